@@ -1,0 +1,31 @@
+# The five commands, the same locally and in CI.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format lock
+BIN := .venv/bin
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 10
+
+setup:  ## make the environment in .venv (says first what it downloads)
+	@scripts/setup
+
+demo: setup  ## the whole loop on this machine: make demo ARGS=--yes
+	@$(BIN)/retuned demo $(ARGS)
+
+test: setup  ## run all tests: make test ARGS="-k gate"
+	@$(BIN)/pytest $(ARGS)
+
+check: setup  ## what CI checks: format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## rewrite files to the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: setup  ## renew the locks in requirements/ (they name no index)
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header requirements/uv.in -o requirements/uv.txt
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml --group dev --extra nvidia -o requirements/dev.txt
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt requirements/torch.in -o requirements/torch.txt

@@ -1,0 +1,278 @@
+"""The kernel contract: what a kernel computes, on which shapes, and who computes it.
+
+Definition, Workload and Solution follow the FlashInfer-Bench JSON schema where it has a field, so that
+datasets interchange; what it lacks (HIP and CPU languages, guards, layouts, weights) is added here.
+A candidate is device code plus declarative launch data. It never owns host code: Retuned allocates,
+launches, times and checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.:-]{0,127}$")]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Dim = Annotated[int, Field(ge=0, le=2**40)]
+
+
+class Record(BaseModel):
+    """Base of everything that crosses a process: frozen, strict about unknown fields, documented."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+
+
+def digest_of(body: object) -> str:
+    """Content digest of JSON-able data: same data, same digest, on every machine.
+
+    Examples
+    --------
+    >>> digest_of({"b": 1, "a": 2}) == digest_of({"a": 2, "b": 1})
+    True
+    """
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+class DType(StrEnum):
+    """Element types, named as PyTorch prints them without the ``torch.`` prefix."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT8_E4M3FNUZ = "float8_e4m3fnuz"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    BOOL = "bool"
+
+
+class AxisConst(Record):
+    """An axis whose length is part of the definition."""
+
+    type: Literal["const"] = "const"
+    value: Dim
+    """Length of the axis."""
+
+
+class AxisVar(Record):
+    """An axis whose length each workload names."""
+
+    type: Literal["var"] = "var"
+    description: str = ""
+    """What the axis counts, for people."""
+
+
+class TensorSpec(Record):
+    """One input or output."""
+
+    shape: tuple[Name, ...]
+    """Axis names, outermost first; empty means a scalar passed as a one-element tensor."""
+    dtype: DType
+    """Element type."""
+    constant: bool = False
+    """True for weights: the same storage on every launch, so a variant may ask for another layout."""
+
+
+class Definition(Record):
+    """What a kernel computes."""
+
+    name: Name
+    """Unique, for example ``linear_w8a32_n1024_k1024``."""
+    op_type: Name
+    """Family, for example ``linear_w8`` or ``rmsnorm``."""
+    description: str = ""
+    """One sentence for people."""
+    axes: dict[Name, Annotated[AxisConst | AxisVar, Field(discriminator="type")]]
+    """Every axis that a shape names."""
+    inputs: dict[Name, TensorSpec]
+    """Inputs in launch order."""
+    outputs: dict[Name, TensorSpec]
+    """Outputs in launch order."""
+    reference: str
+    """Python source with ``def run(**inputs) -> dict[str, ndarray]``, evaluated in float64."""
+    tags: tuple[str, ...] = ()
+    """Free labels."""
+
+    @model_validator(mode="after")
+    def _shapes_name_axes(self) -> Definition:
+        for side in (self.inputs, self.outputs):
+            for name, spec in side.items():
+                unknown = [axis for axis in spec.shape if axis not in self.axes]
+                if unknown:
+                    raise ValueError(f"tensor '{name}' names unknown axes {unknown}")
+        both = self.inputs.keys() & self.outputs.keys()
+        if both:
+            raise ValueError(f"{sorted(both)} are both input and output; in-place is not allowed")
+        return self
+
+    @property
+    def variable_axes(self) -> tuple[str, ...]:
+        """Names of the axes a workload must give, in declaration order."""
+        return tuple(n for n, axis in self.axes.items() if isinstance(axis, AxisVar))
+
+    def lengths(self, axes: Mapping[str, int]) -> dict[str, int]:
+        """Length of every axis, in declaration order, given the variable ones.
+
+        Raises
+        ------
+        ValueError
+            If `axes` names other axes than the variable ones.
+        """
+        if set(axes) != set(self.variable_axes):
+            raise ValueError(f"{self.name} needs axes {self.variable_axes}, got {sorted(axes)}")
+        return {
+            name: axis.value if isinstance(axis, AxisConst) else axes[name]
+            for name, axis in self.axes.items()
+        }
+
+
+class Workload(Record):
+    """Concrete lengths of the variable axes, with their weight in production."""
+
+    definition: Name
+    """Name of the definition."""
+    axes: dict[Name, Dim]
+    """Length of each variable axis."""
+    weight: float = Field(default=1.0, ge=0.0)
+    """Launches per second in the present profile; only ratios between workloads matter."""
+
+
+class Guard(Record):
+    """The shapes a variant is for; everything else goes to the incumbent."""
+
+    bounds: dict[Name, tuple[Dim, Dim]] = Field(default_factory=dict)
+    """Inclusive range per variable axis; an axis not named is free."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Guard:
+        for axis, (low, high) in self.bounds.items():
+            if low > high:
+                raise ValueError(f"guard on '{axis}' is empty: {low} > {high}")
+        return self
+
+    def allows(self, axes: Mapping[str, int]) -> bool:
+        """Whether the variant may run at these lengths; an axis that is not known is not allowed.
+
+        Examples
+        --------
+        >>> Guard(bounds={"M": (16, 512)}).allows({"M": 8})
+        False
+        """
+        return all(
+            axis in axes and low <= axes[axis] <= high for axis, (low, high) in self.bounds.items()
+        )
+
+    def __str__(self) -> str:
+        if not self.bounds:
+            return "all shapes"
+        return ", ".join(f"{low} <= {axis} <= {high}" for axis, (low, high) in self.bounds.items())
+
+
+class Language(StrEnum):
+    """What a candidate is written in."""
+
+    CPU_CPP = "cpu_cpp"
+    TRITON = "triton"
+    GPU_CPP = "gpu_cpp"
+
+
+class TrustClass(StrEnum):
+    """How much a candidate's author is trusted."""
+
+    PARAMETERS = "P"
+    """Other parameters of a source that people audited."""
+    GENERATED = "L"
+    """Source written by a generator; all gates and a person."""
+
+
+class SourceFile(Record):
+    """One file of a solution."""
+
+    path: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}$")]
+    """File name without folders."""
+    content: Annotated[str, Field(max_length=1_000_000)]
+    """Its text."""
+
+
+class Solution(Record):
+    """A variant: source or parameters, how to launch it, and where it may run."""
+
+    name: Name
+    """For people, for example ``linear_w8.panels-32``."""
+    definition: Name
+    """Name of the definition it implements."""
+    language: Language
+    """Language of the sources."""
+    entry: Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,127}$")]
+    """Symbol to launch."""
+    sources: tuple[SourceFile, ...] = Field(min_length=1)
+    """Device code."""
+    structure: Name
+    """Which algorithm the source is, for example ``row-dots``; variants of one structure share source."""
+    params: dict[Name, int | str] = Field(default_factory=dict)
+    """Compile-time parameters, passed as ``-DNAME=value`` or constexpr."""
+    layouts: dict[
+        Name, Annotated[str, Field(pattern=r"^(as-is|transposed|panels-[0-9]{1,4})$")]
+    ] = Field(default_factory=dict)
+    """Layout that constant inputs are repacked to before the first launch, by Retuned, not by the variant."""
+    scratch_bytes: int = Field(default=0, ge=0, le=2**30)
+    """Workspace that Retuned allocates and passes on every launch."""
+    guard: Guard = Field(default_factory=Guard)
+    """Shapes the variant is for."""
+    trust: TrustClass = TrustClass.GENERATED
+    """Class of its author."""
+    author: str = ""
+    """Generator or person, for the record; no decision reads it."""
+
+    @property
+    def digest(self) -> str:
+        """Content digest of everything that decides what runs; guard, name and author are left out."""
+        return digest_of(
+            self.model_dump(
+                mode="json",
+                include={
+                    "definition",
+                    "language",
+                    "entry",
+                    "sources",
+                    "params",
+                    "layouts",
+                    "scratch_bytes",
+                },
+            )
+        )
+
+
+class Environment(Record):
+    """Where evidence was measured; evidence expires when any of it changes."""
+
+    arch: str
+    """GPU architecture such as ``gfx942`` or ``sm_90``, or ``cpu:`` and the processor's name."""
+    driver: str = ""
+    """Kernel driver version; empty on a CPU."""
+    runtime: str = ""
+    """ROCm or CUDA version; empty on a CPU."""
+    compiler: str = ""
+    """Compiler and version."""
+    torch: str = ""
+    """PyTorch version; empty where not installed."""
+    triton: str = ""
+    """Triton version; empty where not installed."""
+    numerics: dict[str, str] = Field(default_factory=dict)
+    """Settings that change rounding, such as ``TRITON_DEFAULT_FP_FUSION``."""
+
+    @property
+    def digest(self) -> str:
+        """Content digest; equal digests mean that evidence carries over."""
+        return digest_of(self.model_dump(mode="json"))

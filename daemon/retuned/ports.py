@@ -1,0 +1,269 @@
+"""Everything outside, as one small Protocol each.
+
+Beside every real adapter ships a fake, and one conformance suite in ``tests/conformance`` runs over both.
+A port says what may go wrong by the errors it names; it never says how it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from retuned.contract import Definition, Digest, Solution, Workload
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.swap import SwapOrder
+from retuned.stages.trace import LaunchRecord
+from retuned.stages.verdict import Verdict
+from retuned.stages.watch import WatchSample
+
+
+class Clock(Protocol):
+    """Time, passed in so that tests own it."""
+
+    def now(self) -> datetime:
+        """Wall time, always with a zone."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back; only differences mean anything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceBatch:
+    """One complete trace file, read."""
+
+    origin: str
+    """Path of the file, for messages."""
+    digest: Digest
+    """Content digest; the same file is never counted twice."""
+    format: str
+    """Format found by content, such as ``rocprofv3-csv`` or ``kineto-json``."""
+    launches: tuple[LaunchRecord, ...]
+    """Every launch that could be believed."""
+    span_ns: int
+    """Last end minus first start."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Rows that were left out, by stable reason."""
+    completed_at_ns: int = 0
+    """Wall time of the file's last change, ns since the epoch: places the batch in a window."""
+
+
+class TraceSource(Protocol):
+    """Where launches come from: watched folders, a profiler in the server, a replay."""
+
+    def poll(self) -> Sequence[TraceBatch]:
+        """Return batches completed since the last call, oldest first.
+
+        A file that cannot be read becomes a `failures` entry, never an exception: the daemon goes on.
+        """
+        ...
+
+    def failures(self) -> Sequence[tuple[str, str]]:
+        """Return (path, message) of files refused since the last call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """One slot of one server, as the runtime reports it."""
+
+    definition: str
+    """Name of the definition, also the slot's name."""
+    active: Digest | None
+    """Artifact in use; None is the original."""
+    epoch: int
+    """Last order carried out; 0 before the first."""
+    launches: Mapping[tuple[int, ...], int]
+    """Launches since start, per lengths of the variable axes in declaration order."""
+
+
+class Swapper(Protocol):
+    """A running server's control socket. Every order is idempotent by epoch."""
+
+    def slots(self) -> Sequence[SlotState]:
+        """Report every slot.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer; it may be starting or gone.
+        """
+        ...
+
+    def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
+        """Fetch, verify, load, repack and self-check; nothing is active yet.
+
+        Raises
+        ------
+        CandidateError
+            If the runtime refuses the artifact; the incumbent stays.
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+    def commit(self, order: SwapOrder) -> int:
+        """Make a prepared order active and return how long the flip took, ns. A rollback needs no prepare."""
+        ...
+
+    def samples(self) -> Sequence[WatchSample]:
+        """Return what was counted per slot since its last order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One candidate's way through the lab."""
+
+    solution: Solution
+    """What was tried."""
+    verdict: Verdict
+    """What the judge said."""
+    seconds: float
+    """Wall time it cost."""
+
+
+class Bench(Protocol):
+    """A lab that carries out a plan: this machine's child processes, or pods."""
+
+    def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
+        """Yield a finding per candidate as soon as it is final, so that each can be stored and paid once.
+
+        `known` holds findings of an earlier, interrupted run of the same plan: they are not measured again.
+
+        Raises
+        ------
+        HarnessError
+            If the lab itself failed; nothing may be concluded.
+        MissingDependency
+            If this machine lacks a compiler or device.
+        """
+        ...
+
+    def build(self, solution: Solution) -> Path:
+        """Return the folder of the compiled artifact, named by its digest, ready for `Swapper.prepare`."""
+        ...
+
+
+class Generator(Protocol):
+    """Proposes variants; never judges them."""
+
+    name: str
+
+    def propose(
+        self,
+        definition: Definition,
+        workloads: Sequence[Workload],
+        *,
+        history: Sequence[Finding],
+        count: int,
+    ) -> Sequence[Solution]:
+        """Return up to `count` variants not in `history`; empty means the space is exhausted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One record in the store."""
+
+    kind: str
+    """For example ``proposal``."""
+    id: str
+    """Unique within the kind."""
+    phase: str
+    """Where it is in its life."""
+    body: Mapping[str, Any]
+    """The record as JSON data."""
+    created_at: datetime
+    """When it was first written."""
+    updated_at: datetime
+    """When it was last written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line of the audit trail; never changed, never removed."""
+
+    at: datetime
+    """When."""
+    kind: str
+    """Kind of the record it is about."""
+    id: str
+    """Id of the record it is about."""
+    what: str
+    """Stable code, such as ``approved``."""
+    who: str
+    """``retuned`` or a person."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers and text."""
+
+
+class Store(Protocol):
+    """Durable state. Every method is one transaction unless inside `transaction()`."""
+
+    def add(self, kind: str, id: str, body: Mapping[str, Any], *, phase: str) -> bool:
+        """Insert; False if the id is already there, which is left as it was."""
+        ...
+
+    def advance(
+        self, kind: str, id: str, *, expect: str, to: str, body: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Compare and set the phase (and body); False if the phase is not `expect`."""
+        ...
+
+    def get(self, kind: str, id: str) -> Stored | None:
+        """Return one record."""
+        ...
+
+    def list(
+        self, kind: str, *, phase: str | None = None, limit: int | None = None
+    ) -> Sequence[Stored]:
+        """Return records of a kind, oldest first (`limit` keeps the newest)."""
+        ...
+
+    def record(self, event: Event) -> None:
+        """Append to the audit trail."""
+        ...
+
+    def events(self, *, id: str | None = None, limit: int | None = None) -> Sequence[Event]:
+        """Return the trail, oldest first (`limit` keeps the newest)."""
+        ...
+
+    def put_blob(self, data: bytes) -> Digest:
+        """Keep bytes under their digest."""
+        ...
+
+    def get_blob(self, digest: Digest) -> bytes:
+        """Return bytes; verifies them.
+
+        Raises
+        ------
+        UnreadableInput
+            If they are absent or do not match their digest.
+        """
+        ...
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """All writes inside happen together or not at all."""
+        ...
+
+
+class Telemetry(Protocol):
+    """Metrics and traces out."""
+
+    def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        """Add to a counter."""
+        ...
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        ...
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Add to a histogram."""
+        ...

@@ -1,0 +1,75 @@
+"""Stage 3, drift: did the workload leave what the kernels were tuned for?
+
+Two stages: novelty (is it new?) and worth (does it pay to act?). Ordinary tests alarm for ever on real
+traffic, so nothing here alarms on a p-value. Pure.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from retuned.contract import Record
+
+
+class DriftCode(StrEnum):
+    """Stable reason codes, for dashboards and tests."""
+
+    NEW_SIGNATURE = "new-signature"
+    SHARE_CHANGED = "share-changed"
+    FREQUENCY_CHANGED = "frequency-changed"
+    NOVEL_MIX = "novel-mix"
+    LATENCY_SHIFTED = "latency-shifted"
+    ENVIRONMENT_CHANGED = "environment-changed"
+
+
+class DriftAction(StrEnum):
+    """What follows from a report."""
+
+    NONE = "none"
+    """Nothing new."""
+    ADOPT = "adopt"
+    """New but already covered: remember the profile, retune nothing."""
+    RETUNE = "retune"
+    """New and worth an experiment."""
+    ALARM = "alarm"
+    """The same work takes another time: clocks, driver, co-tenant. Never a retune by itself."""
+
+
+class DriftReason(Record):
+    """One thing that changed."""
+
+    code: DriftCode
+    """What kind of change."""
+    kernel: str
+    """Normalised kernel name."""
+    shape: str = ""
+    """The signature's dims or geometry, for people."""
+    share_before: float = Field(ge=0.0, le=1.0)
+    """Share of GPU time in the nearest tuned profile."""
+    share_after: float = Field(ge=0.0, le=1.0)
+    """Share of GPU time now."""
+    detail: str = ""
+    """One sentence with the numbers."""
+
+
+class DriftReport(Record):
+    """The answer for one window."""
+
+    detected: bool
+    """Whether stage one (novelty) fired."""
+    action: DriftAction
+    """What stage two (worth) makes of it."""
+    reasons: tuple[DriftReason, ...]
+    """By falling change of share."""
+    distance: float = Field(ge=0.0, le=1.0)
+    """Jensen-Shannon distance squared, base 2, to the nearest tuned or adopted profile."""
+    cusum: float = Field(default=0.0, ge=0.0)
+    """Accumulated excess of the distance's robust z-score."""
+    uncovered_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of GPU time in signatures that no tuned profile covers."""
+    window_start_ns: int
+    """Window that was judged."""
+    sentence: str
+    """The whole report in one sentence for a person."""
