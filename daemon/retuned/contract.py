@@ -1,9 +1,9 @@
 """The kernel contract: what a kernel computes, on which shapes, and who computes it.
 
-Definition, Workload and Solution follow the FlashInfer-Bench JSON schema where it has a field, so that
-datasets interchange; what it lacks (HIP and CPU languages, guards, layouts, weights) is added here.
-A candidate is device code plus declarative launch data. It never owns host code: Retuned allocates,
-launches, times and checks.
+Definition, Workload and Solution follow the FlashInfer-Bench JSON schema where it has a field, so
+that datasets interchange; what it lacks (HIP and CPU languages, guards, layouts, weights) is added
+here. A candidate is device code plus declarative launch data. It never owns host code: Retuned
+allocates, launches, times and checks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Dim = Annotated[int, Field(ge=0, le=2**40)]
 
 
 class Record(BaseModel):
-    """Base of everything that crosses a process: frozen, strict about unknown fields, documented."""
+    """Base of all that crosses a process: frozen, strict about unknown fields, documented."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
@@ -81,7 +81,7 @@ class TensorSpec(Record):
     dtype: DType
     """Element type."""
     constant: bool = False
-    """True for weights: the same storage on every launch, so a variant may ask for another layout."""
+    """True for weights: same storage on every launch, so a variant may ask for another layout."""
 
 
 class Definition(Record):
@@ -219,13 +219,13 @@ class Solution(Record):
     sources: tuple[SourceFile, ...] = Field(min_length=1)
     """Device code."""
     structure: Name
-    """Which algorithm the source is, for example ``row-dots``; variants of one structure share source."""
+    """Which algorithm it is, for example ``row-dots``; variants of one structure share source."""
     params: dict[Name, int | str] = Field(default_factory=dict)
     """Compile-time parameters, passed as ``-DNAME=value`` or constexpr."""
     layouts: dict[
         Name, Annotated[str, Field(pattern=r"^(as-is|transposed|panels-[0-9]{1,4})$")]
     ] = Field(default_factory=dict)
-    """Layout that constant inputs are repacked to before the first launch, by Retuned, not by the variant."""
+    """Layout that constant inputs are repacked to, by Retuned, before the first launch."""
     scratch_bytes: int = Field(default=0, ge=0, le=2**30)
     """Workspace that Retuned allocates and passes on every launch."""
     guard: Guard = Field(default_factory=Guard)
@@ -237,7 +237,7 @@ class Solution(Record):
 
     @property
     def digest(self) -> str:
-        """Content digest of everything that decides what runs; guard, name and author are left out."""
+        """Content digest of all that decides what runs; guard, name and author are left out."""
         return digest_of(
             self.model_dump(
                 mode="json",

@@ -1,7 +1,7 @@
 """Everything outside, as one small Protocol each.
 
-Beside every real adapter ships a fake, and one conformance suite in ``tests/conformance`` runs over both.
-A port says what may go wrong by the errors it names; it never says how it is done.
+Beside every real adapter ships a fake, and one conformance suite in ``tests/conformance`` runs over
+both. A port says what may go wrong by the errors it names; it never says how it is done.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TraceSource(Protocol):
     def poll(self) -> Sequence[TraceBatch]:
         """Return batches completed since the last call, oldest first.
 
-        A file that cannot be read becomes a `failures` entry, never an exception: the daemon goes on.
+        A file that cannot be read becomes a `failures` entry, never an exception.
         """
         ...
 
@@ -108,7 +108,10 @@ class Swapper(Protocol):
         ...
 
     def commit(self, order: SwapOrder) -> int:
-        """Make a prepared order active and return how long the flip took, ns. A rollback needs no prepare."""
+        """Make a prepared order active and return how long the flip took, ns.
+
+        A rollback needs no prepare.
+        """
         ...
 
     def samples(self) -> Sequence[WatchSample]:
@@ -132,9 +135,10 @@ class Bench(Protocol):
     """A lab that carries out a plan: this machine's child processes, or pods."""
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
-        """Yield a finding per candidate as soon as it is final, so that each can be stored and paid once.
+        """Yield a finding per candidate as soon as it is final, so that each is paid once.
 
-        `known` holds findings of an earlier, interrupted run of the same plan: they are not measured again.
+        `known` holds findings of an earlier, interrupted run of the same plan: they are not
+        measured again.
 
         Raises
         ------
@@ -146,7 +150,7 @@ class Bench(Protocol):
         ...
 
     def build(self, solution: Solution) -> Path:
-        """Return the folder of the compiled artifact, named by its digest, ready for `Swapper.prepare`."""
+        """Return the folder of the compiled artifact, ready for `Swapper.prepare`."""
         ...
 
 

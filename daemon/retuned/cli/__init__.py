@@ -1,4 +1,4 @@
-"""The ``retuned`` command: one module per group of subcommands; errors become one line and an exit code."""
+"""The ``retuned`` command: one module per group; errors become one line and an exit code."""
 
 from __future__ import annotations
 

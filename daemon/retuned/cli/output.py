@@ -1,4 +1,4 @@
-"""What every command prints: one JSON object on stdout with ``--json``, else text; messages on stderr."""
+"""What commands print: one JSON object on stdout with ``--json``, else text; messages on stderr."""
 
 from __future__ import annotations
 
