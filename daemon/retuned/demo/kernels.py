@@ -1,0 +1,143 @@
+"""Where the model's operators come from: the catalog's incumbents behind slots.
+
+The server is an ordinary user of Retuned: it compiles the kernels it ships with, attaches the
+runtime and registers one slot per definition. Nothing here knows whether a slot was swapped.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retuned import catalog
+from retuned.contract import AxisConst, Definition, Solution
+from retuned.demo.operators import Operators, Tensor
+from retuned.demo.shapes import ModelShape
+from retuned.errors import HarnessError
+from retuned.lab.languages.cpu_cpp import compile_solution
+from retuned.runtime.launch import CpuKernel
+from retuned.runtime.layouts import repack
+
+
+class Incumbent:
+    """A compiled solution as a plain function over tensors.
+
+    Parameters
+    ----------
+    definition
+        What it computes; one output.
+    solution
+        What was compiled.
+    library
+        The shared object.
+    """
+
+    def __init__(self, definition: Definition, solution: Solution, *, library: Path) -> None:
+        ((_, output),) = definition.outputs.items()
+        self._layouts = [solution.layouts.get(name, "as-is") for name in definition.inputs]
+        self._packed: dict[int, Tensor] = {}
+        self._axes = tuple(_axis_sources(definition))
+        names = list(definition.axes)
+        self._output_axes = tuple(names.index(axis) for axis in output.shape)
+        self._output_dtype = getattr(torch, output.dtype)
+        self._kernel = CpuKernel(
+            library,
+            solution.entry,
+            tensors=len(definition.inputs) + 1,
+            axes=len(definition.axes),
+            scratch_bytes=solution.scratch_bytes,
+        )
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Launch once; inputs in the definition's order."""
+        lengths = [
+            value if source is None else inputs[source[0]].shape[source[1]]
+            for source, value in self._axes
+        ]
+        ready = [
+            tensor.contiguous() if layout == "as-is" else self._pack(tensor, layout)
+            for tensor, layout in zip(inputs, self._layouts, strict=True)
+        ]
+        sizes = [lengths[index] for index in self._output_axes]
+        output = torch.empty(sizes, dtype=self._output_dtype)
+        self._kernel.launch([tensor.data_ptr() for tensor in (*ready, output)], lengths)
+        return output
+
+    def _pack(self, weight: Tensor, layout: str) -> Tensor:
+        """Weights live as long as the model, so their address names them."""
+        packed = self._packed.get(weight.data_ptr())
+        if packed is None:
+            packed = self._packed[weight.data_ptr()] = repack(weight, layout)
+        return packed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlottedOperators:
+    """The operators and the slots behind them."""
+
+    operators: Operators
+    """For the model."""
+    slots: dict[str, Any]
+    """Slots by definition name."""
+
+
+def definition_names(shape: ModelShape) -> tuple[str, ...]:
+    """Name every definition of the catalog that a model of this shape needs."""
+    linears = {f"linear_w8a32_n{rows}_k{depth}" for rows, depth in shape.linears().values()}
+    return (
+        *sorted(linears),
+        f"rmsnorm_h{shape.hidden}",
+        f"silu_mul_i{shape.intermediate}",
+        f"attention_h{shape.heads}_d{shape.head_dim}",
+        f"softmax_n{shape.vocab}",
+    )
+
+
+def slotted_operators(shape: ModelShape, runtime: Any, *, cache_dir: Path) -> SlottedOperators:  # noqa: ANN401 - retuned.runtime's
+    """Compile the incumbents, put each behind a slot and register the torch operators.
+
+    Raises
+    ------
+    MissingDependency
+        If there is no C++ compiler, or the catalog has no kernel for this shape.
+    HarnessError
+        If an operator of the model has no definition.
+    """
+    slots: dict[str, Any] = {}
+    families: dict[str, list[Any]] = defaultdict(list)
+    for name in definition_names(shape):
+        entry = catalog.get(name)
+        compiled = compile_solution(entry.incumbent, cache_dir=cache_dir)
+        original = Incumbent(entry.definition, entry.incumbent, library=compiled.path)
+        slot = runtime.slot(entry.definition.model_dump(mode="json"), original=original)
+        slots[name] = slot
+        families[entry.definition.op_type].append(slot)
+    for op_type, members in families.items():
+        runtime.register_torch_op(op_type, members)
+    missing = {field for field in Operators.__slots__ if field not in families}
+    if missing:
+        raise HarnessError(f"no definitions for the operators {sorted(missing)}")
+    found = {name: getattr(torch.ops.retuned, name).default for name in Operators.__slots__}
+    return SlottedOperators(operators=Operators(**found), slots=slots)
+
+
+def _axis_sources(definition: Definition) -> Iterator[tuple[tuple[int, int] | None, int]]:
+    """For each axis: the input and dimension that shows its length, or its constant length."""
+    for axis, spec in definition.axes.items():
+        if isinstance(spec, AxisConst):
+            yield None, spec.value
+            continue
+        places = (
+            (index, tensor.shape.index(axis))
+            for index, tensor in enumerate(definition.inputs.values())
+            if axis in tensor.shape
+        )
+        place = next(places, None)
+        if place is None:
+            raise HarnessError(f"no input of {definition.name} shows the length of axis '{axis}'")
+        yield place, 0

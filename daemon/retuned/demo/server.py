@@ -1,0 +1,187 @@
+"""The demo's inference server: ``python -m retuned.demo.server``. A process of its own.
+
+When it takes requests it prints one JSON line, ``{"port": ..., "pid": ..., "ready_s": ...}``, and
+nothing else on stdout. SIGTERM ends it cleanly; so does the death of the thread that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from retuned.errors import HarnessError, RetunedError, UsageError
+
+if TYPE_CHECKING:
+    from retuned.demo.operators import Operators
+    from retuned.demo.profiling import ProfilerWindows
+    from retuned.demo.shapes import ModelShape
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_KEEP_ALIVE_S = 600  # longer than any client keeps a connection: it never sees one close under it
+_GRACE_S = 3
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="retuned.demo.server", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="0 lets the system choose")
+    parser.add_argument("--socket-dir", type=Path, required=True, help="for the control socket")
+    parser.add_argument("--trace-dir", type=Path, help="profiler windows go here; none if absent")
+    parser.add_argument("--cache-dir", type=Path, required=True, help="for compiled kernels")
+    parser.add_argument("--cores", default="", help="cores to stay on, for example 0 or 0,2")
+    parser.add_argument("--model", choices=("demo", "tiny"), default="demo")
+    parser.add_argument("--kernels", choices=("catalog", "plain"), default="catalog")
+    parser.add_argument("--seed", type=int, default=0, help="of the random weights")
+    parser.add_argument("--max-running", type=int, default=16, help="sequences in the batch")
+    parser.add_argument("--token-budget", type=int, default=256, help="tokens in a step")
+    parser.add_argument("--window-every-s", type=float, default=2.5)
+    parser.add_argument("--window-steps", type=int, default=10)
+    parser.add_argument("--allow-fault", action="store_true", help="take POST /demo/fault")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until told to stop.
+
+    Raises
+    ------
+    RetunedError
+        If the server cannot start.
+    """
+    started_s = time.monotonic()
+    options = parse(arguments)
+    _die_with_parent()
+    if options.cores:
+        os.sched_setaffinity(0, {int(core) for core in options.cores.split(",")})
+    # Read by libraries when torch is imported, which is why torch is imported only below.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ExitStack() as cleanup:
+        serve(options, cleanup, started_s=started_s)
+
+
+def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) -> None:
+    """Build the model, the engine and the HTTP server, and run them."""
+    import torch
+    import uvicorn
+    from prometheus_client import CollectorRegistry
+
+    from retuned.demo.answers import Mailboxes
+    from retuned.demo.app import Service
+    from retuned.demo.engine import Engine, EngineLimits, StepHook
+    from retuned.demo.metrics import ServerMetrics
+    from retuned.demo.model import DecoderModel
+    from retuned.demo.shapes import SHAPES
+
+    torch.set_num_threads(1)
+    shape = SHAPES[options.model]
+    operators, inject_fault = _operators(options, shape)
+    model = DecoderModel(shape, operators, max_sequences=options.max_running, seed=options.seed)
+    metrics = ServerMetrics(CollectorRegistry())
+    mailboxes = Mailboxes()
+    hooks: list[StepHook] = [metrics]
+    if options.trace_dir is not None:
+        hooks.append(_windows(options))
+    limits = EngineLimits(token_budget=options.token_budget, max_running=options.max_running)
+    engine = Engine(model, limits=limits, deliver=mailboxes.deliver, hooks=hooks)
+    service = Service(engine, mailboxes, metrics=metrics, shape=shape, inject_fault=inject_fault)
+    listener = cleanup.enter_context(_listen(options.port))
+
+    def ready() -> None:
+        _announce(listener, ready_s=time.monotonic() - started_s)
+
+    configuration = uvicorn.Config(
+        service.app(on_ready=ready),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    # uvicorn drains on SIGTERM and raises it again when done; then there is nothing left to do.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    uvicorn.Server(configuration).run(sockets=[listener])
+
+
+def _operators(
+    options: argparse.Namespace, shape: ModelShape
+) -> tuple[Operators, Callable[[str], None] | None]:
+    from retuned.demo.operators import plain_operators
+
+    if options.kernels == "plain":
+        return plain_operators(), None
+    from retuned.demo.fault import FaultInjector
+    from retuned.demo.kernels import slotted_operators
+    from retuned.runtime import attach
+
+    runtime = attach(server="demo", socket_dir=options.socket_dir)
+    slotted = slotted_operators(shape, runtime, cache_dir=options.cache_dir)
+    if not options.allow_fault:
+        return slotted.operators, None
+    return slotted.operators, FaultInjector(slotted.slots).inject
+
+
+def _windows(options: argparse.Namespace) -> ProfilerWindows:
+    from retuned.demo.profiling import ProfilerWindows, WindowSettings
+
+    settings = WindowSettings(every_s=options.window_every_s, max_steps=options.window_steps)
+    windows = ProfilerWindows(options.trace_dir, settings=settings)
+    windows.warm_up()
+    return windows
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"port {port} cannot be had ({error.strerror}); 0 finds one") from error
+    return listener
+
+
+def _announce(listener: socket.socket, *, ready_s: float) -> None:
+    line = {
+        "port": listener.getsockname()[1],
+        "pid": os.getpid(),
+        "ready_s": round(ready_s, 3),
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _die_with_parent() -> None:
+    """Get SIGTERM when the starting thread ends, so that no server outlives its story."""
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        raise HarnessError(f"prctl: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent:
+        raise HarnessError("the parent died before the server started")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        main(sys.argv[1:])
+    except RetunedError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
