@@ -1,0 +1,81 @@
+"""Stage 8, gate: what the policy demands: wait, approved, rejected, expired, frozen. Pure.
+
+Reads proposals, policies, people's decisions and freezes; feeds swap. A stage of several files:
+`policy` and `limits` are the schema of ``KernelTuningPolicy``, `windows` the change windows,
+`records` what people and the gate say, `quorum` and `decide` the decision, `explain` its sentence.
+"""
+
+from retuned.stages.gate.decide import decide
+from retuned.stages.gate.explain import explain
+from retuned.stages.gate.limits import Experiments, Rollout, Validation
+from retuned.stages.gate.policy import (
+    Approvals,
+    Approver,
+    BreakGlass,
+    Gate,
+    GateCondition,
+    KernelTuningPolicy,
+    Metadata,
+    Mode,
+    PolicySpec,
+)
+from retuned.stages.gate.quorum import is_program, person
+from retuned.stages.gate.records import (
+    DecisionKind,
+    FreezeScope,
+    GateDecision,
+    GateReason,
+    GateState,
+    Ignored,
+    IgnoredReason,
+    StopPolicy,
+    SwapDecision,
+    TuningFreeze,
+)
+from retuned.stages.gate.select import GPU_MODEL_LABEL, PolicyChoice, select_policy
+from retuned.stages.gate.windows import (
+    Overrun,
+    Window,
+    WindowKind,
+    WindowState,
+    judge_windows,
+    may_finish,
+)
+
+__all__ = [
+    "GPU_MODEL_LABEL",
+    "Approvals",
+    "Approver",
+    "BreakGlass",
+    "DecisionKind",
+    "Experiments",
+    "FreezeScope",
+    "Gate",
+    "GateCondition",
+    "GateDecision",
+    "GateReason",
+    "GateState",
+    "Ignored",
+    "IgnoredReason",
+    "KernelTuningPolicy",
+    "Metadata",
+    "Mode",
+    "Overrun",
+    "PolicyChoice",
+    "PolicySpec",
+    "Rollout",
+    "StopPolicy",
+    "SwapDecision",
+    "TuningFreeze",
+    "Validation",
+    "Window",
+    "WindowKind",
+    "WindowState",
+    "decide",
+    "explain",
+    "is_program",
+    "judge_windows",
+    "may_finish",
+    "person",
+    "select_policy",
+]

@@ -1,0 +1,276 @@
+"""Stage 8, gate: what the policy demands of a proposal right now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from retuned.contract import Digest, TrustClass
+from retuned.stages.gate.policy import Approvals, Gate, KernelTuningPolicy, Mode
+from retuned.stages.gate.quorum import Quorum, breaks_glass, count
+from retuned.stages.gate.records import (
+    DecisionKind,
+    GateDecision,
+    GateReason,
+    GateState,
+    Ignored,
+    SwapDecision,
+    TuningFreeze,
+)
+from retuned.stages.gate.windows import judge_windows
+from retuned.stages.proposal import Proposal, Risk
+
+
+def decide(
+    proposal: Proposal,
+    *,
+    policy: KernelTuningPolicy | None,
+    policy_digest: Digest | None,
+    decisions: Sequence[SwapDecision],
+    freezes: Sequence[TuningFreeze],
+    env: str,
+    now: datetime,
+    absent: GateReason = GateReason.NO_POLICY,
+) -> GateDecision:
+    """Say where a proposal stands at `now`.
+
+    Fails closed: whatever is missing, unknown or ambiguous never comes out as ``approved``.
+    Rollbacks and aborts never come here; they are not gated.
+
+    Parameters
+    ----------
+    policy
+        The selected one; None waits.
+    policy_digest
+        Its digest. Approvals that name another one do not count.
+    decisions
+        What people said about the proposal; others are left aside.
+    freezes
+        Every freeze that has not been lifted.
+    env
+        Environment of the target, such as ``prod``.
+    now
+        Moment, with a zone.
+    absent
+        Reason code where `policy` is None.
+    """
+    case = _Case(
+        proposal=proposal,
+        policy=policy,
+        policy_digest=policy_digest,
+        decisions=tuple(d for d in decisions if d.proposal == proposal.id),
+        freezes=tuple(freezes),
+        env=env,
+        now=now,
+    )
+    stopped = _stopped(case) or _expired(case)
+    if stopped is not None:
+        return stopped
+    if policy is None:
+        return case.answer(GateState.WAITING, absent, detail="no policy decides, so nothing moves")
+    if policy.spec.mode is Mode.OBSERVE_ONLY:
+        return case.answer(GateState.OBSERVE_ONLY, GateReason.OBSERVE_ONLY)
+    answer = _below_floor(case, policy) or _agreed(case, policy)
+    if policy.spec.mode is Mode.DRY_RUN:
+        return answer.model_copy(
+            update={
+                "state": GateState.OBSERVE_ONLY,
+                "reason": GateReason.DRY_RUN,
+                "detail": f"would be {answer.state} ({answer.reason}) {answer.detail}".strip(),
+            }
+        )
+    return answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """All that is looked at, and one way to answer."""
+
+    proposal: Proposal
+    policy: KernelTuningPolicy | None
+    policy_digest: Digest | None
+    decisions: tuple[SwapDecision, ...]
+    freezes: tuple[TuningFreeze, ...]
+    env: str
+    now: datetime
+    quorum: Quorum | None = None
+    required: int = 0
+
+    @property
+    def gate(self) -> Gate | None:
+        """First gate whose condition matches."""
+        gates = self.policy.spec.gates if self.policy else ()
+        for gate in gates:
+            risks, envs = gate.when.risk, gate.when.env
+            if (risks is None or self.proposal.risk in risks) and (
+                envs is None or self.env in envs
+            ):
+                return gate
+        return None
+
+    @property
+    def deadline(self) -> datetime:
+        """After this it is expired."""
+        ends = self.proposal.expires_at
+        if self.gate is not None:
+            ends = min(ends, self.proposal.created_at + self.gate.approvals.ttl)
+        return ends
+
+    def answer(
+        self,
+        state: GateState,
+        reason: GateReason,
+        *,
+        detail: str = "",
+        next_change_at: datetime | None = None,
+    ) -> GateDecision:
+        """Fill in what every answer carries."""
+        over = state in {GateState.REJECTED, GateState.EXPIRED}
+        return GateDecision(
+            proposal=self.proposal.id,
+            digest=self.proposal.artifact,
+            state=state,
+            reason=reason,
+            policy=self.policy.full_name if self.policy else "",
+            policy_digest=self.policy_digest if self.policy else None,
+            gate=self.gate.name if self.gate else "",
+            required=self.required,
+            received=self.quorum.counted if self.quorum else (),
+            missing=self.quorum.missing if self.quorum else 0,
+            missing_from=self.quorum.missing_from if self.quorum else (),
+            ignored=self.quorum.ignored if self.quorum else (),
+            next_change_at=None if over else min(next_change_at or self.deadline, self.deadline),
+            evaluated_at=self.now,
+            detail=detail,
+        )
+
+
+def _stopped(case: _Case) -> GateDecision | None:
+    """One rejection or abort of this artifact ends it, whoever it comes from."""
+    for decision in case.decisions:
+        ends = decision.decision in {DecisionKind.REJECT, DecisionKind.ABORT}
+        same = decision.digest == case.proposal.artifact
+        if ends and same and decision.at >= case.proposal.created_at:
+            rejected = decision.decision is DecisionKind.REJECT
+            reason = GateReason.REJECTED_BY_PERSON if rejected else GateReason.ABORTED
+            said = f"by {decision.user}" + (f": {decision.comment}" if decision.comment else "")
+            return case.answer(GateState.REJECTED, reason, detail=said)
+    return None
+
+
+def _expired(case: _Case) -> GateDecision | None:
+    if case.now < case.deadline:
+        return None
+    return case.answer(
+        GateState.EXPIRED, GateReason.EXPIRED, detail=f"at {case.deadline.isoformat()}"
+    )
+
+
+def _below_floor(case: _Case, policy: KernelTuningPolicy) -> GateDecision | None:
+    """Hold the floor that no approval overrides; missing data never promotes."""
+    floor, speedup = policy.spec.validation, case.proposal.speedup
+    if case.proposal.evidence is None:
+        return case.answer(
+            GateState.WAITING,
+            GateReason.MISSING_EVIDENCE,
+            detail="the proposal carries no raw numbers, so nobody can check it",
+        )
+    if speedup.confidence < floor.confidence:
+        return case.answer(
+            GateState.REJECTED,
+            GateReason.CONFIDENCE_TOO_LOW,
+            detail=f"confidence {speedup.confidence:g}, the policy asks {floor.confidence:g}",
+        )
+    if speedup.lower < floor.min_speedup:
+        return case.answer(
+            GateState.REJECTED,
+            GateReason.BELOW_MIN_SPEEDUP,
+            detail=f"lower bound {speedup.lower:.3f}x, the policy asks {floor.min_speedup:g}x",
+        )
+    return None
+
+
+def _agreed(case: _Case, policy: KernelTuningPolicy) -> GateDecision:
+    """Quorum first, then freezes and windows: people may agree while the door is shut."""
+    glass, unglassed = breaks_glass(
+        case.decisions,
+        proposal=case.proposal,
+        rule=policy.spec.break_glass,
+        policy_digest=case.policy_digest,
+        now=case.now,
+    )
+    gate = case.gate
+    if gate is None:
+        quorum = Quorum(counted=(), missing=0, missing_from=(), ignored=())
+        required = 0
+    else:
+        required, approvals = _asked(case, gate)
+        quorum = count(
+            case.decisions,
+            proposal=case.proposal,
+            approvals=approvals,
+            required=required,
+            policy_digest=case.policy_digest,
+            now=case.now,
+        )
+    counted = replace(case, quorum=_with(quorum, glass, unglassed), required=required)
+    if glass is not None:
+        return _door(counted, policy, reason=GateReason.BREAK_GLASS)
+    if gate is None:
+        return counted.answer(
+            GateState.WAITING, GateReason.NO_GATE, detail="no gate of the policy is for it"
+        )
+    if quorum.missing:
+        person_only = required > gate.approvals.required
+        reason = GateReason.NEEDS_PERSON if person_only else GateReason.MISSING_APPROVALS
+        return counted.answer(GateState.WAITING, reason)
+    return _door(counted, policy, reason=GateReason.QUORUM if required else GateReason.AUTOMATIC)
+
+
+def _asked(case: _Case, gate: Gate) -> tuple[int, Approvals]:
+    """Ask a person for generated source and high risk, whatever the gate says."""
+    rule = gate.approvals
+    if case.proposal.trust is TrustClass.GENERATED or case.proposal.risk is Risk.HIGH:
+        people_only = rule.model_copy(update={"allow_service_accounts": False})
+        return max(rule.required, 1), people_only
+    return rule.required, rule
+
+
+def _with(quorum: Quorum, glass: str | None, unglassed: tuple[Ignored, ...]) -> Quorum:
+    if glass is None:
+        return replace(quorum, ignored=quorum.ignored + unglassed)
+    return replace(quorum, counted=(glass,), missing=0, missing_from=())
+
+
+def _door(case: _Case, policy: KernelTuningPolicy, *, reason: GateReason) -> GateDecision:
+    """Agreed; may it start now? Break-glass opens allow windows, never a deny or a freeze."""
+    standing = [
+        freeze
+        for freeze in case.freezes
+        if (freeze.until is None or case.now < freeze.until)
+        and freeze.scope.covers(target=case.proposal.target, kernel=case.proposal.definition)
+    ]
+    if standing:
+        ends = [freeze.until for freeze in standing if freeze.until is not None]
+        return case.answer(
+            GateState.FROZEN,
+            GateReason.FROZEN,
+            detail="; ".join(f"{f.id} by {f.user} {f.reason}".strip() for f in standing),
+            next_change_at=max(ends) if len(ends) == len(standing) else None,
+        )
+    windows = judge_windows(policy.spec.windows, now=case.now)
+    broken = reason is GateReason.BREAK_GLASS and not windows.denied
+    if not windows.allowed and not broken:
+        return case.answer(
+            GateState.SCHEDULED,
+            GateReason.WINDOW_CLOSED,
+            detail=windows.why,
+            next_change_at=windows.next_change_at,
+        )
+    return case.answer(
+        GateState.APPROVED,
+        reason,
+        detail=windows.why,
+        next_change_at=windows.next_change_at if windows.allowed else None,
+    )

@@ -1,0 +1,188 @@
+"""What a policy limits: drift, experiments, the floor of validation, and how a swap spreads."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from retuned.contract import DType
+from retuned.stages.gate.values import (
+    DNS,
+    Bytes,
+    Duration,
+    Percent,
+    PolicyModel,
+    PositiveDuration,
+    parse_duration,
+)
+
+_DAY = parse_duration("24h")
+
+
+class DriftRule(PolicyModel):
+    """When a change is worth an experiment."""
+
+    metric: Literal["p50", "p90", "p95", "p99", "mean"] = "p50"
+    """Statistic of launch times that is compared."""
+    min_ratio: float = Field(default=1.10, gt=1.0)
+    """Now over tuned, at least."""
+    min_samples: int = Field(default=2000, ge=1)
+    """Fewest launches on either side."""
+    for_: Duration = Field(
+        default=parse_duration("15m"), validation_alias="for", serialization_alias="for"
+    )
+    """How long it must last."""
+    cooldown: Duration = Field(default=_DAY)
+    """Pause after an experiment on the same kernel."""
+
+
+class ExperimentBudget(PolicyModel):
+    """What experiments may cost."""
+
+    gpu_hours_per_day: float = Field(default=4.0, ge=0.0)
+    """Device time of all experiments in 24 hours; 0 forbids experiments."""
+    max_trials: int = Field(default=64, ge=1)
+    """Variants in one experiment."""
+    trial_deadline: PositiveDuration = Field(default=parse_duration("15m"))
+    """Time of one variant, compiling included."""
+
+
+class PauseWhen(PolicyModel):
+    """What stops experiments from starting."""
+
+    slo_alert_firing: bool = True
+    """An alert on the server's service level is firing."""
+
+
+class Experiments(PolicyModel):
+    """Experiments under this policy."""
+
+    max_concurrent: int = Field(default=1, ge=0)
+    """At the same time; 0 forbids experiments."""
+    budget: ExperimentBudget = ExperimentBudget()
+    """Limits."""
+    priority_class_name: str = Field(default="retuned-experiment", pattern=DNS)
+    """Kubernetes priority of experiment pods."""
+    pause_when: PauseWhen = PauseWhen()
+    """Reasons to pause."""
+
+
+class Correctness(PolicyModel):
+    """What counts as the same answer."""
+
+    cases: int = Field(default=1000, ge=1)
+    """Inputs that are compared."""
+    max_abs_error: dict[DType, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    """Largest difference by element type; what is not named is bound to the incumbent's error."""
+    max_ulp: int = Field(default=4, ge=0)
+    """Largest difference in units of the last place."""
+    adversarial: bool = True
+    """Include inputs made to break kernels."""
+    determinism: bool = True
+    """Same input, same bits."""
+
+
+class Validation(PolicyModel):
+    """The floor that no approval overrides."""
+
+    min_speedup: float = Field(default=1.05, ge=1.0)
+    """Smallest lower confidence bound of incumbent time over candidate time."""
+    confidence: float = Field(default=0.99, ge=0.5, lt=1.0)
+    """Smallest confidence of that bound."""
+    min_samples: int = Field(default=50, ge=1)
+    """Fewest timed pairs per shape."""
+    correctness: Correctness = Correctness()
+    """What counts as the same answer."""
+    independent_replay: bool = True
+    """Measure the winner again from zero."""
+    max_vram_increase_bytes: Bytes = Field(
+        default=0, validation_alias="maxVRAMIncrease", serialization_alias="maxVRAMIncrease"
+    )
+    """Device memory the variant may take beyond the incumbent."""
+
+
+class Canary(PolicyModel):
+    """First servers to be swapped."""
+
+    pods: int = Field(default=1, ge=1)
+    """How many."""
+    bake: Duration = Field(default=parse_duration("30m"))
+    """How long they are watched alone."""
+
+
+class Metric(PolicyModel):
+    """One number that must stay good during a rollout."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
+    """Name."""
+    query: str = Field(min_length=1, max_length=4000)
+    """PromQL."""
+    max: str = Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,6})?x baseline$")
+    """Bound, such as ``1.02x baseline``."""
+    min_samples: int = Field(default=200, ge=1)
+    """Fewest observations."""
+
+
+class Analysis(PolicyModel):
+    """How a rollout is judged."""
+
+    interval: PositiveDuration = Field(default=parse_duration("1m"))
+    """Between two looks."""
+    failure_limit: int = Field(default=1, ge=0)
+    """Failed looks that are forgiven."""
+    inconclusive_limit: int = Field(default=3, ge=0)
+    """Looks without an answer before a person is asked."""
+    no_data_as: Literal["Inconclusive", "Failed"] = "Inconclusive"
+    """What a look without data is; never a success."""
+    metrics: tuple[Metric, ...] = ()
+    """What is looked at."""
+
+
+class RollbackCause(StrEnum):
+    """What sends a swap back without asking."""
+
+    ANALYSIS_FAILED = "AnalysisFailed"
+    NUMERIC_MISMATCH = "NumericMismatch"
+    POD_CRASH = "PodCrash"
+    SLO_ALERT = "SLOAlert"
+
+
+class AutoRollback(PolicyModel):
+    """Going back by itself."""
+
+    enabled: bool = True
+    """Whether to; a numeric mismatch goes back always."""
+    on: tuple[RollbackCause, ...] = tuple(RollbackCause)
+    """Causes; write the key quoted in Kubernetes, whose YAML reads a bare ``on`` as true."""
+    quarantine: Duration = Field(default=parse_duration("7d"))
+    """How long the artifact is not proposed again."""
+
+
+class Rollout(PolicyModel):
+    """How a swap spreads over servers."""
+
+    canary: Canary = Canary()
+    """First servers."""
+    waves: tuple[Percent, ...] = Field(default=("100%",), min_length=1)
+    """Rising shares, the last is 100%."""
+    max_concurrent_swaps: int = Field(default=1, ge=1)
+    """Servers that are being swapped at one time."""
+    min_healthy_percent: int = Field(default=90, ge=0, le=100)
+    """Below it no further server is touched."""
+    min_interval: Duration = Field(default=parse_duration("10m"))
+    """Between two swaps of one target."""
+    analysis: Analysis = Analysis()
+    """How it is judged."""
+    auto_rollback: AutoRollback = AutoRollback()
+    """Going back by itself."""
+    post_promotion_watch: Duration = Field(default=_DAY)
+    """How long the winner is watched after the last wave."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> Rollout:
+        shares = [int(wave.removesuffix("%")) for wave in self.waves]
+        if shares != sorted(set(shares)) or shares[-1] != 100:
+            raise ValueError("waves must rise and end with 100%")
+        return self

@@ -1,0 +1,61 @@
+"""Which policy decides about a proposal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from retuned.stages.gate.policy import KernelTuningPolicy
+from retuned.stages.gate.records import GateReason
+from retuned.stages.proposal import Proposal
+
+GPU_MODEL_LABEL = "retuned.dev/gpu-model"
+"""Label of a target that `gpuModels` is compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChoice:
+    """Which policy decides, or why none does."""
+
+    policy: KernelTuningPolicy | None
+    """The one; None means that nothing moves."""
+    reason: GateReason | None = None
+    """``no-policy`` or ``policy-tie``; None where there is one."""
+    matching: tuple[str, ...] = ()
+    """Names of all that match, by falling priority."""
+
+
+def select_policy(
+    policies: Sequence[KernelTuningPolicy], proposal: Proposal, *, labels: Mapping[str, str]
+) -> PolicyChoice:
+    """Pick the matching policy of highest priority.
+
+    A tie at the top is nobody's decision and no match is no permission: both wait.
+
+    Parameters
+    ----------
+    labels
+        Labels of the target; its accelerator under `GPU_MODEL_LABEL`.
+    """
+    matching = sorted(
+        (p for p in policies if _matches(p, proposal.definition, labels)),
+        key=lambda p: (-p.spec.priority, p.full_name),
+    )
+    names = tuple(p.full_name for p in matching)
+    if not matching:
+        return PolicyChoice(policy=None, reason=GateReason.NO_POLICY)
+    top = [p for p in matching if p.spec.priority == matching[0].spec.priority]
+    if len(top) > 1:
+        return PolicyChoice(policy=None, reason=GateReason.POLICY_TIE, matching=names)
+    return PolicyChoice(policy=matching[0], matching=names)
+
+
+def _matches(policy: KernelTuningPolicy, kernel: str, labels: Mapping[str, str]) -> bool:
+    spec = policy.spec
+    return (
+        all(labels.get(key) == value for key, value in spec.selector.match_labels.items())
+        and any(fnmatchcase(kernel, glob) for glob in spec.kernels.include)
+        and not any(fnmatchcase(kernel, glob) for glob in spec.kernels.exclude)
+        and (not spec.gpu_models or labels.get(GPU_MODEL_LABEL) in spec.gpu_models)
+    )

@@ -1,0 +1,233 @@
+"""When swaps may start: allow and deny windows with Argo CD's meaning, on cron and time zones.
+
+No window at all: always. Any allow window: only inside one. A deny window beats every allow.
+Starts are local times (cron as Debian reads it); durations are elapsed time, so that a window of
+eight hours lasts eight hours on the day the clocks change too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+from pydantic import Field, field_validator
+
+from retuned.stages.gate.values import PolicyModel, PositiveDuration
+
+# One field of cron: *, a number, a name or a range, each with an optional step; lists of these.
+_NUMERIC = re.compile(r"(\*|[0-9]{1,2}(-[0-9]{1,2})?)(/[0-9]{1,2})?")
+_DAY_OF_MONTH = re.compile(r"L|LW|" + _NUMERIC.pattern)
+_NAMES = "JAN|FEB|MAR|APR|MAY|JUN|JUL|AUG|SEP|OCT|NOV|DEC"
+_MONTH = re.compile(rf"({_NAMES})(-({_NAMES}))?|" + _NUMERIC.pattern)
+_DAYS = "SUN|MON|TUE|WED|THU|FRI|SAT"
+_WEEKDAY = re.compile(rf"\*|({_DAYS})(-({_DAYS})|#[1-5])?")
+_FIELDS = (
+    ("minute", _NUMERIC),
+    ("hour", _NUMERIC),
+    ("day of month", _DAY_OF_MONTH),
+    ("month", _MONTH),
+    ("weekday", _WEEKDAY),
+)
+
+_FOLD = timedelta(hours=3)
+"""Clocks never change by more: cron is asked this much beside the moment and then filtered by UTC,
+because it cannot tell the two 02:30 of an autumn night apart."""
+_MOST_STEPS = 3_000
+"""Boundaries looked at for the next change; past that none is foreseen."""
+_HORIZON = timedelta(days=800)
+
+
+class WindowKind(StrEnum):
+    """What a window does while it is open."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class Overrun(StrEnum):
+    """What becomes of a swap under way when its window closes."""
+
+    FINISH = "Finish"
+    """It may finish."""
+    STOP = "Stop"
+    """It goes back."""
+
+
+def check_schedule(schedule: str) -> str:
+    """Return the schedule if it is five fields of cron with weekdays by name, and ever fires.
+
+    Weekday numbers are refused: schedulers disagree on which day is 0, and a Friday freeze then
+    lands on Saturday.
+
+    Raises
+    ------
+    ValueError
+        With the field that is wrong and what is accepted.
+
+    Examples
+    --------
+    >>> check_schedule("0 9 * * MON-THU")
+    '0 9 * * MON-THU'
+    """
+    parts = schedule.upper().split()
+    if len(parts) != len(_FIELDS):
+        raise ValueError("a schedule has five fields: minute hour day-of-month month weekday")
+    for part, (name, pattern) in zip(parts, _FIELDS, strict=True):
+        if name == "weekday" and re.search(r"(?<!#)[0-9]", part):
+            raise ValueError("weekdays are written by name (MON-FRI, SAT,SUN), never by number")
+        if len(part) > 200 or not all(pattern.fullmatch(term) for term in part.split(",")):
+            raise ValueError(f"cannot read the {name} field {part[:40]!r}")
+    try:
+        next(CronSim(schedule, datetime(2026, 1, 1, tzinfo=UTC)))
+    except CronSimError as error:
+        raise ValueError(f"{error}; a range across the week's end is a list: SAT,SUN") from None
+    except StopIteration:
+        raise ValueError("this schedule never fires") from None
+    return schedule
+
+
+class Window(PolicyModel):
+    """A span of time that repeats."""
+
+    kind: WindowKind
+    """``allow`` or ``deny``."""
+    schedule: str = Field(max_length=200)
+    """Start, as five fields of cron; weekdays by name."""
+    duration: PositiveDuration
+    """How long it stays open, elapsed time."""
+    time_zone: str = Field(default="UTC", max_length=64)
+    """IANA name, such as ``Europe/Berlin``."""
+    overrun: Overrun = Overrun.STOP
+    """What becomes of a swap under way at the end of an allow or the start of a deny."""
+    description: str = Field(default="", max_length=500)
+    """For people."""
+
+    @field_validator("schedule")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        return check_schedule(value)
+
+    @field_validator("duration")
+    @classmethod
+    def _minutes(cls, value: timedelta) -> timedelta:
+        if value < timedelta(minutes=1):
+            raise ValueError("a window is open for at least 1m")
+        return value
+
+    @field_validator("time_zone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(
+                f"unknown time zone {value!r}; use an IANA name such as Europe/Berlin"
+            ) from None
+        return value
+
+    def starts(self, now: datetime, *, back: bool) -> Iterator[datetime]:
+        """Yield starts in UTC: from `now` into the past with `back`, else strictly after it."""
+        zone = ZoneInfo(self.time_zone)
+        whole = now.astimezone(UTC).replace(microsecond=0)
+        shifted = whole + _FOLD if back else whole - _FOLD
+        for start in CronSim(self.schedule, shifted.astimezone(zone), reverse=back):
+            moment = start.astimezone(UTC)
+            if (moment <= now) == back:
+                yield moment
+
+    def open_until(self, now: datetime) -> datetime | None:
+        """Return when the opening that covers `now` ends, or None while closed."""
+        last = next(self.starts(now, back=True), None)
+        if last is None or last + self.duration <= now:
+            return None
+        return last + self.duration
+
+    def next_boundary(self, now: datetime) -> datetime | None:
+        """Return the next moment after `now` at which this window may open or close."""
+        return self.open_until(now) or next(self.starts(now, back=False), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowState:
+    """What the windows say at one moment."""
+
+    allowed: bool
+    """Whether a swap may start."""
+    denied: bool
+    """Whether an open deny window is why it may not."""
+    why: str
+    """The windows that decide, for people; empty where none is written."""
+    next_change_at: datetime | None
+    """When `allowed` changes next; None where no change is foreseen."""
+
+
+def judge_windows(windows: Sequence[Window], *, now: datetime) -> WindowState:
+    """Say whether a swap may start now, and when that changes.
+
+    Parameters
+    ----------
+    windows
+        All windows of one policy; order has no meaning.
+    now
+        Moment to judge, with a zone.
+    """
+    denies = [w for w in windows if w.kind is WindowKind.DENY and w.open_until(now)]
+    allows = [w for w in windows if w.kind is WindowKind.ALLOW]
+    named = denies or allows
+    return WindowState(
+        allowed=_allowed(windows, now),
+        denied=bool(denies),
+        why="; ".join(_name(window) for window in named),
+        next_change_at=_next_change(windows, now),
+    )
+
+
+def may_finish(windows: Sequence[Window], *, started: datetime, now: datetime) -> bool:
+    """Say whether a swap begun at `started` may go on: a closed window must let it overrun.
+
+    Every deny window open now, and every allow window that was open at the start and is closed
+    now, must say ``overrun: Finish``.
+    """
+    if _allowed(windows, now):
+        return True
+    blocking = [
+        window
+        for window in windows
+        if (window.kind is WindowKind.DENY and window.open_until(now))
+        or (
+            window.kind is WindowKind.ALLOW
+            and window.open_until(started)
+            and not window.open_until(now)
+        )
+    ]
+    return bool(blocking) and all(window.overrun is Overrun.FINISH for window in blocking)
+
+
+def _allowed(windows: Sequence[Window], now: datetime) -> bool:
+    if any(w.kind is WindowKind.DENY and w.open_until(now) for w in windows):
+        return False
+    allows = [w for w in windows if w.kind is WindowKind.ALLOW]
+    return not allows or any(w.open_until(now) for w in allows)
+
+
+def _next_change(windows: Sequence[Window], now: datetime) -> datetime | None:
+    today = _allowed(windows, now)
+    moment = now
+    for _ in range(_MOST_STEPS):
+        boundaries = [b for w in windows if (b := w.next_boundary(moment)) is not None]
+        if not boundaries or min(boundaries) > now + _HORIZON:
+            return None
+        moment = min(boundaries)
+        if _allowed(windows, moment) != today:
+            return moment
+    return None
+
+
+def _name(window: Window) -> str:
+    about = window.description or f"{window.schedule} {window.time_zone}"
+    return f"{window.kind} window ({about})"
