@@ -53,7 +53,7 @@ class Control:
         UsageError
             If the line is not understood.
         """
-        name, *arguments = line.split()
+        name, *arguments = line.split() or [""]
         command = self._commands.get(name)
         if command is None:
             raise UsageError(f"unknown command {name!r}; known: {', '.join(self._commands)}, stop")

@@ -49,6 +49,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--token-budget", type=int, default=256, help="tokens in a step")
     parser.add_argument("--window-every-s", type=float, default=2.5)
     parser.add_argument("--window-steps", type=int, default=10)
+    parser.add_argument("--keep-traces", type=int, default=64, help="older files are removed")
     parser.add_argument("--allow-fault", action="store_true", help="take POST /demo/fault")
     return parser.parse_args(arguments)
 
@@ -140,7 +141,11 @@ def _operators(
 def _windows(options: argparse.Namespace) -> ProfilerWindows:
     from retuned.demo.profiling import ProfilerWindows, WindowSettings
 
-    settings = WindowSettings(every_s=options.window_every_s, max_steps=options.window_steps)
+    settings = WindowSettings(
+        every_s=options.window_every_s,
+        max_steps=options.window_steps,
+        keep_files=options.keep_traces,
+    )
     windows = ProfilerWindows(options.trace_dir, settings=settings)
     windows.warm_up()
     return windows
