@@ -1,0 +1,1 @@
+"""One outside thing each: trace files, stores, servers, telemetry."""

@@ -1,0 +1,54 @@
+"""How much a reader may take, so that no file can take the machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_MIB = 2**20
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int:
+    """Return the memory this process may still take: the machine's, or its control group's."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError, IndexError):
+        return free
+    return free if limit == "max" else max(0, min(free, int(limit) - used))
+
+
+def _document_bytes() -> int:
+    return max(64 * _MIB, min(2**30, available_bytes() // 16))
+
+
+def _rows() -> int:
+    return max(250_000, min(20_000_000, available_bytes() // 2_000))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """Bounds of one read. Where one is met the file is refused and the message says which."""
+
+    input_bytes: int = 64 * 2**30
+    """Most bytes after decompression."""
+    document_bytes: int = field(default_factory=_document_bytes)
+    """Most bytes of a JSON document that must be held whole (rocprofv3 JSON)."""
+    element_bytes: int = 16 * _MIB
+    """Longest single row or event."""
+    gzip_ratio: int = 400
+    """Most bytes out per byte in; real traces stay below 40."""
+    gzip_free_bytes: int = 64 * _MIB
+    """Output below which the ratio is not asked."""
+    rows: int = field(default_factory=_rows)
+    """Most operators and kernels of a Kineto trace, which must be linked in memory (2 kB each)."""
+    chunk_bytes: int = 4 * _MIB
+    """Step in which JSON is decoded."""
+    block_rows: int = 131_072
+    """Most launches handed on at once."""

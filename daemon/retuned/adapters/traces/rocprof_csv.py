@@ -1,0 +1,166 @@
+"""Kernel tables of rocprofv3 (every header), rocprofv2, rocprof v1 and rocprofiler-compute."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from retuned.adapters.traces import rocprof_fast
+from retuned.adapters.traces.blocks import BlockMaker, LaunchBlock
+from retuned.adapters.traces.limits import ReadLimits
+from retuned.adapters.traces.rocprof_columns import (
+    KIND_FIELDS,
+    Columns,
+    Row,
+    columns_of,
+    kind_of,
+)
+from retuned.adapters.traces.source import ByteSource
+from retuned.errors import UnreadableInput
+from retuned.stages.trace import Skip, parse_ns
+
+_STEP = 2**18  # fits the cache; four times the speed of 4 MiB steps
+_KERNEL = "KERNEL_DISPATCH"
+
+
+def read(
+    source: ByteSource, head: bytes, *, limits: ReadLimits, skipped: Counter[str]
+) -> Iterator[LaunchBlock]:
+    """Yield the launches of a table that starts with `head`, some hundred kilobytes at a time.
+
+    Raises
+    ------
+    UnreadableInput
+        ``truncated-csv``, ``damaged-csv``, or what the source says.
+    """
+    table = _Table(source, limits=limits, skipped=skipped)
+    for part in table.parts(head):
+        block = table.block(part)
+        if len(block):
+            yield block
+
+
+class _Table:
+    """One pass over a table: cuts it at ends of rows, and reads each part the fastest safe way."""
+
+    def __init__(self, source: ByteSource, *, limits: ReadLimits, skipped: Counter[str]) -> None:
+        self._source = source
+        self._limits = limits
+        self._skipped = skipped
+        self._row = 1
+        self._columns = Columns(0, {})
+        self._kind_at: int | None = None
+        self._fast: rocprof_fast.Layout | None = None
+        self._slow_maker = BlockMaker(kind_of, skipped=skipped)
+
+    def parts(self, head: bytes) -> Iterator[bytes]:
+        """Yield whole rows; the first part comes after the header."""
+        pending = [head.removeprefix(b"\xef\xbb\xbf")]
+        size = len(head)
+        first = True
+        while step := self._source.read(_STEP):
+            size += len(step)
+            pending.append(step)
+            if b"\n" not in step and size <= self._limits.element_bytes:
+                continue
+            data = b"".join(pending)
+            cut = data.rfind(b"\n") + 1
+            if data.count(b'"', 0, cut) % 2:  # the last line end lies inside quotes
+                cut = 0
+            if size - cut > self._limits.element_bytes:
+                raise self._damaged(f"no end of row within {self._limits.element_bytes} bytes")
+            if cut:
+                yield self._after_header(data[:cut]) if first else data[:cut]
+                first = False
+            pending, size = [data[cut:]], len(data) - cut
+        data = b"".join(pending)
+        if data.count(b'"') % 2:
+            raise self._truncated()
+        if data:
+            yield self._after_header(data) if first else data
+
+    def block(self, part: bytes) -> LaunchBlock:
+        """Read whole rows."""
+        block = self._fast.block(part) if self._fast and part.endswith(b"\n") else None
+        if block is None:
+            return self._slow(part)
+        self._row += len(block)
+        return block
+
+    def _after_header(self, data: bytes) -> bytes:
+        line, _, rest = data.partition(b"\n")
+        header = next(self._cells(line))
+        self._columns = columns_of(header)
+        lower = [cell.strip().lower() for cell in header]
+        self._kind_at = lower.index("kind") if "kind" in lower else None
+        self._row = 2
+        self._fast = rocprof_fast.layout_of(
+            header, self._columns, rest.partition(b"\n")[0], skipped=self._skipped
+        )
+        return rest
+
+    def _cells(self, part: bytes) -> Iterator[list[str]]:
+        text = part.decode("utf-8", "backslashreplace")
+        reader = csv.reader(io.StringIO(text, newline=""))
+        try:
+            yield from reader
+        except csv.Error as error:
+            raise self._damaged(str(error)) from None
+
+    def _slow(self, part: bytes) -> LaunchBlock:
+        at = self._columns.at
+        width = self._columns.width
+        places = [at.get(field, width) for field in KIND_FIELDS]
+        start_at, end_at = at["start"], at["end"]
+        keys: list[Row] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        cells: list[str] = []
+        for cells in self._cells(part):
+            self._row += 1
+            if not self._is_launch(cells):
+                continue
+            cells.append("")  # what the table lacks reads as empty
+            keys.append(tuple([cells[place] for place in places]))
+            starts.append(_ns(cells[start_at]))
+            ends.append(_ns(cells[end_at]))
+            cells.pop()
+        if part and not part.endswith(b"\n") and len(cells) != width:
+            raise self._truncated()
+        return self._slow_maker.block(
+            keys, np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+        )
+
+    def _is_launch(self, cells: Sequence[str]) -> bool:
+        if not cells:
+            return False
+        if len(cells) != self._columns.width:
+            self._skipped[Skip.MALFORMED_ROW] += 1
+            return False
+        if self._kind_at is not None and cells[self._kind_at] != _KERNEL:
+            self._skipped[Skip.NOT_A_KERNEL] += 1
+            return False
+        return True
+
+    def _damaged(self, what: str) -> UnreadableInput:
+        return UnreadableInput(
+            "damaged-csv",
+            where=f"{self._source.where}: near row {self._row}",
+            message=f"{what}; the file is damaged or not a trace",
+        )
+
+    def _truncated(self) -> UnreadableInput:
+        return UnreadableInput(
+            "truncated-csv",
+            where=f"{self._source.where}: near row {self._row}",
+            message="the last row stops early; copy the file again or wait until it is written",
+        )
+
+
+def _ns(cell: str) -> int:
+    value = parse_ns(cell)
+    return -1 if value is None else min(value, 2**63 - 1)
