@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from pydantic import AwareDatetime, Field
 
-from retuned.contract import Digest, Guard, Name, Record, TrustClass
-from retuned.stages.verdict import Interval
+from retuned.contract import Digest, Guard, Name, Record, TrustClass, digest_of
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.verdict import Interval, Status, Verdict
 
 
 class Risk(StrEnum):
@@ -55,3 +59,240 @@ class Proposal(Record):
     """When."""
     expires_at: AwareDatetime
     """After this it is expired, never approved."""
+
+
+class RefusalReason(StrEnum):
+    """Stable codes for a win that is not proposed."""
+
+    NOT_PROMOTED = "not-promoted"
+    MISSING_EVIDENCE = "missing-evidence"
+    STALE_BASELINE = "stale-baseline"
+    ALREADY_LIVE = "already-live"
+    QUARANTINED = "quarantined"
+    NOTHING_COVERED = "nothing-covered"
+    NOT_WORTH_IT = "not-worth-it"
+
+
+class Refusal(Record):
+    """Why nothing is proposed."""
+
+    reason: RefusalReason
+    """Stable code."""
+    detail: str
+    """One sentence with the numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposalLimits:
+    """Numbers of this stage."""
+
+    min_saving: float = 0.002
+    """Smallest share of all GPU time that a swap must save to be worth a person's time."""
+    suspicious_speedup: float = 2.0
+    """Nobody beats a vendor's library by more; a greater win over one is more likely a mistake."""
+    incredible_speedup: float = 20.0
+    """A greater win over anything is treated alike."""
+    wide_share: float = 0.25
+    """Share of GPU time from which the blast radius is worth a second look."""
+    huge_share: float = 0.60
+    """Share of GPU time from which a fault would be the server's fault."""
+
+
+def propose(
+    verdict: Verdict,
+    *,
+    plan: ExperimentPlan,
+    share: float,
+    target: str,
+    now: datetime,
+    ttl: timedelta,
+    quarantined: Collection[Digest],
+    live_baseline: Digest,
+    trust: TrustClass = TrustClass.GENERATED,
+    evidence: Digest | None = None,
+    requested_by: str = "retuned",
+    first_swap: bool = False,
+    over_library: bool = False,
+    limits: ProposalLimits | None = None,
+) -> Proposal | Refusal:
+    """Turn a validated win into a proposal, or say why not.
+
+    Parameters
+    ----------
+    verdict
+        The judge's answer on the winner.
+    plan
+        The experiment it comes from.
+    share
+        Share of GPU time of the plan's shapes now, 0 to 1.
+    target
+        Server the swap is for.
+    now, ttl
+        Moment, with a zone, and how long the proposal may wait.
+    quarantined
+        Artifacts that were rolled back not long ago.
+    live_baseline
+        Artifact in production now; the win must have been measured against it.
+    trust
+        Class of the artifact's author.
+    evidence
+        Raw numbers, where the verdict does not name them.
+    first_swap
+        Whether this kernel was never swapped on this target.
+    over_library
+        Whether the incumbent is a vendor's library.
+    """
+    limits = limits or ProposalLimits()
+    proof = evidence or verdict.evidence
+    refusal = _refuse(
+        verdict, plan=plan, proof=proof, quarantined=quarantined, live_baseline=live_baseline
+    )
+    if refusal is not None:
+        return refusal
+    assert verdict.speedup is not None, "a promoting verdict carries a speedup"
+    assert proof is not None, "refused above"
+    covered = covered_share(verdict) * share
+    saving = covered * (1.0 - 1.0 / verdict.speedup.lower)
+    if saving < limits.min_saving:
+        return Refusal(
+            reason=RefusalReason.NOT_WORTH_IT,
+            detail=f"saves {saving:.2%} of GPU time, {limits.min_saving:.2%} is asked",
+        )
+    risks = _risks(verdict, plan=plan, share=covered, trust=trust, limits=limits)
+    risks += _circumstances(
+        verdict, first_swap=first_swap, over_library=over_library, limits=limits
+    )
+    return Proposal(
+        id=digest_of([target, verdict.candidate, live_baseline]),
+        target=target,
+        definition=plan.definition,
+        artifact=verdict.candidate,
+        baseline=live_baseline,
+        guard=verdict.guard,
+        speedup=verdict.speedup,
+        share=covered,
+        expected_saving=saving,
+        risk=_worst(risk for risk, _ in risks),
+        risk_reasons=tuple(why for _, why in risks),
+        trust=trust,
+        evidence=proof,
+        experiment=plan.id,
+        requested_by=requested_by,
+        created_at=now,
+        expires_at=now + ttl,
+    )
+
+
+def covered_share(verdict: Verdict) -> float:
+    """Share of the measured time, weighted by launches, of the shapes that the guard lets through.
+
+    Examples
+    --------
+    >>> from retuned.stages.verdict import Reason
+    >>> nothing = Verdict(status=Status.REJECT, reason=Reason.SLOWER, gate="G4",
+    ...                   candidate="sha256:" + "0" * 64, incumbent="sha256:" + "1" * 64)
+    >>> covered_share(nothing)
+    0.0
+    """
+    total = sum(s.weight * s.incumbent_us for s in verdict.shapes)
+    inside = sum(s.weight * s.incumbent_us for s in verdict.shapes if verdict.guard.allows(s.axes))
+    return inside / total if total > 0.0 else 0.0
+
+
+def _refuse(
+    verdict: Verdict,
+    *,
+    plan: ExperimentPlan,
+    proof: Digest | None,
+    quarantined: Collection[Digest],
+    live_baseline: Digest,
+) -> Refusal | None:
+    refusals = (
+        (
+            verdict.status is not Status.PROMOTE,
+            RefusalReason.NOT_PROMOTED,
+            f"the verdict is {verdict.status} ({verdict.reason})",
+        ),
+        (
+            verdict.candidate in quarantined,
+            RefusalReason.QUARANTINED,
+            "the artifact was rolled back not long ago",
+        ),
+        (
+            verdict.candidate == live_baseline,
+            RefusalReason.ALREADY_LIVE,
+            "the artifact is already in production",
+        ),
+        (
+            verdict.incumbent != live_baseline or plan.incumbent != live_baseline,
+            RefusalReason.STALE_BASELINE,
+            f"measured against {verdict.incumbent}, in production is {live_baseline}",
+        ),
+        (
+            proof is None,
+            RefusalReason.MISSING_EVIDENCE,
+            "the verdict names no raw numbers, so nobody can check it",
+        ),
+        (
+            covered_share(verdict) <= 0.0,
+            RefusalReason.NOTHING_COVERED,
+            f"the guard ({verdict.guard}) lets no measured shape through",
+        ),
+    )
+    for refused, reason, detail in refusals:
+        if refused:
+            return Refusal(reason=reason, detail=detail)
+    return None
+
+
+def _risks(
+    verdict: Verdict,
+    *,
+    plan: ExperimentPlan,
+    share: float,
+    trust: TrustClass,
+    limits: ProposalLimits,
+) -> tuple[tuple[Risk, str], ...]:
+    """Collect what follows from who wrote it and how far it reaches."""
+    found: list[tuple[Risk, str]] = []
+    if trust is TrustClass.GENERATED:
+        found.append((Risk.MEDIUM, "source written by a generator"))
+    if share >= limits.huge_share:
+        found.append((Risk.HIGH, f"touches {share:.0%} of GPU time"))
+    elif share >= limits.wide_share:
+        found.append((Risk.MEDIUM, f"touches {share:.0%} of GPU time"))
+    outside = sum(not verdict.guard.allows(w.axes) for w in plan.workloads)
+    if outside:
+        found.append(
+            (
+                Risk.MEDIUM,
+                f"wins at some shapes only ({verdict.guard}); {outside} of "
+                f"{len(plan.workloads)} stay with the incumbent",
+            )
+        )
+    return tuple(found)
+
+
+def _circumstances(
+    verdict: Verdict, *, first_swap: bool, over_library: bool, limits: ProposalLimits
+) -> tuple[tuple[Risk, str], ...]:
+    """Collect what makes the claim itself worth doubting."""
+    assert verdict.speedup is not None, "a promoting verdict carries a speedup"
+    found: list[tuple[Risk, str]] = []
+    point = verdict.speedup.point
+    if over_library and point > limits.suspicious_speedup:
+        found.append((Risk.HIGH, f"suspicious: {point:.1f}x over a vendor's library"))
+    elif point > limits.incredible_speedup:
+        found.append((Risk.HIGH, f"suspicious: {point:.1f}x over the incumbent"))
+    if first_swap:
+        found.append((Risk.MEDIUM, "first swap of this kernel on this target"))
+    if verdict.error_ratio is not None and verdict.error_ratio > 1.0:
+        found.append(
+            (Risk.MEDIUM, f"error {verdict.error_ratio:.2f} times the incumbent's, within bounds")
+        )
+    return tuple(found)
+
+
+def _worst(risks: Iterable[Risk]) -> Risk:
+    order = (Risk.LOW, Risk.MEDIUM, Risk.HIGH)
+    return max(risks, key=order.index, default=Risk.LOW)

@@ -31,7 +31,7 @@ def decide(
     freezes: Sequence[TuningFreeze],
     env: str,
     now: datetime,
-    absent: GateReason = GateReason.NO_POLICY,
+    absent: GateReason | None = None,
 ) -> GateDecision:
     """Say where a proposal stands at `now`.
 
@@ -53,7 +53,7 @@ def decide(
     now
         Moment, with a zone.
     absent
-        Reason code where `policy` is None.
+        Reason code where `policy` is None; ``no-policy`` unless given.
     """
     case = _Case(
         proposal=proposal,
@@ -68,7 +68,8 @@ def decide(
     if stopped is not None:
         return stopped
     if policy is None:
-        return case.answer(GateState.WAITING, absent, detail="no policy decides, so nothing moves")
+        reason = absent or GateReason.NO_POLICY
+        return case.answer(GateState.WAITING, reason, detail="no policy decides, so nothing moves")
     if policy.spec.mode is Mode.OBSERVE_ONLY:
         return case.answer(GateState.OBSERVE_ONLY, GateReason.OBSERVE_ONLY)
     answer = _below_floor(case, policy) or _agreed(case, policy)

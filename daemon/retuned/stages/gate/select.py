@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from retuned.contract import Digest
 from retuned.stages.gate.policy import KernelTuningPolicy
 from retuned.stages.gate.records import GateReason
 from retuned.stages.proposal import Proposal
@@ -24,6 +25,11 @@ class PolicyChoice:
     """``no-policy`` or ``policy-tie``; None where there is one."""
     matching: tuple[str, ...] = ()
     """Names of all that match, by falling priority."""
+
+    @property
+    def digest(self) -> Digest | None:
+        """Digest of the policy that decides; approvals name it."""
+        return self.policy.digest if self.policy else None
 
 
 def select_policy(

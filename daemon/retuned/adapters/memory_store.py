@@ -1,0 +1,176 @@
+"""The Store kept in memory: the fake beside SQLite, with the same meaning."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from retuned.adapters.clock import SystemClock
+from retuned.adapters.store_rules import (
+    check_digest,
+    check_limit,
+    check_mutable,
+    check_name,
+    encode,
+)
+from retuned.contract import Digest
+from retuned.errors import UnreadableInput
+from retuned.ports import Clock, Event, Stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    kind: str
+    id: str
+    phase: str
+    body: str
+    created_at: datetime
+    updated_at: datetime
+
+    def stored(self) -> Stored:
+        """Return a copy that the caller may change without changing the store."""
+        return Stored(
+            kind=self.kind,
+            id=self.id,
+            phase=self.phase,
+            body=json.loads(self.body),
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+        )
+
+
+class MemoryStore:
+    """Records, trail and blobs that end with the process.
+
+    Parameters
+    ----------
+    clock
+        Dates the records.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._rows: dict[tuple[str, str], _Row] = {}
+        self._events: list[Event] = []
+        self._blobs: dict[str, bytes] = {}
+        self._lock = threading.RLock()
+        self._open = False
+
+    def add(self, kind: str, id: str, body: Mapping[str, Any], *, phase: str) -> bool:
+        """Insert; False if the id is already there, which is left as it was."""
+        for what, value in (("kind", kind), ("id", id), ("phase", phase)):
+            check_name(what, value)
+        text, now = encode(body), self._clock.now()
+        with self._lock:
+            if (kind, id) in self._rows:
+                return False
+            self._rows[kind, id] = _Row(
+                kind=kind, id=id, phase=phase, body=text, created_at=now, updated_at=now
+            )
+            return True
+
+    def advance(
+        self, kind: str, id: str, *, expect: str, to: str, body: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Compare and set the phase (and body); False if the phase is not `expect`."""
+        check_mutable(kind)
+        check_name("phase", to)
+        text = None if body is None else encode(body)
+        with self._lock:
+            row = self._rows.get((kind, id))
+            if row is None or row.phase != expect:
+                return False
+            self._rows[kind, id] = replace(
+                row,
+                phase=to,
+                body=row.body if text is None else text,
+                updated_at=self._clock.now(),
+            )
+            return True
+
+    def get(self, kind: str, id: str) -> Stored | None:
+        """Return one record."""
+        with self._lock:
+            row = self._rows.get((kind, id))
+        return row.stored() if row else None
+
+    def list(
+        self, kind: str, *, phase: str | None = None, limit: int | None = None
+    ) -> Sequence[Stored]:
+        """Return records of a kind, oldest first (`limit` keeps the newest)."""
+        check_limit(limit)
+        with self._lock:
+            rows = [
+                row
+                for row in self._rows.values()
+                if row.kind == kind and phase in (None, row.phase)
+            ]
+        return [
+            row.stored() for row in rows[max(0, len(rows) - limit) if limit is not None else 0 :]
+        ]
+
+    def record(self, event: Event) -> None:
+        """Append to the audit trail."""
+        detail = json.loads(encode(event.detail))
+        with self._lock:
+            self._events.append(replace(event, detail=detail))
+
+    def events(self, *, id: str | None = None, limit: int | None = None) -> Sequence[Event]:
+        """Return the trail, oldest first (`limit` keeps the newest)."""
+        check_limit(limit)
+        with self._lock:
+            found = [event for event in self._events if id in (None, event.id)]
+        kept = found[max(0, len(found) - limit) if limit is not None else 0 :]
+        return [replace(e, detail=json.loads(encode(e.detail))) for e in kept]
+
+    def put_blob(self, data: bytes) -> Digest:
+        """Keep bytes under their digest."""
+        digest = "sha256:" + hashlib.sha256(data).hexdigest()
+        with self._lock:
+            self._blobs[digest] = bytes(data)
+        return digest
+
+    def get_blob(self, digest: Digest) -> bytes:
+        """Return bytes.
+
+        Raises
+        ------
+        UnreadableInput
+            If they are absent.
+        """
+        check_digest(digest)
+        with self._lock:
+            data = self._blobs.get(digest)
+        if data is None:
+            raise UnreadableInput(
+                "blob-missing", where=digest, message="never kept here; repeat what made it"
+            )
+        return data
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All writes inside happen together or not at all.
+
+        Raises
+        ------
+        RuntimeError
+            If one is already open on this thread.
+        """
+        with self._lock:
+            if self._open:
+                raise RuntimeError("transactions do not nest")
+            self._open = True
+            rows, events = dict(self._rows), list(self._events)
+            try:
+                yield
+            except BaseException:
+                self._rows, self._events = rows, events
+                raise
+            finally:
+                self._open = False

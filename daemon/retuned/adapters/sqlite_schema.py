@@ -1,0 +1,97 @@
+"""Versions of the state database and the way from each to the next."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from retuned.errors import UnreadableInput
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """
+        CREATE TABLE records (
+            seq INTEGER PRIMARY KEY AUTOINCREMENT,
+            kind TEXT NOT NULL,
+            id TEXT NOT NULL,
+            phase TEXT NOT NULL,
+            body TEXT NOT NULL,
+            created_at TEXT NOT NULL,
+            updated_at TEXT NOT NULL,
+            UNIQUE (kind, id)
+        ) STRICT
+        """,
+        "CREATE INDEX records_by_phase ON records (kind, phase, seq)",
+        """
+        CREATE TABLE events (
+            seq INTEGER PRIMARY KEY AUTOINCREMENT,
+            at TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            id TEXT NOT NULL,
+            what TEXT NOT NULL,
+            who TEXT NOT NULL,
+            detail TEXT NOT NULL
+        ) STRICT
+        """,
+        "CREATE INDEX events_by_id ON events (id, seq)",
+        # the trail and people's words cannot be rewritten, not even by a fault of ours
+        """
+        CREATE TRIGGER events_stay BEFORE UPDATE ON events
+        BEGIN SELECT raise(ABORT, 'the trail is never changed'); END
+        """,
+        """
+        CREATE TRIGGER events_are_kept BEFORE DELETE ON events
+        BEGIN SELECT raise(ABORT, 'the trail is never removed'); END
+        """,
+        """
+        CREATE TRIGGER decisions_stay BEFORE UPDATE ON records WHEN old.kind = 'decision'
+        BEGIN SELECT raise(ABORT, 'decisions are never changed'); END
+        """,
+        """
+        CREATE TRIGGER decisions_are_kept BEFORE DELETE ON records WHEN old.kind = 'decision'
+        BEGIN SELECT raise(ABORT, 'decisions are never removed'); END
+        """,
+    ),
+)
+"""Statements that lead from version i to i + 1; what is here is never edited, only added to."""
+
+
+def migrate(
+    db: sqlite3.Connection,
+    *,
+    where: Path,
+    migrations: tuple[tuple[str, ...], ...] = MIGRATIONS,
+) -> None:
+    """Bring a database to the newest version, in one transaction, whoever comes first.
+
+    Raises
+    ------
+    UnreadableInput
+        If it was written by a newer Retuned.
+    """
+    if _version(db) == len(migrations):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        found = _version(db)  # another process may have been first
+        if found > len(migrations):
+            raise UnreadableInput(
+                "state-too-new",
+                where=str(where),
+                message=f"written by a newer Retuned (version {found}, this one knows "
+                f"{len(migrations)}); upgrade, or name another state_dir",
+            )
+        for statements in migrations[found:]:
+            for statement in statements:
+                db.execute(statement)
+        db.execute(f"PRAGMA user_version = {len(migrations)}")
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def _version(db: sqlite3.Connection) -> int:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return int(version)

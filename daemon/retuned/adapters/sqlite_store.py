@@ -1,0 +1,287 @@
+"""The Store on disk: one SQLite file and a folder of blobs, shared by the daemon and the commands.
+
+Write-ahead log with full synchronisation: what returned is on disk, and a kill at any moment leaves
+the state before or after a write, never between. Blobs lie outside transactions: they are written
+before the record that names them, so the worst a crash leaves behind is a file that nobody names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from retuned.adapters.blobs import BlobFolder, no_hook
+from retuned.adapters.clock import SystemClock
+from retuned.adapters.sqlite_schema import migrate
+from retuned.adapters.store_rules import check_limit, check_mutable, check_name, encode
+from retuned.contract import Digest
+from retuned.errors import TemporaryError, UnreadableInput, UsageError
+from retuned.ports import Clock, Event, Stored
+
+DATABASE = "state.sqlite3"
+"""Name of the file inside the state folder."""
+
+_BUSY_S = 10.0
+"""How long a write waits for another process's write."""
+
+
+class SqliteStore:
+    """Durable state in one folder.
+
+    Parameters
+    ----------
+    state_dir
+        Folder; made if absent, readable by its owner only.
+    clock
+        Dates the records.
+    hook
+        Called with a name at every boundary that a crash could fall on.
+
+    Raises
+    ------
+    UnreadableInput
+        If the database is damaged or of a newer version.
+    UsageError
+        If the folder cannot be made or written.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        clock: Clock | None = None,
+        hook: Callable[[str], None] = no_hook,
+    ) -> None:
+        self.path = state_dir / DATABASE
+        self._clock = clock or SystemClock()
+        self._hook = hook
+        self._lock = threading.RLock()
+        self._in_transaction = False
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._blobs = BlobFolder(state_dir / "blobs", hook=hook)
+        except OSError as error:
+            raise UsageError(
+                f"{error.filename or state_dir}: cannot keep state here ({error.strerror}); "
+                "name another state_dir or fix its owner"
+            ) from error
+        with self._translated():
+            self._db = self._connect()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._db.close()
+
+    def add(self, kind: str, id: str, body: Mapping[str, Any], *, phase: str) -> bool:
+        """Insert; False if the id is already there, which is left as it was."""
+        for what, value in (("kind", kind), ("id", id), ("phase", phase)):
+            check_name(what, value)
+        now = self._clock.now().isoformat()
+        row = (kind, id, phase, encode(body), now, now)
+        with self._write():
+            done = self._db.execute(
+                "INSERT INTO records (kind, id, phase, body, created_at, updated_at) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO NOTHING",
+                row,
+            )
+            return done.rowcount == 1
+
+    def advance(
+        self, kind: str, id: str, *, expect: str, to: str, body: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Compare and set the phase (and body); False if the phase is not `expect`."""
+        check_mutable(kind)
+        check_name("phase", to)
+        text = None if body is None else encode(body)
+        with self._write():
+            done = self._db.execute(
+                "UPDATE records SET phase = ?, body = coalesce(?, body), updated_at = ? "
+                "WHERE kind = ? AND id = ? AND phase = ?",
+                (to, text, self._clock.now().isoformat(), kind, id, expect),
+            )
+            return done.rowcount == 1
+
+    def get(self, kind: str, id: str) -> Stored | None:
+        """Return one record."""
+        rows = self._read(
+            "SELECT kind, id, phase, body, created_at, updated_at FROM records "
+            "WHERE kind = ? AND id = ?",
+            (kind, id),
+        )
+        return _stored(rows[0]) if rows else None
+
+    def list(
+        self, kind: str, *, phase: str | None = None, limit: int | None = None
+    ) -> Sequence[Stored]:
+        """Return records of a kind, oldest first (`limit` keeps the newest)."""
+        check_limit(limit)
+        rows = self._read(
+            "SELECT kind, id, phase, body, created_at, updated_at FROM records "
+            "WHERE kind = ? AND (? IS NULL OR phase = ?) ORDER BY seq DESC LIMIT ?",
+            (kind, phase, phase, -1 if limit is None else limit),
+        )
+        return [_stored(row) for row in reversed(rows)]
+
+    def record(self, event: Event) -> None:
+        """Append to the audit trail."""
+        row = (
+            event.at.isoformat(),
+            event.kind,
+            event.id,
+            event.what,
+            event.who,
+            encode(event.detail),
+        )
+        with self._write():
+            self._db.execute(
+                "INSERT INTO events (at, kind, id, what, who, detail) VALUES (?, ?, ?, ?, ?, ?)",
+                row,
+            )
+
+    def events(self, *, id: str | None = None, limit: int | None = None) -> Sequence[Event]:
+        """Return the trail, oldest first (`limit` keeps the newest)."""
+        check_limit(limit)
+        rows = self._read(
+            "SELECT at, kind, id, what, who, detail FROM events "
+            "WHERE (? IS NULL OR id = ?) ORDER BY seq DESC LIMIT ?",
+            (id, id, -1 if limit is None else limit),
+        )
+        return [
+            Event(
+                at=datetime.fromisoformat(at),
+                kind=kind,
+                id=about,
+                what=what,
+                who=who,
+                detail=json.loads(detail),
+            )
+            for at, kind, about, what, who, detail in reversed(rows)
+        ]
+
+    def put_blob(self, data: bytes) -> Digest:
+        """Keep bytes under their digest."""
+        return self._blobs.put(data)
+
+    def get_blob(self, digest: Digest) -> bytes:
+        """Return bytes; verifies them.
+
+        Raises
+        ------
+        UnreadableInput
+            If they are absent or do not match their digest.
+        """
+        return self._blobs.get(digest)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All writes inside happen together or not at all; other threads wait.
+
+        Raises
+        ------
+        RuntimeError
+            If one is already open on this thread.
+        TemporaryError
+            If another process holds the database for too long, or the disk is full.
+        """
+        with self._lock:
+            if self._in_transaction:
+                raise RuntimeError("transactions do not nest")
+            with self._translated():
+                self._db.execute("BEGIN IMMEDIATE")
+            self._in_transaction = True
+            try:
+                self._hook("begun")
+                yield
+                self._hook("before-commit")
+                with self._translated():
+                    self._db.execute("COMMIT")
+                self._hook("after-commit")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            finally:
+                self._in_transaction = False
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(
+            self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA trusted_schema = OFF")
+            problems = db.execute("PRAGMA quick_check(1)").fetchone()
+            if problems != ("ok",):
+                raise sqlite3.DatabaseError(str(problems[0]))
+            migrate(db, where=self.path)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    @contextmanager
+    def _write(self) -> Iterator[None]:
+        with self._lock:
+            if self._in_transaction:
+                with self._translated():
+                    yield
+                self._hook("written")
+            else:
+                with self.transaction(), self._translated():
+                    yield
+                    self._hook("written")
+
+    def _read(self, query: str, values: tuple[object, ...]) -> Sequence[tuple[Any, ...]]:
+        with self._lock, self._translated():
+            return self._db.execute(query, values).fetchall()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn SQLite's errors into ours, with what to do."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            text = str(error)
+            if "malformed" in text or "not a database" in text:
+                raise _damaged(self.path, text) from error
+            raise TemporaryError(
+                f"{self.path}: {text}; another process holds it for long, the disk is full, or it "
+                "cannot be written",
+                delay_s=5.0,
+            ) from error
+        except sqlite3.DatabaseError as error:
+            if type(error) is not sqlite3.DatabaseError:  # a constraint or a closed file: our fault
+                raise
+            raise _damaged(self.path, str(error)) from error
+
+
+def _damaged(path: Path, text: str) -> UnreadableInput:
+    return UnreadableInput(
+        "state-corrupt",
+        where=str(path),
+        message=f"the database is damaged ({text}); stop the daemon, move {path.name} and its "
+        "-wal and -shm files aside (or put back a copy) and start again. The server keeps "
+        "serving what it runs now",
+    )
+
+
+def _stored(row: tuple[Any, ...]) -> Stored:
+    kind, id, phase, body, created_at, updated_at = row
+    return Stored(
+        kind=kind,
+        id=id,
+        phase=phase,
+        body=json.loads(body),
+        created_at=datetime.fromisoformat(created_at),
+        updated_at=datetime.fromisoformat(updated_at),
+    )

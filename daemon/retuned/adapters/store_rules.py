@@ -1,0 +1,79 @@
+"""What every store refuses, so that the real one and the fake agree."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from retuned.contract import Digest
+from retuned.errors import UnreadableInput
+
+IMMUTABLE_KINDS = frozenset({"decision"})
+"""Kinds whose records are written once: a person's word is not edited."""
+
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,512}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def check_name(what: str, value: str) -> None:
+    """Refuse empty, overlong and unprintable kinds, ids and phases.
+
+    Raises
+    ------
+    ValueError
+        A fault of the caller.
+    """
+    if not _NAME.fullmatch(value):
+        raise ValueError(f"a store's {what} is 1 to 512 printable characters, got {value!r:.80}")
+
+
+def check_mutable(kind: str) -> None:
+    """Refuse to change what is written once.
+
+    Raises
+    ------
+    ValueError
+        A fault of the caller.
+    """
+    if kind in IMMUTABLE_KINDS:
+        raise ValueError(f"records of kind {kind!r} are never changed")
+
+
+def check_limit(limit: int | None) -> None:
+    """Refuse a negative limit, which SQL would read as none.
+
+    Raises
+    ------
+    ValueError
+        A fault of the caller.
+    """
+    if limit is not None and limit < 0:
+        raise ValueError("limit is zero or more")
+
+
+def encode(body: Mapping[str, Any]) -> str:
+    """Write a body as JSON; NaN and infinity are no JSON.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not JSON data: a fault of the caller.
+    """
+    return json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def check_digest(digest: Digest) -> str:
+    """Return the hexadecimal part; what is no digest never becomes a path.
+
+    Raises
+    ------
+    UnreadableInput
+        If it is no digest.
+    """
+    if not _DIGEST.fullmatch(digest):
+        raise UnreadableInput(
+            "not-a-digest", where=f"{digest!r:.80}", message="expected sha256: and 64 hex digits"
+        )
+    return digest.removeprefix("sha256:")

@@ -1,0 +1,278 @@
+"""One suite over both stores: SQLite and the fake mean the same."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from retuned.adapters.clock import FakeClock
+from retuned.adapters.memory_store import MemoryStore
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.errors import UnreadableInput
+from retuned.ports import Event, Store
+
+NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOON)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore(clock)
+    else:
+        sqlite = SqliteStore(tmp_path / "state", clock=clock)
+        yield sqlite
+        sqlite.close()
+
+
+def event(id: str = "p1", **detail: object) -> Event:
+    return Event(at=NOON, kind="proposal", id=id, what="approved", who="ada", detail=detail)
+
+
+def test_what_was_added_comes_back_with_its_time(store: Store, clock: FakeClock) -> None:
+    assert store.add("proposal", "p1", {"a": [1, 2.5, None, "ü"]}, phase="awaiting")
+    clock.advance(60)
+    assert store.advance("proposal", "p1", expect="awaiting", to="approved")
+    found = store.get("proposal", "p1")
+    assert found is not None
+    assert (found.phase, found.body) == ("approved", {"a": [1, 2.5, None, "ü"]})
+    assert (found.created_at, found.updated_at) == (NOON, NOON + timedelta(seconds=60))
+    assert found.created_at.tzinfo is not None
+
+
+def test_a_second_add_changes_nothing(store: Store) -> None:
+    assert store.add("proposal", "p1", {"a": 1}, phase="awaiting")
+    assert not store.add("proposal", "p1", {"a": 2}, phase="approved")
+    found = store.get("proposal", "p1")
+    assert found is not None
+    assert (found.phase, found.body) == ("awaiting", {"a": 1})
+
+
+def test_the_same_id_in_two_kinds_is_two_records(store: Store) -> None:
+    assert store.add("proposal", "x", {}, phase="a")
+    assert store.add("order", "x", {}, phase="a")
+
+
+def test_advance_needs_the_expected_phase_and_an_existing_record(store: Store) -> None:
+    store.add("proposal", "p1", {"a": 1}, phase="awaiting")
+    assert not store.advance("proposal", "p1", expect="approved", to="swapping", body={"a": 2})
+    assert not store.advance("proposal", "p2", expect="awaiting", to="approved")
+    found = store.get("proposal", "p1")
+    assert found is not None
+    assert (found.phase, found.body) == ("awaiting", {"a": 1})
+
+
+def test_advance_replaces_the_body_only_when_given_one(store: Store) -> None:
+    store.add("proposal", "p1", {"a": 1}, phase="awaiting")
+    assert store.advance("proposal", "p1", expect="awaiting", to="awaiting", body={})
+    found = store.get("proposal", "p1")
+    assert found is not None
+    assert found.body == {}
+
+
+def test_a_caller_cannot_change_the_store_through_what_it_got(store: Store) -> None:
+    body = {"list": [1]}
+    store.add("proposal", "p1", body, phase="a")
+    body["list"].append(2)
+    first = store.get("proposal", "p1")
+    assert first is not None
+    first.body["list"].append(3)
+    second = store.get("proposal", "p1")
+    assert second is not None
+    assert second.body == {"list": [1]}
+
+
+def test_lists_are_oldest_first_and_a_limit_keeps_the_newest(store: Store) -> None:
+    for i in (3, 1, 2):
+        store.add("proposal", f"p{i}", {}, phase="odd" if i % 2 else "even")
+    store.advance("proposal", "p3", expect="odd", to="odd")  # an update does not move it
+    assert [s.id for s in store.list("proposal")] == ["p3", "p1", "p2"]
+    assert [s.id for s in store.list("proposal", phase="odd")] == ["p3", "p1"]
+    assert [s.id for s in store.list("proposal", limit=2)] == ["p1", "p2"]
+    assert store.list("proposal", limit=0) == []
+    assert store.list("nothing") == []
+    with pytest.raises(ValueError, match="limit"):
+        store.list("proposal", limit=-1)
+
+
+def test_the_trail_keeps_order_and_filters_by_id(store: Store) -> None:
+    for n in range(3):
+        store.record(event("p1", n=n))
+    store.record(event("p2"))
+    assert [e.detail["n"] for e in store.events(id="p1")] == [0, 1, 2]
+    assert [e.id for e in store.events(limit=2)] == ["p1", "p2"]
+    assert store.events(limit=0) == []
+    assert store.events()[0] == event("p1", n=0)
+
+
+def test_decisions_are_never_changed(store: Store) -> None:
+    store.add("decision", "d1", {"decision": "Reject"}, phase="given")
+    with pytest.raises(ValueError, match="never changed"):
+        store.advance("decision", "d1", expect="given", to="given", body={"decision": "Approve"})
+
+
+def test_what_is_no_json_is_refused_and_nothing_is_written(store: Store) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        store.add("proposal", "p1", {"a": math.nan}, phase="a")
+    with pytest.raises(TypeError):
+        store.add("proposal", "p1", {"a": object()}, phase="a")
+    assert store.get("proposal", "p1") is None
+
+
+@pytest.mark.parametrize("bad", ["", "a\nb", "a\x00", "x" * 513])
+def test_odd_names_are_refused(store: Store, bad: str) -> None:
+    for kind, id, phase in ((bad, "i", "p"), ("k", bad, "p"), ("k", "i", bad)):
+        with pytest.raises(ValueError, match="store's"):
+            store.add(kind, id, {}, phase=phase)
+
+
+def test_sql_in_a_name_is_only_a_name(store: Store) -> None:
+    evil = "x'; DROP TABLE records; --"
+    assert store.add(evil, evil, {"a": evil}, phase=evil)
+    assert [s.body for s in store.list(evil, phase=evil)] == [{"a": evil}]
+
+
+def test_a_failed_transaction_leaves_nothing(store: Store) -> None:
+    store.add("proposal", "p1", {"a": 1}, phase="awaiting")
+
+    def half() -> None:
+        with store.transaction():
+            store.advance("proposal", "p1", expect="awaiting", to="approved")
+            store.add("order", "o1", {}, phase="new")
+            store.record(event())
+            seen = store.get("proposal", "p1")
+            assert seen is not None
+            assert seen.phase == "approved"  # its own writes are seen inside
+            raise KeyError("half way")
+
+    with pytest.raises(KeyError):
+        half()
+    found = store.get("proposal", "p1")
+    assert found is not None
+    assert found.phase == "awaiting"
+    assert store.get("order", "o1") is None
+    assert store.events() == []
+
+
+def test_transactions_do_not_nest_and_the_store_lives_on(store: Store) -> None:
+    def nest() -> None:
+        with store.transaction():
+            store.add("proposal", "p1", {}, phase="a")
+            with store.transaction():
+                pass
+
+    with pytest.raises(RuntimeError, match="nest"):
+        nest()
+    assert store.get("proposal", "p1") is None
+    with store.transaction():
+        store.add("proposal", "p1", {}, phase="a")
+    assert store.get("proposal", "p1") is not None
+
+
+def test_of_many_threads_one_wins_a_phase(store: Store) -> None:
+    store.add("proposal", "p1", {}, phase="awaiting")
+    wins: list[int] = []
+
+    def grab(n: int) -> None:
+        if store.advance("proposal", "p1", expect="awaiting", to=f"taken-{n}"):
+            wins.append(n)
+
+    threads = [threading.Thread(target=grab, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = store.get("proposal", "p1")
+    assert found is not None
+    assert len(wins) == 1
+    assert found.phase == f"taken-{wins[0]}"
+
+
+def test_another_thread_waits_for_an_open_transaction(store: Store) -> None:
+    store.add("counter", "c", {"n": 0}, phase="current")
+
+    def bump() -> None:
+        for _ in range(20):
+            with store.transaction():
+                now = store.get("counter", "c")
+                assert now is not None
+                store.advance(
+                    "counter", "c", expect="current", to="current", body={"n": now.body["n"] + 1}
+                )
+
+    threads = [threading.Thread(target=bump) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = store.get("counter", "c")
+    assert found is not None
+    assert found.body == {"n": 80}
+
+
+def test_blobs_come_back_and_are_the_same_twice(store: Store) -> None:
+    digest = store.put_blob(b"\x00kernel\xff")
+    assert store.put_blob(b"\x00kernel\xff") == digest
+    assert store.get_blob(digest) == b"\x00kernel\xff"
+    assert store.get_blob(store.put_blob(b"")) == b""
+
+
+@pytest.mark.parametrize("bad", ["sha256:" + "0" * 64, "sha256:../../etc/passwd", "", "md5:x"])
+def test_a_blob_that_was_never_kept_is_named(store: Store, bad: str) -> None:
+    with pytest.raises(UnreadableInput) as caught:
+        store.get_blob(bad)
+    assert caught.value.code in {"blob-missing", "not-a-digest"}
+
+
+NAMES = st.sampled_from(["p1", "p2", "p3"])
+PHASES = st.sampled_from(["a", "b"])
+Step = Callable[[Store], object]
+
+
+def adding(id: str, phase: str, n: int) -> Step:
+    return lambda store: store.add("k", id, {"n": n}, phase=phase)
+
+
+def advancing(id: str, expect: str, to: str, n: int) -> Step:
+    return lambda store: store.advance("k", id, expect=expect, to=to, body={"n": n})
+
+
+def listing(phase: str, limit: int) -> Step:
+    return lambda store: [(s.id, s.body) for s in store.list("k", phase=phase, limit=limit)]
+
+
+STEP: st.SearchStrategy[Step] = st.one_of(
+    st.builds(adding, NAMES, PHASES, st.integers()),
+    st.builds(advancing, NAMES, PHASES, PHASES, st.integers()),
+    st.builds(listing, PHASES, st.integers(0, 4)),
+    st.builds(lambda id: lambda store: store.record(event(id)), NAMES),
+    st.builds(lambda id: lambda store: store.events(id=id), NAMES),
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=st.lists(STEP, max_size=12))
+def test_both_stores_answer_alike_to_any_sequence(
+    steps: list[Callable[[Store], object]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    memory = MemoryStore(FakeClock(NOON))
+    sqlite = SqliteStore(tmp_path_factory.mktemp("s"), clock=FakeClock(NOON))
+    try:
+        assert [step(memory) for step in steps] == [step(sqlite) for step in steps]
+        assert memory.list("k") == sqlite.list("k")
+        assert memory.events() == sqlite.events()
+    finally:
+        sqlite.close()
