@@ -1,0 +1,31 @@
+"""Stage 2, profile: the workload as a GPU-time-weighted histogram over signatures.
+
+Reads stage 1's launches, feeds drift. Pure: windows are given, never read off a clock.
+
+``records``: what a profile is. ``folding``: launches to a profile. ``merging``: profiles to one,
+and which duration mode of one window is which of another.
+"""
+
+from retuned.stages.profile.folding import Folder, fold
+from retuned.stages.profile.merging import aligned, merge
+from retuned.stages.profile.records import (
+    OTHER,
+    ProfileSettings,
+    Signature,
+    SignatureStat,
+    WorkloadProfile,
+    bucket,
+)
+
+__all__ = [
+    "OTHER",
+    "Folder",
+    "ProfileSettings",
+    "Signature",
+    "SignatureStat",
+    "WorkloadProfile",
+    "aligned",
+    "bucket",
+    "fold",
+    "merge",
+]

@@ -1,0 +1,208 @@
+"""Launches to a profile, one by one and in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from retuned.stages.profile.records import (
+    OTHER,
+    ProfileSettings,
+    Signature,
+    SignatureStat,
+    WorkloadProfile,
+    bucket,
+    capped,
+)
+from retuned.stages.trace import LaunchRecord, ShapeSource
+from retuned.stats import DurationSketch
+
+NAME_MAX = 1024
+"""Characters of a kernel name that count; longer ones come from strangers."""
+_TENSORS_MAX = 16
+_RANK_MAX = 8
+_RANK = {source: rank for rank, source in enumerate(ShapeSource)}
+_Raw = tuple[object, ...]
+
+
+class _Cell:
+    """What the folder keeps of one signature or geometry."""
+
+    __slots__ = ("confidence", "credit", "key", "rank", "sketch", "source")
+
+    def __init__(self, key: Signature, credit: int) -> None:
+        self.key = key
+        self.credit = credit
+        self.source = ShapeSource.CAPTURE
+        self.rank = 0
+        self.confidence = 1.0
+        self.sketch = DurationSketch()
+
+    def worsen(self, source: ShapeSource, confidence: float) -> None:
+        if _RANK[source] > self.rank:
+            self.rank, self.source = _RANK[source], source
+        self.confidence = min(self.confidence, max(0.0, confidence))
+
+
+class Folder:
+    """Folds launches one by one into a profile, in bounded memory.
+
+    Up to twice ``max_signatures`` (the cap) are counted exactly. When full, the (cap + 1)-th
+    largest credit is taken off all credits, and signatures without credit are folded into
+    ``(other)``. So whatever holds more than 1/cap of the GPU time is kept and misses at most 1/cap of the GPU time
+    (Misra & Gries 1982, in batches as Anderson et al., IMC 2017).
+
+    Examples
+    --------
+    >>> folder = Folder(ProfileSettings(max_signatures=2))
+    >>> for n in range(40):
+    ...     folder.add(LaunchRecord(kernel="gemm", start_ns=n, duration_ns=500))
+    ...     folder.add(LaunchRecord(kernel=f"rare{n}", start_ns=n, duration_ns=10))
+    >>> seen = folder.profile(window_start_ns=0, window_ns=100, observed_ns=100)
+    >>> first = seen.stats[0]
+    >>> (first.signature.kernel, first.gpu_time_ns), seen.launches, seen.gpu_time_ns
+    (('gemm', 20000), 80, 20400)
+    """
+
+    def __init__(self, settings: ProfileSettings | None = None) -> None:
+        self._settings = settings or ProfileSettings()
+        self._cells: dict[Signature, _Cell] = {}
+        self._raw: dict[_Raw, _Cell] = {}
+        self._other = DurationSketch()
+        self._offset = 0
+
+    def add(self, launch: LaunchRecord) -> None:
+        """Count one launch.
+
+        Raises
+        ------
+        ValueError
+            If its duration is not positive; stage 1 leaves such rows out.
+        """
+        duration = launch.duration_ns
+        if duration <= 0:
+            raise ValueError(f"{launch.kernel[:80]}: duration_ns is {duration}, must be positive")
+        if launch.dims:
+            raw: _Raw = (launch.kernel, launch.dims, launch.dtypes, launch.layout)
+        else:
+            raw = (launch.kernel, launch.blocks, launch.threads, launch.dtypes, launch.layout)
+        cell = self._raw.get(raw)
+        if cell is None:
+            cell = self._find(launch, raw)
+        if launch.shape_source is not cell.source or launch.shape_confidence < cell.confidence:
+            cell.worsen(launch.shape_source, launch.shape_confidence)
+        cell.sketch.add(duration)
+
+    def _find(self, launch: LaunchRecord, raw: _Raw) -> _Cell:
+        """Cell of a launch whose exact shape is not remembered; makes room where needed."""
+        cap = self._settings.max_signatures
+        key = _key(launch, self._settings)
+        cell = self._cells.get(key)
+        if cell is None:
+            if len(self._cells) >= 2 * cap:
+                self._purge(cap)
+            cell = self._cells[key] = _Cell(key, self._offset)
+        if len(self._raw) >= 4 * cap:
+            self._raw.clear()
+        if len(launch.kernel) <= NAME_MAX and len(launch.dims) <= _TENSORS_MAX:
+            self._raw[raw] = cell
+        return cell
+
+    def _purge(self, cap: int) -> None:
+        credits = sorted((c.credit + c.sketch.total for c in self._cells.values()), reverse=True)
+        self._offset = max(self._offset, credits[cap])
+        for key, cell in list(self._cells.items()):
+            if cell.credit + cell.sketch.total <= self._offset:
+                self._other.merge(self._cells.pop(key).sketch)
+        self._raw.clear()
+
+    def profile(
+        self, *, window_start_ns: int, window_ns: int, observed_ns: int, environment: str = ""
+    ) -> WorkloadProfile:
+        """Return what was added so far; adding may go on."""
+        stats = [stat for cell in self._cells.values() for stat in _stats(cell, self._settings)]
+        if self._other.count:
+            stats.append(_stat(Signature(kernel=OTHER), self._other))
+        return WorkloadProfile(
+            window_start_ns=window_start_ns,
+            window_ns=window_ns,
+            observed_ns=observed_ns,
+            stats=capped(stats, self._settings.max_signatures),
+            environment=environment,
+        )
+
+
+def _key(launch: LaunchRecord, settings: ProfileSettings) -> Signature:
+    known = bool(launch.dims)
+    return Signature(
+        kernel=launch.kernel[:NAME_MAX],
+        dtypes=launch.dtypes[:_TENSORS_MAX],
+        layout=launch.layout,
+        dims=tuple(
+            tuple(bucket(length, settings) for length in shape[:_RANK_MAX])
+            for shape in launch.dims[:_TENSORS_MAX]
+        ),
+        blocks=(0, 0, 0) if known else launch.blocks,
+        threads=(0, 0, 0) if known else launch.threads,
+    )
+
+
+def _stats(cell: _Cell, settings: ProfileSettings) -> list[SignatureStat]:
+    """One stat, or one per duration mode where dims are unknown."""
+    modes: tuple[DurationSketch, ...] = (cell.sketch,)
+    if not cell.key.dims and cell.sketch.count >= 2 * settings.mode_launches:
+        modes = cell.sketch.clusters(
+            gap_ratio=settings.mode_gap_ratio,
+            count_min=settings.mode_launches,
+            clusters_max=settings.modes_max,
+        )
+    rest = cell.sketch.total - sum(mode.total for mode in modes)
+    modes[-1].total += rest  # the parts' sums are read off bins: the whole stays exact
+    return [
+        _stat(cell.key.model_copy(update={"mode": number}), mode, cell)
+        for number, mode in enumerate(modes)
+    ]
+
+
+def _stat(key: Signature, sketch: DurationSketch, cell: _Cell | None = None) -> SignatureStat:
+    return SignatureStat(
+        signature=key,
+        launches=sketch.count,
+        gpu_time_ns=max(0, sketch.total),
+        median_ns=sketch.quantile(0.5),
+        shape_source=cell.source if cell else ShapeSource.NONE,
+        shape_confidence=min(1.0, cell.confidence) if cell else 0.0,
+    )
+
+
+def fold(
+    launches: Iterable[LaunchRecord],
+    *,
+    window_start_ns: int,
+    window_ns: int,
+    observed_ns: int,
+    settings: ProfileSettings | None = None,
+    environment: str = "",
+) -> WorkloadProfile:
+    """Fold all launches of one window; memory is bounded by the settings, not by the launches.
+
+    Raises
+    ------
+    ValueError
+        If a duration is not positive.
+
+    Examples
+    --------
+    >>> launch = LaunchRecord(kernel="rms", start_ns=0, duration_ns=700, dims=((9, 1024),))
+    >>> seen = fold([launch] * 3, window_start_ns=0, window_ns=5000, observed_ns=5000)
+    >>> seen.stats[0].signature.dims, seen.launches, seen.gpu_time_ns
+    (((16, 1024),), 3, 2100)
+    """
+    folder = Folder(settings)
+    for launch in launches:
+        folder.add(launch)
+    return folder.profile(
+        window_start_ns=window_start_ns,
+        window_ns=window_ns,
+        observed_ns=observed_ns,
+        environment=environment,
+    )
