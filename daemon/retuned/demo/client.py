@@ -140,7 +140,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="retuned.demo.client", description=__doc__)
     parser.add_argument("--url", required=True, help="of the server")
     parser.add_argument("--phase", type=Phase, choices=list(Phase), default=Phase.CHAT)
-    parser.add_argument("--in-flight", type=int, default=16, help="most requests at once")
+    parser.add_argument("--in-flight", type=int, default=8, help="most requests at once")
     parser.add_argument("--timeout-s", type=float, default=60.0)
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)

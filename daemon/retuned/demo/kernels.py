@@ -39,6 +39,7 @@ class Incumbent:
 
     def __init__(self, definition: Definition, solution: Solution, *, library: Path) -> None:
         ((_, output),) = definition.outputs.items()
+        self.definition = definition
         self._layouts = [solution.layouts.get(name, "as-is") for name in definition.inputs]
         self._packed: dict[int, Tensor] = {}
         self._axes = tuple(_axis_sources(definition))
@@ -88,7 +89,7 @@ class SlottedOperators:
 
 def definition_names(shape: ModelShape) -> tuple[str, ...]:
     """Name every definition of the catalog that a model of this shape needs."""
-    linears = {f"linear_w8a32_n{rows}_k{depth}" for rows, depth in shape.linears().values()}
+    linears = {f"linear_w8_n{rows}_k{depth}" for rows, depth in shape.linears().values()}
     return (
         *sorted(linears),
         f"rmsnorm_h{shape.hidden}",
@@ -98,25 +99,39 @@ def definition_names(shape: ModelShape) -> tuple[str, ...]:
     )
 
 
+def incumbents(shape: ModelShape, *, cache_dir: Path) -> Iterator[Incumbent]:
+    """Compile and load the kernel that the catalog has for each definition.
+
+    Raises
+    ------
+    MissingDependency
+        If there is no C++ compiler.
+    UsageError
+        If the catalog has no such definition.
+    """
+    for name in definition_names(shape):
+        entry = catalog.get(name)
+        compiled = compile_solution(entry.incumbent, cache_dir=cache_dir)
+        yield Incumbent(entry.definition, entry.incumbent, library=compiled.path)
+
+
 def slotted_operators(shape: ModelShape, runtime: Any, *, cache_dir: Path) -> SlottedOperators:  # noqa: ANN401 - retuned.runtime's
     """Compile the incumbents, put each behind a slot and register the torch operators.
 
     Raises
     ------
     MissingDependency
-        If there is no C++ compiler, or the catalog has no kernel for this shape.
+        If there is no C++ compiler.
     HarnessError
         If an operator of the model has no definition.
     """
     slots: dict[str, Any] = {}
     families: dict[str, list[Any]] = defaultdict(list)
-    for name in definition_names(shape):
-        entry = catalog.get(name)
-        compiled = compile_solution(entry.incumbent, cache_dir=cache_dir)
-        original = Incumbent(entry.definition, entry.incumbent, library=compiled.path)
-        slot = runtime.slot(entry.definition.model_dump(mode="json"), original=original)
-        slots[name] = slot
-        families[entry.definition.op_type].append(slot)
+    for original in incumbents(shape, cache_dir=cache_dir):
+        definition = original.definition
+        slot = runtime.slot(definition.model_dump(mode="json"), original=original)
+        slots[definition.name] = slot
+        families[definition.op_type].append(slot)
     for op_type, members in families.items():
         runtime.register_torch_op(op_type, members)
     missing = {field for field in Operators.__slots__ if field not in families}

@@ -47,7 +47,7 @@ class Ended:
 class LoadSettings:
     """How to send."""
 
-    in_flight: int = 16
+    in_flight: int = 8
     """Most requests at once; the server is saturated when it never has fewer."""
     timeout_s: float = 60.0
     """A request that takes longer has failed."""
