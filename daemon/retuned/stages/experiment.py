@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from retuned.contract import Digest, Name, Record, Workload
+from retuned.contract import Digest, Name, Record, Workload, digest_of
+from retuned.stages.hypothesis import Hypothesis
 
 
 class Budget(Record):
@@ -39,3 +40,55 @@ class ExperimentPlan(Record):
     """Limits."""
     environment: Digest
     """Where it must run: evidence from elsewhere does not count."""
+
+
+def plan(
+    hypothesis: Hypothesis,
+    *,
+    incumbent: Digest,
+    environment: Digest,
+    budget: Budget | None = None,
+    generators: tuple[Name, ...] = ("search",),
+) -> ExperimentPlan:
+    """Write the experiment for a hypothesis; the same belief about the same world is the same plan.
+
+    Parameters
+    ----------
+    hypothesis
+        What is believed.
+    incumbent
+        Digest of the variant in production.
+    environment
+        Digest of the Environment the lab must have.
+    budget
+        Limits; the default ones where None.
+    generators
+        Who proposes variants, in order.
+
+    Examples
+    --------
+    >>> from retuned.stages.hypothesis import Hypothesis
+    >>> belief = Hypothesis(id="h", definition="d", workloads=(Workload(definition="d", axes={"M":
+    1}),), ...     share=0.5, expected_gain_ratio=2.0, expected_saving=0.25, because="a test")
+    >>> first, again = (plan(belief, incumbent="sha256:" + "a" * 64, environment="sha256:" + "b" *
+    64) ...     for _ in range(2))
+    >>> first.id == again.id
+    True
+    """
+    body = {
+        "hypothesis": hypothesis.id,
+        "definition": hypothesis.definition,
+        "workloads": tuple(
+            sorted(hypothesis.workloads, key=lambda each: sorted(each.axes.items()))
+        ),
+        "incumbent": incumbent,
+        "generators": generators,
+        "structures": hypothesis.structures,
+        "budget": budget or Budget(),
+        "environment": environment,
+    }
+    # The id is taken over everything else, so a replayed plan is recognised before it is paid for.
+    unnamed = ExperimentPlan.model_validate({"id": "", **body})
+    return unnamed.model_copy(
+        update={"id": digest_of(unnamed.model_dump(mode="json", exclude={"id"}))}
+    )

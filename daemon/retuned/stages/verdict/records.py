@@ -1,4 +1,4 @@
-"""Stage 6, verdict: correct? faster? Status, stable reason code and numbers; ambiguity is an answer. Pure."""
+"""What the judge reads and what it answers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Verdict(Record):
     speedup: Interval | None = None
     """Production-weighted; None where nothing was timed."""
     noise_floor_ratio: float | None = Field(default=None, gt=0.0)
-    """Largest ratio two byte-identical clones showed in the same run; None where nothing was timed."""
+    """Largest ratio two byte-identical clones showed in the same run; None if nothing was timed."""
     shapes: tuple[ShapeResult, ...] = ()
     """Per shape."""
     guard: Guard = Guard()
@@ -118,3 +118,86 @@ class Verdict(Record):
                     "a promotion needs a lower bound above 1 and above the noise floor"
                 )
         return self
+
+
+class Check(Record):
+    """One gate's answer on one candidate."""
+
+    gate: str = Field(pattern=r"^G[0-6]$")
+    """Which gate."""
+    reason: Reason | None = None
+    """Why it failed; None where it passed."""
+    detail: str = ""
+    """One sentence with the numbers."""
+    error_ratio: float | None = Field(default=None, ge=0.0)
+    """Largest error relative to the incumbent's; None where the gate does not measure errors."""
+
+
+class GroupTiming(Record):
+    """Some shapes taken together, as a guard would."""
+
+    members: tuple[int, ...] = Field(min_length=1)
+    """Positions in `Timing.shapes`."""
+    speedup: Interval
+    """Production-weighted over the members, at the promotion's confidence."""
+    p_value: float = Field(ge=0.0, le=1.0)
+    """One-sided, of "not faster by the required gain"; adjusted over finalists and groups."""
+
+
+class Timing(Record):
+    """What was measured from zero on held-out seeds."""
+
+    shapes: tuple[ShapeResult, ...] = Field(min_length=1)
+    """Per shape; their intervals at the regression guard's confidence."""
+    groups: tuple[GroupTiming, ...] = Field(min_length=1)
+    """All shapes first, then every smaller group that a guard can name."""
+    noise_floor_ratio: float = Field(gt=0.0)
+    """Largest ratio two byte-identical clones showed in the same run."""
+    blocks: int = Field(ge=0)
+    """Fewest blocks of any shape."""
+    pairs: int = Field(ge=0)
+    """Fewest pairs of any shape."""
+    processes: int = Field(ge=0)
+    """Fresh processes the blocks come from."""
+
+
+class Evidence(Record):
+    """Everything the judge may look at."""
+
+    candidate: Digest
+    """Digest of the solution."""
+    incumbent: Digest
+    """What it was compared with."""
+    checks: tuple[Check, ...] = ()
+    """Answers of the gates, in order."""
+    search: Interval | None = None
+    """Production-weighted speedup in the search; None where it was not timed."""
+    finalist: bool = False
+    """Whether it was chosen for re-measurement."""
+    timing: Timing | None = None
+    """The re-measurement."""
+    raw: Digest | None = None
+    """Digest of the raw numbers in the store."""
+
+
+class JudgeSettings(Record):
+    """Thresholds of a promotion."""
+
+    min_gain_ratio: float = Field(default=0.01, ge=0.0)
+    """Least saving of the kernel's own time that is worth a swap."""
+    alpha: float = Field(default=0.01, gt=0.0, lt=0.5)
+    """Chance of a false promotion over all finalists of one experiment."""
+    common_share: float = Field(default=0.005, ge=0.0, le=1.0)
+    """A shape with this share of the kernel's time must not get slower by `common_slowdown`."""
+    common_slowdown: float = Field(default=1.01, ge=1.0)
+    """Upper bound of candidate over incumbent at common shapes."""
+    rare_slowdown: float = Field(default=1.05, ge=1.0)
+    """Upper bound of candidate over incumbent at rare shapes."""
+    min_blocks: int = Field(default=10, ge=2)
+    """Fewest blocks per shape; fewer is no evidence at all."""
+    min_pairs: int = Field(default=30, ge=2)
+    """Fewest pairs per shape."""
+    min_processes: int = Field(default=2, ge=1)
+    """Fewest fresh processes: placement in memory differs between them."""
+    physics_slack: float = Field(default=0.9, gt=0.0, le=1.0)
+    """A time below this times the physical floor is a broken clock or a cheat."""

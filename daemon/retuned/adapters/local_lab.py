@@ -1,0 +1,390 @@
+"""Bench on this machine: candidates are compiled and run in killable child processes.
+
+Also the fake that ships beside it, which hands out scripted findings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retuned.contract import Digest, Solution
+from retuned.errors import HarnessError, UsageError
+from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.evidence import adjusted_p_values, final_timing, gather, search_interval
+from retuned.lab.examiner import Examiner, Timed
+from retuned.lab.harness.variant import Variant
+from retuned.lab.languages.cpu_cpp import compile_solution, cpu_environment
+from retuned.lab.subject import Subject
+from retuned.ports import Finding, Generator
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.verdict import Check, Interval, JudgeSettings, judge, rank
+
+log = logging.getLogger(__name__)
+
+_BATCH = 4
+"""Candidates asked for at a time, so that generators learn from findings."""
+_FINAL_SHARE = 0.4
+"""Part of the time budget that is kept for finalists."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Contender:
+    """A candidate on its way through the gates."""
+
+    solution: Solution
+    variant: Variant | None
+    checks: list[Check]
+    started_s: float
+    spent_s: float = 0.0
+    search: Timed | None = None
+    interval: Interval | None = None
+    final: Timed | None = None
+
+    @property
+    def failed(self) -> bool:
+        return any(check.reason is not None for check in self.checks)
+
+
+class LocalLab:
+    """Carries out plans with this machine's compiler and cores.
+
+    Parameters
+    ----------
+    root
+        Private folder for compiled objects, artifacts and raw numbers.
+    subjects
+        Finds what is tuned by the definition's name; raises `UsageError` where unknown.
+    solutions
+        Finds the incumbent by digest.
+    generators
+        Who may propose, by name.
+    cores
+        Cores that children may use; empty means all.
+    lab
+        How much is measured.
+    judge_settings
+        Thresholds of the decision.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        subjects: Callable[[str], Subject],
+        solutions: Callable[[Digest], Solution | None],
+        generators: Mapping[str, Generator],
+        cores: Sequence[int] = (),
+        lab: LabSettings | None = None,
+        judge_settings: JudgeSettings | None = None,
+    ) -> None:
+        self._root = root
+        self._subjects = subjects
+        self._solutions = solutions
+        self._generators = generators
+        self._cores = tuple(cores)
+        self._lab = lab or LabSettings()
+        self._judge = judge_settings or JudgeSettings()
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
+        """Yield a finding per candidate as soon as it is final; see `Bench.run`."""
+        incumbent = self._check_plan(plan)
+        deadline = time.monotonic() + plan.budget.max_seconds
+        bay = Bay(
+            self._subjects(plan.definition),
+            plan.workloads,
+            incumbent=incumbent,
+            folder=self._root,
+            cores=self._cores,
+            settings=self._lab,
+        )
+        try:
+            session = _Session(
+                plan, bay=bay, root=self._root, incumbent=incumbent, settings=self._judge
+            )
+            contenders: list[_Contender] = []
+            search_until = deadline - _FINAL_SHARE * plan.budget.max_seconds
+            for solution in self._proposals(plan, session, known, until=search_until):
+                contender = session.examine(solution)
+                if contender.failed:
+                    yield session.finding(contender)
+                else:
+                    contenders.append(contender)
+            yield from session.decide(contenders, deadline=deadline)
+        finally:
+            bay.close()
+
+    def build(self, solution: Solution) -> Path:
+        """Return the artifact's folder, built on first use; see `Bench.build`.
+
+        Raises
+        ------
+        CandidateError
+            If the solution does not compile or breaks the contract.
+        """
+        target = self._root / "artifacts" / solution.digest.removeprefix("sha256:")
+        if (target / "artifact.json").exists():
+            return target
+        definition = self._subjects(solution.definition).definition
+        built = compile_solution(
+            solution, cache_dir=self._root / "compiled", limits=self._lab.compile
+        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+        try:
+            shutil.copyfile(built.path, partial / "kernel.so")
+            body = _manifest(solution, definition.model_dump(mode="json"), built.sha256)
+            (partial / "artifact.json").write_text(
+                json.dumps(body, indent=1, sort_keys=True), encoding="utf-8"
+            )
+            partial.chmod(0o755)
+            os.rename(partial, target)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)
+            if not (target / "artifact.json").exists():  # else: another process was first
+                raise
+        return target
+
+    def _check_plan(self, plan: ExperimentPlan) -> Solution:
+        here = cpu_environment().digest
+        if plan.environment != here:
+            raise HarnessError(
+                f"the plan is for environment {plan.environment[:19]}, this machine is {here[:19]}"
+            )
+        incumbent = self._solutions(plan.incumbent)
+        if incumbent is None:
+            raise HarnessError(f"no source for the incumbent {plan.incumbent[:19]}")
+        unknown = [name for name in plan.generators if name not in self._generators]
+        if unknown:
+            raise UsageError(f"unknown generators {unknown}; there are {sorted(self._generators)}")
+        return incumbent
+
+    def _proposals(
+        self,
+        plan: ExperimentPlan,
+        session: _Session,
+        known: Mapping[Digest, Finding],
+        *,
+        until: float,
+    ) -> Iterator[Solution]:
+        """Yield new candidates until the budget or every generator is exhausted."""
+        definition = self._subjects(plan.definition).definition
+        seen = {plan.incumbent, *known}
+        session.history.extend(known.values())
+        for name in plan.generators:
+            generator = self._generators[name]
+            while len(seen) - 1 < plan.budget.max_candidates and time.monotonic() < until:
+                room = plan.budget.max_candidates - len(seen) + 1
+                batch = generator.propose(
+                    definition,
+                    plan.workloads,
+                    history=tuple(session.history),
+                    count=min(_BATCH, room),
+                )
+                # Gate G0: from here on a candidate is its digest; seeds are secret and not yet used
+                # on it.
+                fresh = {each.digest: each for each in batch if each.digest not in seen}
+                if not fresh:
+                    break
+                seen |= set(fresh)
+                for solution in fresh.values():
+                    if plan.structures and solution.structure not in plan.structures:
+                        continue
+                    if time.monotonic() >= until:
+                        return
+                    yield solution
+
+
+class _Session:
+    """One run of one plan."""
+
+    def __init__(
+        self,
+        plan: ExperimentPlan,
+        *,
+        bay: Bay,
+        root: Path,
+        incumbent: Solution,
+        settings: JudgeSettings,
+    ) -> None:
+        self._plan = plan
+        self._bay = bay
+        self._root = root
+        self._incumbent = incumbent
+        self._settings = settings
+        self._examiner = Examiner(bay)
+        self.history: list[Finding] = []
+
+    def examine(self, solution: Solution) -> _Contender:
+        """Take a candidate through G1 to G5, cheapest first."""
+        begin = time.monotonic()
+        variant, checks = self._examiner.admit(solution)
+        contender = _Contender(
+            solution=solution, variant=variant, checks=list(checks), started_s=begin
+        )
+        if variant is not None:
+            contender.checks += self._examiner.correct(variant)
+        if variant is not None and not contender.failed:
+            contender.search = self._examiner.search(variant)
+            contender.checks += contender.search.checks
+            contender.interval = search_interval(contender.search)
+        contender.spent_s = time.monotonic() - begin
+        self.history.append(self.finding(contender))
+        return contender
+
+    def decide(self, contenders: Sequence[_Contender], *, deadline: float) -> Iterator[Finding]:
+        """Re-measure the best from zero and judge everybody."""
+        ranked = rank(
+            [(c.solution.digest, c.interval) for c in contenders if c.interval is not None],
+            count=self._plan.budget.finalists,
+        )
+        for contender in contenders:
+            if contender.solution.digest not in ranked:
+                yield self.finding(contender)
+        by_digest = {c.solution.digest: c for c in contenders}
+        finalists = [by_digest[digest] for digest in ranked]
+        for number, contender in enumerate(finalists):
+            if number and time.monotonic() > deadline:
+                break  # the best comes first; the rest stays without a re-measurement
+            assert contender.variant is not None
+            begin = time.monotonic()
+            contender.final = self._examiner.final(contender.variant)
+            contender.checks += contender.final.checks
+            contender.spent_s += time.monotonic() - begin
+        measured = [c for c in finalists if c.final is not None]
+        adjusted = adjusted_p_values(
+            [c.final for c in measured if c.final is not None], self._settings
+        )
+        for contender, p_value in zip(measured, adjusted, strict=True):
+            yield self.finding(contender, adjusted_p=p_value, finalists=len(measured))
+        for contender in finalists[len(measured) :]:
+            yield self.finding(contender)
+
+    def finding(
+        self, contender: _Contender, *, adjusted_p: float = 1.0, finalists: int = 1
+    ) -> Finding:
+        """Judge what is known of a contender."""
+        timing = None
+        if contender.final is not None and contender.final.passed and contender.variant:
+            timing = final_timing(
+                contender.final,
+                definition=self._bay.subject.definition,
+                workloads=self._plan.workloads,
+                parts=contender.variant.parts,
+                adjusted_p=adjusted_p,
+                finalists=finalists,
+                settings=self._settings,
+            )
+        evidence = gather(
+            contender.solution.digest,
+            self._incumbent.digest,
+            checks=contender.checks,
+            search=contender.interval,
+            finalist=contender.final is not None,
+            timing=timing,
+            raw=self._keep(contender) if contender.final is not None else None,
+        )
+        verdict = judge(evidence, self._settings)
+        log.info(
+            "candidate %s: %s, %s (%s)",
+            contender.solution.name,
+            verdict.status,
+            verdict.reason,
+            verdict.detail,
+        )
+        return Finding(solution=contender.solution, verdict=verdict, seconds=contender.spent_s)
+
+    def _keep(self, contender: _Contender) -> Digest:
+        """Keep the raw numbers under their digest, beside the artifacts."""
+        body = {
+            "candidate": contender.solution.digest,
+            "incumbent": self._incumbent.digest,
+            "plan": self._plan.id,
+            "environment": cpu_environment().model_dump(mode="json"),
+            "checks": [check.model_dump(mode="json") for check in contender.checks],
+            "search": _raw(contender.search),
+            "final": _raw(contender.final),
+        }
+        data = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+        digest = hashlib.sha256(data).hexdigest()
+        folder = self._root / "evidence"
+        folder.mkdir(exist_ok=True)
+        partial = folder / f".{digest}.partial"
+        partial.write_bytes(data)
+        partial.replace(folder / f"{digest}.json")
+        return f"sha256:{digest}"
+
+
+@dataclass(slots=True)
+class FakeBench:
+    """Hands out scripted findings, in order, without measuring anything."""
+
+    script: Mapping[str, Sequence[Finding]]
+    """Findings per definition."""
+    root: Path
+    """Where empty artifact folders are made."""
+    failure: HarnessError | None = None
+    """Raised instead of the finding after the first."""
+    runs: list[ExperimentPlan] = field(default_factory=list)
+    """Plans that were run, for assertions."""
+
+    def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
+        """Yield what the script says, without those that are known."""
+        self.runs.append(plan)
+        for number, finding in enumerate(self.script.get(plan.definition, ())):
+            if number and self.failure is not None:
+                raise self.failure
+            if finding.solution.digest not in known:
+                yield finding
+
+    def build(self, solution: Solution) -> Path:
+        """Make the artifact's folder with a manifest and no code."""
+        target = self.root / "artifacts" / solution.digest.removeprefix("sha256:")
+        target.mkdir(parents=True, exist_ok=True)
+        body = _manifest(solution, {"name": solution.definition}, hashlib.sha256(b"").hexdigest())
+        (target / "kernel.so").write_bytes(b"")
+        (target / "artifact.json").write_text(json.dumps(body), encoding="utf-8")
+        return target
+
+
+def _manifest(solution: Solution, definition: Mapping[str, Any], sha256: str) -> dict[str, Any]:
+    threads = solution.params.get("THREADS", 1)
+    return {
+        "digest": solution.digest,
+        "definition": definition,
+        "language": str(solution.language),
+        "entry": solution.entry,
+        "params": solution.params,
+        "layouts": solution.layouts,
+        "scratch_bytes": solution.scratch_bytes,
+        "parts": threads if isinstance(threads, int) else 1,
+        "binary": "kernel.so",
+        "binary_sha256": sha256,
+    }
+
+
+def _raw(timed: Timed | None) -> dict[str, Any] | None:
+    if timed is None:
+        return None
+    return {
+        side: [
+            {
+                "weight": samples.weight,
+                "incumbent_us": [round(value, 3) for value in samples.incumbent_us.tolist()],
+                "candidate_us": [round(value, 3) for value in samples.candidate_us.tolist()],
+                "block": samples.block.tolist(),
+            }
+            for samples in group
+        ]
+        for side, group in (("candidate", timed.samples), ("clone", timed.clones))
+    }

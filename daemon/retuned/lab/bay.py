@@ -1,0 +1,250 @@
+"""Children, memory and inputs for one plan: what the gates of the examiner are carried out with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from retuned.contract import Solution, Workload
+from retuned.errors import CandidateError, HarnessError
+from retuned.lab.harness.arena import Arena
+from retuned.lab.harness.cases import Case, CaseBook, Cell, Seeds, cells_for
+from retuned.lab.harness.runs import Runner, arena_bytes
+from retuned.lab.harness.timing import SETS, Duel, duel_bytes
+from retuned.lab.harness.variant import Variant, variant_of
+from retuned.lab.harness.worker import ChildLimits, Worker
+from retuned.lab.languages.cpu_cpp import CompileLimits, compile_solution
+from retuned.lab.oracle import Tolerance
+from retuned.lab.subject import Array, Subject, make_inputs
+
+_ARENA_MAX_BYTES = 8 * 2**30
+_UNIT_OVERHEAD_US = 60.0
+"""What an ABBA unit costs beside its launches: poison, swaps, the interpreter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabSettings:
+    """How much is measured; thresholds of the decision are `JudgeSettings`."""
+
+    search_s: float = 0.8
+    """Timing of one candidate in the search."""
+    search_blocks: int = 5
+    """Blocks per shape in the search."""
+    hopeless_ratio: float = 1 / 3
+    """A candidate this slow on the costliest shape is not timed further."""
+    final_s: float = 5.0
+    """Timing of one finalist."""
+    final_blocks: int = 12
+    """Blocks per shape of a finalist, over all processes."""
+    final_units: int = 2
+    """Least ABBA units of candidate and incumbent per block of a finalist; two pairs each."""
+    processes: int = 2
+    """Fresh processes per finalist."""
+    launch_timeout_s: float = 2.0
+    """Bound of one launch, beyond twenty times the incumbent's time."""
+    compile: CompileLimits = field(default_factory=CompileLimits)
+    """Bounds of the compiler."""
+    child: ChildLimits = field(default_factory=ChildLimits)
+    """Bounds of the children."""
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    """Numerical acceptance."""
+
+
+class Bay:
+    """One plan's incumbent, its answers, and the means to run others beside it.
+
+    Parameters
+    ----------
+    subject
+        What is tuned.
+    workloads
+        Weighted shapes.
+    incumbent
+        The variant in production.
+    folder
+        Private folder; compiled objects are kept in it.
+    cores
+        Cores the children may use; empty means all.
+    settings
+        How much is measured.
+
+    Raises
+    ------
+    HarnessError
+        If the incumbent itself does not compile or run: nothing can be concluded then.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        workloads: Sequence[Workload],
+        *,
+        incumbent: Solution,
+        folder: Path,
+        cores: Sequence[int] = (),
+        settings: LabSettings | None = None,
+    ) -> None:
+        self.subject = subject
+        self.workloads = tuple(workloads)
+        self.settings = settings or LabSettings()
+        self.cells = cells_for(subject, workloads)
+        self.cores = tuple(cores)
+        self._folder = folder
+        self._stack = ExitStack()
+        self._sets: dict[tuple[object, ...], list[dict[str, Array]]] = {}
+        self._slowest_us = 0.0
+        try:
+            self.incumbent = self.compiled(incumbent)
+            self.seeds = Seeds()
+            self.book = self.open_book(self.seeds, self._stack)
+        except CandidateError as error:
+            self.close()
+            raise HarnessError(f"the incumbent itself fails: {error}") from error
+
+    def close(self) -> None:
+        """End the children and give the memory back."""
+        self._stack.close()
+
+    @property
+    def timeout_s(self) -> float:
+        """Bound of one launch."""
+        return self.settings.launch_timeout_s + 20.0 * self._slowest_us / 1e6
+
+    def compiled(self, solution: Solution) -> Variant:
+        """Compile and audit.
+
+        Raises
+        ------
+        CandidateError
+            As `compile_solution` and `variant_of`.
+        """
+        built = compile_solution(
+            solution, cache_dir=self._folder / "compiled", limits=self.settings.compile
+        )
+        return variant_of(solution, self.subject.definition, library=built.path)
+
+    def clone(self) -> Variant:
+        """Return the incumbent under another path: the same bytes, loaded a second time."""
+        path = self.incumbent.library.with_suffix(".clone.so")
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            shutil.copyfile(self.incumbent.library, partial)
+            partial.replace(path)
+        return Variant(
+            digest=self.incumbent.digest,
+            library=path,
+            entry=self.incumbent.entry,
+            layouts=self.incumbent.layouts,
+            scratch_bytes=self.incumbent.scratch_bytes,
+            parts=self.incumbent.parts,
+        )
+
+    def open_book(self, seeds: Seeds, stack: ExitStack) -> CaseBook:
+        """Open a book of cases whose incumbent lives in its own child until `stack` closes."""
+        runner = stack.enter_context(self.runner(self.incumbent))
+        return CaseBook(self.subject, incumbent=runner, seeds=seeds)
+
+    def case(self, book: CaseBook, cell: Cell) -> Case:
+        """Return a case.
+
+        Raises
+        ------
+        HarnessError
+            If the incumbent fails on it.
+        """
+        try:
+            return book.case(cell)
+        except CandidateError as error:
+            raise HarnessError(f"the incumbent fails at {dict(cell.axes)}: {error}") from error
+
+    @contextmanager
+    def runner(self, variant: Variant) -> Iterator[Runner]:
+        """Open a fresh child with one variant."""
+        definition = self.subject.definition
+        size = max(
+            arena_bytes(
+                definition,
+                cell.axes,
+                scratch_bytes=variant.scratch_bytes,
+                parts=variant.parts,
+            )
+            for cell in self.cells
+        )
+        with (
+            _arena(size) as arena,
+            Runner(
+                definition, variant, arena=arena, cores=self.cores, limits=self.settings.child
+            ) as runner,
+        ):
+            yield runner
+
+    @contextmanager
+    def duel(self, sides: Sequence[Variant]) -> Iterator[Duel]:
+        """Open a fresh child with several variants, to be timed against each other."""
+        definition = self.subject.definition
+        size = max(
+            duel_bytes(definition, workload.axes, sides, sets=SETS) for workload in self.workloads
+        )
+        libraries = [side.as_library(definition) for side in sides]
+        with (
+            _arena(size) as arena,
+            Worker(libraries, arena, cores=self.cores, limits=self.settings.child) as worker,
+        ):
+            yield Duel(
+                self.subject,
+                sides,
+                arena=arena,
+                worker=worker,
+                tolerance=self.settings.tolerance,
+            )
+
+    def sets(self, index: int, seeds: Seeds, *, process: int = 0) -> list[dict[str, Array]]:
+        """Return sets of ordinary inputs of one shape; those of the search are kept."""
+        key = ("sets", index, process)
+        kept = seeds is self.seeds
+        if kept and key in self._sets:
+            return self._sets[key]
+        made = [
+            make_inputs(
+                self.subject,
+                self.workloads[index].axes,
+                seed=seeds.seed(*key, number),
+                family=self.subject.families[0],
+            )
+            for number in range(SETS)
+        ]
+        if kept:
+            self._sets[key] = made
+        return made
+
+    def saw(self, one_us: float) -> None:
+        """Remember the incumbent's slowest launch, for time-outs."""
+        self._slowest_us = max(self._slowest_us, one_us)
+
+    def by_cost(self) -> list[int]:
+        """Return shapes by falling share of the work, as far as their sizes tell."""
+
+        def work(index: int) -> float:
+            workload = self.workloads[index]
+            size = 1.0
+            for length in workload.axes.values():
+                size *= max(length, 1)
+            return workload.weight * size
+
+        return sorted(range(len(self.workloads)), key=lambda index: -work(index))
+
+
+def units_within(budget_s: float, *, blocks: int, one_us: float, least: int) -> int:
+    """Return how many ABBA units a block may have so that all blocks fit the budget."""
+    unit_us = 4.0 * max(one_us, 20.0) + _UNIT_OVERHEAD_US
+    return max(least, min(16, int(budget_s * 1e6 / (blocks * unit_us))))
+
+
+def _arena(size: int) -> Arena:
+    if size > _ARENA_MAX_BYTES:
+        detail = f"needs {size} bytes of tensors and scratch, more than {_ARENA_MAX_BYTES}"
+        raise CandidateError("out-of-memory", detail=detail)
+    return Arena(size)

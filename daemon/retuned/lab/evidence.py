@@ -1,0 +1,162 @@
+"""From samples to the records that the judge reads. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from retuned.contract import Definition, Digest, Workload
+from retuned.lab.examiner import Timed
+from retuned.lab.physics import floor_us
+from retuned.lab.statistics import (
+    Estimate,
+    ShapeSamples,
+    bootstrap_saving,
+    combine,
+    estimate,
+    holm,
+    noise_floor,
+)
+from retuned.stages.verdict import (
+    Check,
+    Evidence,
+    GroupTiming,
+    Interval,
+    JudgeSettings,
+    ShapeResult,
+    Timing,
+    groups_of,
+)
+
+_SHAPE_CONFIDENCE = 0.95
+_BOOTSTRAP_SEED = 20_250_101
+
+
+def search_interval(timed: Timed) -> Interval | None:
+    """Production-weighted speedup of a search; None where nothing was timed."""
+    weighted = combine(timed.samples) if timed.passed else None
+    return weighted.interval(_SHAPE_CONFIDENCE) if weighted else None
+
+
+def final_timing(
+    timed: Timed,
+    *,
+    definition: Definition,
+    workloads: Sequence[Workload],
+    parts: int,
+    adjusted_p: float,
+    finalists: int,
+    settings: JudgeSettings,
+) -> Timing | None:
+    """Return what the judge may know of a re-measurement; None where shapes lack blocks.
+
+    `adjusted_p` is the Holm-adjusted p-value of this finalist over all shapes; parts of the shapes
+    are adjusted by the number of `finalists` times the number of parts (Bonferroni).
+    """
+    shapes = [
+        _shape_result(samples, workload, floor_us(definition, workload.axes, parts=parts))
+        for samples, workload in zip(timed.samples, workloads, strict=True)
+    ]
+    known = [shape for shape in shapes if shape is not None]
+    if not known or len(known) != len(shapes):
+        return None
+    floor = noise_floor(timed.clones)
+    if not math.isfinite(floor):
+        return None
+    groups = groups_of([dict(workload.axes) for workload in workloads])
+    return Timing(
+        shapes=tuple(known),
+        groups=tuple(
+            _group(
+                timed.samples,
+                members,
+                adjusted_p=adjusted_p,
+                family=finalists * len(groups),
+                settings=settings,
+            )
+            for members in groups
+        ),
+        noise_floor_ratio=floor,
+        blocks=min(len(np.unique(samples.block)) for samples in timed.samples),
+        pairs=min(len(samples.block) for samples in timed.samples),
+        processes=timed.processes,
+    )
+
+
+def adjusted_p_values(finals: Sequence[Timed], settings: JudgeSettings) -> tuple[float, ...]:
+    """Holm-adjusted p-value of every finalist for "not faster by the required gain"."""
+    found = [combine(timed.samples) if timed.passed else None for timed in finals]
+    return holm([_p(each, settings) for each in found])
+
+
+def gather(
+    candidate: Digest,
+    incumbent: Digest,
+    *,
+    checks: Sequence[Check],
+    search: Interval | None = None,
+    finalist: bool = False,
+    timing: Timing | None = None,
+    raw: Digest | None = None,
+) -> Evidence:
+    """Put one candidate's evidence together."""
+    return Evidence(
+        candidate=candidate,
+        incumbent=incumbent,
+        checks=tuple(checks),
+        search=search,
+        finalist=finalist,
+        timing=timing,
+        raw=raw,
+    )
+
+
+def _shape_result(samples: ShapeSamples, workload: Workload, floor: float) -> ShapeResult | None:
+    own = estimate(samples)
+    if own is None:
+        return None
+    return ShapeResult(
+        axes=dict(workload.axes),
+        weight=workload.weight,
+        incumbent_us=float(np.median(samples.incumbent_us)),
+        candidate_us=float(np.median(samples.candidate_us)),
+        speedup=own.interval(_SHAPE_CONFIDENCE),
+        floor_us=floor,
+    )
+
+
+def _group(
+    samples: Sequence[ShapeSamples],
+    members: tuple[int, ...],
+    *,
+    adjusted_p: float,
+    family: int,
+    settings: JudgeSettings,
+) -> GroupTiming:
+    chosen = [samples[index] for index in members]
+    weighted = combine(chosen)
+    assert weighted is not None, "every shape has an estimate by now"
+    confidence = 1.0 - settings.alpha
+    whole = len(members) == len(samples)
+    return GroupTiming(
+        members=members,
+        speedup=_cautious(weighted.interval(confidence), chosen, confidence),
+        # A part picked after the fact had as many chances as there are parts.
+        p_value=adjusted_p if whole else min(1.0, family * max(_p(weighted, settings), 0.0)),
+    )
+
+
+def _cautious(speedup: Interval, samples: Sequence[ShapeSamples], confidence: float) -> Interval:
+    """Take the lower of the t bound and the bootstrap's."""
+    cost = sum(each.weight * float(np.median(each.incumbent_us)) for each in samples)
+    saved, _, _ = bootstrap_saving(samples, confidence=confidence, seed=_BOOTSTRAP_SEED)
+    lower = cost / (cost - saved) if saved < cost else speedup.lower
+    return speedup.model_copy(update={"lower": min(speedup.lower, max(lower, 1e-9))})
+
+
+def _p(weighted: Estimate | None, settings: JudgeSettings) -> float:
+    if weighted is None:
+        return 1.0
+    return weighted.p_value(-math.log1p(-min(settings.min_gain_ratio, 0.99)))

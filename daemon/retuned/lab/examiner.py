@@ -1,0 +1,237 @@
+"""Takes one candidate through the gates and gathers evidence; decides nothing.
+
+G1 contract, G2 compile and audit, G3 memory, G4 numerics, G5 search timing, G6 hold-out: fresh
+processes, new secret seeds, a clone of the incumbent in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from retuned.contract import Solution
+from retuned.errors import CandidateError
+from retuned.lab.bay import Bay, units_within
+from retuned.lab.harness.cases import CaseBook, Cell, Seeds
+from retuned.lab.harness.checks import check_memory, check_numerics, failed_check
+from retuned.lab.harness.schedule import CANDIDATE, CLONE
+from retuned.lab.harness.timing import Duel, samples_of, units_for
+from retuned.lab.harness.variant import Variant, parts_of
+from retuned.lab.languages.cpp_contract import ContractViolated
+from retuned.lab.oracle import bit_equal
+from retuned.lab.statistics import ShapeSamples
+from retuned.lab.subject import Array
+from retuned.stages.verdict import Check, Reason
+
+Pairs = list[list[tuple[int, float, float]]]
+"""Per block: (other side, incumbent's us, other's us)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """What timing gave."""
+
+    checks: tuple[Check, ...]
+    """The gate's answers."""
+    samples: tuple[ShapeSamples, ...] = ()
+    """Candidate against incumbent, one per shape in `shapes`."""
+    clones: tuple[ShapeSamples, ...] = ()
+    """Clone against incumbent, one per shape in `shapes`."""
+    shapes: tuple[int, ...] = ()
+    """Positions in the plan's workloads."""
+    processes: int = 0
+    """Fresh processes the samples come from."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(check.reason is None for check in self.checks)
+
+
+class Examiner:
+    """The gates, carried out in a bay."""
+
+    def __init__(self, bay: Bay) -> None:
+        self._bay = bay
+
+    def admit(self, solution: Solution) -> tuple[Variant | None, tuple[Check, ...]]:
+        """Gates G1 and G2: contract, compile, audit."""
+        try:
+            self._check_form(solution)
+            variant = self._bay.compiled(solution)
+        except ContractViolated as error:
+            return None, (failed_check("G1", error),)
+        except CandidateError as error:
+            return None, (Check(gate="G1"), failed_check("G2", error))
+        return variant, (Check(gate="G1"), Check(gate="G2"))
+
+    def correct(self, variant: Variant, *, book: CaseBook | None = None) -> tuple[Check, ...]:
+        """Gates G3 and G4 in a fresh child; the first failure ends them."""
+        bay, book = self._bay, book or self._bay.book
+        cases = {cell: bay.case(book, cell) for cell in bay.cells}
+        checks: list[Check] = []
+        gate = "G3"
+        try:
+            with bay.runner(variant) as runner:
+                for cell in self._memory_cells():
+                    check, _ = check_memory(runner, cases[cell], timeout_s=bay.timeout_s)
+                    checks.append(check)
+                    if check.reason is not None:
+                        return tuple(checks)
+                gate = "G4"
+                check = check_numerics(
+                    runner,
+                    book,
+                    definition=bay.subject.definition,
+                    cells=bay.cells,
+                    tolerance=bay.settings.tolerance,
+                    timeout_s=bay.timeout_s,
+                )
+                checks.append(check)
+        except CandidateError as error:
+            checks.append(failed_check(gate, error))
+        return tuple(checks)
+
+    def search(self, variant: Variant) -> Timed:
+        """Gate G5: short paired timing, costliest shape first; the hopeless are stopped early."""
+        bay = self._bay
+        found: dict[int, ShapeSamples] = {}
+        checks: list[Check] = []
+        try:
+            with bay.duel([bay.incumbent, variant]) as duel:
+                for index in bay.by_cost():
+                    found[index] = self._search_shape(duel, index)
+                    checks.append(duel.check_outputs(gate="G5"))
+                    if checks[-1].reason is not None or self._hopeless(found[index]):
+                        break
+        except CandidateError as error:
+            checks.append(failed_check("G5", error))
+        shapes = tuple(sorted(found))
+        return Timed(
+            checks=tuple(checks),
+            samples=tuple(found[index] for index in shapes),
+            shapes=shapes,
+            processes=1,
+        )
+
+    def final(self, variant: Variant) -> Timed:
+        """Gate G6: everything from zero, in fresh processes, on new seeds, beside a clone."""
+        bay, seeds = self._bay, Seeds()
+        checks = [self._hold_out(variant, seeds)]
+        pairs: list[Pairs] = [[] for _ in bay.workloads]
+        done = 0
+        try:
+            for process in range(bay.settings.processes):
+                if checks[-1].reason is not None:
+                    break
+                with bay.duel([bay.incumbent, variant, bay.clone()]) as duel:
+                    for index in bay.by_cost():
+                        blocks, check = self._final_shape(duel, index, seeds, process=process)
+                        pairs[index] += blocks
+                        checks.append(check)
+                        if check.reason is not None:
+                            break
+                done += 1
+        except CandidateError as error:
+            checks.append(failed_check("G6", error))
+        if any(check.reason is not None for check in checks):
+            return Timed(checks=tuple(checks))
+        return Timed(
+            checks=tuple(checks),
+            samples=self._collect(pairs, CANDIDATE),
+            clones=self._collect(pairs, CLONE),
+            shapes=tuple(range(len(pairs))),
+            processes=done,
+        )
+
+    def _search_shape(self, duel: Duel, index: int) -> ShapeSamples:
+        bay = self._bay
+        workload, blocks = bay.workloads[index], bay.settings.search_blocks
+        one_us = duel.prepare(
+            workload.axes, bay.sets(index, bay.seeds), seed=Seeds().seed("search", index)
+        )
+        bay.saw(one_us)
+        budget_s = bay.settings.search_s / len(bay.workloads)
+        units = units_within(budget_s, blocks=blocks, one_us=one_us, least=1)
+        pairs = [duel.block(units_for(units, 0))]
+        first = samples_of(pairs, side=CANDIDATE, weight=workload.weight)
+        more = 1 if self._hopeless(first) else blocks - 1
+        pairs += [duel.block(units_for(units, 0)) for _ in range(more)]
+        return samples_of(pairs, side=CANDIDATE, weight=workload.weight)
+
+    def _final_shape(
+        self, duel: Duel, index: int, seeds: Seeds, *, process: int
+    ) -> tuple[Pairs, Check]:
+        bay, settings = self._bay, self._bay.settings
+        one_us = duel.prepare(
+            bay.workloads[index].axes,
+            bay.sets(index, seeds, process=process),
+            seed=seeds.seed("order", index, process),
+        )
+        blocks = -(-settings.final_blocks // settings.processes)
+        budget_s = settings.final_s / (len(bay.workloads) * settings.processes)
+        least = settings.final_units + 1
+        units = units_within(budget_s, blocks=blocks, one_us=one_us, least=least)
+        clones = max(1, units // 3)
+        found = [duel.block(units_for(units - clones, clones)) for _ in range(blocks)]
+        check = duel.check_outputs(gate="G6")
+        if check.reason is None and index == bay.by_cost()[0]:
+            samples = samples_of(found, side=CANDIDATE, weight=1.0)
+            clocks = duel.check_clocks(
+                candidate_us=float(np.median(samples.candidate_us)),
+                incumbent_us=float(np.median(samples.incumbent_us)),
+                gate="G6",
+            )
+            check = clocks if clocks.reason is not None else check
+        return found, check
+
+    def _hold_out(self, variant: Variant, seeds: Seeds) -> Check:
+        """Correctness again on new seeds, and the same bits from two more processes."""
+        bay = self._bay
+        with ExitStack() as stack:
+            book = bay.open_book(seeds, stack)
+            for check in self.correct(variant, book=book):
+                if check.reason is not None:
+                    return check.model_copy(update={"gate": "G6"})
+            case = bay.case(book, self._memory_cells()[0])
+            answers: list[dict[str, Array]] = []
+            try:
+                for _ in range(2):
+                    with bay.runner(variant) as runner:
+                        answers.append(
+                            runner.run(case.inputs, case.cell.axes, timeout_s=bay.timeout_s)
+                        )
+            except CandidateError as error:
+                return failed_check("G6", error)
+        if not all(bit_equal(answers[0][name], answers[1][name]) for name in answers[0]):
+            detail = f"two processes differ at {dict(case.cell.axes)}"
+            return Check(gate="G6", reason=Reason.NONDETERMINISTIC, detail=detail)
+        return Check(gate="G6", detail="held-out seeds, equal bits from two processes")
+
+    def _collect(self, pairs: Sequence[Pairs], side: int) -> tuple[ShapeSamples, ...]:
+        return tuple(
+            samples_of(blocks, side=side, weight=workload.weight)
+            for blocks, workload in zip(pairs, self._bay.workloads, strict=True)
+        )
+
+    def _memory_cells(self) -> list[Cell]:
+        """Return the smallest shape's ordinary cell, and the smallest odd edge's."""
+        ordinary = self._bay.subject.families[0]
+        cells = [cell for cell in self._bay.cells if cell.family == ordinary]
+        odd = [cell for cell in cells[1:] if any(n % 2 and n > 1 for n in cell.axes.values())]
+        return [cells[0], *odd[:1]]
+
+    def _hopeless(self, samples: ShapeSamples) -> bool:
+        ratio = float(np.median(samples.incumbent_us) / np.median(samples.candidate_us))
+        return ratio < self._bay.settings.hopeless_ratio
+
+    def _check_form(self, solution: Solution) -> None:
+        definition = self._bay.subject.definition
+        if solution.definition != definition.name:
+            raise ContractViolated(f"is for '{solution.definition}', not '{definition.name}'")
+        parts, cores = parts_of(solution), len(self._bay.cores)
+        if cores and parts > cores:
+            raise ContractViolated(f"wants {parts} threads, the lab may use {cores} cores")

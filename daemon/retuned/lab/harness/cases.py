@@ -1,0 +1,144 @@
+"""Inputs with their float64 answers and the incumbent's; made once, never shown to a child."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from retuned.contract import Workload
+from retuned.lab.harness.runs import Runner
+from retuned.lab.subject import Array, Subject, make_inputs
+
+EXACT_FAMILY = "exact-integer"
+"""Family whose every intermediate is an integer: outputs must be bit-equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One question: a shape and a family of inputs."""
+
+    axes: Mapping[str, int]
+    """Lengths of the variable axes."""
+    family: str
+    """Family of inputs."""
+
+    def __hash__(self) -> int:
+        return hash((tuple(sorted(self.axes.items())), self.family))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A question with its answers."""
+
+    cell: Cell
+    """The question."""
+    inputs: Mapping[str, Array]
+    """As the definition says, before any repacking."""
+    reference: Mapping[str, Array]
+    """Outputs in float64."""
+    incumbent: Mapping[str, Array]
+    """What the variant in production answers."""
+
+
+class Seeds:
+    """Secret seeds, drawn after candidates are frozen; nothing derived from them enters a child."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def seed(self, *names: object) -> int:
+        """Return the seed of this name; the same for the life of this object."""
+        text = repr(names).encode()
+        digest = hashlib.blake2b(text, key=self._secret, digest_size=4).digest()
+        return int.from_bytes(digest, "little")
+
+
+class CaseBook:
+    """Cases by cell, made on first use.
+
+    Parameters
+    ----------
+    subject
+        What is tuned.
+    incumbent
+        A child with the variant in production.
+    seeds
+        Secret seeds.
+    timeout_s
+        Bound of one launch of the incumbent.
+    """
+
+    def __init__(
+        self, subject: Subject, *, incumbent: Runner, seeds: Seeds, timeout_s: float = 60.0
+    ) -> None:
+        self._subject = subject
+        self._incumbent = incumbent
+        self._seeds = seeds
+        self._timeout_s = timeout_s
+        self._cases: dict[tuple[object, ...], Case] = {}
+
+    def case(self, cell: Cell) -> Case:
+        """Return the case of a cell.
+
+        Raises
+        ------
+        CandidateError
+            If the incumbent itself fails: the caller turns that into a failure of the lab.
+        """
+        key = (tuple(cell.axes.items()), cell.family)
+        if key not in self._cases:
+            seed = self._seeds.seed("case", key)
+            inputs = make_inputs(self._subject, cell.axes, seed=seed, family=cell.family)
+            self._cases[key] = Case(
+                cell=cell,
+                inputs=inputs,
+                reference=self._subject.reference(inputs, cell.axes),
+                incumbent=self._incumbent.run(inputs, cell.axes, timeout_s=self._timeout_s),
+            )
+        return self._cases[key]
+
+
+def cells_for(
+    subject: Subject, workloads: Sequence[Workload], *, thorough: bool = False
+) -> tuple[Cell, ...]:
+    """Questions in order of rising cost, so that the wrong are found out early.
+
+    Every family at the smallest shape; the ordinary and the exact family at every shape; the
+    ordinary family at the edges of every shape (one less, one more, and one), where tails and masks
+    go wrong. `thorough` asks every family at every shape and edge.
+    """
+    shapes = _by_size([dict(workload.axes) for workload in workloads])
+    edges = _by_size([edge for shape in shapes for edge in _edges(shape) if edge not in shapes])
+    ordinary = subject.families[0]
+    exact = [family for family in subject.families if family == EXACT_FAMILY]
+    few = [*exact, ordinary]
+    cells = [(shapes[0], family) for family in few]
+    cells += [(shapes[0], family) for family in subject.families if family not in few]
+    small = [shape for shape in (*edges, *shapes[1:])]
+    for shape in _by_size(small):
+        wanted = list(subject.families) if thorough else (few if shape in shapes else [ordinary])
+        cells += [(shape, family) for family in wanted]
+    return tuple(Cell(axes=axes, family=family) for axes, family in cells)
+
+
+def _edges(shape: Mapping[str, int]) -> list[dict[str, int]]:
+    found = []
+    for axis, length in shape.items():
+        for other in (1, length - 1, length + 1):
+            if other >= 1 and other != length:
+                found.append({**shape, axis: other})
+    return found
+
+
+def _by_size(shapes: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    unique = {tuple(shape.items()): shape for shape in shapes}
+
+    def size(shape: dict[str, int]) -> tuple[int, tuple[int, ...]]:
+        product = 1
+        for length in shape.values():
+            product *= length
+        return product, tuple(shape.values())
+
+    return sorted(unique.values(), key=size)

@@ -1,0 +1,131 @@
+"""Gates G3 and G4 on one variant: memory, determinism, numerics. Evidence out, no decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from retuned.contract import Definition
+from retuned.errors import CandidateError
+from retuned.lab.harness.cases import EXACT_FAMILY, Case, CaseBook, Cell
+from retuned.lab.harness.runs import POISON_MIXED, POISON_ONES, Fill, Runner
+from retuned.lab.oracle import Tolerance, bit_equal, compare, exact_mismatch, reduced_elements
+from retuned.lab.subject import Array
+from retuned.stages.verdict import Check, Reason
+
+_RUNS = 3
+"""Equal launches that must give equal bits, beside those with other fills."""
+
+
+def check_memory(runner: Runner, case: Case, *, timeout_s: float) -> tuple[Check, dict[str, Array]]:
+    """Gate G3: red zones, two fills, fences, repeated launches; also return the outputs.
+
+    Raises
+    ------
+    CandidateError
+        If the child died; the reason is the candidate's.
+    """
+    inputs, axes = case.inputs, case.cell.axes
+    ones = runner.run(inputs, axes, fill=Fill(value=POISON_ONES), timeout_s=timeout_s)
+    mixed = runner.run(inputs, axes, fill=Fill(value=POISON_MIXED), timeout_s=timeout_s)
+    again = [
+        runner.run(inputs, axes, fill=Fill(value=POISON_MIXED), timeout_s=timeout_s)
+        for _ in range(_RUNS - 1)
+    ]
+    where = f"at {dict(axes)}"
+    for name in mixed:
+        if not all(bit_equal(mixed[name], other[name]) for other in again):
+            return _failed("G3", Reason.NONDETERMINISTIC, f"'{name}' differs {where}"), mixed
+        if not bit_equal(ones[name], mixed[name]):
+            return _failed("G3", *_explain_fill(name, ones[name], mixed[name], where)), mixed
+    try:
+        fence = Fill(value=POISON_ONES, fenced=True)
+        fenced = runner.run(inputs, axes, fill=fence, timeout_s=timeout_s)
+    except CandidateError as error:
+        if error.reason != "crashed":
+            raise
+        detail = f"touches the page after a tensor {where}"
+        return _failed("G3", Reason.OUT_OF_BOUNDS, detail), mixed
+    if not all(bit_equal(mixed[name], fenced[name]) for name in mixed):
+        return _failed("G3", Reason.NONDETERMINISTIC, f"depends on addresses {where}"), mixed
+    return Check(gate="G3", detail=f"{_RUNS + 2} launches {where}"), mixed
+
+
+def check_numerics(
+    runner: Runner,
+    book: CaseBook,
+    *,
+    definition: Definition,
+    cells: Sequence[Cell],
+    tolerance: Tolerance,
+    timeout_s: float,
+) -> Check:
+    """Gate G4: every cell against float64, relative to the incumbent's own error.
+
+    Raises
+    ------
+    CandidateError
+        If the child died or left its tensors; the reason is the candidate's.
+    """
+    worst = 0.0
+    for cell in cells:
+        case = book.case(cell)
+        got = runner.run(case.inputs, cell.axes, timeout_s=timeout_s)
+        check = compare_case(definition, case, got, tolerance=tolerance, gate="G4")
+        if check.reason is not None:
+            return check
+        worst = max(worst, check.error_ratio or 0.0)
+    return Check(gate="G4", detail=f"{len(cells)} cells", error_ratio=worst)
+
+
+def compare_case(
+    definition: Definition,
+    case: Case,
+    got: dict[str, Array],
+    *,
+    tolerance: Tolerance,
+    gate: str,
+    reason: Reason | None = None,
+) -> Check:
+    """Compare all outputs of one case; `reason` replaces the oracle's where it fails."""
+    depth = reduced_elements(definition, definition.lengths(case.cell.axes))
+    where = f"{case.cell.family} at {dict(case.cell.axes)}"
+    worst = 0.0
+    for name, output in got.items():
+        reference, incumbent = case.reference[name], case.incumbent[name]
+        judged = compare(output, incumbent, reference=reference, depth=depth, tolerance=tolerance)
+        if case.cell.family == EXACT_FAMILY and judged.reason is None:
+            judged = exact_mismatch(output, incumbent, reference=reference) or judged
+        if judged.reason is not None:
+            detail = f"'{name}', {where}: {judged.detail}"
+            ratio = judged.error_ratio if np.isfinite(judged.error_ratio) else None
+            return _failed(gate, reason or judged.reason, detail, error_ratio=ratio)
+        worst = max(worst, judged.error_ratio)
+    return Check(gate=gate, detail=where, error_ratio=worst)
+
+
+def failed_check(gate: str, error: CandidateError) -> Check:
+    """Turn the way a candidate failed into a check; an unknown reason counts as a crash."""
+    known = {reason.value: reason for reason in Reason}
+    return _failed(gate, known.get(error.reason, Reason.CRASHED), error.detail)
+
+
+def _failed(gate: str, reason: Reason, detail: str, *, error_ratio: float | None = None) -> Check:
+    return Check(gate=gate, reason=reason, detail=detail[:400], error_ratio=error_ratio)
+
+
+def _explain_fill(name: str, ones: Array, mixed: Array, where: str) -> tuple[Reason, str]:
+    """Tell an output that was left unwritten from one that depends on its surroundings."""
+    left, right = _bytes(ones), _bytes(mixed)
+    stale = (left == POISON_ONES).all(axis=-1) & (right == POISON_MIXED).all(axis=-1)
+    count = int(stale.sum())
+    if count:
+        detail = f"{count} of {ones.size} elements of '{name}' were not written {where}"
+        return Reason.OUTPUT_NOT_WRITTEN, detail
+    return Reason.OUT_OF_BOUNDS, f"'{name}' depends on memory outside its inputs {where}"
+
+
+def _bytes(array: Array) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    flat = np.ascontiguousarray(array).view(np.uint8)
+    return flat.reshape(array.size, array.itemsize)

@@ -1,0 +1,158 @@
+"""The child that runs candidates: launches, reads a clock, knows nothing it could betray.
+
+Started by path with ``python -I -S``: standard library only, so that it starts in a few hundredths
+of a second. It holds no expected output, no seed and no verdict. Commands are JSON lines on
+descriptor 0, answers JSON lines on descriptor 1; tensors are in shared memory. First line:
+settings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import mmap
+import os
+import sys
+from time import perf_counter_ns
+from typing import Any
+
+_PROT_NONE, _PROT_RW = 0, 3
+
+
+class _Lines:
+    """JSON lines over two descriptors, without buffering that outlives a command."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def read(self) -> dict[str, Any] | None:
+        while b"\n" not in self._pending:
+            chunk = os.read(0, 1 << 16)
+            if not chunk:
+                return None
+            self._pending += chunk
+        line, _, self._pending = self._pending.partition(b"\n")
+        command: dict[str, Any] = json.loads(line)
+        return command
+
+    def write(self, answer: dict[str, Any]) -> None:
+        data = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
+        while data:
+            data = data[os.write(1, data) :]
+
+
+class _Runner:
+    """Loaded kernels over the arena."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        from retuned.runtime.launch import CpuKernel
+
+        self._map = mmap.mmap(fd, size)
+        self._view = memoryview(self._map)
+        self._anchor = ctypes.c_byte.from_buffer(self._map)
+        self.base = ctypes.addressof(self._anchor)
+        self._libc = ctypes.CDLL(None)
+        self._kernels: list[Any] = []
+
+        class GuardedKernel(CpuKernel):
+            """Scratch lies in the arena, between red zones."""
+
+            __slots__ = ("scratch_at",)
+            scratch_at: list[int]
+
+            def _scratch_of(self, part: int) -> int | None:
+                return self.scratch_at[part] if self.scratch_at else None
+
+        self._type = GuardedKernel
+
+    def load(self, library: dict[str, Any]) -> None:
+        kernel = self._type(
+            library["path"],
+            library["entry"],
+            tensors=library["tensors"],
+            axes=library["axes"],
+            parts=library["parts"],
+        )
+        kernel.scratch_at = []
+        self._kernels.append(kernel)
+
+    def run(self, command: dict[str, Any]) -> dict[str, Any]:
+        """One launch; pages named in ``fences`` are unreadable while it runs."""
+        kernel = self._kernels[command["kernel"]]
+        kernel.scratch_at = [self.base + offset for offset in command["scratch"]]
+        pointers = [self.base + offset for offset in command["tensors"]]
+        for low, size in command["fences"]:
+            self._protect(low, size, _PROT_NONE)
+        start = perf_counter_ns()
+        kernel.launch(pointers, command["lengths"])
+        elapsed = perf_counter_ns() - start
+        for low, size in command["fences"]:
+            self._protect(low, size, _PROT_RW)
+        return {"ns": elapsed}
+
+    def time(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Time calls in the given order; before each, contents change and outputs are poisoned."""
+        lengths, view, base = command["lengths"], self._view, self.base
+        memset, outputs = ctypes.memset, command["outputs"]
+        pointers = [
+            [[base + offset for offset in tensors] for tensors in sets] for sets in command["sets"]
+        ]
+        scratch = [[base + offset for offset, _ in workspaces] for workspaces in command["scratch"]]
+        times = []
+        begin = perf_counter_ns()
+        for which, first, repeat, poison, swaps in command["calls"]:
+            for left, right, size in swaps:
+                kept = bytes(view[left : left + size])
+                view[left : left + size] = view[right : right + size]
+                view[right : right + size] = kept
+            sets = pointers[which]
+            count = len(sets)
+            for turn in range(min(repeat, count)):
+                for offset, size in outputs[(first + turn) % count]:
+                    memset(base + offset, poison, size)
+            for offset, size in command["scratch"][which]:
+                memset(base + offset, poison, size)
+            kernel = self._kernels[which]
+            kernel.scratch_at = scratch[which]
+            launch = kernel.launch
+            turns = [sets[(first + turn) % count] for turn in range(repeat)]
+            start = perf_counter_ns()
+            for tensors in turns:
+                launch(tensors, lengths)
+            times.append(perf_counter_ns() - start)
+        return {"times": times, "elapsed": perf_counter_ns() - begin}
+
+    def _protect(self, low: int, size: int, rights: int) -> None:
+        if self._libc.mprotect(ctypes.c_void_p(self.base + low), ctypes.c_size_t(size), rights):
+            raise OSError("mprotect failed")
+
+
+def main() -> None:
+    """Serve commands until the parent closes the pipe."""
+    lines = _Lines()
+    settings = lines.read()
+    if settings is None:
+        return
+    sys.path.insert(0, settings["root"])
+    from retuned.lab.harness import sandbox
+
+    sandbox.enter(parent=settings["parent"], cores=settings["cores"])
+    runner = _Runner(settings["fd"], settings["size"])
+    for library in settings["libraries"]:
+        runner.load(library)
+    threads = sum(library["parts"] for library in settings["libraries"])
+    kept = sandbox.confine(memory_bytes=settings["memory_bytes"], cpu_s=settings["cpu_s"])
+    gc.collect()
+    gc.disable()
+    lines.write({"ready": True, "threads": threads, "confined": kept})
+    while (command := lines.read()) is not None:
+        try:
+            answer = runner.time(command) if command["op"] == "time" else runner.run(command)
+        except MemoryError:
+            answer = {"memory": True}
+        lines.write({**answer, "nonce": command["nonce"]})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Run a variant once on given inputs, with red zones, and hand back what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from retuned.contract import Definition
+from retuned.errors import CandidateError
+from retuned.lab.harness.arena import PAGE, Arena, Region
+from retuned.lab.harness.variant import AS_IS, Variant, packed
+from retuned.lab.harness.worker import ChildLimits, Worker
+from retuned.lab.subject import Array, numpy_dtype, shape_of
+
+POISON_ONES, POISON_MIXED = 0xFF, 0x5A
+"""Two fills: NaN in every float and -1 in every integer, and ordinary numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """What surrounds a run."""
+
+    value: int = POISON_ONES
+    """Byte in red zones, outputs and scratch before the launch."""
+    fenced: bool = False
+    """Make the pages after every tensor unreadable."""
+
+
+class Runner:
+    """One child with one variant; inputs go in, outputs come out, faults are named.
+
+    Parameters
+    ----------
+    definition
+        What the variant computes.
+    variant
+        The variant.
+    arena
+        Shared memory, not used by another child while this one runs.
+    cores
+        Cores the child may use.
+    limits
+        Bounds of the child.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        variant: Variant,
+        *,
+        arena: Arena,
+        cores: Sequence[int] = (),
+        limits: ChildLimits | None = None,
+    ) -> None:
+        self._definition = definition
+        self._variant = variant
+        self._arena = arena
+        library = variant.as_library(definition)
+        self._worker = Worker([library], arena, cores=cores, limits=limits)
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._worker.close()
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        axes: Mapping[str, int],
+        *,
+        fill: Fill | None = None,
+        timeout_s: float,
+    ) -> dict[str, Array]:
+        """Launch once and return copies of the outputs.
+
+        Raises
+        ------
+        CandidateError
+            With reason ``out-of-bounds`` or ``input-modified``, or as `Worker.command` raises.
+        """
+        fill = fill or Fill()
+        lengths = self._definition.lengths(axes)
+        given = self._place_inputs(inputs, fill)
+        outputs = self._place_outputs(lengths, fill)
+        scratch = [
+            self._arena.place(self._variant.scratch_bytes, fenced=fill.fenced)
+            for _ in range(self._variant.parts if self._variant.scratch_bytes else 0)
+        ]
+        regions = [region for region, _ in given.values()]
+        regions += [*outputs.values(), *scratch]
+        self._arena.fill([*outputs.values(), *scratch], fill.value)
+        self._arena.fill_zones(regions, fill.value)
+        command = {
+            "op": "run",
+            "kernel": 0,
+            "tensors": [r.start for r, _ in given.values()] + [r.start for r in outputs.values()],
+            "lengths": list(lengths.values()),
+            "scratch": [region.start for region in scratch],
+            "fences": [
+                [region.fence, region.high - region.fence] for region in regions if fill.fenced
+            ],
+        }
+        self._worker.command(command, timeout_s=timeout_s)
+        self._check(given, regions, fill)
+        return {
+            name: self._arena.view(outputs[name], numpy_dtype(spec), shape_of(spec, lengths)).copy()
+            for name, spec in self._definition.outputs.items()
+        }
+
+    def _place_inputs(
+        self, inputs: Mapping[str, Array], fill: Fill
+    ) -> dict[str, tuple[Region, Array]]:
+        self._arena.reset()
+        given = {}
+        for name in self._definition.inputs:
+            array = packed(inputs[name], self._variant.layouts.get(name, AS_IS))
+            region = self._arena.place(
+                array.nbytes, zone_bytes=_row_bytes(array), fenced=fill.fenced
+            )
+            self._arena.view(region, array.dtype, array.shape)[...] = array
+            given[name] = (region, array)
+        return given
+
+    def _place_outputs(self, lengths: dict[str, int], fill: Fill) -> dict[str, Region]:
+        placed = {}
+        for name, spec in self._definition.outputs.items():
+            shape, item = shape_of(spec, lengths), numpy_dtype(spec).itemsize
+            size = int(np.prod(shape)) * item
+            row = max(PAGE, shape[-1] * item)
+            placed[name] = self._arena.place(size, zone_bytes=row, fenced=fill.fenced)
+        return placed
+
+    def _check(
+        self, given: Mapping[str, tuple[Region, Array]], regions: Sequence[Region], fill: Fill
+    ) -> None:
+        if not self._arena.zones_intact(regions, fill.value):
+            raise CandidateError("out-of-bounds", detail="wrote outside its tensors")
+        for name, (region, array) in given.items():
+            now = self._arena.view(region, array.dtype, array.shape)
+            if now.tobytes() != array.tobytes():
+                raise CandidateError("input-modified", detail=f"input '{name}' changed")
+
+
+def arena_bytes(
+    definition: Definition, axes: Mapping[str, int], *, scratch_bytes: int, parts: int
+) -> int:
+    """Bytes that one run needs, red zones included."""
+    lengths = definition.lengths(axes)
+    total = 0
+    for spec in (*definition.inputs.values(), *definition.outputs.values()):
+        shape, item = shape_of(spec, lengths), numpy_dtype(spec).itemsize
+        total += int(np.prod(shape)) * item + 2 * max(PAGE, shape[-1] * item) + 4 * PAGE
+    return total + parts * (scratch_bytes + 4 * PAGE)
+
+
+def _row_bytes(array: Array) -> int:
+    return max(PAGE, array.shape[-1] * array.itemsize if array.ndim else PAGE)

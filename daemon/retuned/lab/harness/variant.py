@@ -1,0 +1,97 @@
+"""A compiled variant as the harness handles it, and the layouts it asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retuned.contract import Definition, Digest, Solution
+from retuned.lab.harness.worker import Library
+from retuned.lab.languages.cpp_contract import ContractViolated
+from retuned.lab.subject import Array
+from retuned.runtime.layouts import repack
+
+AS_IS = "as-is"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One loaded side of a comparison."""
+
+    digest: Digest
+    """Digest of the solution."""
+    library: Path
+    """Audited shared object."""
+    entry: str
+    """Symbol."""
+    layouts: Mapping[str, str]
+    """Layout per constant input; inputs not named are as they are."""
+    scratch_bytes: int
+    """Workspace per part."""
+    parts: int
+    """Shares of a launch."""
+
+    def as_library(self, definition: Definition) -> Library:
+        """Return what the child needs to load it."""
+        return Library(
+            path=self.library,
+            entry=self.entry,
+            tensors=len(definition.inputs) + len(definition.outputs),
+            axes=len(definition.axes),
+            parts=self.parts,
+        )
+
+
+def parts_of(solution: Solution) -> int:
+    """Return the number of shares: the parameter ``THREADS``, else one.
+
+    Raises
+    ------
+    ContractViolated
+        If it is no small positive number.
+    """
+    value = solution.params.get("THREADS", 1)
+    if not isinstance(value, int) or not 1 <= value <= 256:
+        raise ContractViolated(f"THREADS={value!r} is not between 1 and 256")
+    return value
+
+
+def variant_of(solution: Solution, definition: Definition, *, library: Path) -> Variant:
+    """Bind a solution to its compiled object.
+
+    Raises
+    ------
+    ContractViolated
+        If it asks for another layout of an input that is not constant.
+    """
+    for name, layout in solution.layouts.items():
+        spec = definition.inputs.get(name)
+        if spec is None or (not spec.constant and layout != AS_IS):
+            raise ContractViolated(f"layout of '{name}': only constant inputs can be repacked")
+    return Variant(
+        digest=solution.digest,
+        library=library,
+        entry=solution.entry,
+        layouts=dict(solution.layouts),
+        scratch_bytes=solution.scratch_bytes,
+        parts=parts_of(solution),
+    )
+
+
+def packed(array: Array, layout: str) -> Array:
+    """Return an input in the layout a variant asked for, contiguous.
+
+    Raises
+    ------
+    ContractViolated
+        If the layout does not fit the tensor.
+    """
+    if layout == AS_IS:
+        return array
+    try:
+        return np.ascontiguousarray(repack(array, layout))
+    except ValueError as error:
+        raise ContractViolated(str(error)) from None

@@ -1,0 +1,93 @@
+"""What is tuned, as the lab needs it: definition, float64 oracle, and inputs on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from retuned.contract import Definition, DType, TensorSpec
+from retuned.errors import UsageError
+
+Array = npt.NDArray[Any]
+
+_NUMPY: dict[DType, str] = {
+    DType.FLOAT64: "float64",
+    DType.FLOAT32: "float32",
+    DType.FLOAT16: "float16",
+    DType.INT64: "int64",
+    DType.INT32: "int32",
+    DType.INT8: "int8",
+    DType.UINT8: "uint8",
+    DType.BOOL: "bool",
+}
+
+
+class Subject(Protocol):
+    """A definition with its reference and its families of inputs; catalog entries satisfy it."""
+
+    @property
+    def definition(self) -> Definition:
+        """What the kernel computes."""
+        ...
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Names of input families; the first is the ordinary one, used for timing."""
+        ...
+
+    def reference(self, inputs: dict[str, Array], axes: Mapping[str, int]) -> dict[str, Array]:
+        """Compute every output in float64; `axes` are the variable ones."""
+        ...
+
+    def inputs(self, axes: Mapping[str, int], *, seed: int, family: str) -> dict[str, Array]:
+        """Make every input, in the definition's dtypes and shapes; same seed, same bytes."""
+        ...
+
+
+def numpy_dtype(spec: TensorSpec) -> np.dtype[Any]:
+    """NumPy's element type.
+
+    Raises
+    ------
+    UsageError
+        If NumPy has no such type; such definitions cannot run on a CPU here.
+    """
+    try:
+        return np.dtype(_NUMPY[spec.dtype])
+    except KeyError:
+        raise UsageError(f"element type {spec.dtype} cannot be checked on a CPU") from None
+
+
+def shape_of(spec: TensorSpec, lengths: Mapping[str, int]) -> tuple[int, ...]:
+    """Concrete shape; a scalar is one element."""
+    return tuple(lengths[axis] for axis in spec.shape) or (1,)
+
+
+def make_inputs(
+    subject: Subject, axes: Mapping[str, int], *, seed: int, family: str
+) -> dict[str, Array]:
+    """Return inputs checked against the definition, contiguous, in its order.
+
+    Raises
+    ------
+    UsageError
+        If the subject's generator breaks its own definition.
+    """
+    definition = subject.definition
+    lengths = definition.lengths(axes)
+    made = subject.inputs(dict(axes), seed=seed, family=family)
+    if list(made) != list(definition.inputs) and set(made) != set(definition.inputs):
+        raise UsageError(f"{definition.name}: inputs made are {sorted(made)}")
+    result = {}
+    for name, spec in definition.inputs.items():
+        array = np.ascontiguousarray(made[name])
+        if array.dtype != numpy_dtype(spec) or array.shape != shape_of(spec, lengths):
+            raise UsageError(
+                f"{definition.name}: input '{name}' is {array.dtype}{array.shape}, the definition "
+                f"says {spec.dtype}{shape_of(spec, lengths)}"
+            )
+        result[name] = array
+    return result

@@ -1,0 +1,62 @@
+"""Which shapes can be swapped together: groups of neighbours, and the guard around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retuned.contract import Guard
+from retuned.stages.profile import ProfileSettings, bucket
+
+
+def groups_of(axes: Sequence[dict[str, int]]) -> tuple[tuple[int, ...], ...]:
+    """Return groups of shapes that a guard can name: all first, then neighbours, larger first.
+
+    Shapes are neighbours in the order of their lengths; a guard is a box, so a group whose box
+    holds a shape outside the group is left out.
+
+    Examples
+    --------
+    >>> groups_of([{"M": 8}, {"M": 64}, {"M": 1}])
+    ((0, 1, 2), (0, 2), (0, 1), (2,), (0,), (1,))
+    """
+    order = sorted(range(len(axes)), key=lambda index: tuple(axes[index].values()))
+    found = []
+    for size in range(len(order), 0, -1):
+        for start in range(len(order) - size + 1):
+            members = tuple(sorted(order[start : start + size]))
+            box = _box([axes[index] for index in members])
+            if all(index in members or not box.allows(axes[index]) for index in order):
+                found.append(members)
+    return tuple(found)
+
+
+def guard_for(axes: Sequence[dict[str, int]], *, profile: ProfileSettings | None = None) -> Guard:
+    """Return the box around shapes, each stretched down to the lengths that its bucket stands for.
+
+    Examples
+    --------
+    >>> str(guard_for([{"M": 64}, {"M": 256}]))
+    '57 <= M <= 256'
+    """
+    profile = profile or ProfileSettings()
+    box = _box(axes)
+    return Guard(
+        bounds={axis: (_bucket_low(low, profile), high) for axis, (low, high) in box.bounds.items()}
+    )
+
+
+def _box(axes: Sequence[dict[str, int]]) -> Guard:
+    return Guard(
+        bounds={
+            name: (min(shape[name] for shape in axes), max(shape[name] for shape in axes))
+            for name in axes[0]
+        }
+    )
+
+
+def _bucket_low(length: int, profile: ProfileSettings) -> int:
+    if bucket(length, profile) != length:
+        return length  # an exact length, not a bucket's upper edge
+    while length > 1 and bucket(length - 1, profile) == bucket(length, profile):
+        length -= 1
+    return length
