@@ -6,16 +6,15 @@ is Python frames. The link from kernel to operator to shapes is in ``kineto_link
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
 
 from retuned.adapters.traces.blocks import LaunchBlock, blocks_of
-from retuned.adapters.traces.events import EventStream, json_value
+from retuned.adapters.traces.events import EventStream
 from retuned.adapters.traces.kineto_link import Links
-from retuned.adapters.traces.kineto_rows import Host, Id, Kernel, Meanings, Op
+from retuned.adapters.traces.kineto_rows import Host, Id, Kernel, Op
 from retuned.adapters.traces.limits import ReadLimits
 from retuned.adapters.traces.source import ByteSource
 from retuned.stages.trace import CapturedLaunch, Skip, us_to_ns
@@ -49,6 +48,9 @@ class _Event(msgspec.Struct, gc=False):
     ts: float | str | None = None
     dur: float | str | None = None
     args: _Args | None = None
+
+
+_NO_ARGS = _Args()
 
 
 def read(
@@ -92,93 +94,86 @@ def read_capture(
 def _collect(
     source: ByteSource, head: bytes, *, limits: ReadLimits, skipped: Counter[str]
 ) -> Links:
-    links, meanings = Links(), Meanings()
+    links = Links()
     for events in EventStream(source, head, event=_Event, limits=limits):
         for event in events:
             cat = event.cat
-            if cat is None or event.ph != "X":
+            if cat == "python_function" or cat is None or event.ph != "X":
                 continue
             if cat == "cpu_op":
-                _add_op(links, meanings, event, skipped)
+                _add_op(links, event, skipped)
             elif cat == "kernel":
-                _add_kernel(links, meanings, event, skipped)
+                _add_kernel(links, event, skipped)
             elif cat in _HOST:
-                _add_host(links, meanings, event)
+                _add_host(links, event)
             elif cat in _COPIES:
                 skipped[Skip.NOT_A_KERNEL] += 1
-        if links.rows > limits.rows:
+        if links.rows > limits.rows or links.texts.held_bytes > limits.document_bytes:
             raise source.refuse(
                 "too-large",
-                f"more than {limits.rows} operators and kernels to link in the memory of this "
-                "machine; record fewer steps",
+                f"more operators and kernels to link ({links.rows}) than the memory of this "
+                "machine allows; record fewer steps",
             )
     return links
 
 
-def _times(event: _Event) -> tuple[int, int] | None:
-    """Start and end, ns; None where a number is missing or absurd."""
-    ts, dur = event.ts, event.dur
-    if not isinstance(ts, float) or not isinstance(dur, float):
-        return None
-    if not (math.isfinite(ts) and math.isfinite(dur)) or abs(ts) > 2**62 or abs(dur) > 2**62:
-        return None
-    start_ns = us_to_ns(ts)
-    return start_ns, start_ns + us_to_ns(dur)
-
-
-def _external(args: _Args) -> Id:
-    return args.external_id if args.external_id is not None else args.external_id_old
-
-
-def _add_op(links: Links, meanings: Meanings, event: _Event, skipped: Counter[str]) -> None:
-    args, times = event.args or _Args(), _times(event)
-    if times is None:
+def _add_op(links: Links, event: _Event, skipped: Counter[str]) -> None:
+    ts, dur, args = event.ts, event.dur, event.args or _NO_ARGS
+    if ts.__class__ is not float or dur.__class__ is not float:
         skipped[Skip.BAD_TIMESTAMP] += 1
         return
-    shape = meanings.shape(bytes(args.dims), bytes(args.types), bytes(args.strides))
+    dims = args.dims
+    keep = links.texts.keep
     links.ops.append(
         Op(
-            meanings.name(event.name or ""),
+            links.texts.name(event.name),
             (event.pid, event.tid),
-            times[0],
-            times[1],
-            _external(args),
-            shape,
+            ts,
+            ts + dur,
+            args.external_id if args.external_id is not None else args.external_id_old,
+            (keep(bytes(dims)), keep(bytes(args.types)), keep(bytes(args.strides)))
+            if dims
+            else None,
         )
     )
 
 
-def _add_kernel(links: Links, meanings: Meanings, event: _Event, skipped: Counter[str]) -> None:
-    args, times = event.args or _Args(), _times(event)
-    if times is None:
+def _add_kernel(links: Links, event: _Event, skipped: Counter[str]) -> None:
+    ts, dur, args = event.ts, event.dur, event.args or _NO_ARGS
+    if not isinstance(ts, float) or not isinstance(dur, float):
         skipped[Skip.BAD_TIMESTAMP] += 1
         return
+    keep = links.texts.keep
     links.kernels.append(
         Kernel(
-            meanings.name(event.name or ""),
-            times[0],
-            times[1],
+            links.texts.name(event.name),
+            us_to_ns(ts),
+            us_to_ns(ts) + us_to_ns(dur),
             args.correlation,
-            _external(args),
-            meanings.place(bytes(args.device), bytes(args.stream), bytes(args.registers)),
-            meanings.geometry(bytes(args.grid), bytes(args.block), bytes(args.shared)),
+            args.external_id if args.external_id is not None else args.external_id_old,
+            (keep(bytes(args.device)), keep(bytes(args.stream)), keep(bytes(args.registers))),
+            (keep(bytes(args.grid)), keep(bytes(args.block)), keep(bytes(args.shared))),
         )
     )
 
 
-def _add_host(links: Links, meanings: Meanings, event: _Event) -> None:
-    args, times = event.args, _times(event)
-    if args is None or times is None:
+def _add_host(links: Links, event: _Event) -> None:
+    ts, args = event.ts, event.args
+    links.device_seen = True
+    if args is None or not isinstance(ts, float) or args.correlation is None:
         return
-    kernel = json_value(bytes(args.kernel))
+    external = args.external_id if args.external_id is not None else args.external_id_old
+    if external is None and not args.grid:  # no launch: most of the calls
+        return
+    keep = links.texts.keep
     links.hosts.append(
         Host(
-            event.name or "",
+            links.texts.name(event.name),
             (event.pid, event.tid),
-            times[0],
+            ts,
             args.correlation,
-            _external(args),
-            meanings.name(kernel) if isinstance(kernel, str) else "",
-            meanings.geometry(bytes(args.grid), bytes(args.block), bytes(args.shared)),
+            external,
+            keep(bytes(args.kernel)),
+            (keep(bytes(args.grid)), keep(bytes(args.block)), keep(bytes(args.shared))),
         )
     )

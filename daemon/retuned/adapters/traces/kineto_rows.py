@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from retuned.adapters.traces.events import json_value
 from retuned.stages.trace import (
@@ -17,14 +17,14 @@ Id = int | str | None
 """Correlation or External id; older exports write texts."""
 Thread = tuple[Id, Id]
 """Process and thread."""
+Texts = tuple[bytes, bytes, bytes]
+"""Three arguments, as JSON text; empty where absent."""
 _Axes = tuple[int, int, int]
 _NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "Device", "None"})
 _SHAPES_MAX = 64
 _RANK_MAX = 16
-_CACHED_BYTES = 8192
-_CACHE_MAX = 65_536
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
+_TEXT_BYTES = 65_536
+_OVERHEAD = 150
 
 
 class Shape(NamedTuple):
@@ -69,10 +69,10 @@ class Op(NamedTuple):
 
     name: str
     thread: Thread
-    start_ns: int
-    end_ns: int
+    start_us: float
+    end_us: float
     external: Id
-    shape: Shape
+    shape: Texts | None
 
 
 class Host(NamedTuple):
@@ -80,11 +80,11 @@ class Host(NamedTuple):
 
     name: str
     thread: Thread
-    start_ns: int
+    start_us: float
     correlation: Id
     external: Id
-    kernel: str
-    geometry: Geometry
+    kernel: bytes
+    geometry: Texts
 
 
 class Kernel(NamedTuple):
@@ -95,75 +95,79 @@ class Kernel(NamedTuple):
     end_ns: int
     correlation: Id
     external: Id
-    place: Place
-    geometry: Geometry
+    place: Texts
+    geometry: Texts
 
 
 NO_SHAPE = Shape()
 NO_GEOMETRY = Geometry()
 
 
-class Meanings:
-    """Turns JSON arguments into values; the same text is read once, within bounds."""
+class TextStore:
+    """Keeps one copy of each text of a trace, and counts what they take."""
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[bytes, bytes, bytes], Shape] = {}
-        self._geometries: dict[tuple[bytes, bytes, bytes], Geometry] = {}
-        self._places: dict[tuple[bytes, bytes, bytes], Place] = {}
-        self._names: dict[str, str] = {"": ""}
+        self.held_bytes = 0
+        """Bytes of distinct texts."""
+        self._raw: dict[bytes, bytes] = {b"": b""}
+        self._names: dict[str | None, str] = {None: ""}
 
-    def shape(self, dims: bytes, types: bytes, strides: bytes) -> Shape:
-        """Return the tensor inputs of an operator."""
-        if not dims:
-            return NO_SHAPE
-        key = (dims, types, strides)
-        found = self._shapes.get(key)
+    def keep(self, raw: bytes) -> bytes:
+        """Return the kept copy; nothing for a text that no honest trace holds."""
+        found = self._raw.get(raw)
         if found is None:
-            found = _shape(json_value(dims), json_value(types), json_value(strides))
-            if len(dims) + len(types) + len(strides) <= _CACHED_BYTES:
-                _keep(self._shapes, key, found)
+            if len(raw) > _TEXT_BYTES:
+                return b""
+            self.held_bytes += len(raw) + _OVERHEAD
+            found = self._raw[raw] = raw
         return found
 
-    def geometry(self, grid: bytes, block: bytes, shared: bytes) -> Geometry:
-        """Return the grid of a launch."""
-        if not 0 < len(grid) + len(block) + len(shared) <= _CACHED_BYTES:
-            return NO_GEOMETRY
-        key = (grid, block, shared)
-        found = self._geometries.get(key)
-        if found is None:
-            found = Geometry(
-                _axes(json_value(grid)), _axes(json_value(block)), _count(json_value(shared))
-            )
-            _keep(self._geometries, key, found)
-        return found
-
-    def place(self, device: bytes, stream: bytes, registers: bytes) -> Place:
-        """Return where a kernel ran."""
-        if len(device) + len(stream) + len(registers) > _CACHED_BYTES:
-            return Place()
-        key = (device, stream, registers)
-        found = self._places.get(key)
-        if found is None:
-            found = Place(
-                text(json_value(device)), text(json_value(stream)), _count(json_value(registers))
-            )
-            _keep(self._places, key, found)
-        return found
-
-    def name(self, raw: str) -> str:
-        """Return the normalised name."""
+    def name(self, raw: str | None) -> str:
+        """Return the kept, normalised name."""
         found = self._names.get(raw)
         if found is None:
-            found = normalise_kernel_name(raw)
-            if len(raw) <= _CACHED_BYTES:
-                _keep(self._names, raw, found)
+            found = normalise_kernel_name(raw or "")
+            if len(raw or "") <= _TEXT_BYTES:
+                self.held_bytes += 2 * len(found) + _OVERHEAD
+                self._names[raw] = found
         return found
 
 
-def _keep(cache: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    if len(cache) >= _CACHE_MAX:  # a stranger's file may never repeat itself
-        cache.clear()
-    cache[key] = value
+class Meanings:
+    """Turns JSON arguments into values; the same text is read once."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Texts, Shape] = {}
+        self._geometries: dict[Texts, Geometry] = {}
+        self._places: dict[Texts, Place] = {}
+
+    def shape(self, texts: Texts | None) -> Shape:
+        """Return the tensor inputs of an operator: dims, types, strides."""
+        if texts is None:
+            return NO_SHAPE
+        found = self._shapes.get(texts)
+        if found is None:
+            dims, types, strides = map(json_value, texts)
+            found = self._shapes[texts] = _shape(dims, types, strides)
+        return found
+
+    def geometry(self, texts: Texts) -> Geometry:
+        """Return grid, block and shared memory of a launch."""
+        found = self._geometries.get(texts)
+        if found is None:
+            grid, block, shared = map(json_value, texts)
+            found = Geometry(_axes(grid), _axes(block), _count(shared))
+            self._geometries[texts] = found
+        return found
+
+    def place(self, texts: Texts) -> Place:
+        """Return device, stream and registers of a kernel."""
+        found = self._places.get(texts)
+        if found is None:
+            device, stream, registers = map(json_value, texts)
+            found = Place(text(device), text(stream), _count(registers))
+            self._places[texts] = found
+        return found
 
 
 def _shape(dims: object, types: object, strides: object) -> Shape:
