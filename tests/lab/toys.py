@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retuned.contract import AxisConst, AxisVar, Definition, DType,
-    Language, Solution, SourceFile, TensorSpec
+from retuned.contract import (
+    AxisConst,
+    AxisVar,
+    Definition,
+    DType,
+    Language,
+    Solution,
+    SourceFile,
+    TensorSpec,
+)
 
 Array = npt.NDArray[Any]
 

@@ -67,12 +67,12 @@ def plan(
 
     Examples
     --------
-    >>> from retuned.stages.hypothesis import Hypothesis
-    >>> belief = Hypothesis(id="h", definition="d", workloads=(Workload(definition="d", axes={"M":
-    1}),), ...     share=0.5, expected_gain_ratio=2.0, expected_saving=0.25, because="a test")
-    >>> first, again = (plan(belief, incumbent="sha256:" + "a" * 64, environment="sha256:" + "b" *
-    64) ...     for _ in range(2))
-    >>> first.id == again.id
+    >>> belief = Hypothesis(
+    ...     id="h", definition="d", workloads=(Workload(definition="d", axes={"M": 1}),),
+    ...     share=0.5, expected_gain_ratio=2.0, expected_saving=0.25, because="a test",
+    ... )
+    >>> digests = {"incumbent": "sha256:" + "a" * 64, "environment": "sha256:" + "b" * 64}
+    >>> plan(belief, **digests).id == plan(belief, **digests).id
     True
     """
     body = {
