@@ -1,0 +1,11 @@
+"""Kernel definitions that ship with Retuned: reference, inputs, incumbent and search spaces.
+
+Sources are C++ for the CPU backend (``sources/``); definitions carry their float64 reference
+(``references/``).
+"""
+
+from retuned.catalog.entry import Cost, Entry, Space
+from retuned.catalog.family import Family
+from retuned.catalog.registry import Binding, families, get, recognise
+
+__all__ = ["Binding", "Cost", "Entry", "Family", "Space", "families", "get", "recognise"]

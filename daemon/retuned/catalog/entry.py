@@ -1,0 +1,206 @@
+"""What the catalog hands out: definitions with everything a search and a judge need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retuned.contract import (
+    AxisConst,
+    Definition,
+    Guard,
+    Language,
+    Solution,
+    SourceFile,
+    TrustClass,
+)
+from retuned.errors import UsageError
+
+Array = npt.NDArray[Any]
+Params = Mapping[str, int | str]
+Reference = Callable[..., dict[str, Array]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """One source structure and the parameters it may be compiled with."""
+
+    name: str
+    """Structure, for example ``row-dots``."""
+    sources: tuple[str, ...]
+    """Files under ``sources/``; the first is compiled, the others are its headers."""
+    entry: str
+    """Symbol."""
+    params: Mapping[str, tuple[int | str, ...]]
+    """Choices of each parameter, in an order in which neighbours behave alike."""
+    starts: Callable[[Mapping[str, int]], tuple[Params, ...]]
+    """Points worth trying first at these variable axes, best guess first."""
+    rank: Callable[[Mapping[str, int]], int]
+    """Place among the structures of a definition at these axes; 0 is tried first."""
+    valid: Callable[[Params, Definition], bool] = lambda _params, _definition: True
+    """Relations between parameters, and between them and the constant axes."""
+    layouts: Callable[[Params], dict[str, str]] = lambda _params: {}
+    """Layout that each constant input is repacked to."""
+    scratch_bytes: Callable[[Params, Definition], int] = lambda _params, _definition: 0
+    """Workspace per part."""
+
+    def constraints(self, params: Params, definition: Definition) -> bool:
+        """Whether the point is in the space: all parameters named and chosen, relations hold."""
+        return (
+            params.keys() == self.params.keys()
+            and all(value in self.params[name] for name, value in params.items())
+            and self.valid(params, definition)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What no implementation can avoid."""
+
+    flops: float
+    """Floating-point operations; a multiply and an add are two."""
+    read_bytes: float
+    """Inputs, each once."""
+    write_bytes: float
+    """Outputs, each once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One kernel definition of the catalog."""
+
+    definition: Definition
+    """What it computes."""
+    families: tuple[str, ...]
+    """Names of the input families; the first is the ordinary one."""
+    spaces: tuple[Space, ...]
+    """Structures that implement it."""
+    incumbent: Solution
+    """Variant tuned for chat traffic: one to four tokens a step."""
+    make: Callable[[dict[str, int], np.random.Generator, str], dict[str, Array]] = field(repr=False)
+    """Makes the inputs of a family for the lengths of all axes."""
+    compute: Reference = field(repr=False)
+    """The reference."""
+    cost: Callable[[dict[str, int]], Cost] = field(repr=False)
+    """Cost at the lengths of all axes."""
+
+    def reference(self, inputs: dict[str, Array], axes: Mapping[str, int]) -> dict[str, Array]:
+        """Compute every output in float64.
+
+        Raises
+        ------
+        ValueError
+            If an input's shape does not follow from `axes`.
+        """
+        lengths = self.definition.lengths(axes)
+        for name, spec in self.definition.inputs.items():
+            expected = tuple(lengths[axis] for axis in spec.shape)
+            if inputs[name].shape != expected:
+                raise ValueError(
+                    f"{self.definition.name}: input '{name}' has shape {inputs[name].shape}, "
+                    f"the axes say {expected}"
+                )
+        return self.compute(**{name: inputs[name] for name in self.definition.inputs})
+
+    def inputs(self, axes: Mapping[str, int], *, seed: int, family: str) -> dict[str, Array]:
+        """Make every input; the same axes, seed and family give the same bytes.
+
+        Raises
+        ------
+        UsageError
+            If the family is unknown.
+        ValueError
+            If `axes` are not the definition's variable ones.
+        """
+        if family not in self.families:
+            known = ", ".join(self.families)
+            raise UsageError(f"{self.definition.name} has no inputs '{family}'; it has {known}")
+        number = self.families.index(family)
+        generator = np.random.default_rng([seed, number])
+        return self.make(self.definition.lengths(axes), generator, family)
+
+    def space(self, structure: str) -> Space:
+        """Return one structure's space.
+
+        Raises
+        ------
+        UsageError
+            If there is no such structure.
+        """
+        for space in self.spaces:
+            if space.name == structure:
+                return space
+        known = ", ".join(space.name for space in self.spaces)
+        raise UsageError(f"{self.definition.name} has no structure '{structure}'; it has {known}")
+
+    def solution(self, structure: str, params: Params, guard: Guard | None = None) -> Solution:
+        """Return the variant at one point of a space.
+
+        Raises
+        ------
+        UsageError
+            If the structure is unknown or the point is not in its space.
+        """
+        return build_solution(self.definition, self.space(structure), params, guard=guard)
+
+    def floor_us(self, axes: Mapping[str, int], *, gflops: float, gbytes_per_s: float) -> float:
+        """Microseconds below which no implementation can get on a machine this fast."""
+        cost = self.cost(self.definition.lengths(axes))
+        moved = cost.read_bytes + cost.write_bytes
+        return max(cost.flops / (gflops * 1e3), moved / (gbytes_per_s * 1e3))
+
+
+def build_solution(
+    definition: Definition, space: Space, params: Params, *, guard: Guard | None = None
+) -> Solution:
+    """Put source, parameters and launch data together.
+
+    Raises
+    ------
+    UsageError
+        If the point is not in the space.
+    """
+    if not space.constraints(params, definition):
+        raise UsageError(f"{definition.name}: {space.name} cannot be built with {dict(params)}")
+    point = "-".join(f"{name.lower()}{params[name]}" for name in space.params)
+    return Solution(
+        name=f"{definition.op_type}.{space.name}.{point}"[:128],
+        definition=definition.name,
+        language=Language.CPU_CPP,
+        entry=space.entry,
+        sources=tuple(SourceFile(path=name, content=source_text(name)) for name in space.sources),
+        structure=space.name,
+        params={name: params[name] for name in space.params},
+        layouts=space.layouts(params),
+        scratch_bytes=space.scratch_bytes(params, definition),
+        guard=guard or Guard(),
+        trust=TrustClass.PARAMETERS,
+        author="catalog",
+    )
+
+
+@cache
+def source_text(name: str) -> str:
+    """Text of one C++ file of the catalog."""
+    return resources.files("retuned.catalog").joinpath("sources", name).read_text("utf-8")
+
+
+@cache
+def reference_text(op_type: str) -> str:
+    """Python source of a family's reference."""
+    folder = resources.files("retuned.catalog").joinpath("references")
+    return folder.joinpath(f"{op_type}.py").read_text("utf-8")
+
+
+def constant(definition: Definition, axis: str) -> int:
+    """Length of a constant axis."""
+    length = definition.axes[axis]
+    if not isinstance(length, AxisConst):
+        raise TypeError(f"axis '{axis}' of {definition.name} is variable")
+    return length.value

@@ -1,0 +1,75 @@
+"""A family of definitions: one operator, any constant lengths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from retuned.catalog.entry import Entry
+from retuned.contract import AxisConst, AxisVar, DType, TensorSpec
+
+LONGEST = 2**20
+"""Longest constant axis: longer ones in a name are a mistake or an attack."""
+
+THREADS: tuple[int, ...] = (1, 2, 4, 8)
+"""Choices of the parameter THREADS: parts a launch is split into."""
+VECTORS: tuple[int, ...] = (16, 32, 64)
+"""Choices of the parameter VEC: bytes of a vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One operator."""
+
+    op_type: str
+    """Operator, as in ``retuned::<op_type>``."""
+    template: str
+    """Name of a definition, with constant axes in braces, for example ``rmsnorm_h{H}``."""
+    description: str
+    """What it computes, one line."""
+    shapes: tuple[tuple[str, ...], ...]
+    """Axis names of each input, as a trace shows them."""
+    dtypes: tuple[str, ...]
+    """Element type of each input."""
+    build: Callable[[str, dict[str, int]], Entry]
+    """Make the entry, given its name and constant axes."""
+    settle: Callable[[dict[str, int]], dict[str, int] | None] = lambda lengths: lengths
+    """Lengths read off a trace to lengths of the definition's axes; None if they do not fit."""
+
+    @cached_property
+    def constants(self) -> tuple[str, ...]:
+        """Axes in the name."""
+        return tuple(re.findall(r"\{(\w+)\}", self.template))
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(re.sub(r"\\\{\w+\\\}", "([1-9][0-9]{0,6})", re.escape(self.template)))
+
+    def parse(self, name: str) -> dict[str, int] | None:
+        """Return the constant axes in a definition's name; None if it is not of this family."""
+        match = self._pattern.fullmatch(name)
+        if match is None:
+            return None
+        lengths = dict(zip(self.constants, map(int, match.groups()), strict=True))
+        return lengths if all(n <= LONGEST for n in lengths.values()) else None
+
+    def name(self, lengths: Mapping[str, int]) -> str:
+        """Return the name of the definition with these constant axes."""
+        return self.template.format(**lengths)
+
+
+def variable(description: str) -> AxisVar:
+    """Return an axis whose length a workload names."""
+    return AxisVar(description=description)
+
+
+def fixed(length: int) -> AxisConst:
+    """Return an axis whose length is in the definition's name."""
+    return AxisConst(value=length)
+
+
+def floats(*shape: str, weight: bool = False) -> TensorSpec:
+    """Return a float32 tensor."""
+    return TensorSpec(shape=shape, dtype=DType.FLOAT32, constant=weight)

@@ -1,0 +1,75 @@
+"""Families of inputs: what random numbers alone would not exercise.
+
+Uniform positive inputs hide accumulators of half the precision, and ordinary ones never reach a
+branch for infinities. Each family is one way in which a kernel can be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from retuned.catalog.entry import Array
+from retuned.errors import UsageError
+
+Floats = npt.NDArray[np.float32]
+
+PLANTED = {"planted-nan": np.nan, "planted-pos-inf": np.inf, "planted-neg-inf": -np.inf}
+"""One element of one activation is this."""
+COMMON = ("randn", "randn-small", "randn-large", "outlier", "zeros-rows", *PLANTED)
+"""Families that every activation can take."""
+
+
+def activations(rng: np.random.Generator, shape: tuple[int, ...], family: str) -> Floats:
+    """Make one activation; rows are the first axis, channels the last.
+
+    Raises
+    ------
+    UsageError
+        If the family is unknown here.
+    """
+    values = rng.standard_normal(shape, dtype=np.float32)
+    shapers: dict[str, Callable[[], Floats]] = {
+        "randn": lambda: values,
+        "randn-small": lambda: values * np.float32(1e-3),
+        "randn-large": lambda: values * np.float32(1e3),
+        "mean-1000": lambda: values + np.float32(1000.0),
+        "logits-60": lambda: values * np.float32(60.0),
+        "outlier": lambda: _outliers(rng, values),
+        "zeros-rows": lambda: _zero_rows(rng, values),
+        "exact-integer": lambda: rng.integers(-4, 5, shape).astype(np.float32),
+    }
+    if family in PLANTED:
+        return planted(rng, values, PLANTED[family])
+    if family not in shapers:
+        raise UsageError(f"no activations '{family}'; there are {', '.join([*shapers, *PLANTED])}")
+    return shapers[family]()
+
+
+def planted(rng: np.random.Generator, values: Floats, what: float) -> Floats:
+    """Replace one element; an empty array stays empty."""
+    if values.size:
+        values.reshape(-1)[rng.integers(values.size)] = what
+    return values
+
+
+def int8_weights(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """Full range, -128 included: a kernel that negates or takes absolute values shows."""
+    return rng.integers(-128, 128, shape).astype(np.int8)
+
+
+def _outliers(rng: np.random.Generator, values: Floats) -> Floats:
+    """One channel in a hundred, at least one, is a hundred times as large, as in trained models."""
+    width = values.shape[-1]
+    if width:
+        channels = rng.choice(width, size=max(1, width // 100), replace=False)
+        values[..., channels] *= np.float32(100.0)
+    return values
+
+
+def _zero_rows(rng: np.random.Generator, values: Floats) -> Floats:
+    """Every other row is zero, the first one among them or not by chance."""
+    values[int(rng.integers(2)) :: 2] = 0.0
+    return values

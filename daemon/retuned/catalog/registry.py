@@ -1,0 +1,121 @@
+"""Names to entries, and what a trace shows to names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from retuned.catalog import attention, linear_w8, rmsnorm, silu_mul, softmax
+from retuned.catalog.entry import Entry
+from retuned.catalog.family import LONGEST, Family
+from retuned.errors import UsageError
+
+_FAMILIES: tuple[Family, ...] = (
+    linear_w8.FAMILY,
+    rmsnorm.FAMILY,
+    silu_mul.FAMILY,
+    softmax.FAMILY,
+    softmax.ANY_LENGTH,
+    attention.FAMILY,
+)
+_PREFIX = "retuned::"
+_LONGEST_VARIABLE = 2**30
+_SPELLINGS = {
+    "float": "float32",
+    "f32": "float32",
+    "fp32": "float32",
+    "char": "int8",
+    "signed char": "int8",
+    "i8": "int8",
+    "s8": "int8",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """A launch, as a definition and its variable axes."""
+
+    definition: str
+    """Name of the definition."""
+    axes: dict[str, int]
+    """Lengths of its variable axes, as the trace or its buckets have them."""
+
+
+def families() -> tuple[Family, ...]:
+    """Return every family of the catalog."""
+    return _FAMILIES
+
+
+@lru_cache(maxsize=256)
+def get(definition_name: str) -> Entry:
+    """Return the entry of a definition.
+
+    Raises
+    ------
+    UsageError
+        If the name is of no family; the message lists the families.
+    """
+    for family in _FAMILIES:
+        constants = family.parse(definition_name)
+        if constants is not None:
+            return family.build(definition_name, constants)
+    known = ", ".join(family.template for family in _FAMILIES)
+    raise UsageError(
+        f"no definition '{definition_name[:80]}' in the catalog; names look like {known} "
+        f"with lengths up to {LONGEST}"
+    )
+
+
+def recognise(
+    op: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+) -> Binding | None:
+    """Find the definition that a launch belongs to; None if the catalog has none.
+
+    Parameters
+    ----------
+    op
+        Operator as traces spell it, ``retuned::linear_w8``.
+    dims
+        Shape of each input.
+    dtypes
+        Element type of each input; empty where the trace does not say.
+    """
+    if not op.startswith(_PREFIX):
+        return None
+    for family in _FAMILIES:
+        if family.op_type != op.removeprefix(_PREFIX) or not _types_fit(family, dtypes):
+            continue
+        lengths = _unify(family.shapes, dims)
+        settled = family.settle(lengths) if lengths is not None else None
+        if settled is None:
+            continue
+        name = family.name(settled)
+        if family.parse(name) is None:
+            continue
+        variable = get(name).definition.variable_axes
+        if all(1 <= settled[axis] <= _LONGEST_VARIABLE for axis in variable):
+            return Binding(definition=name, axes={axis: settled[axis] for axis in variable})
+    return None
+
+
+def _types_fit(family: Family, dtypes: tuple[str, ...]) -> bool:
+    if not dtypes:
+        return True
+    plain = [d.lower().removeprefix("torch.").removeprefix("c10::") for d in dtypes]
+    return tuple(_SPELLINGS.get(d, d) for d in plain) == family.dtypes
+
+
+def _unify(
+    shapes: tuple[tuple[str, ...], ...], dims: tuple[tuple[int, ...], ...]
+) -> dict[str, int] | None:
+    """Lengths by axis name; None if ranks or repeated axes disagree."""
+    if len(shapes) != len(dims):
+        return None
+    lengths: dict[str, int] = {}
+    for shape, sizes in zip(shapes, dims, strict=True):
+        if len(shape) != len(sizes):
+            return None
+        for axis, size in zip(shape, sizes, strict=True):
+            if lengths.setdefault(axis, size) != size:
+                return None
+    return lengths
