@@ -85,6 +85,7 @@ def hypothesize(
     total_gpu_time_ns: int,
     priors: Mapping[str, float] | None = None,
     known: Collection[str] = (),
+    start: Mapping[str, tuple[str, ...]] | None = None,
     settings: HypothesisSettings | None = None,
 ) -> tuple[Hypothesis, ...]:
     """Turn a drift report that asks for it into beliefs worth an experiment, most saving first.
@@ -101,6 +102,9 @@ def hypothesize(
         Gain that earlier experiments found per definition; better than a roofline.
     known
         Ids of hypotheses that exist: the same belief is never paid twice.
+    start
+        Structures to try first per definition, such as the audited one in production, where other
+        parameters are the smallest change; all of them where a definition is not named.
     settings
         How gains are guessed.
 
@@ -117,7 +121,8 @@ def hypothesize(
         costs = sorted(shapes[definition], key=lambda cost: -cost.gpu_time_ns)
         costs = costs[: settings.max_shapes]
         prior = (priors or {}).get(definition)
-        belief = _believe(definition, costs, report, total_gpu_time_ns, prior, settings)
+        first = (start or {}).get(definition, ())
+        belief = _believe(definition, costs, report, total_gpu_time_ns, prior, first, settings)
         if belief is not None and belief.id not in known:
             found.append(belief)
     return tuple(sorted(found, key=lambda each: (-each.expected_saving, each.definition)))
@@ -176,6 +181,7 @@ def _believe(
     report: DriftReport,
     total_ns: int,
     prior: float | None,
+    structures: tuple[str, ...],
     settings: HypothesisSettings,
 ) -> Hypothesis | None:
     spent = sum(cost.gpu_time_ns for cost in costs)
@@ -198,6 +204,7 @@ def _believe(
         "because": f"{definition} takes {share:.1%} of GPU time at {where}; "
         f"{_source(costs, prior)} let expect {gain:.2f}x, {saving:.1%} of GPU time "
         f"({report.sentence})",
+        "structures": structures,
     }
     return _named(body)
 
