@@ -1,0 +1,194 @@
+"""Whole pages: one HTML file each, with its style sheet and plots inside, and no script at all.
+
+Templates escape every value; a content security policy that names only the style sheet's own hash
+would stop what slipped through.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import ChainableUndefined, Environment, PackageLoader
+from markupsafe import Markup
+
+from retuned.report import figures, profiles, story, words
+from retuned.report.profiles import Json, amount, records, section
+
+_LISTED = 100
+_BARS = 12  # rows of before and after
+
+
+def analyze_page(data: Json) -> str:
+    """Return the page of ``retuned analyze``: share by kernel, shapes with source, files.
+
+    Parameters
+    ----------
+    data
+        The command's JSON object.
+    """
+    profile = section(data, "profile")
+    kernels = profiles.by_kernel(profile)
+    rows = sorted(records(profile, "signatures"), key=lambda s: -amount(s, "gpu_time_ns"))
+    total = sum(amount(s, "gpu_time_ns") for s in rows) or 1.0
+    rest = sum(amount(s, "gpu_time_ns") for s in rows[_LISTED:])
+    known = sum(amount(s, "gpu_time_ns") for s in rows if s.get("dims"))
+    return _render(
+        "analyze.html",
+        profile=profile,
+        files=records(data, "files"),
+        kernels=kernels,
+        rows=rows,
+        rest=rest / total,
+        known=known / total if rows else None,
+        headline=profiles.profile_sentence(kernels),
+        bars=figures.shares(kernels),
+        curve=figures.cumulative(kernels),
+        sources=figures.sources(profile),
+    )
+
+
+def diff_page(data: Json) -> str:
+    """Return the page of ``retuned diff``: shares before and after, what is new, what is gone.
+
+    Parameters
+    ----------
+    data
+        ``drift`` as the command prints it, ``before`` and ``after`` profiles, ``names`` of both.
+    """
+    drift, before, after = (section(data, key) for key in ("drift", "before", "after"))
+    given: Any = data.get("names") or ()
+    names = (
+        (words.short(given[0], 80), words.short(given[1], 80))
+        if len(given) == 2
+        else ("before", "after")
+    )
+    rows = profiles.pairs(before, after, top=_BARS) or profiles.drift_pairs(drift, top=_BARS)
+    new, gone = profiles.only_in(after, before), profiles.only_in(before, after)
+    return _render(
+        "diff.html",
+        drift=drift,
+        before=before,
+        after=after,
+        names=names,
+        sentence=profiles.sentence(drift),
+        new=new,
+        new_count=words.plural(len(new), "signature"),
+        gone_count=words.plural(len(gone), "signature"),
+        gone=gone,
+        new_share=sum(amount(s, "share") for s in new),
+        gone_share=sum(amount(s, "share") for s in gone),
+        pairs=figures.before_after(rows, names),
+    )
+
+
+def demo_page(data: Json) -> str:
+    """Return the story of ``retuned demo`` on one page, in the order it happened.
+
+    Parameters
+    ----------
+    data
+        The command's JSON object; every key may be absent, its part then says so.
+    """
+    drift = section(data, "drift")
+    pairs = profiles.drift_pairs(drift, top=_BARS)
+    failed = words.finite(section(data, "requests").get("failed"))
+    return _render(
+        "demo.html",
+        data=data,
+        headline=story.headline(data),
+        lead=story.lead(data),
+        throughput=story.throughput(data),
+        sentence=profiles.sentence(drift),
+        pairs=figures.before_after(pairs, ("before drift", "after drift")),
+        distance=figures.drift(data, "distance"),
+        cusum=figures.drift(data, "cusum") if story.windows(data, "cusum") else None,
+        experiments=[_experiment(entry) for entry in records(data, "experiments")],
+        timeline=figures.timeline(data),
+        strip=figures.toggles(data),
+        rollback=section(data, "rollback"),
+        requests=story.requests_sentence(data),
+        lost=bool(failed),
+        machine=story.machine_sentence(data),
+    )
+
+
+def _experiment(entry: Json) -> dict[str, Any]:
+    findings = story.ranked(entry)
+    return {
+        "body": entry,
+        "verdicts": story.verdicts(entry),
+        "findings": findings[:_LISTED],
+        "hidden": max(0, len(findings) - _LISTED),
+        "plot": figures.intervals_of(entry),
+    }
+
+
+def _finalize(value: object) -> object:
+    return words.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+@cache
+def _environment() -> Environment:
+    # autoescape for every name, not by suffix: a template added later must not be the exception
+    made = Environment(
+        loader=PackageLoader("retuned.report"),
+        autoescape=True,
+        undefined=ChainableUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        belief=words.belief,
+        count=words.count,
+        digest=words.digest,
+        duration=words.duration,
+        geometry=profiles.geometry,
+        guard=words.guard,
+        label=_label,
+        launches=_launches,
+        mean=profiles.mean_duration,
+        micros=words.micros,
+        made_of=story.made_of,
+        named=profiles.named,
+        percent=words.percent,
+        seconds=words.seconds,
+        share=words.share,
+        significant=words.significant,
+        skipped=profiles.skipped,
+        sure=profiles.sure,
+        speedup=story.speedup,
+        times=words.times,
+        types=profiles.types,
+    )
+    return made
+
+
+def _launches(value: object) -> str:
+    number = words.finite(value)
+    return words.NOTHING if number is None else words.plural(number, "launch")
+
+
+def _label(value: object) -> str:
+    return words.NOTHING if isinstance(value, ChainableUndefined) else words.short(value, 400)
+
+
+@cache
+def _style() -> tuple[Markup, str]:
+    """Style sheet and the policy that allows it and nothing else."""
+    text = files("retuned.report").joinpath("templates", "style.css").read_text(encoding="utf-8")
+    hashed = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    allowed = (
+        f"default-src 'none'; style-src 'sha256-{hashed}'; base-uri 'none'; form-action 'none'"
+    )
+    return Markup(text), allowed
+
+
+def _render(name: str, **values: object) -> str:
+    style, policy = _style()
+    template = _environment().get_template(name)
+    return template.render(style=style, policy=policy, limit=_LISTED, **values)

@@ -1,0 +1,164 @@
+"""Reports for the terminal, as rich renderables. Names are `Text`, never markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from retuned.report import profiles, words
+from retuned.report.profiles import Json, amount, named, records, section
+from retuned.report.story_text import demo_text
+
+__all__ = ["analyze_text", "demo_text", "diff_text"]
+
+
+def _table(*columns: str, title: str = "") -> Table:
+    """Return an empty table; a column whose name starts with ``>`` is right-aligned."""
+    made = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title=Text(title) if title else None,
+        title_justify="left",
+        header_style="bold",
+    )
+    for column in columns:
+        right = column.startswith(">")
+        made.add_column(
+            Text(column.removeprefix(">")),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="ellipsis" if right else "fold",
+        )
+    return made
+
+
+def _row(table: Table, *cells: str) -> None:
+    table.add_row(*(Text(words.clean(cell)) for cell in cells))
+
+
+def _heading(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def _more(hidden: int, noun: str) -> list[RenderableType]:
+    return [Text(f"and {words.plural(hidden, noun)} more", style="dim")] if hidden > 0 else []
+
+
+def analyze_text(data: Json, *, top: int = 20) -> list[RenderableType]:
+    """Return files, share of GPU time by kernel and the largest signatures.
+
+    Parameters
+    ----------
+    data
+        JSON object of ``retuned analyze``.
+    top
+        Most kernels and most signatures to list.
+    """
+    profile = section(data, "profile")
+    kernels = profiles.by_kernel(profile)
+    rows = sorted(records(profile, "signatures"), key=lambda s: -amount(s, "gpu_time_ns"))
+    shares = _table("Kernel", ">Share", ">Cumulative", ">GPU time", ">Launches")
+    for k in kernels[:top]:
+        _row(
+            shares,
+            words.short(k.kernel, 80),
+            words.share(k.share),
+            words.share(k.cumulative),
+            words.duration(k.gpu_time_ns),
+            words.count(k.launches),
+        )
+    return [
+        _files(data),
+        _heading(profiles.profile_sentence(kernels)),
+        *([shares] if kernels else []),
+        *_more(len(kernels) - top, "kernel"),
+        *([_signatures(rows[:top])] if rows else []),
+        *_more(len(rows) - top, "signature"),
+    ]
+
+
+def _files(data: Json) -> Table:
+    table = _table("File", "Format", ">Launches", ">Kernels", ">Span", "Not counted")
+    for entry in records(data, "files"):
+        error = section(entry, "error")
+        problem = (
+            f"not read: {words.label(error.get('message'))} [{words.label(error.get('code'))}]"
+        )
+        _row(
+            table,
+            words.short(entry.get("path"), 80),
+            words.label(entry.get("format")),
+            words.count(entry.get("launches")),
+            words.count(entry.get("kernels")),
+            words.duration(entry.get("span_ns")),
+            problem if error else profiles.skipped(entry.get("skipped")),
+        )
+    return table
+
+
+def _signatures(rows: Sequence[Json]) -> Table:
+    table = _table("Kernel", "Shape", "Types", "From", ">Sure", ">Launches", ">Each", ">Share")
+    for s in rows:
+        _row(
+            table,
+            named(s, limit=48),
+            words.short(profiles.geometry(s) or words.NOTHING, 60),
+            profiles.types(s),
+            words.label(s.get("shape_source") or "none"),
+            profiles.sure(s),
+            words.count(s.get("launches")),
+            profiles.mean_duration(s),
+            words.share(s.get("share")),
+        )
+    return table
+
+
+def diff_text(data: Json) -> list[RenderableType]:
+    """Return the sentence, the reasons, and shares before and after.
+
+    Parameters
+    ----------
+    data
+        ``drift`` as ``retuned diff`` prints it; ``before`` and ``after`` where known.
+    """
+    drift = section(data, "drift")
+    found: list[RenderableType] = [_heading(profiles.sentence(drift))]
+    found.append(
+        Text(f"distance {words.significant(drift.get('distance'))} (0 same mix, 1 disjoint)")
+    )
+    reasons = records(drift, "reasons")
+    if reasons:
+        table = _table("Kernel", "Reason", ">Before", ">After", "In numbers")
+        for r in reasons[:40]:
+            _row(
+                table,
+                words.short(
+                    f"{named(r)} {words.label(r['shape']) if r.get('shape') else ''}".strip(), 80
+                ),
+                words.label(r.get("code")),
+                words.share(r.get("share_before")),
+                words.share(r.get("share_after")),
+                words.label(r.get("detail")),
+            )
+        found += [table, *_more(len(reasons) - 40, "reason")]
+    before, after = section(data, "before"), section(data, "after")
+    pairs = profiles.pairs(before, after, top=12)
+    if pairs:
+        table = _table("Largest changes of share", ">Before", ">After")
+        for p in pairs:
+            _row(table, words.short(p.label, 80), words.share(p.before), words.share(p.after))
+        found.append(table)
+    for name, rows in (
+        ("new", profiles.only_in(after, before)),
+        ("gone", profiles.only_in(before, after)),
+    ):
+        if rows:
+            took = words.share(sum(amount(s, "share") for s in rows))
+            found.append(
+                Text(f"{name}: {words.plural(len(rows), 'signature')}, {took} of GPU time")
+            )
+    return found
