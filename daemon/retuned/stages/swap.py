@@ -1,12 +1,20 @@
-"""Stage 9, swap: what to load where, in which order, and the way back. Pure; the loading is the runtime's."""
+"""Stage 9, swap: what to load where, in which order, and the way back.
+
+Pure; the loading is the runtime's. Orders are carried out at least once and work exactly once: each
+has an epoch, a runtime does an epoch once, and `reconcile` compares what ought to be in force with
+what the runtimes say is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from pydantic import Field
 
-from retuned.contract import Digest, Guard, Name, Record
+from retuned.contract import Digest, Guard, Name, Record, digest_of
+from retuned.stages.proposal import Proposal
 
 
 class SwapKind(StrEnum):
@@ -33,9 +41,155 @@ class SwapOrder(Record):
     """What to activate; None means the original code that the server came with."""
     previous: Digest | None
     """What was active before: the way back; None means the original."""
+    previous_guard: Guard | None = None
+    """Shapes `previous` was for; None where it is not known or `previous` is the original."""
     guard: Guard
     """Shapes the artifact is for; all else stays with the original."""
     epoch: int = Field(ge=1)
     """Grows with every order to a target; the runtime refuses an older one."""
     shadow_every: int = Field(default=50, ge=1)
     """One launch in so many is checked against the incumbent."""
+    shadow_tolerance: float = Field(default=1e-3, gt=0.0, le=1.0)
+    """Largest difference from the incumbent that is allowed, as a share of its output's RMS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotFacts:
+    """What one server process says about one slot."""
+
+    definition: str
+    """Name of the definition, also the slot's name."""
+    active: Digest | None
+    """Artifact in use; None is the original."""
+    epoch: int
+    """Last order carried out; 0 before the first and after a restart."""
+
+
+def order_swap(
+    proposal: Proposal,
+    *,
+    epoch: int,
+    previous: Digest | None = None,
+    previous_guard: Guard | None = None,
+    shadow_every: int = 50,
+    shadow_tolerance: float = 1e-3,
+) -> SwapOrder:
+    """Turn an approved proposal into the order that carries it out.
+
+    Parameters
+    ----------
+    proposal
+        Approved by the gate; the caller has checked that.
+    epoch
+        One more than any order to this target so far, see `next_epoch`.
+    previous, previous_guard
+        What is in force in the slot now and for which shapes; None is the original.
+    shadow_every
+        One swapped launch in so many is checked against the incumbent.
+    shadow_tolerance
+        Allowed difference, as a share of the RMS of the incumbent's output.
+    """
+    return SwapOrder(
+        id=_order_id(proposal.id, kind=SwapKind.SWAP, epoch=epoch),
+        kind=SwapKind.SWAP,
+        proposal=proposal.id,
+        target=proposal.target,
+        definition=proposal.definition,
+        artifact=proposal.artifact,
+        previous=previous,
+        previous_guard=previous_guard if previous is not None else None,
+        guard=proposal.guard,
+        epoch=epoch,
+        shadow_every=shadow_every,
+        shadow_tolerance=shadow_tolerance,
+    )
+
+
+def order_rollback(order: SwapOrder, *, epoch: int) -> SwapOrder:
+    """Return the order that undoes `order`: what was active before becomes active again.
+
+    Where an artifact was active before but its shapes are not known, the way back ends at the
+    original: an artifact without its guard could meet shapes nobody proved it on.
+
+    Examples
+    --------
+    >>> forward = SwapOrder(id="x", kind="swap", proposal="p", target="t", definition="d",
+    ...     artifact="sha256:" + "a" * 64, previous=None, guard=Guard(), epoch=4)
+    >>> back = order_rollback(forward, epoch=5)
+    >>> back.kind, back.artifact, back.previous == forward.artifact, back.epoch
+    (<SwapKind.ROLLBACK: 'rollback'>, None, True, 5)
+
+    Raises
+    ------
+    ValueError
+        If `epoch` is not after the order's: the runtime would refuse it.
+    """
+    if epoch <= order.epoch:
+        raise ValueError(f"a rollback of epoch {order.epoch} needs a later epoch, got {epoch}")
+    known = order.previous is not None and order.previous_guard is not None
+    return SwapOrder(
+        id=_order_id(order.proposal, kind=SwapKind.ROLLBACK, epoch=epoch),
+        kind=SwapKind.ROLLBACK,
+        proposal=order.proposal,
+        target=order.target,
+        definition=order.definition,
+        artifact=order.previous if known else None,
+        previous=order.artifact,
+        previous_guard=order.guard,
+        guard=order.previous_guard if known and order.previous_guard is not None else Guard(),
+        epoch=epoch,
+        shadow_every=order.shadow_every,
+        shadow_tolerance=order.shadow_tolerance,
+    )
+
+
+def reconcile(desired: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> tuple[SwapOrder, ...]:
+    """Return the orders still to be driven into one server, oldest first.
+
+    Of `desired` only the newest order of each slot counts: what it replaced need not be repeated. It
+    is driven where a process of the server has not reached its epoch, which covers a crash of either
+    side at any point. A slot at the order's epoch is done even if its artifact is not active: then the
+    runtime has taken itself back and swapping again would undo that. A slot nobody reports is left
+    alone until its server is back.
+
+    Parameters
+    ----------
+    desired
+        Every order ever written to this server, or the newest of each slot.
+    states
+        What the server says; several entries for one slot where it has several processes.
+
+    Examples
+    --------
+    >>> order = SwapOrder(id="x", kind="swap", proposal="p", target="t", definition="d",
+    ...     artifact="sha256:" + "a" * 64, previous=None, guard=Guard(), epoch=4)
+    >>> [o.id for o in reconcile([order], [SlotFacts(definition="d", active=None, epoch=0)])]
+    ['x']
+    >>> reconcile([order], [SlotFacts(definition="d", active=order.artifact, epoch=4)])
+    ()
+    """
+    reached: dict[str, int] = {}
+    for state in states:
+        reached[state.definition] = min(state.epoch, reached.get(state.definition, state.epoch))
+    newest: dict[str, SwapOrder] = {}
+    for order in desired:
+        known = newest.get(order.definition)
+        if known is None or order.epoch > known.epoch:
+            newest[order.definition] = order
+    due = [o for o in newest.values() if o.definition in reached and reached[o.definition] < o.epoch]
+    return tuple(sorted(due, key=lambda order: order.epoch))
+
+
+def next_epoch(orders: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> int:
+    """Return an epoch that every process will accept, even if the orders' history was lost.
+
+    Examples
+    --------
+    >>> next_epoch([], [SlotFacts(definition="d", active=None, epoch=6)])
+    7
+    """
+    return 1 + max((*(o.epoch for o in orders), *(s.epoch for s in states)), default=0)
+
+
+def _order_id(proposal: str, *, kind: SwapKind, epoch: int) -> str:
+    return digest_of({"proposal": proposal, "kind": str(kind), "epoch": epoch})

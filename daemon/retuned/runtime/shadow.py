@@ -1,0 +1,220 @@
+"""Shadow checks: on sampled launches the incumbent also runs, and the two outputs are compared.
+
+Which launches: in every block of `every` swapped launches of a shape bucket exactly one, at a random
+place in the block. The rate is exact, no bucket is left out, and neither a model's layer count nor a
+kernel that counts can fall into step with the checks. The first launch of a bucket is always checked.
+
+How: non-finite values must be in the same places with the same signs. Elsewhere the largest absolute
+difference is put in units of what is allowed, ``tolerance * rms(incumbent's output)``; integer outputs
+must be equal.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import random
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from retuned.runtime.spec import Key, Tensor
+
+RATIO_CAP = 1e9
+"""Stands for "nothing is allowed and something differs", so that records stay finite."""
+TRIP_RATIO = 4.0
+"""From here the runtime goes back by itself, without waiting for the daemon."""
+_EWMA_WEIGHT = 0.05
+_WINDOW_BYTES = 4096
+_WINDOWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One check."""
+
+    nonfinite: bool
+    """NaN or Inf do not agree."""
+    ratio: float
+    """Largest difference in units of the allowed difference; 0 where `nonfinite`."""
+
+
+Compare = Callable[[Sequence[Tensor], Sequence[Tensor], float], Comparison]
+"""(served outputs, the incumbent's outputs, tolerance) -> comparison."""
+
+
+@dataclass(slots=True)
+class Stratum:
+    """One shape bucket under one order."""
+
+    ran: int = 0
+    """Launches that ran the variant."""
+    check_at: int = 0
+    """The launch after so many is the next to be checked."""
+    block_end: int = 0
+    """First launch of the next block."""
+
+
+def bucket(key: Key) -> Key:
+    """Shape bucket of a key: lengths within a factor of two share one."""
+    return tuple(length.bit_length() for length in key)
+
+
+class Sampler:
+    """Chooses the launches to check.
+
+    Parameters
+    ----------
+    every
+        One launch in so many, per bucket.
+    random_source
+        Unpredictable to a kernel by default; a seeded one in tests.
+    """
+
+    def __init__(self, every: int, random_source: random.Random | None = None) -> None:
+        self._every = every
+        self._random = random_source or random.SystemRandom()
+        self._strata: dict[Key, Stratum] = {}
+
+    def stratum(self, key: Key) -> Stratum:
+        """Return the bucket of a key, the same object every time."""
+        return self._strata.setdefault(bucket(key), Stratum())
+
+    def advance(self, stratum: Stratum) -> None:
+        """Choose the next launch to check, one in the block after the present one."""
+        stratum.check_at = stratum.block_end + self._random.randrange(self._every)
+        stratum.block_end += self._every
+        while stratum.check_at < stratum.ran + 1 and self._every > 1:  # after a burst of threads
+            stratum.check_at = stratum.block_end + self._random.randrange(self._every)
+            stratum.block_end += self._every
+
+    def ran(self) -> int:
+        """Launches of all buckets."""
+        return sum(stratum.ran for stratum in self._strata.copy().values())
+
+
+@dataclass(slots=True)
+class Stats:
+    """What happened under one order; totals."""
+
+    checks: int = 0
+    """Launches compared."""
+    mismatches: int = 0
+    """Checks over the allowed difference, or with an input changed."""
+    nonfinite: int = 0
+    """Checks where NaN or Inf did not agree."""
+    worst_ratio: float = 0.0
+    """Largest ratio."""
+    mean_ratio: float = 0.0
+    """Exponentially weighted mean of the ratio over about the last 20 checks."""
+    errors: int = 0
+    """Launches that raised."""
+    ineligible: dict[str, int] = field(default_factory=dict)
+    """Launches within the guard that the variant could not take, by reason."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held to write; checks and errors are rare."""
+
+    def check(self, comparison: Comparison) -> None:
+        """Fold one check in."""
+        with self.lock:
+            self.checks += 1
+            if comparison.nonfinite:
+                self.nonfinite += 1
+                return
+            first = self.checks - self.nonfinite == 1
+            self.mismatches += comparison.ratio > 1.0
+            self.worst_ratio = max(self.worst_ratio, comparison.ratio)
+            step = comparison.ratio - self.mean_ratio
+            self.mean_ratio += step if first else _EWMA_WEIGHT * step
+
+    def error(self) -> int:
+        """Count a launch that raised; return how many there are."""
+        with self.lock:
+            self.errors += 1
+            return self.errors
+
+    def skip(self, reason: str) -> None:
+        """Count a launch the variant could not take."""
+        with self.lock:
+            self.ineligible[reason] = self.ineligible.get(reason, 0) + 1
+
+
+def as_outputs(value: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - what a kernel returned
+    """Outputs as a tuple, one or several."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def compare_tensors(
+    served: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float
+) -> Comparison:
+    """Compare PyTorch tensors.
+
+    Raises
+    ------
+    ValueError
+        If the number of outputs, a shape or an element type differs.
+    """
+    torch = sys.modules["torch"]
+    if len(served) != len(expected):
+        raise ValueError(f"{len(served)} outputs instead of {len(expected)}")
+    worst = 0.0
+    with torch.inference_mode():
+        for ours, theirs in zip(served, expected, strict=True):
+            if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+                raise ValueError(f"output {ours.shape} {ours.dtype}, not {theirs.shape}")
+            one = _compare_pair(torch, ours, theirs, tolerance)
+            if one.nonfinite:
+                return one
+            worst = max(worst, one.ratio)
+    return Comparison(nonfinite=False, ratio=worst)
+
+
+def _compare_pair(torch: Any, ours: Tensor, theirs: Tensor, tolerance: float) -> Comparison:  # noqa: ANN401
+    if ours.numel() == 0:
+        return Comparison(nonfinite=False, ratio=0.0)
+    if not ours.is_floating_point():
+        return Comparison(nonfinite=False, ratio=0.0 if torch.equal(ours, theirs) else RATIO_CAP)
+    wide = torch.float64 if ours.dtype == torch.float64 else torch.float32
+    ours, theirs = ours.to(wide), theirs.to(wide)
+    difference = (ours - theirs).abs_()
+    largest = float(difference.max())
+    if not math.isfinite(largest):  # the rare case pays for the masks
+        finite = theirs.isfinite()
+        agree = torch.where(theirs.isnan(), ours.isnan(), ours == theirs) | finite
+        if not bool((ours.isfinite() == finite).all()) or not bool(agree.all()):
+            return Comparison(nonfinite=True, ratio=0.0)
+        difference, theirs = difference[finite], theirs[finite]
+        largest = float(difference.max()) if difference.numel() else 0.0
+    if largest == 0.0:
+        return Comparison(nonfinite=False, ratio=0.0)
+    rms = float(torch.linalg.vector_norm(theirs, dtype=torch.float64)) / math.sqrt(theirs.numel())
+    allowed = tolerance * rms
+    return Comparison(
+        nonfinite=False,
+        ratio=min(RATIO_CAP, largest / allowed) if allowed > 0.0 else RATIO_CAP,
+    )
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> int:
+    """Checksum of contiguous CPU tensors: whole where small, else of windows spread over them.
+
+    A variant must not write to its inputs; what matters is to notice a kernel that does, not to prove
+    that no byte changed.
+    """
+    total = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        for start, length in _windows(size):
+            view = (ctypes.c_char * length).from_address(tensor.data_ptr() + start)
+            total = zlib.crc32(view, total)
+    return total
+
+
+def _windows(size: int) -> list[tuple[int, int]]:
+    if size <= _WINDOW_BYTES * _WINDOWS:
+        return [(0, size)] if size else []
+    step = (size - _WINDOW_BYTES) // (_WINDOWS - 1)
+    return [(index * step, _WINDOW_BYTES) for index in range(_WINDOWS)]

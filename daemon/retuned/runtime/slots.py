@@ -1,0 +1,296 @@
+"""Slots: the one place in the server where a kernel may be changed.
+
+A call reads one reference, finds the route for the lengths of its variable axes and counts. The
+reference leads to a `Table` whose meaning never changes: swapping, rolling back, bypassing and
+tripping each build a new table and store it in one assignment, so a call sees one epoch or the next
+and never a mixture. The guard is evaluated once per key, when the key is first seen under a table.
+
+Counting is one ``+=`` on a list cell. CPython with its global lock never switches threads between the
+read and the write of that statement, so no count is lost; a free-threaded build may lose a few.
+Nothing here imports PyTorch: a tensor is whatever has ``shape``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from retuned.runtime.spec import Key, Spec, Tensor, allows, parse_spec
+
+log = logging.getLogger(__name__)
+
+MAX_KEYS = 4096
+"""Keys counted one by one per slot; later ones are counted together."""
+MAX_CONSTANTS = 4096
+"""Sets of weights noted per slot; a slot that shows more does not keep them still."""
+
+Run = Callable[..., Any]
+Route = tuple[list[int], Run]
+
+_ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What looking up inputs raises that are not the tensors of the definition."""
+
+
+class InForce(Protocol):
+    """An order carried out: knows its variant, keeps its statistics."""
+
+    order_id: str
+    artifact: str | None
+    epoch: int
+    bounds: tuple[tuple[int, int, int], ...]
+
+    def route(self, key: Key) -> Run:
+        """Return what a launch of these lengths calls; only asked for keys within the bounds."""
+        ...
+
+
+class Table(dict[Any, Route]):
+    """Key to (launch counter, what to call) under one epoch; fills itself as keys are seen."""
+
+    __slots__ = ("_slot", "in_force", "state")
+
+    def __init__(self, slot: Slot, *, in_force: InForce | None, state: str) -> None:
+        super().__init__()
+        self._slot = slot
+        self.in_force = in_force
+        """The last order; None before the first. Its artifact runs only in state ``swapped``."""
+        self.state = state
+        """``original``, ``swapped``, ``bypassed``, or ``tripped:`` and a reason."""
+
+    def __missing__(self, raw: Any) -> Route:  # noqa: ANN401 - an int or a tuple of them
+        """First sight of a key: evaluate the guard, remember the answer."""
+        slot = self._slot
+        run = slot.original
+        order = self.in_force
+        if order is not None and self.state == "swapped":
+            key = slot.as_key(raw)
+            if allows(order.bounds, key):
+                run = order.route(key)
+        cell = slot.cell(raw)
+        if cell is slot.other:
+            return cell, run
+        route = self[raw] = (cell, run)
+        return route
+
+
+class Slot:
+    """A callable that stands where the server's kernel stood.
+
+    Parameters
+    ----------
+    definition
+        Definition as JSON data: axes, inputs, outputs.
+    original
+        The server's own code: takes the inputs in the definition's order, returns its output, or a
+        tuple of them. It is what runs whenever anything is in doubt.
+    key
+        Computes the lengths of the variable axes from the inputs; read from the shapes by default.
+
+    Raises
+    ------
+    Refused
+        If the definition cannot be read.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_cells",
+        "_constants",
+        "_lock",
+        "_notes",
+        "_table",
+        "call",
+        "original",
+        "other",
+        "spec",
+    )
+
+    def __new__(cls, *_args: object, **_kwargs: object) -> Slot:
+        """Give every slot a class of its own: calling it then costs one call, not two."""
+        return object.__new__(type(cls.__name__, (cls,), {"__slots__": ()}))
+
+    def __init__(
+        self,
+        definition: Mapping[str, Any],
+        original: Run,
+        *,
+        key: Callable[..., Key] | None = None,
+    ) -> None:
+        self.spec: Spec = parse_spec(definition)
+        self.original = original
+        self._constants: dict[int, tuple[weakref.ref[Any], ...]] = {}
+        self._notes = 0
+        self.restart()
+        self.call = _call_of(self, key)
+        type(self).__call__ = staticmethod(self.call)  # type: ignore[method-assign, assignment]
+
+    def __call__(self, *inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
+        """Launch; each slot's own class has its closure here."""
+        return self.call(*inputs)
+
+    # --- what the control side does -------------------------------------------------------------
+
+    @property
+    def table(self) -> Table:
+        """The table in use."""
+        return self._table
+
+    def commit(self, in_force: InForce) -> None:
+        """Put an order in force, whatever state the slot is in."""
+        with self._lock:
+            self._install(in_force, "original" if in_force.artifact is None else "swapped")
+
+    def replace(self, expected: InForce | None, *, state: str) -> bool:
+        """Change the state of the order in force; False if it is another one, or has tripped."""
+        with self._lock:
+            table = self._table
+            if table.in_force is not expected or table.state.startswith("tripped:"):
+                return False
+            self._install(expected, state)
+            return True
+
+    def restart(self) -> None:
+        """Forget orders and counts: at the start, and in a forked child."""
+        self._lock = threading.Lock()
+        self._cells: dict[Any, list[int]] = {}
+        self.other = [0]
+        self._table = Table(self, in_force=None, state="original")
+
+    def _install(self, in_force: InForce | None, state: str) -> None:
+        """Build a table with every known key routed, then store it: the flip."""
+        table = Table(self, in_force=in_force, state=state)
+        for raw in self._cells.copy():
+            table[raw]
+        self._table = table
+
+    # --- what was seen ----------------------------------------------------------------------------
+
+    def launches(self) -> dict[Key, int]:
+        """Launches since start per lengths of the variable axes, without those in `other`."""
+        return {self.as_key(raw): cell[0] for raw, cell in self._cells.copy().items()}
+
+    def total(self) -> int:
+        """All launches since start."""
+        return self.other[0] + sum(cell[0] for cell in self._cells.copy().values())
+
+    def constants(self) -> list[tuple[Tensor, ...]]:
+        """Sets of constant inputs that launches have shown and that still live."""
+        alive = []
+        for references in dict.copy(self._constants).values():
+            values = tuple(reference() for reference in references)
+            if all(value is not None for value in values):
+                alive.append(values)
+        return alive
+
+    def as_key(self, raw: Any) -> Key:  # noqa: ANN401 - an int or a tuple of them
+        """Lengths as a tuple; slots of one variable axis use the bare number inside."""
+        return raw if isinstance(raw, tuple) else (raw,)
+
+    def cell(self, raw: Any) -> list[int]:  # noqa: ANN401 - see as_key
+        """Return the counter of a key; the common one once there are too many."""
+        cell = self._cells.get(raw)
+        if cell is None:
+            if len(self._cells) >= MAX_KEYS:
+                return self.other
+            cell = self._cells.setdefault(raw, [0])
+        return cell
+
+    def note(self, inputs: tuple[Tensor, ...]) -> None:
+        """Remember the weights of a launch, weakly; a variant may want them in another layout."""
+        self._notes += 1
+        known = self._constants
+        if self._notes > MAX_CONSTANTS:
+            log.warning("%s: constant inputs keep changing, no longer followed", self.spec.name)
+            self._constants = _Everything(known)
+            return
+        positions = self.spec.constant_inputs
+        identity = id(inputs[positions[0]])
+
+        def forget(_: object) -> None:
+            known.pop(identity, None)
+
+        try:
+            known[identity] = tuple(weakref.ref(inputs[index], forget) for index in positions)
+        except TypeError:
+            self._constants = _Everything(known)  # not tensors: nothing to follow
+
+
+class _Everything(dict[int, tuple["weakref.ref[Any]", ...]]):
+    """Knows every weight already: ends the noting without a branch in the call."""
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+def _call_of(slot: Slot, key: Callable[..., Key] | None) -> Run:
+    """Return the closure that a launch goes through; this is the hot path.
+
+    A call that cannot be looked up (not tensors, fewer inputs, no such dimension) is the original's
+    to accept or refuse: it is counted under `other` and handed on.
+    """
+    weights = slot.spec.constant_inputs
+    places = [slot.spec.locate(axis) for axis in slot.spec.variable_axes]
+    found = [place for place in places if place is not None]
+    if key is None and len(found) == 1:
+        place = found[0]
+        return _one_axis_noting(slot, place, weights[0]) if weights else _one_axis(slot, place)
+    reader = key or _key_reader(found)
+
+    def call(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
+        try:
+            cell, run = slot._table[reader(*inputs)]
+            if weights and id(inputs[weights[0]]) not in slot._constants:
+                slot.note(inputs)
+        except _ODD:
+            return _odd(slot, inputs)
+        cell[0] += 1
+        return run(*inputs)
+
+    return call
+
+
+def _one_axis(slot: Slot, place: tuple[int, int]) -> Run:
+    """One variable axis: the bare length is the key, no tuple is made."""
+    index, dim = place
+
+    def call(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
+        try:
+            cell, run = slot._table[inputs[index].shape[dim]]
+        except _ODD:
+            return _odd(slot, inputs)
+        cell[0] += 1
+        return run(*inputs)
+
+    return call
+
+
+def _one_axis_noting(slot: Slot, place: tuple[int, int], weight: int) -> Run:
+    """One variable axis and a weight to follow, the usual case."""
+    index, dim = place
+
+    def call(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
+        try:
+            cell, run = slot._table[inputs[index].shape[dim]]
+            if id(inputs[weight]) not in slot._constants:
+                slot.note(inputs)
+        except _ODD:
+            return _odd(slot, inputs)
+        cell[0] += 1
+        return run(*inputs)
+
+    return call
+
+
+def _key_reader(places: list[tuple[int, int]]) -> Callable[..., Key]:
+    if len(places) == 2:
+        (first, first_dim), (second, second_dim) = places
+        return lambda *inputs: (inputs[first].shape[first_dim], inputs[second].shape[second_dim])
+    return lambda *inputs: tuple(inputs[index].shape[dim] for index, dim in places)
+
+
+def _odd(slot: Slot, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401 - as the original
+    slot.other[0] += 1
+    return slot.original(*inputs)
