@@ -1,0 +1,258 @@
+"""Every setting of Retuned, in one place.
+
+Strength: defaults < configuration file (YAML or TOML) < environment ``RETUNED_*`` < flags. What is
+not known is refused, wherever it stands: a misspelt setting that is silently ignored is a fault
+that shows only at night. ``docs/configuration.md`` is made from the texts below.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from retuned.errors import UsageError
+from retuned.strict_yaml import NotPlainYaml, Tree, parse, problems_of, read_text, suggest
+
+PREFIX = "RETUNED_"
+RESERVED = ("RETUNED_CONFIG", "RETUNED_RUNTIME", "RETUNED_TORCH")
+"""Names, and beginnings of names, in the environment that are not settings of the daemon."""
+
+
+def _split(separator: str) -> BeforeValidator:
+    def split(value: object) -> object:
+        if isinstance(value, str):
+            return [part for part in (p.strip() for p in value.split(separator)) if part]
+        return value
+
+    return BeforeValidator(split)
+
+
+def _cores(value: object) -> object:
+    """Read ``0,2-3`` as taskset does."""
+    if not isinstance(value, str):
+        return value
+    cores: list[int] = []
+    for part in filter(None, value.replace(" ", "").split(",")):
+        low, _, high = part.partition("-")
+        if not low.isdecimal() or (high and not high.isdecimal()):
+            raise ValueError("cores are written like 0,2-3")
+        first, last = int(low), int(high or low)
+        if last - first > 4096:
+            raise ValueError("cores are written like 0,2-3")
+        cores += range(first, last + 1)
+    return cores
+
+
+def _pairs(value: object) -> object:
+    """Read ``a=b,c=d``."""
+    if not isinstance(value, str):
+        return value
+    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+    if not all(sign for _, sign, _ in pairs):
+        raise ValueError("pairs are written like a=b,c=d")
+    return {key.strip(): text.strip() for key, _, text in pairs}
+
+
+Folder = Annotated[Path, AfterValidator(Path.expanduser)]
+Paths = Annotated[tuple[Folder, ...], _split(os.pathsep)]
+Cores = Annotated[tuple[Annotated[int, Field(ge=0, le=65_535)], ...], BeforeValidator(_cores)]
+Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
+
+
+def _state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "retuned"
+
+
+class Settings(BaseSettings):
+    """Everything a person may set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        enable_decoding=False,
+        allow_inf_nan=False,
+    )
+
+    state_dir: Folder = Field(default_factory=_state_dir)
+    """Folder of the state: database, evidence, compiled variants. Readable by its owner only."""
+    watch_dirs: Paths = ()
+    """Folders into which profilers write traces. In the environment separated by colons."""
+    socket_dir: Folder | None = None
+    """Folder of the servers' control sockets; `sockets` in the state folder where not set."""
+    policy_files: Paths = ()
+    """Gate policies, files or folders of YAML files. Without one nothing is ever swapped."""
+
+    target: str = Field(default="local", min_length=1, max_length=253)
+    """Name of the server that is watched, as proposals and policies call it."""
+    env: str = Field(default="dev", min_length=1, max_length=63)
+    """Environment of the server, which gates ask for, such as `prod`."""
+    labels: Pairs = Field(default_factory=dict)
+    """Labels of the server, which policies select by. In the environment written `a=b,c=d`."""
+    group_map: Pairs = Field(default_factory=dict)
+    """Policy group by group of this machine (`wheel=sre-oncall`); `user:ada=sre-leads` maps one
+    user. In the environment written `a=b,c=d`."""
+
+    window_s: float = Field(default=300.0, gt=0.0)
+    """Length of a window of the workload, seconds."""
+    settle_s: float = Field(default=30.0, ge=0.0)
+    """How long after a window's end its trace files may still land, seconds."""
+    baseline_windows: int = Field(default=6, ge=1)
+    """Windows that make the first baseline."""
+    detector_preset: Literal["production", "demo"] = "production"
+    """How eager the drift detector is: `production` for days of traffic, `demo` for minutes."""
+    max_trace_bytes: int = Field(default=16 * 2**30, ge=1)
+    """Trace files larger than this are refused, bytes."""
+
+    lab_cores: Cores = ()
+    """Cores that experiments may use, like `0,2-3`; empty picks cores that the server does not."""
+    compiler: str = ""
+    """C++ compiler for CPU variants; empty finds one."""
+    max_candidates: int = Field(default=32, ge=1)
+    """Most variants that one experiment compiles."""
+    max_experiment_s: float = Field(default=120.0, gt=0.0)
+    """Most wall time of one experiment, seconds."""
+    finalists: int = Field(default=3, ge=1, le=3)
+    """Most variants that are measured again from zero on held-out seeds."""
+    max_attempts: int = Field(default=3, ge=1)
+    """Most experiments on one hypothesis and its refinements."""
+    max_shapes: int = Field(default=4, ge=1, le=64)
+    """Most shapes that one hypothesis is about."""
+
+    min_saving_ratio: float = Field(default=0.002, ge=0.0, le=1.0)
+    """Smallest share of all GPU time that a swap must save to be proposed."""
+    proposal_ttl_s: float = Field(default=86_400.0, gt=0.0)
+    """After this an undecided proposal is expired, seconds."""
+    quarantine_s: float = Field(default=604_800.0, ge=0.0)
+    """How long a variant that was rolled back is not proposed again, seconds."""
+    shadow_every: int = Field(default=50, ge=1)
+    """One swapped launch in so many is checked against the incumbent."""
+
+    observe_poll_s: float = Field(default=5.0, gt=0.0)
+    """How often folders are looked at and experiments are planned, seconds."""
+    steer_poll_s: float = Field(default=0.25, gt=0.0)
+    """How often decisions, orders and watched swaps are looked at, seconds; a rollback waits for
+    at most this."""
+    metrics_port: int = Field(default=9475, ge=0, le=65_535)
+    """Port of the Prometheus metrics; 0 serves none."""
+    metrics_address: str = "127.0.0.1"
+    """Address of the Prometheus metrics; they name kernels, so think before opening them."""
+    log_format: Literal["text", "json"] = "text"
+    """`text` for people, `json` for machines: one object a line."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
+
+    @property
+    def sockets(self) -> Path:
+        """Folder of the control sockets."""
+        return self.socket_dir or self.state_dir / "sockets"
+
+
+def load_settings(
+    config: Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> Settings:
+    """Read all layers.
+
+    Parameters
+    ----------
+    config
+        YAML or TOML file; None takes the one that ``RETUNED_CONFIG`` names, or none.
+    overrides
+        Flags of the command line, by setting; None values are left aside.
+
+    Raises
+    ------
+    UsageError
+        With the file and line, variable or flag of each thing that is wrong.
+    """
+    named = os.environ.get("RETUNED_CONFIG")
+    path = config or (Path(named) if named else None)
+    tree = _read_config(path) if path else Tree(data={}, lines={})
+    flags = {key: value for key, value in (overrides or {}).items() if value is not None}
+    _check_environment()
+
+    class Layered(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            from_file = InitSettingsSource(settings_cls, init_kwargs=tree.data)
+            return init_settings, env_settings, from_file
+
+    try:
+        return Layered(**flags)
+    except ValidationError as error:
+        raise UsageError(_say(error, flags=flags, path=path, tree=tree)) from error
+
+
+def _read_config(path: Path) -> Tree:
+    try:
+        text = read_text(path)
+        tree = _toml(text, path) if path.suffix == ".toml" else parse(text, path=path)
+    except NotPlainYaml as error:
+        raise UsageError(str(error)) from error
+    data = {} if tree.data is None else tree.data  # a file of comments only
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}:1: expected `setting: value` lines")
+    return Tree(data=data, lines=tree.lines)
+
+
+def _toml(text: str, path: Path) -> Tree:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: {error}") from error
+    lines: dict[tuple[str | int, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        key = line.strip().removeprefix("[").partition("=")[0].strip(" ]\"'")
+        if key in data:
+            lines.setdefault((key,), number)
+    return Tree(data=data, lines=lines)
+
+
+def _check_environment() -> None:
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    for name in sorted(os.environ):
+        upper = name.upper()
+        if upper.startswith(PREFIX) and upper not in known and not upper.startswith(RESERVED):
+            hint = suggest(upper, sorted(known)) or "; `retuned doctor` lists what is known"
+            raise UsageError(f"unknown setting {name} in the environment{hint}")
+
+
+def _say(error: ValidationError, *, flags: Mapping[str, Any], path: Path | None, tree: Tree) -> str:
+    texts = []
+    for problem in problems_of(error, schema=_schema(), tree=tree):
+        name = problem.path.partition(".")[0]
+        variable = PREFIX + name.upper()
+        if name in flags:
+            where = f"flag {name}"
+        elif variable in {n.upper() for n in os.environ}:
+            where = f"environment {variable}"
+        else:
+            line = problem.line or tree.lines.get((name,))
+            where = f"{path}:{line}" if line else str(path)
+        texts.append(f"{where}: {problem.path}: {problem.message}")
+    return "; ".join(texts)
+
+
+def _schema() -> dict[str, Any]:
+    return Settings.model_json_schema()
