@@ -38,6 +38,10 @@ class LaunchBlock:
     def __len__(self) -> int:
         return len(self.kind)
 
+    def kernels(self) -> set[str]:
+        """Return the names of the kernels launched."""
+        return {self.kinds[kind].kernel for kind in np.unique(self.kind).tolist()}
+
     def records(self) -> Iterator[LaunchRecord]:
         """Yield each launch as a record of its own."""
         rows = zip(

@@ -164,15 +164,18 @@ def read_trace(
         launches = list(islice(records, max_launches))
         dropped = sum(1 for _ in records) if max_launches is not None else 0
     launches.sort(key=lambda launch: launch.start_ns)
-    if dropped:
+    span_ns = stream.span_ns
+    if dropped:  # rates divide by the span: it must be that of the launches kept
         stream.skipped[Skip.OVER_LIMIT] += dropped
+        ends = (launch.start_ns + launch.duration_ns for launch in launches)
+        span_ns = max(ends) - launches[0].start_ns if launches else 0
     return TraceBatch(
         origin=str(path),
         digest=digest,
         format=stream.format,
         launches=tuple(launches),
-        span_ns=stream.span_ns,
-        skipped=dict(stream.skipped),
+        span_ns=span_ns,
+        skipped={str(reason): count for reason, count in stream.skipped.items()},
         completed_at_ns=path.stat().st_mtime_ns,
     )
 

@@ -1,0 +1,219 @@
+"""``retuned analyze`` and ``retuned diff``: recorded traces to a profile or a drift report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retuned.adapters.traces import ReadLimits, TraceStream, open_trace, read_capture, read_trace
+from retuned.cli.output import JsonFlag, emit_json, stderr, stdout
+from retuned.errors import UnreadableInput, UsageError
+from retuned.stages.profile import Folder, SignatureStat, WorkloadProfile, merge
+from retuned.stages.trace import CapturedLaunch, ShapeSource, align_capture
+
+_KERNELS_MAX = 100_000
+_ALIGNED_MAX = 1_000_000
+_Body = dict[str, Any]
+
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Write a self-contained page here.", dir_okay=False)
+]
+
+
+def analyze(
+    files: Annotated[list[Path], typer.Argument(help="Traces of any profiler.")],
+    *,
+    as_json: JsonFlag = False,
+    html: Html = None,
+    capture: Annotated[
+        Path | None,
+        typer.Option(help="Trace of the graph's capture: gives replayed kernels their shapes."),
+    ] = None,
+    top: Annotated[int, typer.Option(help="Kernels and signatures to list.", min=1)] = 20,
+) -> None:
+    """Show where the GPU time of recorded traces goes, by kernel and shape.
+
+    Exit code 3 if a file could not be read; the others are reported all the same.
+    """
+    limits = ReadLimits()
+    captured = read_capture(capture, limits=limits) if capture else ()
+    entries: list[_Body] = []
+    profiles: list[WorkloadProfile] = []
+    for path in files:
+        entry, profile = _analyzed(path, captured, limits)
+        entries.append(entry)
+        if profile is not None:
+            profiles.append(profile)
+    body = {"files": entries, "profile": profile_body(merge(profiles) if profiles else _EMPTY)}
+    if html:
+        from retuned.report.pages import analyze_page
+
+        _write(html, analyze_page(body))
+    if as_json:
+        emit_json(body)
+    else:
+        from retuned.report.text import analyze_text
+
+        stdout().print(*analyze_text(body, top=top), sep="\n")
+    for entry in entries:
+        if entry["error"]:
+            error = entry["error"]
+            stderr().print(f"retuned: {error['where']}: {error['message']} [{error['code']}]")
+    if len(profiles) < len(files):
+        raise typer.Exit(UnreadableInput.exit_code)
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(help="Trace of the workload that was tuned for.")],
+    after: Annotated[Path, typer.Argument(help="Trace of the workload now.")],
+    *,
+    as_json: JsonFlag = False,
+    html: Html = None,
+    fail_on_drift: Annotated[
+        bool, typer.Option("--fail-on-drift", help="Exit with 1 if the workload drifted.")
+    ] = False,
+) -> None:
+    """Say whether and how the workload of one trace differs from another's.
+
+    Raises
+    ------
+    UnreadableInput
+        If either trace cannot be read.
+    """
+    from retuned.stages.drift import compare
+
+    limits = ReadLimits()
+    old, new = (_read_profile(path, limits) for path in (before, after))
+    report = compare(old, new)
+    body = {"drift": report.model_dump(mode="json")}
+    page = body | {
+        "before": profile_body(old),
+        "after": profile_body(new),
+        "names": [str(before), str(after)],
+    }
+    if html:
+        from retuned.report.pages import diff_page
+
+        _write(html, diff_page(page))
+    if as_json:
+        emit_json(body)
+    else:
+        from retuned.report.text import diff_text
+
+        stdout().print(*diff_text(page), sep="\n")
+    if fail_on_drift and report.detected:
+        raise typer.Exit(1)
+
+
+def profile_body(profile: WorkloadProfile) -> _Body:
+    """Return a profile as the commands print it."""
+    total_ns = profile.gpu_time_ns
+    return {
+        "launches": profile.launches,
+        "gpu_time_ns": total_ns,
+        "signatures": [_signature(stat, total_ns) for stat in profile.stats],
+    }
+
+
+def _signature(stat: SignatureStat, total_ns: int) -> _Body:
+    key = stat.signature
+    return {
+        "kernel": key.kernel,
+        "launches": stat.launches,
+        "gpu_time_ns": stat.gpu_time_ns,
+        "share": stat.gpu_time_ns / total_ns if total_ns else 0.0,
+        "median_ns": stat.median_ns,
+        "blocks": list(key.blocks),
+        "threads": list(key.threads),
+        "dims": [list(shape) for shape in key.dims],
+        "dtypes": list(key.dtypes),
+        "layout": key.layout,
+        "mode": key.mode,
+        "shape_source": str(stat.shape_source),
+        "shape_confidence": stat.shape_confidence,
+    }
+
+
+def _analyzed(
+    path: Path, captured: Sequence[CapturedLaunch], limits: ReadLimits
+) -> tuple[_Body, WorkloadProfile | None]:
+    """Return a file's entry, and its profile unless it could not be read to its end."""
+    entry: _Body = {
+        "path": str(path),
+        "format": None,
+        "launches": 0,
+        "kernels": 0,
+        "span_ns": 0,
+        "skipped": {},
+        "error": None,
+    }
+    try:
+        if captured:
+            profile, facts = _aligned(path, captured, limits)
+        else:
+            with open_trace(path, limits=limits) as stream:
+                entry["format"] = stream.format
+                profile, facts = _folded(stream)
+    except UnreadableInput as error:
+        entry["error"] = {"code": error.code, "where": error.where, "message": error.message}
+        return entry, None
+    return entry | facts, profile
+
+
+def _folded(stream: TraceStream) -> tuple[WorkloadProfile, _Body]:
+    """Fold a stream block by block, so that memory does not grow with the file."""
+    folder = Folder()
+    kernels: set[str] = set()
+    for block in stream.blocks():
+        if len(kernels) < _KERNELS_MAX:
+            kernels |= block.kernels()
+        for launch in block.records():
+            folder.add(launch)
+    profile = _profile(folder, stream.span_ns)
+    return profile, {
+        "format": stream.format,
+        "launches": stream.launches,
+        "kernels": len(kernels),
+        "span_ns": stream.span_ns,
+        "skipped": {str(reason): count for reason, count in sorted(stream.skipped.items())},
+    }
+
+
+def _aligned(
+    path: Path, captured: Sequence[CapturedLaunch], limits: ReadLimits
+) -> tuple[WorkloadProfile, _Body]:
+    batch = read_trace(path, max_launches=_ALIGNED_MAX, limits=limits)
+    launches = align_capture(captured, batch.launches)
+    folder = Folder()
+    for launch in launches:
+        folder.add(launch)
+    return _profile(folder, batch.span_ns), {
+        "format": batch.format,
+        "launches": len(launches),
+        "kernels": len({launch.kernel for launch in launches}),
+        "span_ns": batch.span_ns,
+        "skipped": dict(batch.skipped),
+        "aligned": sum(launch.shape_source is ShapeSource.CAPTURE for launch in launches),
+    }
+
+
+def _profile(folder: Folder, span_ns: int) -> WorkloadProfile:
+    return folder.profile(window_start_ns=0, window_ns=span_ns, observed_ns=span_ns)
+
+
+_EMPTY = _profile(Folder(), 0)
+
+
+def _read_profile(path: Path, limits: ReadLimits) -> WorkloadProfile:
+    with open_trace(path, limits=limits) as stream:
+        return _folded(stream)[0]
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
