@@ -48,8 +48,8 @@ class Folder:
 
     Up to twice ``max_signatures`` (the cap) are counted exactly. When full, the (cap + 1)-th
     largest credit is taken off all credits, and signatures without credit are folded into
-    ``(other)``. So whatever holds more than 1/cap of the GPU time is kept and misses at most 1/cap of the GPU time
-    (Misra & Gries 1982, in batches as Anderson et al., IMC 2017).
+    ``(other)``. So whatever holds more than 1/cap of the GPU time is kept and misses at most 1/cap
+    of the GPU time (Misra & Gries 1982, in batches as Anderson et al., IMC 2017).
 
     Examples
     --------

@@ -1,8 +1,4 @@
-"""Stage 3, drift: did the workload leave what the kernels were tuned for?
-
-Two stages: novelty (is it new?) and worth (does it pay to act?). Ordinary tests alarm for ever on real
-traffic, so nothing here alarms on a p-value. Pure.
-"""
+"""What a drift report says."""
 
 from __future__ import annotations
 
@@ -71,5 +67,11 @@ class DriftReport(Record):
     """Share of GPU time in signatures that no tuned profile covers."""
     window_start_ns: int
     """Window that was judged."""
+    new_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of GPU time in signatures never seen before."""
+    expected_saving: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of GPU time that a retune is believed to save."""
+    skipped: str = ""
+    """Why the window was not judged, such as ``too-few-launches``; empty where it was."""
     sentence: str
     """The whole report in one sentence for a person."""

@@ -1,0 +1,40 @@
+"""Stage 3, drift: did the workload leave what the kernels were tuned for?
+
+Two stages: novelty (is it new?) and worth (does it pay to act?). Ordinary tests alarm for ever on
+real traffic, so nothing here alarms on a p-value. Pure.
+
+``learn`` a baseline, ``detect`` window by window, ``adopt`` what was accepted or tuned for;
+``compare`` two profiles without history.
+"""
+
+from retuned.stages.drift.adopt import adopt
+from retuned.stages.drift.compare import compare
+from retuned.stages.drift.detect import detect
+from retuned.stages.drift.learn import learn
+from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason, DriftReport
+from retuned.stages.drift.settings import DEMO_SETTINGS, DriftSettings
+from retuned.stages.drift.state import (
+    DetectorState,
+    Latency,
+    Library,
+    LibraryProfile,
+    SizeClass,
+)
+
+__all__ = [
+    "DEMO_SETTINGS",
+    "DetectorState",
+    "DriftAction",
+    "DriftCode",
+    "DriftReason",
+    "DriftReport",
+    "DriftSettings",
+    "Latency",
+    "Library",
+    "LibraryProfile",
+    "SizeClass",
+    "adopt",
+    "compare",
+    "detect",
+    "learn",
+]

@@ -1,0 +1,151 @@
+"""How far an ordinary window lies from the library: location, scale and threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from retuned.stages.drift.settings import DriftSettings
+from retuned.stages.drift.state import Library, SizeClass
+from retuned.stages.profile import WorkloadProfile
+from retuned.stats import Floats, cusum_threshold, jensen_shannon, medoids, robust_centre
+
+_SCALE_FLOOR = 1e-4
+_Ints = npt.NDArray[np.int64]
+
+
+def pairwise(rows: Floats) -> Floats:
+    """Divergence between all rows, shape (profiles, profiles)."""
+    distances = np.stack([jensen_shannon(row, rows) for row in rows])
+    np.fill_diagonal(distances, 0.0)
+    return (distances + distances.T) / 2
+
+
+def _means(profiles: Sequence[WorkloadProfile], library: Library) -> Floats:
+    """Mean duration of one launch of each key, ns, shape (keys + 1,)."""
+    time = np.zeros(len(library.keys) + 1)
+    launches = np.zeros(len(library.keys) + 1)
+    for profile in profiles:
+        for stat in profile.stats:
+            place = library.index.get(stat.signature, -1)
+            time[place] += stat.gpu_time_ns
+            launches[place] += stat.launches
+    means: Floats = time / np.maximum(launches, 1.0)
+    return np.maximum(means, 1.0)
+
+
+def size_classes(
+    profiles: Sequence[WorkloadProfile],
+    rows: Floats,
+    *,
+    library: Library,
+    settings: DriftSettings,
+    generator: np.random.Generator,
+) -> tuple[SizeClass, ...]:
+    """Location, scale and threshold of the distance at each sample size.
+
+    `rows` are the profiles' shares of GPU time, shape (profiles, keys + 1).
+    """
+    means = _means(profiles, library)
+    count = len(rows)
+    size = min(settings.block_windows, max(1, count // 4))
+    blocks = [np.arange(at, min(at + size, count)) for at in range(0, count, size)]
+    launches = np.array([profile.launches for profile in profiles])
+    references = _references(rows, blocks, settings.medoids)
+    few = count < settings.few_windows
+    classes = []
+    for floor in settings.size_classes:
+        seen = np.stack(
+            [
+                _thinned(row, means, floor, generator) if have > floor else row
+                for row, have in zip(rows, launches, strict=True)
+            ]
+        )
+        distances = [
+            np.array([jensen_shannon(seen[i], reference).min() for i in block])
+            for block, reference in zip(blocks, references, strict=True)
+        ]
+        location, scale = robust_centre(np.concatenate(distances))
+        if few:
+            noise = _sampling_noise(seen, means, np.minimum(launches, floor), generator)
+            location, scale = max(location, noise[0]), max(scale, noise[1])
+        scale = max(scale, settings.scale_ratio_min * location, _SCALE_FLOOR)
+        classes.append(
+            SizeClass(
+                launches=floor,
+                location=location,
+                scale=scale,
+                threshold=_threshold(distances, location, scale, few, settings, generator),
+            )
+        )
+    return tuple(classes)
+
+
+def _references(rows: Floats, blocks: Sequence[_Ints], count: int) -> list[Floats]:
+    """For each block the medoids of all other blocks."""
+    between = pairwise(rows)
+    references = []
+    for block in blocks:
+        rest = np.setdiff1d(np.arange(len(rows)), block)
+        references.append(rows[rest[medoids(between[np.ix_(rest, rest)], count)]])
+    return references
+
+
+def _thinned(
+    shares: Floats, means: Floats, launches: int, generator: np.random.Generator
+) -> Floats:
+    """Shares of GPU time had only `launches` launches been sampled from the window."""
+    weights = shares / means
+    time = generator.multinomial(launches, weights / weights.sum()) * means
+    thinned: Floats = time / time.sum()
+    return thinned
+
+
+def _sampling_noise(
+    rows: Floats, means: Floats, launches: _Ints, generator: np.random.Generator
+) -> tuple[float, float]:
+    """Median and deviation of the nearest distance between samples of the pooled mix.
+
+    The number of independent draws in a window is its launches, discounted for unequal durations
+    (Kish 1965) and for the overdispersion that the windows show: Pearson's X² over its degrees of
+    freedom, since launches of one engine step share their shape.
+    """
+    pooled = rows.mean(axis=0)
+    used = pooled > 0
+    counts = pooled / means
+    counts = counts / counts.sum() * float(np.median(launches))
+    effective = float((counts * means).sum() ** 2 / (counts * means**2).sum())
+    excess = (rows[:, used] - pooled[used]) ** 2 / pooled[used] * effective
+    freedom = max(1, (len(rows) - 1) * (int(used.sum()) - 1))
+    dispersion = max(1.0, float(excess.sum()) / freedom)
+    draws = max(2, round(effective / dispersion))
+    nearest = []
+    for _ in range(200):
+        sample = generator.multinomial(draws, pooled / pooled.sum(), size=len(rows)) / draws
+        nearest.append(float(jensen_shannon(sample[0], sample[1:]).min()))
+    return float(np.median(nearest)), float(np.std(nearest))
+
+
+def _threshold(
+    distances: Sequence[Floats],
+    location: float,
+    scale: float,
+    few: bool,
+    settings: DriftSettings,
+    generator: np.random.Generator,
+) -> float:
+    if few:
+        return settings.threshold_few
+    scores = [
+        np.clip((block - location) / scale, settings.score_low, settings.score_high)
+        for block in distances
+    ]
+    return cusum_threshold(
+        scores,
+        slack=settings.slack,
+        run_length=settings.run_length,
+        grid=np.arange(settings.threshold_min, settings.threshold_max + 0.5, 1.0),
+        generator=generator,
+    )

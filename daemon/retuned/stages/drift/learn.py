@@ -1,0 +1,173 @@
+"""The baseline: which profiles the server runs, and how far an ordinary window lies from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from retuned.stages.drift.calibration import pairwise, size_classes
+from retuned.stages.drift.settings import DriftSettings
+from retuned.stages.drift.state import DetectorState, Latency, Library, LibraryProfile, shares_of
+from retuned.stages.profile import OTHER, Signature, WorkloadProfile, aligned, merge
+from retuned.stats import Floats, medoids, robust_centre
+
+_WINDOWS_MAX = 1024
+
+
+def learn(
+    profiles: Sequence[WorkloadProfile],
+    *,
+    settings: DriftSettings | None = None,
+    seed: int = 0,
+) -> DetectorState:
+    """Learn a baseline from consecutive windows of traffic that the kernels are tuned for.
+
+    The library is the medoids of the roll-ups. The distance's location and scale are median and MAD
+    of each roll-up's distance to the nearest medoid *of other blocks*, so that a window never meets
+    itself; the CUSUM threshold is the smallest at which blocks drawn with replacement alarm once in
+    ``run_length`` roll-ups. With fewer than ``few_windows`` roll-ups the scale is at least the
+    sampling noise at the windows' own overdispersion. All of it stays as it is afterwards: a
+    reference that follows the traffic would chase the shift it should detect.
+
+    Parameters
+    ----------
+    profiles
+        At least two windows, any order; windows without GPU time are left out.
+    settings
+        As given to `detect`.
+    seed
+        Of the bootstrap and of the thinning to smaller sample sizes.
+
+    Raises
+    ------
+    ValueError
+        If fewer than two windows hold GPU time.
+
+    Examples
+    --------
+    >>> from retuned.stages.profile import Signature, SignatureStat
+    >>> def window(start, small, large):
+    ...     return WorkloadProfile(window_start_ns=start, window_ns=5, observed_ns=5, stats=tuple(
+    ...         SignatureStat(signature=Signature(kernel="gemm", dims=((m, 64),)), launches=n,
+    ...                       gpu_time_ns=n * m, median_ns=m)
+    ...         for m, n in ((8, small), (256, large))))
+    >>> from retuned.stages.drift.settings import DEMO_SETTINGS
+    >>> state = learn([window(i, 900 + 9 * i, 9 + i % 2) for i in range(6)], settings=DEMO_SETTINGS)
+    >>> len(state.library.profiles), state.baseline_windows, state.classes[-1].threshold
+    (6, 6, 10.0)
+    """
+    settings = settings or DriftSettings()
+    filled = sorted(
+        (p for p in profiles if p.gpu_time_ns > 0), key=lambda profile: profile.window_start_ns
+    )
+    rolled = _rolled(filled, settings.rollup_windows)
+    if len(rolled) < 2:
+        raise ValueError(f"a baseline needs two roll-ups with GPU time, got {len(rolled)}")
+    library, rows = _catalogue(rolled, settings)
+    generator = np.random.default_rng(seed)
+    return DetectorState(
+        library=library,
+        classes=size_classes(rolled, rows, library=library, settings=settings, generator=generator),
+        new_share=_new_share(filled, settings),
+        rate_low=min(_rates(rolled), default=0.0),
+        rate_high=max(_rates(rolled), default=0.0),
+        baseline_windows=len(rolled),
+        latencies=_latencies(rolled, library, settings),
+        environment=rolled[-1].environment,
+    )
+
+
+def _rolled(profiles: Sequence[WorkloadProfile], size: int) -> list[WorkloadProfile]:
+    """Merge each `size` consecutive windows; keep them single where that leaves fewer than two."""
+    if len(profiles) >= 2 * size and size > 1:
+        profiles = [
+            merge(profiles[at : at + size]) for at in range(0, len(profiles) - size + 1, size)
+        ]
+    stride = -(-len(profiles) // _WINDOWS_MAX)
+    return list(profiles[:: max(1, stride)])
+
+
+def _rates(profiles: Sequence[WorkloadProfile]) -> list[float]:
+    return [p.launches / (p.observed_ns / 1e9) for p in profiles if p.observed_ns > 0]
+
+
+def _catalogue(
+    profiles: Sequence[WorkloadProfile], settings: DriftSettings
+) -> tuple[Library, Floats]:
+    """Library of medoids, and the shares of every profile, shape (profiles, keys + 1)."""
+    medians: dict[Signature, float] = {}
+    totals: dict[Signature, int] = {}
+    for profile in profiles:
+        for stat in aligned(profile.stats, medians, gap_ratio=settings.mode_gap_ratio):
+            medians.setdefault(stat.signature, float(stat.median_ns))
+            totals[stat.signature] = totals.get(stat.signature, 0) + stat.gpu_time_ns
+    keys = tuple(sorted(totals, key=lambda key: -totals[key])[: settings.keys_max])
+    bare = Library(
+        keys=keys,
+        medians_ns=tuple(medians[key] for key in keys),
+        tuned_share=(0.0,) * len(keys),
+    )
+    rows = np.stack(
+        [
+            shares_of(aligned(p.stats, bare.modes, gap_ratio=settings.mode_gap_ratio), bare)
+            for p in profiles
+        ]
+    )
+    kept = medoids(pairwise(rows), settings.medoids)
+    library = bare.model_copy(
+        update={
+            "tuned_share": tuple(rows[:, :-1].max(axis=0).tolist()),
+            "profiles": tuple(sparse(rows[i], tuned=True) for i in kept),
+        }
+    )
+    return Library.model_validate(library.model_dump()), rows
+
+
+def sparse(shares: Floats, *, tuned: bool) -> LibraryProfile:
+    """Library profile of a dense row of shape (keys + 1,); the unknown share must be 0."""
+    places = np.flatnonzero(shares[:-1])
+    return LibraryProfile(
+        indexes=tuple(places.tolist()), shares=tuple(shares[places].tolist()), tuned=tuned
+    )
+
+
+def _new_share(profiles: Sequence[WorkloadProfile], settings: DriftSettings) -> float:
+    """Share in new signatures that is news: more than half as much again as the baseline brought.
+
+    The second half of the baseline is seen with the keys of the first; its 99th percentile counts.
+    """
+    half = len(profiles) // 2
+    known = {stat.signature for profile in profiles[:half] for stat in profile.stats}
+    if len(profiles) < settings.few_windows:
+        return settings.new_share
+    shares = [
+        sum(
+            s.gpu_time_ns
+            for s in p.stats
+            if s.signature not in known and s.signature.kernel != OTHER
+        )
+        / p.gpu_time_ns
+        for p in profiles[half:]
+    ]
+    return min(0.5, max(settings.new_share, 1.5 * float(np.quantile(shares, 0.99))))
+
+
+def _latencies(
+    profiles: Sequence[WorkloadProfile], library: Library, settings: DriftSettings
+) -> tuple[Latency, ...]:
+    """Watch the hottest signatures that most windows hold."""
+    logs: dict[Signature, list[float]] = {}
+    for profile in profiles:
+        for stat in aligned(profile.stats, library.modes, gap_ratio=settings.mode_gap_ratio):
+            if stat.gpu_time_ns >= settings.hot_share * profile.gpu_time_ns and stat.median_ns > 0:
+                logs.setdefault(stat.signature, []).append(float(np.log(stat.median_ns)))
+    watched = []
+    for key in library.keys:
+        seen = logs.get(key, [])
+        if key.kernel == OTHER or 2 * len(seen) < len(profiles):
+            continue
+        centre, scale = robust_centre(np.array(seen))
+        scale = max(scale, settings.latency_scale_min)
+        watched.append(Latency(signature=key, log_ns=centre, scale=scale))
+    return tuple(watched[: settings.hot_signatures])

@@ -1,0 +1,137 @@
+"""Every number the detector is made of, with its unit and where it comes from.
+
+"measured" means: on 14 days of production-derived traffic turned into kernel histograms by
+``benchmarks/drift.py``, whose results lie in ``benchmarks/results/drift.json``.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from retuned.contract import Record
+
+
+class DriftSettings(Record):
+    """For a server in production: windows of ten minutes, judged in roll-ups of an hour."""
+
+    rollup_windows: int = Field(default=6, ge=1)
+    """Windows merged into the roll-up on which mix and latency are judged; new signatures are
+    judged on every window. Six of ten minutes: GPU-time shares of less than an hour are noise."""
+    size_classes: tuple[int, ...] = Field(default=(3_000, 10_000), min_length=1)
+    """Launches per roll-up, rising, from which thresholds of their own hold. The distance of two
+    samples of one mix falls with their size (measured medians: .073 at 100, .017 at 3,000, .013
+    unsampled). A roll-up with fewer launches than the first waits for further windows."""
+
+    slack: float = Field(default=1.0, ge=0.0)
+    """CUSUM's k, in robust standard deviations: what every roll-up is forgiven."""
+    score_low: float = -3.0
+    """Scores are clipped here, so that a calm night forgives little."""
+    score_high: float = 8.0
+    """Scores are clipped here, so that one odd hour cannot alarm alone."""
+    run_length: float = Field(default=336.0, gt=0.0)
+    """Wanted mean number of roll-ups between false alarms of the mix: 14 days of hours."""
+    threshold_min: float = Field(default=8.0, gt=0.0)
+    """Smallest CUSUM threshold (h); above `score_high` - `slack`, so that it takes two windows."""
+    threshold_max: float = Field(default=40.0, gt=0.0)
+    """Largest CUSUM threshold; six windows at the clipped score."""
+    block_windows: int = Field(default=24, ge=1)
+    """Consecutive roll-ups kept together by the bootstrap and left out together when a baseline
+    distance is taken: a day of hours."""
+    few_windows: int = Field(default=48, ge=2)
+    """With fewer baseline roll-ups nothing can be bootstrapped: `threshold_few` holds and the scale
+    is at least the noise of sampling."""
+    threshold_few: float = Field(default=10.0, gt=0.0)
+    """CUSUM threshold while the baseline is short; two windows at a score of 6 pass it."""
+    scale_ratio_min: float = Field(default=0.25, ge=0.0)
+    """Robust scale of the distance is at least this part of its location."""
+
+    medoids: int = Field(default=24, ge=1)
+    """Profiles that stand for the baseline (24 measured)."""
+    library_max: int = Field(default=64, ge=1)
+    """Profiles remembered, adopted ones included; beyond it the most redundant is forgotten."""
+    keys_max: int = Field(default=8_192, ge=1)
+    """Signatures remembered."""
+
+    new_share: float = Field(default=0.005, gt=0.0, lt=1.0)
+    """Share of GPU time in signatures never seen; raised by `learn` where the baseline itself
+    brings new signatures all the time."""
+    new_windows: int = Field(default=2, ge=1)
+    """Consecutive windows above `new_share` that make it news."""
+    new_launches: int = Field(default=500, ge=1)
+    """Launches a window needs before its new signatures are judged."""
+
+    covered_growth: float = Field(default=4.0, ge=1.0)
+    """A signature is covered up to this many times the largest share it had in a tuned window:
+    beyond, it was a side case of what was tuned for."""
+    uncovered_share: float = Field(default=0.05, gt=0.0, lt=1.0)
+    """Uncovered share of GPU time from which a retune may pay (measured: 3 % gives up to .57
+    retunes a day on an ordinary week, 5 % .05 to .24, 10 % none)."""
+    uncovered_windows: int = Field(default=3, ge=1)
+    """Roll-ups over which the uncovered share is averaged: 3 hours."""
+    expected_gain_ratio: float = Field(default=1.1, gt=1.0)
+    """Time before over time after, believed of an uncovered signature for which nobody says more;
+    measured gains at shapes that were not tuned for run from 1.0 to 4."""
+    fleet_gpus: float = Field(default=8.0, gt=0.0)
+    """GPUs that would run the result."""
+    horizon_s: float = Field(default=7 * 86_400.0, gt=0.0)
+    """How long a result is believed to hold, seconds."""
+    experiment_gpu_s: float = Field(default=4 * 3_600.0, ge=0.0)
+    """Cost of one experiment, GPU seconds."""
+
+    hot_signatures: int = Field(default=32, ge=0)
+    """Signatures whose latency is watched, the largest by GPU time."""
+    hot_share: float = Field(default=0.01, ge=0.0, le=1.0)
+    """Smallest share of GPU time of a watched signature."""
+    latency_scale_min: float = Field(default=0.02, gt=0.0)
+    """Smallest robust scale of the log of a median latency: 2 %, ordinary run-to-run noise."""
+    latency_threshold: float = Field(default=10.0, gt=0.0)
+    """CUSUM threshold of one signature's latency. For independent normal scores and k = 1 the mean
+    run is about exp(2 (h + 1.166)) / 2 (Siegmund 1985), beyond 10^9 roll-ups."""
+
+    cooldown_s: float = Field(default=6 * 3_600.0, ge=0.0)
+    """Seconds after a retune or alarm in which there is no further one."""
+    retunes_per_day: int = Field(default=2, ge=0)
+    """Most retunes within 24 hours."""
+
+    diff_distance: float = Field(default=0.02, gt=0.0, le=1.0)
+    """`compare`: divergence of two profiles, beyond sampling noise, that is drift."""
+    diff_share: float = Field(default=0.05, gt=0.0, le=1.0)
+    """`compare`: change of one signature's share, beyond sampling noise, that is drift."""
+    diff_rate_ratio: float = Field(default=2.0, gt=1.0)
+    """`compare`: factor between launches per second that is drift."""
+    mode_gap_ratio: float = Field(default=1.4, gt=1.0)
+    """Factor between medians from which two duration modes at one geometry are two; as in
+    ``ProfileSettings``."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DriftSettings:
+        if not self.score_low < self.slack < self.score_high:
+            raise ValueError("score_low < slack < score_high must hold")
+        if list(self.size_classes) != sorted(set(self.size_classes)) or self.size_classes[0] < 1:
+            raise ValueError(f"size_classes must rise and be positive, got {self.size_classes}")
+        if self.threshold_min > self.threshold_max:
+            raise ValueError("threshold_min must not exceed threshold_max")
+        return self
+
+
+DEMO_SETTINGS = DriftSettings(
+    rollup_windows=1,
+    size_classes=(50, 200, 1_000, 4_000),
+    block_windows=1,
+    medoids=8,
+    library_max=16,
+    new_launches=50,
+    new_share=0.02,
+    covered_growth=2.0,
+    uncovered_windows=2,
+    fleet_gpus=1.0,
+    experiment_gpu_s=60.0,
+    latency_scale_min=0.15,
+    latency_threshold=16.0,
+    cooldown_s=60.0,
+    retunes_per_day=1_000,
+)
+"""For a laptop: windows of about five seconds, four to six of them as baseline, shared noisy cores.
+
+Thresholds follow from sampling noise because so few windows cannot be bootstrapped.
+"""

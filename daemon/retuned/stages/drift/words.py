@@ -1,0 +1,139 @@
+"""A report in words: for the person who is woken by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason
+from retuned.stages.drift.state import Library, Reading
+from retuned.stages.profile import OTHER, Signature
+
+REASONS_MAX = 8
+"""Reasons a report names."""
+_NAME_CHARS = 60
+_SHARE_MIN = 0.01
+
+
+def shape_text(signature: Signature) -> str:
+    """Dims, or geometry where dims are unknown.
+
+    Examples
+    --------
+    >>> shape_text(Signature(kernel="gemm", dims=((16, 1024), (1024, 4096))))
+    '16x1024, 1024x4096'
+    >>> shape_text(Signature(kernel="gemm", blocks=(8, 1, 1), threads=(256, 1, 1), mode=1))
+    'grid 8x1x1, block 256x1x1, duration mode 1'
+    """
+    if signature.dims:
+        return ", ".join("x".join(map(str, shape)) or "scalar" for shape in signature.dims)
+    if not any(signature.blocks) and not any(signature.threads):
+        return f"duration mode {signature.mode}" if signature.mode else ""
+    grid, block = ("x".join(map(str, side)) for side in (signature.blocks, signature.threads))
+    mode = f", duration mode {signature.mode}" if signature.mode else ""
+    return f"grid {grid}, block {block}{mode}"
+
+
+def short(kernel: str) -> str:
+    """Kernel name, cut in the middle where it is long."""
+    if len(kernel) <= _NAME_CHARS:
+        return kernel
+    return f"{kernel[: _NAME_CHARS - 18]}...{kernel[-15:]}"
+
+
+def percent(share: float) -> str:
+    """Share as a person writes it: two digits that matter, never more than one decimal.
+
+    Examples
+    --------
+    >>> percent(0.4123), percent(0.0042), percent(0.0)
+    ('41 %', '0.4 %', '0 %')
+    """
+    if share == 0 or share >= 0.0995:
+        return f"{100 * share:.0f} %"
+    return f"{100 * share:.1f} %"
+
+
+def share_reasons(reading: Reading, library: Library) -> list[DriftReason]:
+    """Signatures whose share of GPU time differs from the nearest profile, largest change first.
+
+    A signature counts when it is new or its share moved by a hundredth.
+    """
+    before = dict(zip(library.keys, library.matrix[reading.nearest], strict=False))
+    after: dict[Signature, float] = {}
+    total = max(1, sum(stat.gpu_time_ns for stat in reading.stats))
+    for stat in reading.stats:
+        share = stat.gpu_time_ns / total
+        after[stat.signature] = after.get(stat.signature, 0.0) + share
+    reasons = []
+    for key in {**before, **after}:
+        was, now = float(before.get(key, 0.0)), after.get(key, 0.0)
+        new = key not in library.index and key.kernel != OTHER
+        if new or abs(now - was) >= _SHARE_MIN:
+            reasons.append(_reason(key, was, now, new=new))
+    return sorted(reasons, key=_order)
+
+
+def _order(reason: DriftReason) -> tuple[float, float, str, str]:
+    """Largest change first; of two equal ones what rose, since that is what may need tuning."""
+    change = reason.share_after - reason.share_before
+    return (-round(abs(change), 3), -change, reason.kernel, reason.shape)
+
+
+def _reason(key: Signature, was: float, now: float, *, new: bool) -> DriftReason:
+    shape = shape_text(key)
+    at = f" at {shape}" if shape else ""
+    if new:
+        code = DriftCode.NEW_SIGNATURE
+        detail = f"{short(key.kernel)}{at} is new and takes {percent(now)} of GPU time"
+    else:
+        code = DriftCode.SHARE_CHANGED
+        verb = "rose" if now > was else "fell"
+        detail = f"{short(key.kernel)}{at} {verb} from {percent(was)} to {percent(now)} of GPU time"
+    return DriftReason(
+        code=code,
+        kernel=key.kernel,
+        shape=shape,
+        share_before=min(1.0, max(0.0, was)),
+        share_after=min(1.0, max(0.0, now)),
+        detail=detail,
+    )
+
+
+def sentence(
+    *,
+    detected: bool,
+    action: DriftAction,
+    reasons: Sequence[DriftReason],
+    uncovered: float,
+    leaning: bool = False,
+) -> str:
+    """Return the whole report in one sentence: what changed, how much is uncovered, what follows.
+
+    `leaning` says that something points away from what is known but does not suffice.
+
+    Examples
+    --------
+    >>> sentence(detected=False, action=DriftAction.NONE, reasons=(), uncovered=0.0)
+    'The workload is one that is known.'
+    """
+    if not detected and leaning:
+        return "The workload may be leaving the known ones; one window alone does not tell."
+    if not detected:
+        return "The workload is one that is known."
+    told = [r.detail for r in reasons if r.code is not DriftCode.NOVEL_MIX] or [
+        r.detail for r in reasons
+    ]
+    what = "; ".join(told[:3]) or "The mix of shapes left all known ones"
+    more = f"; {len(told) - 3} more" if len(told) > 3 else ""
+    return f"{what}{more}; {_CONSEQUENCE[action].format(share=percent(uncovered))}."
+
+
+_CONSEQUENCE = {
+    DriftAction.NONE: "{share} of GPU time is in shapes that nothing was tuned for, and a retune "
+    "must wait for its cool-down",
+    DriftAction.ADOPT: "{share} of GPU time is in shapes that nothing was tuned for, too little "
+    "to retune",
+    DriftAction.RETUNE: "{share} of GPU time is in shapes that nothing was tuned for, worth a "
+    "retune",
+    DriftAction.ALARM: "the mix is a known one, so look at clocks, driver and neighbours first",
+}
