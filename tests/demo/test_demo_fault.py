@@ -1,0 +1,110 @@
+"""The injected fault: small, on one column, in a third of the launches, on the variant only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from retuned.demo.fault import FaultInjector, OneColumnWrong
+from retuned.errors import UsageError
+from retuned.runtime.inforce import Launch, Swapped
+from retuned.runtime.orders import parse_order
+from retuned.runtime.shadow import compare_tensors
+from retuned.runtime.slots import Slot
+
+torch = pytest.importorskip("torch", reason="the fault changes tensors")
+
+DEFINITION = {
+    "name": "twice_h4",
+    "op_type": "twice",
+    "axes": {"M": {"type": "var"}, "H": {"type": "const", "value": 4}},
+    "inputs": {"x": {"shape": ["M", "H"], "dtype": "float32"}},
+    "outputs": {"y": {"shape": ["M", "H"], "dtype": "float32"}},
+}
+
+
+class Twice:
+    """A variant in the form the runtime loads."""
+
+    def launcher(self, key: tuple[int, ...]) -> Launch:
+        return lambda inputs: inputs[0] * 2
+
+    checked_launcher = launcher
+
+    def fingerprint(self, inputs: tuple[Any, ...]) -> object:
+        return [tensor.sum().item() for tensor in inputs]
+
+
+def _original(x: Any) -> Any:
+    return x + x
+
+
+def _slot(*, swapped: bool, shadow_every: int = 10**6) -> Slot:
+    slot = Slot(DEFINITION, _original)
+    if swapped:
+        order = parse_order(
+            {
+                "id": "one",
+                "kind": "swap",
+                "definition": "twice_h4",
+                "artifact": "sha256:" + "0" * 64,
+                "guard": {"bounds": {"M": [2, 100]}},
+                "epoch": 1,
+                "shadow_every": shadow_every,
+            }
+        )
+        slot.commit(Swapped(slot, order, variant=Twice(), compare=compare_tensors))
+    return slot
+
+
+def _wrong(slot: Slot, *, rows: int, launches: int) -> list[int]:
+    x = torch.ones(rows, 4)
+    return [n for n in range(launches) if not torch.equal(slot(x), _original(x))]
+
+
+def test_one_output_in_three_is_five_per_cent_off_in_one_column() -> None:
+    wrong = OneColumnWrong()
+    outputs = [wrong(torch.ones(4, 3)) for _ in range(9)]
+    changed = [n for n, output in enumerate(outputs) if not torch.equal(output, torch.ones(4, 3))]
+    assert changed == [0, 3, 6]
+    assert outputs[0][:, 0].tolist() == pytest.approx([1.05] * 4)
+    assert torch.equal(outputs[0][:, 1:], torch.ones(4, 2))
+
+
+def test_a_swapped_slot_turns_wrong_within_its_guard_only() -> None:
+    slot = _slot(swapped=True)
+    assert _wrong(slot, rows=5, launches=30) == []
+    FaultInjector({"twice_h4": slot}).inject("twice_h4")
+    assert len(_wrong(slot, rows=5, launches=30)) == 10
+    assert len(_wrong(slot, rows=7, launches=30)) > 5, "shapes seen later are broken too"
+    assert _wrong(slot, rows=1, launches=30) == [], "outside of the guard runs the incumbent"
+
+
+def test_the_incumbent_is_right_again_after_a_rollback() -> None:
+    slot = _slot(swapped=True)
+    FaultInjector({"twice_h4": slot}).inject("twice_h4")
+    back = parse_order(
+        {"id": "two", "kind": "rollback", "definition": "twice_h4", "epoch": 2, "guard": {}}
+    )
+    slot.commit(Swapped(slot, back, variant=None, compare=compare_tensors))
+    assert _wrong(slot, rows=5, launches=30) == []
+
+
+def test_shadow_checks_find_the_fault_and_the_slot_goes_back_by_itself() -> None:
+    slot = _slot(swapped=True, shadow_every=4)
+    assert _wrong(slot, rows=5, launches=40) == []
+    FaultInjector({"twice_h4": slot}).inject("twice_h4")
+    _wrong(slot, rows=5, launches=400)
+    assert slot.table.state == "tripped:shadow-mismatch"
+    assert _wrong(slot, rows=5, launches=30) == []
+
+
+def test_a_slot_that_runs_its_original_is_refused() -> None:
+    with pytest.raises(UsageError, match="never broken"):
+        FaultInjector({"a": _slot(swapped=False)}).inject("a")
+
+
+def test_an_unknown_slot_is_refused_and_the_known_ones_are_named() -> None:
+    with pytest.raises(UsageError, match="there are a"):
+        FaultInjector({"a": _slot(swapped=True)}).inject("z")
