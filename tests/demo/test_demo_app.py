@@ -1,4 +1,4 @@
-"""The routes, without a process: what the engine's state and injected faults look like over HTTP."""
+"""The routes, without a process: the state of the engine and injected faults over HTTP."""
 
 from __future__ import annotations
 
