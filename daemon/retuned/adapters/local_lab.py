@@ -67,7 +67,7 @@ class LocalLab:
     solutions
         Finds the incumbent by digest.
     generators
-        Who may propose, by name.
+        Makes who may propose, by name, for a plan: it knows the plan's structures.
     cores
         Cores that children may use; empty means all.
     lab
@@ -82,7 +82,7 @@ class LocalLab:
         *,
         subjects: Callable[[str], Subject],
         solutions: Callable[[Digest], Solution | None],
-        generators: Mapping[str, Generator],
+        generators: Mapping[str, Callable[[ExperimentPlan], Generator]],
         cores: Sequence[int] = (),
         lab: LabSettings | None = None,
         judge_settings: JudgeSettings | None = None,
@@ -161,6 +161,7 @@ class LocalLab:
             raise HarnessError(
                 f"the plan is for environment {plan.environment[:19]}, this machine is {here[:19]}"
             )
+        self._subjects(plan.definition)  # an unknown definition is the clearer message
         incumbent = self._solutions(plan.incumbent)
         if incumbent is None:
             raise HarnessError(f"no source for the incumbent {plan.incumbent[:19]}")
@@ -182,7 +183,7 @@ class LocalLab:
         seen = {plan.incumbent, *known}
         session.history.extend(known.values())
         for name in plan.generators:
-            generator = self._generators[name]
+            generator = self._generators[name](plan)
             while len(seen) - 1 < plan.budget.max_candidates and time.monotonic() < until:
                 room = plan.budget.max_candidates - len(seen) + 1
                 batch = generator.propose(
@@ -198,8 +199,6 @@ class LocalLab:
                     break
                 seen |= set(fresh)
                 for solution in fresh.values():
-                    if plan.structures and solution.structure not in plan.structures:
-                        continue
                     if time.monotonic() >= until:
                         return
                     yield solution

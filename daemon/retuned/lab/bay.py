@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retuned.contract import Solution, Workload
-from retuned.errors import CandidateError, HarnessError
+from retuned.errors import CandidateError, HarnessError, UsageError
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.cases import Case, CaseBook, Cell, Seeds, cells_for
 from retuned.lab.harness.runs import Runner, arena_bytes
@@ -90,7 +90,7 @@ class Bay:
         self.subject = subject
         self.workloads = tuple(workloads)
         self.settings = settings or LabSettings()
-        self.cells = cells_for(subject, workloads)
+        self.cells = _possible(subject, workloads)
         self.cores = tuple(cores)
         self._folder = folder
         self._stack = ExitStack()
@@ -241,6 +241,20 @@ def units_within(budget_s: float, *, blocks: int, one_us: float, least: int) -> 
     """Return how many ABBA units a block may have so that all blocks fit the budget."""
     unit_us = 4.0 * max(one_us, 20.0) + _UNIT_OVERHEAD_US
     return max(least, min(16, int(budget_s * 1e6 / (blocks * unit_us))))
+
+
+def _possible(subject: Subject, workloads: Sequence[Workload]) -> tuple[Cell, ...]:
+    """Leave out edges that the definition does not allow, such as fewer keys than queries."""
+    given = [dict(workload.axes) for workload in workloads]
+    kept = []
+    for cell in cells_for(subject, workloads):
+        if dict(cell.axes) not in given:
+            try:
+                make_inputs(subject, cell.axes, seed=0, family=cell.family)
+            except (UsageError, ValueError):
+                continue
+        kept.append(cell)
+    return tuple(kept)
 
 
 def _arena(size: int) -> Arena:

@@ -35,8 +35,8 @@ class Tolerance:
     max_ulps: float = 1.0
     """Added to the other bounds, in units in the last place of the output's largest value."""
     walk: float = 0.25
-    """Added to the rms bound, times eps(float32) * sqrt(reduced elements) * output's rms; four
-    times that to the others. A sequential float32 sum of random signs errs by about 0.2 in this
+    """Added to the rms bound, times eps(float32) * sqrt(reduced elements) * output's rms; to the
+    others four times that, or twice with the output's peak in place of its rms. A sequential float32 sum of random signs errs by about 0.2 in this
     unit."""
     row_min: int = 32
     """Rows shorter than this are too few numbers for a statistic; the maximum covers them."""
@@ -174,9 +174,12 @@ def _accept(
     cand, inc = _stats(error_c), _stats(error_i)
     scale = _rms(reference)
     walk = tolerance.walk * _EPS32 * math.sqrt(depth) * scale
-    peak_ulp = _ulp(float(np.abs(reference).max(initial=0.0)), dtype)
+    peak = float(np.abs(reference).max(initial=0.0))
+    peak_ulp = _ulp(peak, dtype)
     rms_bound = tolerance.rms_ratio * inc.rms + tolerance.rms_ulps * _ulp(scale, dtype) + walk
-    slack = tolerance.max_ulps * peak_ulp + 4.0 * walk
+    # Four deviations where elements err alone; a shared denominator errs with the largest element.
+    reach = max(4.0, 2.0 * peak / scale) if scale > 0.0 else 4.0
+    slack = tolerance.max_ulps * peak_ulp + reach * walk
     ratio = cand.peak / (inc.peak + peak_ulp) if inc.peak + peak_ulp > 0.0 else float(cand.peak > 0)
     checks = (
         ("rms error", cand.rms, rms_bound),

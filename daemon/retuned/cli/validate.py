@@ -1,0 +1,265 @@
+"""``retuned validate CANDIDATE``: one candidate against the incumbent, with the whole protocol."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from pydantic import Field, ValidationError
+
+from retuned import catalog
+from retuned.cli.output import JsonFlag, emit_json, stderr, stdout
+from retuned.contract import (
+    Definition,
+    Dim,
+    Language,
+    Name,
+    Record,
+    Solution,
+    SourceFile,
+    TrustClass,
+    Workload,
+)
+from retuned.errors import UnreadableInput, UsageError
+from retuned.experiment import open_lab
+from retuned.lab.bay import LabSettings
+from retuned.lab.generators.given import GivenGenerator
+from retuned.lab.languages.cpu_cpp import cpu_environment
+from retuned.ports import Finding
+from retuned.stages.experiment import Budget, ExperimentPlan
+from retuned.stages.verdict import Status, Verdict
+
+_MAX_BYTES = 2_000_000
+_HEADER = re.compile(r"\A\s*// ---[ \t]*\n((?://[^\n]*\n)*?)// ---[ \t]*\n")
+_LENGTHS = (1, 64, 256)
+"""Lengths of the first variable axis where nobody says which shapes matter."""
+_OTHER_LENGTH = 256
+"""Length of every other variable axis."""
+
+
+class Header(Record):
+    """What the first lines of a ``.cpp`` candidate say, between two lines ``// ---``, as YAML."""
+
+    definition: Name | None = None
+    """What it computes; ``--definition`` is stronger."""
+    entry: str = "kernel"
+    """Symbol to launch."""
+    params: dict[Name, int | str] = Field(default_factory=dict)
+    """Compile-time parameters."""
+    layouts: dict[Name, str] = Field(default_factory=dict)
+    """Layout of constant inputs."""
+    scratch_bytes: int = Field(default=0, ge=0)
+    """Workspace per part."""
+    shapes: tuple[dict[Name, Dim], ...] = ()
+    """Shapes to validate at; ``--at`` is stronger."""
+
+
+def validate(
+    candidate: Annotated[
+        Path,
+        typer.Argument(
+            help="A .cpp file, with a header between two lines `// ---`, or Solution JSON."
+        ),
+    ],
+    definition: Annotated[
+        str | None, typer.Option(help="What it computes, such as rmsnorm_h1024.")
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(help="A shape, such as M=64 or T=1,S=512; several times for several shapes."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=5.0, help="Time to spend; more narrows the interval.")
+    ] = 30.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Prove or refute a candidate: contract, memory, numerics, speed. Exit code 0 if it wins."""
+    solution, shapes = read_candidate(candidate, definition=definition)
+    entry = catalog.get(solution.definition)
+    workloads = _workloads(entry.definition, [_shape(text) for text in at or ()] or list(shapes))
+    stderr().print(
+        f"Validating {solution.name} against {entry.incumbent.name} at {len(workloads)} shapes, "
+        f"about {seconds:.0f} s."
+    )
+    finding = _measure(solution, entry, workloads, seconds=seconds)
+    if as_json:
+        emit_json(answer(finding.verdict))
+    else:
+        _print(finding.verdict)
+    raise typer.Exit(0 if finding.verdict.status is Status.PROMOTE else 1)
+
+
+def read_candidate(
+    path: Path, *, definition: str | None
+) -> tuple[Solution, tuple[dict[str, int], ...]]:
+    """Read a candidate and the shapes it names.
+
+    Raises
+    ------
+    UnreadableInput
+        If the file is absent, too long, not text, or not a candidate.
+    UsageError
+        If nobody says what it computes.
+    """
+    text = _text(path)
+    if path.suffix == ".json":
+        return _from_json(text, path, definition), ()
+    header = _header(text, path)
+    name = definition or header.definition
+    if name is None:
+        raise UsageError(f"{path}: say what it computes with --definition, or in its header")
+    body: dict[str, Any] = {
+        "name": re.sub(r"[^a-zA-Z0-9_.-]", "_", path.stem)[:100] or "candidate",
+        "definition": name,
+        "language": Language.CPU_CPP,
+        "entry": header.entry,
+        "sources": (SourceFile(path="candidate.cpp", content=text),),
+        "structure": "given",
+        "params": header.params,
+        "layouts": header.layouts,
+        "scratch_bytes": header.scratch_bytes,
+        "trust": TrustClass.GENERATED,
+        "author": "validate",
+    }
+    return _validated(body, path), header.shapes
+
+
+def answer(verdict: Verdict) -> dict[str, Any]:
+    """Return the object that ``--json`` prints; fields are added, never renamed."""
+    return {
+        "status": str(verdict.status),
+        "reason": str(verdict.reason),
+        "gate": verdict.gate,
+        "speedup": verdict.speedup.model_dump(mode="json") if verdict.speedup else None,
+        "evidence": verdict.evidence,
+        "detail": verdict.detail,
+        "guard": verdict.guard.model_dump(mode="json"),
+        "noise_floor_ratio": verdict.noise_floor_ratio,
+        "error_ratio": verdict.error_ratio,
+        "candidate": verdict.candidate,
+        "incumbent": verdict.incumbent,
+        "shapes": [shape.model_dump(mode="json") for shape in verdict.shapes],
+    }
+
+
+def _measure(
+    solution: Solution, entry: catalog.Entry, workloads: tuple[Workload, ...], *, seconds: float
+) -> Finding:
+    plan = ExperimentPlan(
+        id=f"validate-{solution.digest[7:19]}",
+        hypothesis="given",
+        definition=solution.definition,
+        workloads=workloads,
+        incumbent=entry.incumbent.digest,
+        generators=("given",),
+        budget=Budget(max_candidates=1, max_seconds=seconds, finalists=1),
+        environment=cpu_environment().digest,
+    )
+    lab = open_lab(
+        _cache_dir(),
+        generators={"given": lambda _plan: GivenGenerator([solution])},
+        lab=LabSettings(final_s=0.5 * seconds),
+    )
+    found = list(lab.run(plan, known={}))
+    if not found:
+        raise UsageError("this is the incumbent itself; there is nothing to compare")
+    return found[0]
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise UnreadableInput(
+                "too-large", where=str(path), message=f"longer than {_MAX_BYTES} bytes"
+            )
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise UnreadableInput("unreadable", where=str(path), message=reason) from None
+    except UnicodeDecodeError as error:
+        where = f"{path}, byte {error.start}"
+        raise UnreadableInput("not-text", where=where, message="not UTF-8 text") from None
+
+
+def _header(text: str, path: Path) -> Header:
+    match = _HEADER.match(text)
+    if match is None:
+        return Header()
+    lines = [line.removeprefix("//").removeprefix(" ") for line in match.group(1).splitlines()]
+    try:
+        return Header.model_validate(yaml.safe_load("\n".join(lines)) or {})
+    except (yaml.YAMLError, ValidationError) as error:
+        raise UnreadableInput(
+            "bad-header", where=str(path), message=_first_problem(error)
+        ) from None
+
+
+def _from_json(text: str, path: Path, definition: str | None) -> Solution:
+    try:
+        solution = Solution.model_validate_json(text)
+    except ValidationError as error:
+        raise UnreadableInput(
+            "bad-solution", where=str(path), message=_first_problem(error)
+        ) from None
+    if definition is not None and definition != solution.definition:
+        raise UsageError(f"{path} is for {solution.definition}, not {definition}")
+    # A file from outside may call itself what it likes; trust is not its to give.
+    return solution.model_copy(update={"trust": TrustClass.GENERATED})
+
+
+def _validated(body: dict[str, Any], path: Path) -> Solution:
+    try:
+        return Solution.model_validate(body)
+    except ValidationError as error:
+        raise UnreadableInput(
+            "bad-header", where=str(path), message=_first_problem(error)
+        ) from None
+
+
+def _first_problem(error: yaml.YAMLError | ValidationError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "header"
+        return f"{place}: {first['msg']}"
+    return " ".join(str(error).split())[:200]
+
+
+def _shape(text: str) -> dict[str, int]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(name and sign and digits.strip().isdecimal() for name, sign, digits in pairs):
+        raise UsageError(f"--at {text}: write a shape like M=64 or T=1,S=512")
+    return {name.strip(): int(digits) for name, _, digits in pairs}
+
+
+def _workloads(definition: Definition, shapes: list[dict[str, int]]) -> tuple[Workload, ...]:
+    variable = definition.variable_axes
+    if not shapes:
+        first, others = variable[:1], dict.fromkeys(variable[1:], _OTHER_LENGTH)
+        shapes = [{**dict.fromkeys(first, length), **others} for length in _LENGTHS]
+    for shape in shapes:
+        if set(shape) != set(variable):
+            raise UsageError(f"{definition.name} needs the axes {', '.join(variable)}, got {shape}")
+    unique = {tuple(sorted(shape.items())): shape for shape in shapes}
+    return tuple(Workload(definition=definition.name, axes=axes) for axes in unique.values())
+
+
+def _cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "retuned" / "lab"
+
+
+def _print(verdict: Verdict) -> None:
+    console = stdout()
+    console.print(f"{verdict.status}: {verdict.reason} at gate {verdict.gate}")
+    console.print(verdict.detail)
+    for shape in verdict.shapes:
+        axes = ", ".join(f"{name}={length}" for name, length in shape.axes.items())
+        speedup = shape.speedup
+        console.print(
+            f"  {axes}: {shape.incumbent_us:.1f} us -> {shape.candidate_us:.1f} us, "
+            f"{speedup.point:.3f}x [{speedup.lower:.3f}, {speedup.upper:.3f}]"
+        )

@@ -1,0 +1,178 @@
+"""The experiment as a program: a plan comes in as JSON, findings go out as JSON lines.
+
+The daemon starts it as a child that it can kill; a pod runs the same. One object on stdin or in a
+file::
+
+    {"plan": ExperimentPlan, "root": "folder", "cores": [1], "known": [finding...],
+     "solutions": [Solution...]}
+
+``solutions`` are variants that the catalog does not have, such as an incumbent that an earlier
+experiment found. Each answer is one line: ``{"finding": {...}}``, and at the end ``{"done": true}``
+or ``{"failed": {"code", "message"}}``. Exit codes: 0 done, 3 unreadable plan, 4 no compiler, 1 the
+lab failed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import Field, ValidationError
+
+from retuned import catalog
+from retuned.adapters.local_lab import LocalLab
+from retuned.contract import Digest, Record, Solution
+from retuned.errors import HarnessError, MissingDependency, RetunedError, UnreadableInput
+from retuned.lab.bay import LabSettings
+from retuned.lab.generators.given import GivenGenerator
+from retuned.ports import Finding, Generator
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.verdict import JudgeSettings, Verdict
+
+GeneratorFactory = Callable[[ExperimentPlan], Generator]
+"""Makes a generator for a plan."""
+
+
+class FindingRecord(Record):
+    """A finding as it crosses the process."""
+
+    solution: Solution
+    """What was tried."""
+    verdict: Verdict
+    """What the judge said."""
+    seconds: float = Field(ge=0.0)
+    """Wall time it cost."""
+
+    @classmethod
+    def of(cls, finding: Finding) -> FindingRecord:
+        """Wrap a finding."""
+        return cls(solution=finding.solution, verdict=finding.verdict, seconds=finding.seconds)
+
+    def unwrap(self) -> Finding:
+        """Return the finding."""
+        return Finding(solution=self.solution, verdict=self.verdict, seconds=self.seconds)
+
+
+class Task(Record):
+    """What the program is asked to do."""
+
+    plan: ExperimentPlan
+    """The plan."""
+    root: str
+    """Private folder for compiled objects, artifacts and raw numbers."""
+    cores: tuple[int, ...] = ()
+    """Cores that candidates may use; empty means all."""
+    known: tuple[FindingRecord, ...] = ()
+    """Findings of an earlier, interrupted run."""
+    solutions: tuple[Solution, ...] = ()
+    """Variants that the catalog does not have."""
+
+
+def read_task(text: str, *, where: str) -> Task:
+    """Read a task.
+
+    Raises
+    ------
+    UnreadableInput
+        If it is not JSON or not a task.
+    """
+    try:
+        return Task.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the whole text"
+        raise UnreadableInput("bad-task", where=where, message=f"{place}: {first['msg']}") from None
+
+
+def open_lab(
+    root: Path,
+    *,
+    solutions: Sequence[Solution] = (),
+    generators: Mapping[str, GeneratorFactory] | None = None,
+    cores: Sequence[int] = (),
+    lab: LabSettings | None = None,
+    judge_settings: JudgeSettings | None = None,
+) -> LocalLab:
+    """Return a lab over the catalog; `solutions` are variants that it does not have."""
+    extra = {solution.digest: solution for solution in solutions}
+    asked: set[str] = {solution.definition for solution in solutions}
+
+    def subject(name: str) -> catalog.Entry:
+        asked.add(name)
+        return catalog.get(name)
+
+    def find(digest: Digest) -> Solution | None:
+        incumbents = (catalog.get(name).incumbent for name in sorted(asked))
+        known = {solution.digest: solution for solution in incumbents}
+        return extra.get(digest) or known.get(digest)
+
+    return LocalLab(
+        root,
+        subjects=subject,
+        solutions=find,
+        generators={"search": search_for} if generators is None else generators,
+        cores=cores,
+        lab=lab,
+        judge_settings=judge_settings,
+    )
+
+
+def search_for(plan: ExperimentPlan) -> Generator:
+    """Return the search over the catalog's structures, those the plan names or else all."""
+    entry = catalog.get(plan.definition)
+    spaces = [
+        space for space in entry.spaces if not plan.structures or space.name in plan.structures
+    ]
+    heaviest = max(plan.workloads, key=lambda workload: workload.weight)
+    starts = [
+        entry.solution(space.name, params)
+        for space in sorted(spaces, key=lambda space: space.rank(heaviest.axes))
+        for params in space.starts(heaviest.axes)
+    ]
+    return GivenGenerator(starts)
+
+
+def run(
+    task: Task, out: TextIO, *, generators: Mapping[str, GeneratorFactory] | None = None
+) -> int:
+    """Carry out a task; write each finding as soon as it is final; return the exit code."""
+    lab = open_lab(
+        Path(task.root), solutions=task.solutions, generators=generators, cores=task.cores
+    )
+    catalog.get(task.plan.definition)
+    known = {record.solution.digest: record.unwrap() for record in task.known}
+    try:
+        for finding in lab.run(task.plan, known=known):
+            _write(out, {"finding": FindingRecord.of(finding).model_dump(mode="json")})
+    except (HarnessError, MissingDependency) as error:
+        code = "missing-dependency" if isinstance(error, MissingDependency) else "harness-failed"
+        _write(out, {"failed": {"code": code, "message": str(error)}})
+        return error.exit_code
+    _write(out, {"done": True})
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the task from the file named, or from stdin."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        text = Path(words[0]).read_text(encoding="utf-8") if words else sys.stdin.read()
+        return run(read_task(text, where=words[0] if words else "stdin"), sys.stdout)
+    except RetunedError as error:
+        _write(sys.stdout, {"failed": {"code": type(error).__name__, "message": str(error)}})
+        return error.exit_code
+    except OSError as error:
+        _write(sys.stdout, {"failed": {"code": "unreadable", "message": str(error)}})
+        return UnreadableInput.exit_code
+
+
+def _write(out: TextIO, body: Mapping[str, Any]) -> None:
+    out.write(json.dumps(body, separators=(",", ":"), allow_nan=False) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
