@@ -148,8 +148,8 @@ def toggles(data: Json) -> Figure:
             desc="; ".join(f"{name}: {words.significant(rate)}" for name, rate in samples),
             width=width,
         ),
-        caption="The swap turned on and off in turn under the same traffic; numbers give the order,"
-        " bars the medians. The spread within a row is the noise.",
+        caption="The swap turned on and off in turn under the same traffic; bars are medians, the"
+        " spread within a row is the noise.",
     )
 
 

@@ -109,6 +109,7 @@ def demo_page(data: Json) -> str:
         experiments=[_experiment(entry) for entry in records(data, "experiments")],
         timeline=figures.timeline(data),
         strip=figures.toggles(data),
+        in_turn=story.in_turn(data),
         rollback=section(data, "rollback"),
         requests=story.requests_sentence(data),
         lost=bool(failed),

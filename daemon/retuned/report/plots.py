@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 from retuned.report import svg
@@ -145,7 +144,7 @@ def _pair(x: tuple[float, float], y: float, *, said: tuple[str, str]) -> str:
 def strip(
     samples: Sequence[tuple[str, float]], *, unit: str, title: str, desc: str, width: float = 920
 ) -> str:
-    """One row per group, a dot per sample with its place in the sequence, a bar at the median.
+    """One row per group, a dot per sample, a bar at the median.
 
     Raises
     ------
@@ -159,11 +158,11 @@ def strip(
     widest = max(svg.text_width(name) for name in names)
     left = min(widest + 16, 0.35 * width)
     scale = linear(values, start=left + 12, end=width - 86, zero=False, target=5)
-    body, row, top = "", 44, 6
+    body, row, top = "", 34, 4
     bottom = top + row * len(names) + 2
     body += grid(scale, top=top, bottom=bottom, text=[scale.label(t) for t in scale.ticks])
     for index, name in enumerate(names):
-        y = top + index * row + 27
+        y = top + index * row + 18
         class_ = "dot" if index == 0 else "dot-open"
         body += svg.label(0, y + 4.5, text=svg.fit(name, left - 8))
         own = [
@@ -171,16 +170,9 @@ def strip(
         ]
         middle = median(value / 2 for _, value in own) * 2
         body += svg.line(scale(middle), y - 9, x2=scale(middle), y2=y + 9, class_="median")
-        gaps = sorted(scale(value) for _, value in own)
-        apart = all(b - a >= 13 for a, b in pairwise(gaps))
         for order, value in own:
-            body += svg.group(
-                svg.dot(scale(value), y, class_=class_), tip=f"{order + 1}: {value:.4g}"
-            )
-            if apart:
-                body += svg.label(
-                    scale(value), y - 9, text=str(order + 1), class_="tiny", anchor="middle"
-                )
+            tip = f"{order + 1}: {value:.4g}"
+            body += svg.group(svg.dot(scale(value), y, class_=class_), tip=tip)
         body += svg.label(width, y + 4.5, text=f"median {significant(middle)}", anchor="end")
     body += svg.label(scale.end, bottom + 32, text=unit, class_="tick", anchor="end")
     return svg.document(body, width=width, height=bottom + 38, title=title, desc=desc)

@@ -27,7 +27,8 @@ def checked(values: Iterable[float], *, what: str, positive: bool = False) -> tu
             raise ValueError(f"{what} must be finite, got {value}")
         if positive and value <= 0:
             raise ValueError(f"{what} must be above zero, got {value}")
-    return tuple(max(-_HUGE, min(_HUGE, value)) for value in found)
+    least = _TINY if positive else -_HUGE
+    return tuple(max(least, min(_HUGE, value)) for value in found)
 
 
 def nice_step(span: float, *, target: int) -> float:
@@ -140,7 +141,7 @@ def logarithmic(values: Iterable[float], *, start: float, end: float, target: in
     logs = [math.log(max(v, _TINY)) for v in values]
     low, high = min(logs), max(logs)
     room = max(0.06 * (high - low), 0.02)
-    low, high = math.exp(low - room), math.exp(min(high + room, 700.0))
+    low, high = math.exp(max(low - room, -700.0)), math.exp(min(high + room, 700.0))
     return Scale(
         low=low,
         high=high,

@@ -22,6 +22,7 @@ from retuned.report.words import (
     plural,
     seconds,
     short,
+    significant,
     times,
 )
 
@@ -224,3 +225,8 @@ def machine_sentence(data: Json) -> str:
     if body and not body.get("gpu"):
         parts.append("no GPU")
     return (", ".join(parts) or "The record does not name the machine") + "."
+
+
+def in_turn(data: Json) -> str:
+    """Return the measurements with the swap on and off, in the order they were made."""
+    return ", ".join(f"{n.removeprefix('swap ')} {significant(v)}" for n, v in toggles(data))

@@ -231,12 +231,11 @@ def _throughput(data: Json, width: int) -> list[RenderableType]:
     samples = story.toggles(data)
     if samples:
         names = list(dict.fromkeys(name for name, _ in samples))
-        order = ", ".join(f"{n.removeprefix('swap ')} {words.significant(v)}" for n, v in samples)
         middle = (
             f"{name} {words.significant(median(v for n, v in samples if n == name))}"
             for name in names
         )
-        found.append(_line(f"in turn: {order}", width))
+        found.append(_line(f"in turn: {story.in_turn(data)}", width))
         found.append(_line(f"medians: {', '.join(middle)}", width))
     return found
 

@@ -45,7 +45,7 @@ def _heading(text: str) -> Text:
 
 
 def _more(hidden: int, noun: str) -> list[RenderableType]:
-    return [Text(f"and {words.plural(hidden, noun)} more", style="dim")] if hidden > 0 else []
+    return [Text(f"and {words.plural(hidden, f'more {noun}')}", style="dim")] if hidden > 0 else []
 
 
 def analyze_text(data: Json, *, top: int = 20) -> list[RenderableType]:

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import io
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from retuned.report.text import analyze_text, demo_text, diff_text
+
+HOSTILE = "[bold red]gemm[/]\x1b]0;owned\x07\x1b[2J\u202e<script>"
+
+
+def rendered(parts: list[RenderableType], *, width: int = 100) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width, highlight=False, color_system=None)
+    for part in parts:
+        console.print(part)
+    return out.getvalue()
+
+
+def poisoned(data: object, text: str) -> Any:
+    if isinstance(data, dict):
+        return {key: poisoned(value, text) for key, value in data.items()}
+    if isinstance(data, list):
+        return [poisoned(entry, text) for entry in data]
+    return text if isinstance(data, str) else data
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_demo_fits_one_terminal_page(width: int, samples: ModuleType) -> None:
+    data = samples.demo()
+    data["experiments"] = [samples.experiment(f"kernel_{i}") for i in range(9)]
+    for entry in data["experiments"]:
+        entry["findings"] = entry["findings"] * 6
+    data["swaps"], data["proposals"] = data["swaps"] * 7, data["proposals"] * 7
+    lines = rendered(demo_text(data, width=width), width=width).splitlines()
+    assert len(lines) <= 60
+    assert max(cell_len(line) for line in lines) <= width
+
+
+def test_the_page_names_the_winner_why_others_lost_and_what_it_brought(
+    samples: ModuleType,
+) -> None:
+    page = rendered(demo_text(samples.demo(), width=140), width=140)
+    for said in (
+        "panels-32.u4.t1",
+        "promoted",
+        "wrong-output",
+        "compile-failed",
+        "+61.3 %",
+        "reverted 310 ms later",
+        "1,204 requests were sent, none failed.",
+        "medians: swap on 190, swap off 119",
+    ):
+        assert said in page
+
+
+def test_the_largest_failure_is_not_hidden(samples: ModuleType) -> None:
+    data = samples.demo()
+    data["requests"]["failed"] = 2
+    data["rollback"]["reverted"] = False
+    page = rendered(demo_text(data, width=100))
+    assert "2 failed." in page
+    assert "NOT reverted" in page
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=60) | st.just(HOSTILE))
+def test_names_never_steer_the_terminal(text: str, samples: ModuleType) -> None:
+    pages = (
+        demo_text(poisoned(samples.demo(), text), width=100),
+        analyze_text(poisoned(samples.analyze(), text), top=5),
+        diff_text(poisoned(samples.diff(), text)),
+    )
+    for parts in pages:
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", rendered(parts))
+
+
+def test_markup_in_a_name_is_shown_and_not_obeyed(samples: ModuleType) -> None:
+    page = rendered(analyze_text(poisoned(samples.analyze(), "[bold]k[/bold]"), top=3))
+    assert "[bold]k[/bold]" in page
+
+
+def test_analyze_lists_the_largest_kernels_and_counts_the_rest(samples: ModuleType) -> None:
+    page = rendered(analyze_text(samples.analyze(), top=3), width=140)
+    assert "and 29 more kernels" in page
+    assert "truncated-gzip" in page
+    assert page.index("Cijk_Ailk") < page.index("fused_moe_kernel")
+    assert "topk_softmax" not in page
+
+
+def test_diff_says_what_is_new_and_what_is_gone(samples: ModuleType) -> None:
+    page = rendered(diff_text(samples.diff()), width=120)
+    assert "new: 1 signature, 9.0 % of GPU time" in page
+    assert "gone: 1 signature, 7.4 % of GPU time" in page
+    assert "share-changed" in page
+
+
+@pytest.mark.parametrize("broken", [{}, {"profile": None, "files": None}, {"drift": None}])
+def test_empty_data_still_gives_a_page(broken: dict[str, Any]) -> None:
+    assert rendered(analyze_text(broken, top=3)).strip()
+    assert rendered(diff_text(broken)).strip()
+    assert rendered(demo_text(broken, width=100)).strip()
