@@ -51,12 +51,7 @@ class RandomGenerator:
         """
         del workloads
         require_definition(definition, self._grid.tunable)
-        tried = {(f.solution.structure, tuple(f.solution.params.items())) for f in history}
-        incumbent = self._grid.tunable.incumbent
-        tried.add((incumbent.structure, tuple(incumbent.params.items())))
-        fresh = (
-            point
-            for point in self._order
-            if (point.structure, tuple(self._grid.params(point).items())) not in tried
-        )
-        return [self._grid.solution(point) for _, point in zip(range(count), fresh, strict=False)]
+        solutions = [self._grid.tunable.incumbent, *(finding.solution for finding in history)]
+        tried = {self._grid.point(s.structure, s.params) for s in solutions}
+        fresh = [point for point in self._order if point not in tried]
+        return [self._grid.solution(point) for point in fresh[:count]]

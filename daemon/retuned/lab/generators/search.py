@@ -1,8 +1,8 @@
 """Search over parameters: first guesses per structure, then steps around the best, then restarts.
 
-Tens of evaluations decide over hundreds of points, so nothing here is wasted on points that cannot be
-built or that use more threads than there are cores, and each evaluation teaches something about its
-neighbours: steps are ranked by an additive model of what each parameter's value did so far.
+Tens of evaluations decide over hundreds of points, so nothing here is wasted on points that cannot
+be built or that use more threads than there are cores, and each evaluation teaches something about
+its neighbours: steps are ranked by an additive model of what each parameter's value did so far.
 """
 
 from __future__ import annotations
@@ -159,10 +159,10 @@ class SearchGenerator:
 
 
 class Effects:
-    """What each value of each parameter did to the log ratio, per structure: a shrunken additive model.
+    """What each value of each parameter did to the log ratio: an additive model per structure.
 
-    Formula: an effect is the mean residual of the points with that value, times n / (n + 1), fitted in a
-    few rounds of backfitting.
+    Formula: an effect is the mean residual of the n points with that value, times n / (n + 1),
+    fitted in a few rounds of backfitting.
     """
 
     def __init__(self, known: Mapping[Point, float]) -> None:
@@ -177,7 +177,7 @@ class Effects:
             self._fit(points)
 
     def change(self, centre: Point, point: Point) -> float:
-        """Return the predicted difference between two points of a structure, and what is unknown of it."""
+        """Return the predicted difference of a step, plus a little for what it would teach."""
         total = 0.0
         for axis, (old, new) in enumerate(zip(centre.places, point.places, strict=True)):
             if old != new:

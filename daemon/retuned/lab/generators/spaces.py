@@ -1,4 +1,4 @@
-"""What generators need to know of a kernel: its structures, their parameters, and what was tried."""
+"""What generators need to know of a kernel: structures, parameters, and what was tried."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Grid:
         return guesses
 
     def _middle(self, structure: str) -> list[Point]:
-        """Return the valid point nearest the middle of every parameter; none if the space is empty."""
+        """Return the valid point nearest the middle of all parameters; none if there is none."""
         choices = self.spaces[structure].params.values()
         middle = [(len(c) - 1) / 2 for c in choices]
         own = [point for point in self.points if point.structure == structure]
@@ -180,17 +180,15 @@ def dominant_axes(definition: Definition, workloads: Sequence[Workload]) -> dict
     own = [workload for workload in workloads if workload.definition == definition.name]
     if not own:
         raise UsageError(f"no workload of {definition.name} to propose variants for")
-    heaviest = max(
-        own, key=lambda w: (w.weight * math.prod(w.axes.values()), sorted(w.axes.items()))
-    )
+    heaviest = max(own, key=lambda w: (w.weight * math.prod(w.axes.values()), str(w.axes)))
     return dict(heaviest.axes)
 
 
 def merit(finding: Finding) -> float | None:
     """Incumbent's time over the candidate's, weighted by the profile; None if it was never timed.
 
-    Ratios, not times: they are paired with the incumbent, so that a machine that slows down between two
-    candidates does not decide between them.
+    Ratios, not times: they are paired with the incumbent, so that a machine that slows down between
+    two candidates does not decide between them.
     """
     verdict = finding.verdict
     if verdict.shapes:
