@@ -62,14 +62,21 @@ class Database:
         uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
         try:
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        except sqlite3.Error as error:
+            raise self._damaged(error) from None
+        try:
             self._connection.execute("PRAGMA trusted_schema = OFF")
             self._connection.execute("PRAGMA cell_size_check = ON")
             self._tables = self._list_tables()
+            self.format = self._format()
         except sqlite3.Error as error:
+            self.close()
             raise self._damaged(error) from None
+        except UnreadableInput:
+            self.close()
+            raise
         self._connection.set_authorizer(_authorize)
         self._connection.text_factory = _text
-        self.format = self._format()
 
     def close(self) -> None:
         """Close the file."""

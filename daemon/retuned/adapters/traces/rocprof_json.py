@@ -87,8 +87,8 @@ def read(
     UnreadableInput
         ``too-large``, ``truncated-json``, ``damaged-json``, or what the source says.
     """
-    parts, size = [head], len(head)
-    while step := source.read(limits.chunk_bytes):
+    parts, size, step = [], 0, head
+    while step:
         parts.append(step)
         size += len(step)
         if size > limits.document_bytes:
@@ -97,6 +97,7 @@ def read(
                 f"more than {limits.document_bytes} bytes of JSON, which must be held whole; "
                 "record with -f csv or rocpd, which are read piece by piece",
             )
+        step = source.read(limits.chunk_bytes)
     document = decode_document(
         b"".join(parts).removeprefix(b"\xef\xbb\xbf"), _Document, source=source
     )
