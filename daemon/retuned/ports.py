@@ -80,6 +80,12 @@ class SlotState:
     """Last order carried out; 0 before the first."""
     launches: Mapping[tuple[int, ...], int]
     """Launches since start, per lengths of the variable axes in declaration order."""
+    other_launches: int = 0
+    """Launches of shapes beyond those counted one by one, and of inputs without a shape."""
+    tripped: str = ""
+    """Why the runtime took the order back by itself; empty if it did not."""
+    bypassed: bool = False
+    """Whether the original serves for a while although an order is in force."""
 
 
 class Swapper(Protocol):
@@ -110,12 +116,25 @@ class Swapper(Protocol):
     def commit(self, order: SwapOrder) -> int:
         """Make a prepared order active and return how long the flip took, ns.
 
-        A rollback needs no prepare.
+        A rollback to the original, or to an artifact still loaded, needs no prepare.
+
+        Raises
+        ------
+        CandidateError
+            If the runtime refuses: ``not-prepared``, ``stale-epoch``, ``unknown-slot``.
+        TemporaryError
+            If the server does not answer; it may or may not have carried the order out.
         """
         ...
 
     def samples(self) -> Sequence[WatchSample]:
-        """Return what was counted per slot since its last order."""
+        """Return what was counted per slot since its last order.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer.
+        """
         ...
 
 

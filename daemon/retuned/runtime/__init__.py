@@ -1,1 +1,28 @@
-"""Loaded inside the server: slots, launches, shadow checks, control socket. Standard library only."""
+"""Loaded inside the server: slots, launches, shadow checks, control socket.
+
+Standard library only; PyTorch is used where the server has loaded it. The names below are imported
+on first use, so that those who only need one module load only that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from retuned.runtime.attaching import Runtime, attach
+    from retuned.runtime.slots import Slot
+
+__all__ = ["Runtime", "Slot", "attach"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for."""
+    if name == "Slot":
+        from retuned.runtime.slots import Slot
+
+        return Slot
+    if name in __all__:
+        from retuned.runtime import attaching
+
+        return getattr(attaching, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,8 @@
 
 What may go wrong in a variant is caught here, launch by launch: it is not the server's problem. A
 variant that raises is replaced by the incumbent for that launch; after a few such launches, or one
-check that is badly wrong, the order trips: the slot returns to the original by itself and says so in
-its samples, and the daemon orders the rollback that makes it official.
+check that is badly wrong, the order trips: the slot returns to the original by itself and says so
+in its samples, and the daemon orders the rollback that makes it official.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The ABI of every CPU variant::
                           int64_t part, int64_t parts);
 
 ``tensors``: inputs then outputs in the definition's order. ``axes``: length of every axis of the
-definition in declaration order. ``scratch``: ``scratch_bytes`` per part, 64-byte aligned. The kernel does
-its share ``part`` of ``parts`` and owns no threads: Retuned runs the parts.
+definition in declaration order. ``scratch``: ``scratch_bytes`` per part, 64-byte aligned. The
+kernel does its share ``part`` of ``parts`` and owns no threads: Retuned runs the parts.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class CpuKernel:
         self._tensors_type = ctypes.c_void_p * tensors
         self._axes_type = ctypes.c_int64 * axes
         self._parts = parts
-        self._pool = ThreadPoolExecutor(parts) if parts > 1 else None
+        self._pool = ThreadPoolExecutor(parts - 1) if parts > 1 else None
         self._scratch = [
             (ctypes.c_byte * (scratch_bytes + _ALIGN))()
             for _ in range(parts if scratch_bytes else 0)
         ]
 
     def launch(self, pointers: Sequence[int], lengths: Sequence[int]) -> None:
-        """Run once. Not reentrant for variants with scratch: the caller holds one launch at a time."""
+        """Run once. Not reentrant for variants with scratch or several parts."""
         tensors = self._tensors_type(*pointers)
         axes = self._axes_type(*lengths)
         if self._pool is None:
@@ -79,8 +79,9 @@ class CpuKernel:
             return
         shares = [
             self._pool.submit(self._entry, tensors, axes, self._scratch_of(part), part, self._parts)
-            for part in range(self._parts)
+            for part in range(1, self._parts)
         ]
+        self._entry(tensors, axes, self._scratch_of(0), 0, self._parts)  # one share needs no thread
         for share in shares:
             share.result()
 

@@ -11,8 +11,8 @@ from typing import Any
 def repack(weight: Any, layout: str) -> Any:  # noqa: ANN401 - ndarray or Tensor, neither may be imported here
     """Return `weight` of shape (N, K) in `layout`, contiguous.
 
-    ``as-is``: unchanged. ``transposed``: (K, N). ``panels-P``: (N / P, K, P), so that P outputs of one k
-    lie side by side.
+    ``as-is``: unchanged. ``transposed``: (K, N). ``panels-P``: (N / P, K, P), so that P outputs of
+    one k lie side by side.
 
     Raises
     ------

@@ -92,9 +92,7 @@ def _guard(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return value
 
 
-def _integer(
-    body: Mapping[str, Any], field: str, *, high: int, default: int | None = None
-) -> int:
+def _integer(body: Mapping[str, Any], field: str, *, high: int, default: int | None = None) -> int:
     value = body.get(field, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
         raise _invalid(field, f"is no whole number from 1 to {high}")

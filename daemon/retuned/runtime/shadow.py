@@ -1,12 +1,13 @@
 """Shadow checks: on sampled launches the incumbent also runs, and the two outputs are compared.
 
-Which launches: in every block of `every` swapped launches of a shape bucket exactly one, at a random
-place in the block. The rate is exact, no bucket is left out, and neither a model's layer count nor a
-kernel that counts can fall into step with the checks. The first launch of a bucket is always checked.
+Which launches: in every block of `every` swapped launches of a shape bucket exactly one, at a
+random place in the block. The rate is exact, no bucket is left out, and neither a model's layer
+count nor a kernel that counts can fall into step with the checks. The first launch of a bucket is
+always checked.
 
-How: non-finite values must be in the same places with the same signs. Elsewhere the largest absolute
-difference is put in units of what is allowed, ``tolerance * rms(incumbent's output)``; integer outputs
-must be equal.
+How: non-finite values must be in the same places with the same signs. Elsewhere the largest
+absolute difference is put in units of what is allowed, ``tolerance * rms(incumbent's output)``;
+integer outputs must be equal.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Stratum:
     """Launches that ran the variant."""
     check_at: int = 0
     """The launch after so many is the next to be checked."""
-    block_end: int = 0
-    """First launch of the next block."""
+    block_end: int = 1
+    """First launch of the next block; the first launch is a block of its own."""
 
 
 def bucket(key: Key) -> Key:
@@ -85,14 +86,14 @@ class Sampler:
 
     def advance(self, stratum: Stratum) -> None:
         """Choose the next launch to check, one in the block after the present one."""
-        stratum.check_at = stratum.block_end + self._random.randrange(self._every)
-        stratum.block_end += self._every
-        while stratum.check_at < stratum.ran + 1 and self._every > 1:  # after a burst of threads
+        while True:
             stratum.check_at = stratum.block_end + self._random.randrange(self._every)
             stratum.block_end += self._every
+            if stratum.check_at >= stratum.ran:  # else: other threads ran past that block
+                return
 
     def ran(self) -> int:
-        """Launches of all buckets."""
+        """Return the launches of all buckets."""
         return sum(stratum.ran for stratum in self._strata.copy().values())
 
 
@@ -143,7 +144,7 @@ class Stats:
 
 
 def as_outputs(value: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - what a kernel returned
-    """Outputs as a tuple, one or several."""
+    """Return outputs as a tuple, one or several."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
@@ -201,8 +202,8 @@ def _compare_pair(torch: Any, ours: Tensor, theirs: Tensor, tolerance: float) ->
 def fingerprint(tensors: Iterable[Tensor]) -> int:
     """Checksum of contiguous CPU tensors: whole where small, else of windows spread over them.
 
-    A variant must not write to its inputs; what matters is to notice a kernel that does, not to prove
-    that no byte changed.
+    A variant must not write to its inputs; what matters is to notice a kernel that does, not to
+    prove that no byte changed.
     """
     total = 0
     for tensor in tensors:

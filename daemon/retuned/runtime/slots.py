@@ -5,8 +5,8 @@ reference leads to a `Table` whose meaning never changes: swapping, rolling back
 tripping each build a new table and store it in one assignment, so a call sees one epoch or the next
 and never a mixture. The guard is evaluated once per key, when the key is first seen under a table.
 
-Counting is one ``+=`` on a list cell. CPython with its global lock never switches threads between the
-read and the write of that statement, so no count is lost; a free-threaded build may lose a few.
+Counting is one ``+=`` on a list cell. CPython with its global lock never switches threads between
+the read and the write of that statement, so no count is lost; a free-threaded build may lose a few.
 Nothing here imports PyTorch: a tensor is whatever has ``shape``.
 """
 
@@ -125,7 +125,7 @@ class Slot:
         self._notes = 0
         self.restart()
         self.call = _call_of(self, key)
-        type(self).__call__ = staticmethod(self.call)  # type: ignore[method-assign, assignment]
+        type(self).__call__ = staticmethod(self.call)  # type: ignore[method-assign]
 
     def __call__(self, *inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
         """Launch; each slot's own class has its closure here."""
@@ -169,7 +169,7 @@ class Slot:
     # --- what was seen ----------------------------------------------------------------------------
 
     def launches(self) -> dict[Key, int]:
-        """Launches since start per lengths of the variable axes, without those in `other`."""
+        """Return launches since start per lengths of the variable axes, without `other`."""
         return {self.as_key(raw): cell[0] for raw, cell in self._cells.copy().items()}
 
     def total(self) -> int:
@@ -177,7 +177,7 @@ class Slot:
         return self.other[0] + sum(cell[0] for cell in self._cells.copy().values())
 
     def constants(self) -> list[tuple[Tensor, ...]]:
-        """Sets of constant inputs that launches have shown and that still live."""
+        """Return the sets of constant inputs that launches have shown and that still live."""
         alive = []
         for references in dict.copy(self._constants).values():
             values = tuple(reference() for reference in references)

@@ -146,11 +146,11 @@ def order_rollback(order: SwapOrder, *, epoch: int) -> SwapOrder:
 def reconcile(desired: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> tuple[SwapOrder, ...]:
     """Return the orders still to be driven into one server, oldest first.
 
-    Of `desired` only the newest order of each slot counts: what it replaced need not be repeated. It
-    is driven where a process of the server has not reached its epoch, which covers a crash of either
-    side at any point. A slot at the order's epoch is done even if its artifact is not active: then the
-    runtime has taken itself back and swapping again would undo that. A slot nobody reports is left
-    alone until its server is back.
+    Of `desired` only the newest order of each slot counts: what it replaced need not be repeated.
+    It is driven where a process of the server has not reached its epoch, which covers a crash of
+    either side at any point. A slot at the order's epoch is done even if its artifact is not
+    active: then the runtime has taken itself back and swapping again would undo that. A slot nobody
+    reports is left alone until its server is back.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def reconcile(desired: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> tupl
         known = newest.get(order.definition)
         if known is None or order.epoch > known.epoch:
             newest[order.definition] = order
-    due = [o for o in newest.values() if o.definition in reached and reached[o.definition] < o.epoch]
+    due = [o for o in newest.values() if reached.get(o.definition, o.epoch) < o.epoch]
     return tuple(sorted(due, key=lambda order: order.epoch))
 
 

@@ -1,12 +1,20 @@
-"""Stage 10, watch: keep, wait or roll back. Pure."""
+"""Stage 10, watch: keep, wait or roll back. Pure.
+
+The runtime reports totals per order; every rule reads the newest of them, and slow decay reads
+their course. Order of the rules is order of harm: what is wrong now comes before what may be slow,
+and nothing keeps a swap but enough clean checks over enough time. No data never keeps.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from enum import StrEnum
 
 from pydantic import Field
 
 from retuned.contract import Digest, Name, Record
+from retuned.stages.swap import SwapOrder
 
 
 class WatchAction(StrEnum):
@@ -18,6 +26,33 @@ class WatchAction(StrEnum):
     """Enough clean evidence."""
     ROLLBACK = "rollback"
     """Go back at once; never gated."""
+
+
+class WatchReason(StrEnum):
+    """Why; stable codes for policies, metrics and people."""
+
+    TRIPPED = "tripped"
+    """The runtime took the order back by itself; make it official."""
+    NONFINITE = "shadow-nonfinite"
+    """NaN or Inf where the incumbent has none, or the other way round."""
+    MISMATCH = "shadow-mismatch"
+    """A check over the allowed difference."""
+    ERRORS = "launch-errors"
+    """Launches raised."""
+    DECAY = "slow-decay"
+    """The difference from the incumbent grows."""
+    NOT_ENGAGED = "not-engaged"
+    """No launch ran the artifact in time; never a win."""
+    NO_SAMPLE = "no-sample"
+    """No report of this order yet."""
+    TOO_FEW_CHECKS = "too-few-checks"
+    """Clean so far."""
+    TOO_EARLY = "too-early"
+    """Enough checks, not enough time."""
+    SUPERSEDED = "superseded"
+    """A later order is in force; there is nothing of this one to watch."""
+    CLEAN = "clean"
+    """Enough clean checks over enough time."""
 
 
 class WatchSample(Record):
@@ -32,7 +67,9 @@ class WatchSample(Record):
     swapped_launches: int = Field(ge=0)
     """Launches that ran the artifact: proof of engagement."""
     fallback_launches: int = Field(ge=0)
-    """Launches outside the guard."""
+    """Launches the original served: outside the guard, not eligible, or bypassed."""
+    ineligible_launches: dict[str, int] = Field(default_factory=dict)
+    """Of those, launches inside the guard that the artifact could not take, by reason."""
     shadow_checks: int = Field(ge=0)
     """Launches compared with the incumbent."""
     shadow_mismatches: int = Field(ge=0)
@@ -45,6 +82,12 @@ class WatchSample(Record):
     """Mean of the same over the last checks, for slow decay."""
     errors: int = Field(ge=0)
     """Launches that raised and fell back to the incumbent."""
+    tripped: str = ""
+    """Why the runtime took the order back by itself; empty if it did not."""
+    processes: int = Field(default=1, ge=1)
+    """Processes of the server that this adds up."""
+    idle_processes: int = Field(default=0, ge=0)
+    """Processes of them in which no launch ran the artifact."""
 
 
 class WatchReport(Record):
@@ -53,6 +96,156 @@ class WatchReport(Record):
     action: WatchAction
     """What to do."""
     reason: str
-    """Stable code, such as ``shadow-mismatch`` or ``not-engaged``."""
+    """Stable code, such as ``shadow-mismatch`` or ``not-engaged``; see `WatchReason`."""
     detail: str = ""
     """One sentence with the numbers."""
+
+
+class WatchSettings(Record):
+    """How much evidence is enough, and how little harm is too much."""
+
+    engage_within_s: float = Field(default=60.0, gt=0.0)
+    """Longest time until every process must have run the artifact, seconds."""
+    min_checks: int = Field(default=300, ge=1)
+    """Clean checks before a swap is kept: 300 bound a failure rate of 1 % with 95 % confidence."""
+    min_s: float = Field(default=60.0, ge=0.0)
+    """Shortest time before a swap is kept, seconds."""
+    max_errors: int = Field(default=0, ge=0)
+    """Launches that may raise."""
+    max_mismatches: int = Field(default=0, ge=0)
+    """Checks that may be over the allowed difference."""
+    decay_warmup: int = Field(default=5, ge=1)
+    """Reports with new checks whose mean log ratio is what later ones are compared with."""
+    decay_slack: float = Field(default=0.25, gt=0.0)
+    """Rise of the log ratio over the warm-up that is not counted; 0.25 is 28 %."""
+    decay_threshold: float = Field(default=4.0, gt=0.0)
+    """Sum of counted rises that rolls back; 4 is a doubling that lasts nine reports."""
+    decay_floor: float = Field(default=0.01, gt=0.0)
+    """Ratios below are taken as this: noise far under what is allowed is no decay."""
+
+
+def assess(
+    order: SwapOrder,
+    samples: Sequence[WatchSample],
+    *,
+    seconds_since_commit: float,
+    settings: WatchSettings,
+) -> WatchReport:
+    """Judge an order that is in force.
+
+    Parameters
+    ----------
+    order
+        What was ordered; a rollback can be watched too.
+    samples
+        Reports of this slot, oldest first; those of other epochs are left out.
+    seconds_since_commit
+        Time since the order was carried out, seconds.
+    settings
+        How much is enough.
+
+    Examples
+    --------
+    >>> from retuned.contract import Guard
+    >>> order = SwapOrder(id="x", kind="swap", proposal="p", target="t", definition="d",
+    ...     artifact="sha256:" + "a" * 64, previous=None, guard=Guard(), epoch=4)
+    >>> assess(order, [], seconds_since_commit=1.0, settings=WatchSettings()).reason
+    'no-sample'
+    >>> report = assess(order, [], seconds_since_commit=600.0, settings=WatchSettings())
+    >>> str(report.action), report.reason
+    ('rollback', 'not-engaged')
+    """
+    mine = [s for s in samples if s.definition == order.definition]
+    if any(sample.epoch > order.epoch for sample in mine):
+        return _report(WatchAction.WAIT, WatchReason.SUPERSEDED, "a later order is in force")
+    mine = [sample for sample in mine if sample.epoch == order.epoch]
+    late = seconds_since_commit >= settings.engage_within_s
+    if not mine:
+        if late:
+            detail = f"no report of this order after {seconds_since_commit:.0f} s"
+            return _report(WatchAction.ROLLBACK, WatchReason.NOT_ENGAGED, detail)
+        return _report(WatchAction.WAIT, WatchReason.NO_SAMPLE, "the server has not reported yet")
+    harm = _harm(mine, settings)
+    if harm is not None:
+        return harm
+    newest = mine[-1]
+    if order.artifact is None:
+        return _report(WatchAction.KEEP, WatchReason.CLEAN, "the original is in force")
+    if newest.swapped_launches == 0 or newest.idle_processes:
+        if late:
+            return _report(
+                WatchAction.ROLLBACK,
+                WatchReason.NOT_ENGAGED,
+                f"{newest.swapped_launches} launches ran it, {newest.idle_processes} of "
+                f"{newest.processes} processes none, after {seconds_since_commit:.0f} s",
+            )
+        return _report(WatchAction.WAIT, WatchReason.TOO_FEW_CHECKS, "waiting for launches")
+    return _enough(newest, seconds_since_commit, settings)
+
+
+def _enough(newest: WatchSample, seconds: float, settings: WatchSettings) -> WatchReport:
+    counts = f"{newest.shadow_checks} clean checks of {newest.swapped_launches} launches"
+    if newest.shadow_checks < settings.min_checks:
+        detail = f"{counts}, {settings.min_checks} are needed"
+        return _report(WatchAction.WAIT, WatchReason.TOO_FEW_CHECKS, detail)
+    if seconds < settings.min_s:
+        detail = f"{counts} in {seconds:.0f} s, {settings.min_s:.0f} s are needed"
+        return _report(WatchAction.WAIT, WatchReason.TOO_EARLY, detail)
+    detail = f"{counts}, worst {newest.worst_ratio:.3g} of what is allowed"
+    return _report(WatchAction.KEEP, WatchReason.CLEAN, detail)
+
+
+def _harm(samples: Sequence[WatchSample], settings: WatchSettings) -> WatchReport | None:
+    """Return why to go back, worst first; None if nothing is wrong."""
+    newest = samples[-1]
+    if newest.tripped:
+        return _rollback(WatchReason.TRIPPED, f"the runtime went back: {newest.tripped}")
+    if newest.shadow_nonfinite:
+        detail = f"NaN or Inf in {newest.shadow_nonfinite} of {newest.shadow_checks} checks"
+        return _rollback(WatchReason.NONFINITE, detail)
+    if newest.shadow_mismatches > settings.max_mismatches:
+        return _rollback(
+            WatchReason.MISMATCH,
+            f"{newest.shadow_mismatches} of {newest.shadow_checks} checks over the allowed "
+            f"difference, worst {newest.worst_ratio:.3g} times",
+        )
+    if newest.errors > settings.max_errors:
+        return _rollback(WatchReason.ERRORS, f"{newest.errors} launches raised")
+    score = decay_score(samples, settings)
+    if score > settings.decay_threshold:
+        return _rollback(
+            WatchReason.DECAY,
+            f"mean ratio has risen to {newest.last_mean_ratio:.3g}, score {score:.1f}",
+        )
+    return None
+
+
+def decay_score(samples: Sequence[WatchSample], settings: WatchSettings) -> float:
+    """One-sided CUSUM of the log of the mean ratio, over the reports that bring new checks.
+
+    ``S = max(0, S + log(ratio) - mean log of the warm-up - slack)``. The warm-up is frozen: a
+    reference that follows the decay would never see it.
+    """
+    logs: list[float] = []
+    checks = 0
+    for sample in samples:
+        if sample.shadow_checks < checks:  # the server began to count anew
+            logs, checks = [], 0
+        if sample.shadow_checks > checks:
+            checks = sample.shadow_checks
+            logs.append(math.log(max(sample.last_mean_ratio, settings.decay_floor)))
+    if len(logs) <= settings.decay_warmup:
+        return 0.0
+    normal = sum(logs[: settings.decay_warmup]) / settings.decay_warmup
+    score = 0.0
+    for value in logs[settings.decay_warmup :]:
+        score = max(0.0, score + value - normal - settings.decay_slack)
+    return score
+
+
+def _rollback(reason: WatchReason, detail: str) -> WatchReport:
+    return _report(WatchAction.ROLLBACK, reason, detail)
+
+
+def _report(action: WatchAction, reason: WatchReason, detail: str) -> WatchReport:
+    return WatchReport(action=action, reason=str(reason), detail=detail)

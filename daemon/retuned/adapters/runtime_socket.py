@@ -1,0 +1,348 @@
+"""The runtime's control socket as a `Swapper`, for one process or for all workers of a server.
+
+Every request opens a connection of its own: nothing has to be reconnected after either side
+restarts. Several processes are driven alike and reported as one: counts are added, and of what
+differs the state furthest behind is told, so that an order is repeated until every process has it.
+A socket that nobody listens on belongs to a process that died, and is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from retuned.contract import Digest
+from retuned.errors import CandidateError, TemporaryError
+from retuned.ports import SlotState
+from retuned.stages.swap import SwapOrder
+from retuned.stages.watch import WatchSample
+
+MAX_ANSWER_BYTES = 32 << 20
+"""Longest answer taken from a server."""
+_RETRY_S = 1.0
+
+
+class RuntimeSocket:
+    """Talks to every runtime behind a path.
+
+    Parameters
+    ----------
+    path
+        A socket, or a folder of ``<pid>.sock``.
+    timeout_s
+        Longest wait for an ordinary answer, seconds.
+    prepare_timeout_s
+        Longest wait for a prepare, which loads, repacks and checks, seconds.
+    """
+
+    def __init__(
+        self, path: Path, *, timeout_s: float = 5.0, prepare_timeout_s: float = 120.0
+    ) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._prepare_timeout_s = prepare_timeout_s
+
+    def hello(self) -> Sequence[Mapping[str, Any]]:
+        """Return pid, protocol version, server name and environment of every process."""
+        return self._ask_all({"op": "hello"})
+
+    def slots(self) -> Sequence[SlotState]:
+        """Report every slot; see `Swapper.slots`."""
+        found: dict[str, list[SlotState]] = defaultdict(list)
+        for answer in self._ask_all({"op": "slots"}):
+            for state in _parsed(answer, "slots", _slot_state):
+                found[state.definition].append(state)
+        return [_merge_states(states) for states in found.values()]
+
+    def samples(self) -> Sequence[WatchSample]:
+        """Return what was counted per slot; see `Swapper.samples`."""
+        found: dict[str, list[WatchSample]] = defaultdict(list)
+        for answer in self._ask_all({"op": "samples"}):
+            for sample in _parsed(answer, "samples", WatchSample.model_validate):
+                found[sample.definition].append(sample)
+        return [_merge_samples(samples) for samples in found.values()]
+
+    def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
+        """Prepare in every process; see `Swapper.prepare`."""
+        request = {
+            "op": "prepare",
+            "order": order.model_dump(mode="json"),
+            "artifact_dir": str(artifact_dir.absolute()),
+        }
+        self._ask_all(request, timeout_s=self._prepare_timeout_s)
+
+    def commit(self, order: SwapOrder) -> int:
+        """Commit in every process; return the slowest flip, ns; see `Swapper.commit`."""
+        answers = self._ask_all({"op": "commit", "order": order.model_dump(mode="json")})
+        return max(int(answer.get("flip_ns", 0)) for answer in answers)
+
+    def bypass(self, definition: str, *, on: bool) -> None:
+        """Serve the original for a while (`on`), or the order in force again.
+
+        The order, its epoch and its counts stay: this is for comparing the two.
+
+        Raises
+        ------
+        CandidateError
+            ``unknown-slot``.
+        TemporaryError
+            If the server does not answer.
+        """
+        self._ask_all({"op": "bypass", "definition": definition, "on": on})
+
+    def _ask_all(
+        self, request: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> list[dict[str, Any]]:
+        answers = []
+        for path in self._sockets():
+            try:
+                answer = _ask(path, request, timeout_s=timeout_s or self._timeout_s)
+            except (ConnectionRefusedError, FileNotFoundError):
+                continue  # its process is gone
+            except (OSError, ValueError, RecursionError) as error:
+                message = f"{path}: the runtime does not answer: {error}"
+                raise TemporaryError(message, delay_s=_RETRY_S) from error
+            if answer.get("ok") is not True:
+                reason, detail = str(answer.get("reason")), str(answer.get("detail"))
+                raise CandidateError(reason[:64], detail=detail[:2000])
+            answers.append(answer)
+        if not answers:
+            message = f"{self._path}: no server listens; it may be starting"
+            raise TemporaryError(message, delay_s=_RETRY_S)
+        return answers
+
+    def _sockets(self) -> list[Path]:
+        try:
+            if not self._path.is_dir():
+                return [self._path]
+            paths = sorted(self._path.glob("*.sock"))
+            return [path for path in paths if stat.S_ISSOCK(path.lstat().st_mode)]
+        except OSError as error:
+            raise TemporaryError(f"{self._path}: {error}", delay_s=_RETRY_S) from error
+
+
+def _ask(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    """Send one request, read one line.
+
+    Raises
+    ------
+    OSError
+        If the runtime is gone or too slow.
+    ValueError
+        If its answer is no JSON object of bearable size.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(str(path))
+        connection.sendall(json.dumps(request, separators=(",", ":")).encode() + b"\n")
+        chunks: list[bytes] = []
+        size = 0
+        while not chunks or b"\n" not in chunks[-1]:
+            chunk = connection.recv(1 << 18)
+            if not chunk:
+                raise ConnectionResetError("closed without an answer")
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MAX_ANSWER_BYTES:
+                raise ValueError(f"answer has more than {MAX_ANSWER_BYTES} bytes")
+    answer = json.loads(b"".join(chunks))
+    if not isinstance(answer, dict):
+        raise ValueError("answer is no JSON object")
+    return answer
+
+
+def _parsed(answer: Mapping[str, Any], name: str, parse: Callable[[Any], Any]) -> list[Any]:
+    """Read the entries of an answer; a runtime that talks nonsense is a server to ask again."""
+    try:
+        return [parse(entry) for entry in answer[name]]
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        message = f"the runtime's {name} cannot be read: {error}"
+        raise TemporaryError(message[:500], delay_s=_RETRY_S) from error
+
+
+def _slot_state(entry: Mapping[str, Any]) -> SlotState:
+    return SlotState(
+        definition=str(entry["definition"]),
+        active=None if entry["active"] is None else str(entry["active"]),
+        epoch=int(entry["epoch"]),
+        launches={tuple(int(n) for n in key): int(count) for key, count in entry["launches"]},
+        other_launches=int(entry["other_launches"]),
+        tripped=str(entry["tripped"]),
+        bypassed=bool(entry["bypassed"]),
+    )
+
+
+def _merge_states(states: Sequence[SlotState]) -> SlotState:
+    behind = min(states, key=lambda state: state.epoch)
+    launches: dict[tuple[int, ...], int] = defaultdict(int)
+    for state in states:
+        for key, count in state.launches.items():
+            launches[key] += count
+    return SlotState(
+        definition=behind.definition,
+        active=behind.active,
+        epoch=behind.epoch,
+        launches=dict(launches),
+        other_launches=sum(state.other_launches for state in states),
+        tripped=next((state.tripped for state in states if state.tripped), ""),
+        bypassed=any(state.bypassed for state in states),
+    )
+
+
+def _merge_samples(samples: Sequence[WatchSample]) -> WatchSample:
+    behind = min(samples, key=lambda sample: sample.epoch)
+    ineligible: dict[str, int] = defaultdict(int)
+    for sample in samples:
+        for reason, count in sample.ineligible_launches.items():
+            ineligible[reason] += count
+    checks = sum(sample.shadow_checks for sample in samples)
+    return WatchSample(
+        definition=behind.definition,
+        artifact=behind.artifact,
+        epoch=behind.epoch,
+        swapped_launches=sum(sample.swapped_launches for sample in samples),
+        fallback_launches=sum(sample.fallback_launches for sample in samples),
+        ineligible_launches=dict(ineligible),
+        shadow_checks=checks,
+        shadow_mismatches=sum(sample.shadow_mismatches for sample in samples),
+        shadow_nonfinite=sum(sample.shadow_nonfinite for sample in samples),
+        worst_ratio=max(sample.worst_ratio for sample in samples),
+        last_mean_ratio=max(sample.last_mean_ratio for sample in samples),
+        errors=sum(sample.errors for sample in samples),
+        tripped=next((sample.tripped for sample in samples if sample.tripped), ""),
+        processes=len(samples),
+        idle_processes=sum(sample.swapped_launches == 0 for sample in samples),
+    )
+
+
+@dataclass(slots=True)
+class FakeSwapper:
+    """A server in memory that keeps the protocol: for tests of everything that drives one."""
+
+    definitions: Sequence[str]
+    """Its slots."""
+    refuse: dict[Digest, str] = field(default_factory=dict)
+    """Artifacts that prepare refuses, with the reason."""
+    away: bool = False
+    """Whether the server does not answer."""
+    flips: list[str] = field(default_factory=list)
+    """Ids of orders carried out, in order; a repeated order adds nothing."""
+    counts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Fields of `WatchSample` to report per slot, set by the test."""
+    launches: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    """Launches to report per slot, set by the test."""
+    _orders: dict[str, SwapOrder] = field(default_factory=dict)
+    _prepared: set[tuple[str, Digest]] = field(default_factory=set)
+    _bypassed: set[str] = field(default_factory=set)
+
+    def restart(self) -> None:
+        """Lose everything, as a server does that is started anew."""
+        self._orders.clear()
+        self._prepared.clear()
+        self._bypassed.clear()
+        self.counts.clear()
+
+    def slots(self) -> Sequence[SlotState]:
+        """Report every slot; see `Swapper.slots`."""
+        self._answer()
+        return [
+            SlotState(
+                definition=name,
+                active=self._active(name),
+                epoch=self._epoch(name),
+                launches=dict(self.launches.get(name, {})),
+                tripped=str(self.counts.get(name, {}).get("tripped", "")),
+                bypassed=name in self._bypassed,
+            )
+            for name in self.definitions
+        ]
+
+    def samples(self) -> Sequence[WatchSample]:
+        """Return what the test says was counted; see `Swapper.samples`."""
+        self._answer()
+        nothing = dict.fromkeys(_COUNTS, 0)
+        return [
+            WatchSample.model_validate(
+                {
+                    "definition": name,
+                    "artifact": self._active(name),
+                    "epoch": self._epoch(name),
+                    **nothing,
+                    **self.counts.get(name, {}),
+                }
+            )
+            for name in self.definitions
+        ]
+
+    def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
+        """Take an artifact folder with a manifest; see `Swapper.prepare`."""
+        self._slot(order.definition)
+        if order.artifact is None:
+            raise CandidateError("order-invalid", detail="the original needs no prepare")
+        if order.artifact in self.refuse:
+            raise CandidateError(self.refuse[order.artifact], detail="as the test wished")
+        if (order.definition, order.artifact) in self._prepared:
+            return
+        if not (artifact_dir / "artifact.json").is_file():
+            raise CandidateError("artifact-missing", detail=str(artifact_dir))
+        self._prepared.add((order.definition, order.artifact))
+
+    def commit(self, order: SwapOrder) -> int:
+        """Carry an order out once; see `Swapper.commit`."""
+        self._slot(order.definition)
+        current = self._orders.get(order.definition)
+        if order.id in self.flips and current is not None and current.epoch >= order.epoch:
+            return 1000
+        if order.epoch <= self._epoch(order.definition):
+            raise CandidateError("stale-epoch", detail=f"epoch {order.epoch}")
+        if order.artifact and (order.definition, order.artifact) not in self._prepared:
+            raise CandidateError("not-prepared", detail=order.artifact)
+        self._orders[order.definition] = order
+        self._bypassed.discard(order.definition)
+        self.counts.pop(order.definition, None)
+        self.flips.append(order.id)
+        return 1000
+
+    def bypass(self, definition: str, *, on: bool) -> None:
+        """Serve the original for a while; see `RuntimeSocket.bypass`."""
+        self._slot(definition)
+        if on and self._active(definition) is not None:
+            self._bypassed.add(definition)
+        else:
+            self._bypassed.discard(definition)
+
+    def _slot(self, definition: str) -> None:
+        self._answer()
+        if definition not in self.definitions:
+            raise CandidateError("unknown-slot", detail=definition)
+
+    def _answer(self) -> None:
+        if self.away:
+            raise TemporaryError("the fake server is away", delay_s=_RETRY_S)
+
+    def _active(self, definition: str) -> Digest | None:
+        order = self._orders.get(definition)
+        return order.artifact if order else None
+
+    def _epoch(self, definition: str) -> int:
+        order = self._orders.get(definition)
+        return order.epoch if order else 0
+
+
+_COUNTS = (
+    "swapped_launches",
+    "fallback_launches",
+    "shadow_checks",
+    "shadow_mismatches",
+    "shadow_nonfinite",
+    "worst_ratio",
+    "errors",
+)

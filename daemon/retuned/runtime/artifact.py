@@ -1,0 +1,209 @@
+"""Artifacts: a folder with ``artifact.json`` and one binary, verified before anything is loaded.
+
+The bytes that were verified are the bytes that are loaded: the binary is read once, hashed, and
+copied to an anonymous file (or a private folder) that nobody else can change. Links, devices and
+names with folders in them are refused, and sizes are bounded, because the folder is written by
+another process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retuned.runtime.spec import Refused, Spec, parse_spec
+
+MAX_MANIFEST_BYTES = 4 << 20
+"""Largest ``artifact.json``."""
+MAX_BINARY_BYTES = 64 << 20
+"""Largest binary."""
+MAX_SCRATCH_BYTES = 2**30
+"""Largest workspace of one part."""
+MAX_PARTS = 256
+"""Most shares a launch may be split into."""
+
+_FILE = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}\Z")
+_SYMBOL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,127}\Z")
+_SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A verified artifact."""
+
+    digest: str
+    """Digest of the solution it was built from."""
+    spec: Spec
+    """Definition it implements."""
+    language: str
+    """Chooses the loader."""
+    entry: str
+    """Symbol to launch."""
+    layouts: Mapping[str, str]
+    """Layout per constant input that is not taken as it is."""
+    scratch_bytes: int
+    """Workspace per part."""
+    parts: int
+    """Shares a launch is split into."""
+    binary: bytes
+    """The code, verified."""
+
+
+def read_artifact(folder: Path, *, digest: str, within: Path | None = None) -> Artifact:
+    """Read and verify an artifact.
+
+    Parameters
+    ----------
+    folder
+        Folder delivered by the daemon.
+    digest
+        Digest that the order names; the manifest must name the same.
+    within
+        Folder that must contain `folder`, links resolved; None allows any.
+
+    Raises
+    ------
+    Refused
+        ``artifact-missing``, ``artifact-outside``, ``artifact-invalid``, ``artifact-too-large``,
+        ``artifact-tampered`` or ``digest-mismatch``.
+    """
+    try:
+        resolved = folder.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise Refused("artifact-missing", detail=f"{folder}: {error}") from error
+    if within is not None and not resolved.is_relative_to(within.resolve()):
+        raise Refused("artifact-outside", detail=f"{folder} is not inside {within}")
+    body = _manifest(_read_file(resolved / "artifact.json", limit=MAX_MANIFEST_BYTES))
+    if body.get("digest") != digest:
+        raise Refused("digest-mismatch", detail=f"{folder} holds {body.get('digest')!r:.80}")
+    name = body.get("binary")
+    if not isinstance(name, str) or not _FILE.match(name):
+        raise _invalid("binary", "is no plain file name")
+    binary = _read_file(resolved / name, limit=MAX_BINARY_BYTES)
+    expected = _SHA256.match(str(body.get("binary_sha256")))
+    if expected is None or hashlib.sha256(binary).hexdigest() != expected.group(1):
+        raise Refused("artifact-tampered", detail=f"{name} does not match its sha256")
+    spec = parse_spec(body.get("definition") or {})
+    return Artifact(
+        digest=digest,
+        spec=spec,
+        language=_matching(body, "language", _SYMBOL),
+        entry=_matching(body, "entry", _SYMBOL),
+        layouts=_layouts(body, spec),
+        scratch_bytes=_bounded(body, "scratch_bytes", low=0, high=MAX_SCRATCH_BYTES),
+        parts=_bounded(body, "parts", low=1, high=MAX_PARTS),
+        binary=binary,
+    )
+
+
+class LibraryFile:
+    """Verified bytes as a file that the dynamic loader can open and nobody can change.
+
+    The file stays open as long as the process: loaded code is never unloaded, and the loader knows
+    libraries by name, so a name must not be used twice.
+    """
+
+    def __init__(self, binary: bytes, *, name: str) -> None:
+        self._folder: Path | None = None
+        try:
+            self._fd = os.memfd_create(f"retuned-{name}")
+            self.path = Path(f"/proc/self/fd/{self._fd}")
+        except (AttributeError, OSError):  # no memfd here: a folder only this user can enter
+            self._folder = Path(tempfile.mkdtemp(prefix="retuned-"))
+            self.path = self._folder / f"{name}.so"
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500)
+        view = memoryview(binary)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        if self._folder is not None:
+            os.close(self._fd)  # a file open for writing cannot be mapped for execution
+
+    def clean(self) -> None:
+        """Remove the name once the library is loaded; anonymous files have none."""
+        if self._folder is not None:
+            self.path.unlink(missing_ok=True)
+            self._folder.rmdir()
+
+
+def check_symbol(path: Path, entry: str) -> None:
+    """Load a library and make sure that it has the entry.
+
+    Raises
+    ------
+    Refused
+        ``load-failed`` or ``entry-missing``.
+    """
+    try:
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+    except OSError as error:
+        raise Refused("load-failed", detail=str(error)[:400]) from error
+    if not hasattr(library, entry):
+        raise Refused("entry-missing", detail=f"the binary has no symbol '{entry}'")
+
+
+def _read_file(path: Path, *, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes without following a link."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Refused("artifact-missing", detail=f"{path}: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise Refused("artifact-invalid", detail=f"{path} is no regular file")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise Refused("artifact-too-large", detail=f"{path} has more than {limit} bytes")
+    return data
+
+
+def _manifest(data: bytes) -> Mapping[str, Any]:
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Refused("artifact-invalid", detail=f"artifact.json: {error!r:.200}") from error
+    if not isinstance(body, dict):
+        raise Refused("artifact-invalid", detail="artifact.json is no object")
+    return body
+
+
+def _layouts(body: Mapping[str, Any], spec: Spec) -> dict[str, str]:
+    value = body.get("layouts", {})
+    if not isinstance(value, Mapping):
+        raise _invalid("layouts", "is no object")
+    constants = {spec.inputs[index].name for index in spec.constant_inputs}
+    wanted = {}
+    for name, layout in value.items():
+        if layout == "as-is":
+            continue
+        if name not in constants or not isinstance(layout, str):
+            raise _invalid("layouts", f"names {name!r:.80}, which is no constant input")
+        wanted[str(name)] = layout
+    return wanted
+
+
+def _matching(body: Mapping[str, Any], field: str, pattern: re.Pattern[str]) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not pattern.match(value):
+        raise _invalid(field, "is no plain name")
+    return value
+
+
+def _bounded(body: Mapping[str, Any], field: str, *, low: int, high: int) -> int:
+    value = body.get(field, low)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise _invalid(field, f"is no whole number from {low} to {high}")
+    return value
+
+
+def _invalid(field: str, problem: str) -> Refused:
+    return Refused("artifact-invalid", detail=f"artifact.json: '{field}' {problem}")

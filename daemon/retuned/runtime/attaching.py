@@ -1,0 +1,223 @@
+"""Attach Retuned to a server: never raises into it, ``RETUNED_RUNTIME=off`` turns it off."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retuned.runtime.control import ControlSocket, PeerUid, peer_uid
+from retuned.runtime.host import Host
+from retuned.runtime.ops import TorchOps
+from retuned.runtime.shadow import Compare, compare_tensors
+from retuned.runtime.slots import Slot
+from retuned.runtime.spec import Key, Refused
+
+log = logging.getLogger(__name__)
+
+_ATTACHED: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+class Runtime:
+    """Retuned in this process. Made by `attach`.
+
+    Parameters
+    ----------
+    host
+        Slots and their orders.
+    socket_path
+        Returns where to listen in this process; None listens nowhere.
+    enabled
+        False makes every slot a plain pass to its original.
+    credentials
+        Tells the user id of a peer of the control socket.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        socket_path: Callable[[], Path | None],
+        enabled: bool = True,
+        credentials: PeerUid = peer_uid,
+    ) -> None:
+        self.enabled = enabled
+        self._host = host
+        self._socket_path = socket_path
+        self._credentials = credentials
+        self._ops = TorchOps()
+        self._control: ControlSocket | None = None
+        if enabled:
+            self._listen()
+
+    @property
+    def socket(self) -> Path | None:
+        """Where the control socket listens; None if it does not."""
+        return self._control.path if self._control is not None else None
+
+    def slot(
+        self,
+        definition: Mapping[str, Any],
+        original: Callable[..., Any],
+        *,
+        key: Callable[..., Key] | None = None,
+    ) -> Slot:
+        """Put a slot in front of a kernel of this server.
+
+        Parameters
+        ----------
+        definition
+            Definition as JSON data.
+        original
+            The server's own code; takes the inputs in the definition's order.
+        key
+            Computes the lengths of the variable axes from the inputs; from the shapes by default.
+
+        Returns
+        -------
+        Slot
+            Call it instead of the original. If the definition cannot be used, or Retuned is off, it
+            calls the original and nothing else.
+        """
+        try:
+            slot = Slot(definition, original, key=key)
+            if self.enabled:
+                self._host.add(slot)
+                return slot
+        except Refused as error:
+            log.error("no slot, the original stays: %s", error)
+        return passing_slot(definition, original)
+
+    def register_op(self, slot: Slot) -> Callable[..., Any]:
+        """Register one slot as ``torch.ops.retuned.<op_type>``; see `register_torch_op`."""
+        return self.register_torch_op(slot.spec.op_type, [slot])
+
+    def register_torch_op(self, op_type: str, slots: Sequence[Slot]) -> Callable[..., Any]:
+        """Register slots of one family as ``torch.ops.retuned.<op_type>``.
+
+        Profilers then show ``retuned::<op_type>`` with its shapes, and compiled graphs call it as
+        an opaque operator, so that a swap reaches them too. The slot is chosen by the lengths of
+        the constant axes. Called again for a family, it adds slots.
+
+        Returns
+        -------
+        Callable
+            The operator; without PyTorch or if it refuses, a function that does the same.
+        """
+        return self._ops.register(op_type, slots)
+
+    def close(self) -> None:
+        """Stop listening, remove operators, return every slot to its original."""
+        _ATTACHED.discard(self)
+        atexit.unregister(self.close)
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        self._host.reset()
+        self._ops.close()
+
+    def after_fork(self) -> None:
+        """Start over in a forked child: own socket, no orders, no counts.
+
+        A variant must not survive the fork: the threads that run its parts did not.
+        """
+        if self._control is not None:
+            self._control.abandon()
+            self._control = None
+        self._host.reset()
+        self._listen()
+
+    def _listen(self) -> None:
+        path = self._socket_path()
+        if path is None:
+            return
+        try:
+            self._control = ControlSocket(
+                path,
+                self._host.answer,
+                idle=self._host.housekeeping,
+                credentials=self._credentials,
+            )
+        except (OSError, RuntimeError) as error:
+            log.error("no control socket at %s, the server goes on without swaps: %s", path, error)
+
+
+def attach(
+    socket_path: Path | str | None = None,
+    *,
+    server: str = "",
+    socket_dir: Path | str | None = None,
+    artifacts_dir: Path | str | None = None,
+    compare: Compare = compare_tensors,
+    credentials: PeerUid = peer_uid,
+) -> Runtime:
+    """Attach Retuned to this process.
+
+    Parameters
+    ----------
+    socket_path
+        Control socket of exactly this process.
+    server
+        Name of the server, for people.
+    socket_dir
+        Folder in which every process of the server has its own ``<pid>.sock``; used where
+        `socket_path` is not given. ``RETUNED_SOCKET_DIR`` is the default; without any of them slots
+        count and nothing can be swapped.
+    artifacts_dir
+        Folder that artifacts must be inside; ``RETUNED_ARTIFACTS_DIR`` is the default.
+    compare
+        Judges outputs in shadow and self checks; another one for other devices.
+    credentials
+        Tells the user id of a peer.
+    """
+    folder = socket_dir or os.environ.get("RETUNED_SOCKET_DIR")
+    artifacts = artifacts_dir or os.environ.get("RETUNED_ARTIFACTS_DIR")
+    enabled = os.environ.get("RETUNED_RUNTIME", "").strip().lower() not in ("off", "0", "false")
+
+    def path() -> Path | None:
+        if socket_path is not None:
+            return Path(socket_path)
+        return Path(folder) / f"{os.getpid()}.sock" if folder else None
+
+    runtime = Runtime(
+        Host(server, artifacts_dir=Path(artifacts) if artifacts else None, compare=compare),
+        socket_path=path,
+        enabled=enabled,
+        credentials=credentials,
+    )
+    if enabled:
+        _ATTACHED.add(runtime)
+        atexit.register(runtime.close)
+    return runtime
+
+
+def passing_slot(definition: Mapping[str, Any], original: Callable[..., Any]) -> Slot:
+    """Return a slot that calls the original and nothing else, whatever the definition holds."""
+    try:
+        slot = Slot(definition, original)
+    except Refused:
+        slot = Slot(_OPAQUE, original)
+    slot.call = original
+    type(slot).__call__ = staticmethod(original)  # type: ignore[method-assign]
+    return slot
+
+
+_OPAQUE: Mapping[str, Any] = {
+    "name": "unusable",
+    "op_type": "unusable",
+    "axes": {"N": {"type": "var"}},
+    "inputs": {"x": {"shape": ["N"], "dtype": "float32"}},
+    "outputs": {"y": {"shape": ["N"], "dtype": "float32"}},
+}
+
+
+def _after_fork() -> None:
+    for runtime in list(_ATTACHED):
+        runtime.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,305 @@
+"""What the control socket can ask for: the runtime's operations over all slots of this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retuned.runtime.artifact import read_artifact
+from retuned.runtime.inforce import Swapped, Variant
+from retuned.runtime.orders import Order, parse_order
+from retuned.runtime.selfcheck import self_check
+from retuned.runtime.shadow import Compare, compare_tensors
+from retuned.runtime.slots import Slot
+from retuned.runtime.spec import Key, Refused, parse_bounds
+from retuned.runtime.variant import LOADERS, CpuVariant
+from retuned.runtime.weights import PackedWeights
+
+log = logging.getLogger(__name__)
+
+VERSION = "1"
+"""Version of the control protocol; fields are added, never renamed."""
+MAX_RESIDENT = 4
+"""Variants kept loaded per slot for instant ways back."""
+MAX_HISTORY = 64
+"""Orders remembered per slot, to answer a repeated one."""
+MAX_REPORTED_KEYS = 2048
+"""Keys per slot in one answer, the most frequent first; the rest is in ``other``."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One slot with what was loaded for it."""
+
+    slot: Slot
+    resident: OrderedDict[str, Variant] = field(default_factory=OrderedDict)
+    packed: PackedWeights = field(default_factory=PackedWeights)
+    done: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    epoch: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Host:
+    """All slots of this process, and the orders they take.
+
+    Parameters
+    ----------
+    server
+        Name of the server, for people.
+    artifacts_dir
+        Folder that every artifact must be inside; None allows any that this user may read.
+    compare
+        Judges outputs in shadow and self checks.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        artifacts_dir: Path | None = None,
+        compare: Compare = compare_tensors,
+    ) -> None:
+        self.server = server
+        self._artifacts_dir = artifacts_dir
+        self._compare = compare
+        self._seats: dict[str, _Seat] = {}
+        self._preparing = threading.Lock()
+        self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "hello": self._hello,
+            "slots": self._slots,
+            "samples": self._samples,
+            "prepare": self._prepare,
+            "commit": self._commit,
+            "bypass": self._bypass,
+        }
+
+    def add(self, slot: Slot) -> None:
+        """Put a slot under control.
+
+        Raises
+        ------
+        Refused
+            ``slot-exists``.
+        """
+        if slot.spec.name in self._seats:
+            raise Refused("slot-exists", detail=f"{slot.spec.name} has a slot already")
+        self._seats[slot.spec.name] = _Seat(slot)
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out one request.
+
+        Raises
+        ------
+        Refused
+            With the reason for the daemon.
+        """
+        operation = self._operations.get(str(request.get("op")))
+        if operation is None:
+            raise Refused("unknown-op", detail=f"there are {sorted(self._operations)}")
+        return operation(request)
+
+    def housekeeping(self) -> None:
+        """Pack weights that launches asked for; called by the control thread when it is idle."""
+        for seat in list(self._seats.values()):
+            seat.packed.pack_pending()
+
+    def reset(self) -> None:
+        """Return every slot to the original and forget all orders: at close and after a fork."""
+        self._preparing = threading.Lock()
+        for name, seat in list(self._seats.items()):
+            seat.slot.restart()
+            self._seats[name] = _Seat(seat.slot)
+
+    # --- operations -------------------------------------------------------------------------------
+
+    def _hello(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "version": VERSION,
+            "server": self.server,
+            "environment": _environment(),
+        }
+
+    def _slots(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"slots": [_state(seat) for seat in list(self._seats.values())]}
+
+    def _samples(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"samples": [_sample(seat) for seat in list(self._seats.values())]}
+
+    def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Verify, load, repack and self-check. Slow, and off every lock that a commit needs."""
+        order = parse_order(request.get("order"))
+        folder = request.get("artifact_dir")
+        seat = self._seat(order.definition)
+        if order.artifact is None:
+            raise Refused("order-invalid", detail="the original needs no prepare")
+        if not isinstance(folder, str) or not folder or "\0" in folder:
+            raise Refused("order-invalid", detail="'artifact_dir' is no path")
+        with self._preparing:
+            if order.artifact in seat.resident:
+                return {"already": True, "shapes": 0}
+            variant, shapes = self._load(seat, order, order.artifact, Path(folder))
+            with seat.lock:
+                seat.resident[order.artifact] = variant
+        return {"already": False, "shapes": shapes}
+
+    def _load(self, seat: _Seat, order: Order, digest: str, folder: Path) -> tuple[Variant, int]:
+        slot = seat.slot
+        bounds = parse_bounds(order.guard, slot.spec.variable_axes)
+        artifact = read_artifact(folder, digest=digest, within=self._artifacts_dir)
+        if not artifact.spec.same_launch(slot.spec) or artifact.spec.name != slot.spec.name:
+            raise Refused("definition-mismatch", detail=f"not made for slot {slot.spec.name}")
+        loader = LOADERS.get(artifact.language)
+        if loader is None:
+            raise Refused("language-unsupported", detail=f"no loader for {artifact.language}")
+        variant = loader(artifact, seat.packed)
+        if not isinstance(variant, CpuVariant):
+            return variant, 0  # loaders of other languages check by themselves
+        for weights in slot.constants():
+            by_input = dict(zip(slot.spec.constant_inputs, weights, strict=True))
+            for index, layout in variant.repacked:
+                seat.packed.pack(by_input[index], layout)
+        shapes = self_check(
+            variant, slot, bounds=bounds, tolerance=order.shadow_tolerance, compare=self._compare
+        )
+        return variant, shapes
+
+    def _commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        order = parse_order(request.get("order"))
+        seat = self._seat(order.definition)
+        with seat.lock:
+            if order.id in seat.done:
+                return {"already": True, "flip_ns": seat.done[order.id]}
+            if order.epoch <= seat.epoch:
+                raise Refused(
+                    "stale-epoch", detail=f"epoch {order.epoch} is not after {seat.epoch}"
+                )
+            variant = None
+            if order.artifact is not None:
+                variant = seat.resident.get(order.artifact)
+                if variant is None:
+                    raise Refused("not-prepared", detail=f"{order.artifact} is not loaded here")
+            start_ns = time.perf_counter_ns()
+            swapped = Swapped(seat.slot, order, variant=variant, compare=self._compare)
+            seat.slot.commit(swapped)
+            flip_ns = time.perf_counter_ns() - start_ns
+            seat.epoch = order.epoch
+            _remember(seat, order, flip_ns)
+        log.info("%s: epoch %d, %s", order.definition, order.epoch, order.artifact or "original")
+        return {"already": False, "flip_ns": flip_ns}
+
+    def _bypass(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Serve the original for a while without changing the order in force, for comparison."""
+        definition, on = request.get("definition"), request.get("on")
+        if not isinstance(definition, str) or not isinstance(on, bool):
+            raise Refused("bad-request", detail="'definition' and a boolean 'on' are needed")
+        slot = self._seat(definition).slot
+        order = slot.table.in_force
+        if order is None or order.artifact is None:
+            return {"bypassed": False}
+        return {"bypassed": slot.replace(order, state="bypassed" if on else "swapped") and on}
+
+    def _seat(self, definition: str) -> _Seat:
+        seat = self._seats.get(definition)
+        if seat is None:
+            raise Refused("unknown-slot", detail=f"this server has no slot {definition!r:.150}")
+        return seat
+
+
+def _remember(seat: _Seat, order: Order, flip_ns: int) -> None:
+    """Keep the answer for a repeated order; unload variants that no way back leads to."""
+    seat.done[order.id] = flip_ns
+    while len(seat.done) > MAX_HISTORY:
+        seat.done.popitem(last=False)
+    for digest in (order.previous, order.artifact):
+        if digest is not None and digest in seat.resident:
+            seat.resident.move_to_end(digest)
+    while len(seat.resident) > MAX_RESIDENT:
+        seat.resident.popitem(last=False)
+    layouts = {
+        layout
+        for variant in seat.resident.values()
+        if isinstance(variant, CpuVariant)
+        for _, layout in variant.repacked
+    }
+    seat.packed.keep_layouts(layouts)
+
+
+def _tripped(slot: Slot) -> str:
+    state = slot.table.state
+    return state.removeprefix("tripped:") if state.startswith("tripped:") else ""
+
+
+def _state(seat: _Seat) -> dict[str, Any]:
+    slot = seat.slot
+    table = slot.table
+    order = table.in_force
+    tripped = _tripped(slot)
+    counts: list[tuple[Key, int]] = sorted(slot.launches().items(), key=lambda item: -item[1])
+    shown = counts[:MAX_REPORTED_KEYS]
+    return {
+        "definition": slot.spec.name,
+        "active": None if order is None or tripped else order.artifact,
+        "epoch": 0 if order is None else order.epoch,
+        "launches": [[list(key), count] for key, count in shown],
+        "other_launches": slot.other[0] + sum(count for _, count in counts[len(shown) :]),
+        "tripped": tripped,
+        "bypassed": table.state == "bypassed",
+    }
+
+
+def _sample(seat: _Seat) -> dict[str, Any]:
+    slot = seat.slot
+    order = slot.table.in_force
+    tripped = _tripped(slot)
+    sample: dict[str, Any] = {
+        "definition": slot.spec.name,
+        "artifact": None if order is None or tripped else order.artifact,
+        "epoch": 0 if order is None else order.epoch,
+        "tripped": tripped,
+    }
+    if not isinstance(order, Swapped):
+        counts = {"swapped_launches": 0, "fallback_launches": slot.total()}
+        return sample | counts | dict.fromkeys(_STATS, 0) | {"ineligible_launches": {}}
+    stats, ran = order.stats, order.swapped_launches
+    with stats.lock:
+        return sample | {
+            "swapped_launches": ran,
+            "fallback_launches": max(0, slot.total() - order.launches_before - ran),
+            "ineligible_launches": dict(stats.ineligible),
+            "shadow_checks": stats.checks,
+            "shadow_mismatches": stats.mismatches,
+            "shadow_nonfinite": stats.nonfinite,
+            "worst_ratio": stats.worst_ratio,
+            "last_mean_ratio": stats.mean_ratio,
+            "errors": stats.errors,
+        }
+
+
+_STATS = (
+    "shadow_checks",
+    "shadow_mismatches",
+    "shadow_nonfinite",
+    "worst_ratio",
+    "last_mean_ratio",
+    "errors",
+)
+
+
+def _environment() -> dict[str, str]:
+    """Return what evidence is bound to, as far as this process knows it."""
+    torch = sys.modules.get("torch")
+    return {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": str(getattr(torch, "__version__", "")),
+    }
