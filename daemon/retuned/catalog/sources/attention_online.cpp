@@ -41,14 +41,14 @@ void transpose(const float* k, int64_t stride, int64_t n, float* keys) {
       const float* from = k + s * stride + d;
       const f4 a = load4(from), b = load4(from + stride);
       const f4 c = load4(from + 2 * stride), e = load4(from + 3 * stride);
-      const f4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-      const f4 ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      const f4 ce0 = __builtin_shufflevector(c, e, 0, 4, 1, 5);
-      const f4 ce1 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
-      const f4 rows[4] = {__builtin_shufflevector(ab0, ce0, 0, 1, 4, 5),
-                          __builtin_shufflevector(ab0, ce0, 2, 3, 6, 7),
-                          __builtin_shufflevector(ab1, ce1, 0, 1, 4, 5),
-                          __builtin_shufflevector(ab1, ce1, 2, 3, 6, 7)};
+      const f4 ab0 = mix4(a, b, i4{0, 4, 1, 5});
+      const f4 ab1 = mix4(a, b, i4{2, 6, 3, 7});
+      const f4 ce0 = mix4(c, e, i4{0, 4, 1, 5});
+      const f4 ce1 = mix4(c, e, i4{2, 6, 3, 7});
+      const f4 rows[4] = {mix4(ab0, ce0, i4{0, 1, 4, 5}),
+                          mix4(ab0, ce0, i4{2, 3, 6, 7}),
+                          mix4(ab1, ce1, i4{0, 1, 4, 5}),
+                          mix4(ab1, ce1, i4{2, 3, 6, 7})};
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) std::memcpy(keys + (d + i) * KEYS + s, &rows[i], sizeof rows[i]);
     }

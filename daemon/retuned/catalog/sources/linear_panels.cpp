@@ -8,10 +8,10 @@ namespace {
 typedef int8_t b16 __attribute__((vector_size(16)));
 
 INLINE b16 low(b16 a, b16 b) {
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  return __builtin_shuffle(a, b, b16{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
 }
 INLINE b16 high(b16 a, b16 b) {
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  return __builtin_shuffle(a, b, b16{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
 }
 
 // 16 rows of 16 bytes become 16 columns: four rounds of interleaving row i with row i + 8.

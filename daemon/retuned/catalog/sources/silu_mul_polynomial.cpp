@@ -1,4 +1,4 @@
-// silu_mul, structure polynomial: the exponential is a polynomial of degree 7 around the nearest power of two.
+// silu_mul, structure polynomial: the exponential is a polynomial of degree 7 around a power of two.
 #define EXP exp_nonpositive
 #include "silu_loop.h"
 

@@ -20,6 +20,7 @@ typedef float vf __attribute__((vector_size(VEC)));
 typedef int32_t vi __attribute__((vector_size(VEC)));
 typedef int8_t vb __attribute__((vector_size(LANES)));
 typedef float f4 __attribute__((vector_size(16)));
+typedef int32_t i4 __attribute__((vector_size(16)));
 
 #define INLINE inline __attribute__((always_inline))
 
@@ -46,6 +47,18 @@ INLINE void store_part(float* p, vf v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = t[i];
 }
 
+INLINE int64_t eight(const int8_t* p) {
+  int64_t i;
+  std::memcpy(&i, p, sizeof i);
+  return i;
+}
+
+INLINE int32_t four(const int8_t* p) {
+  int32_t i;
+  std::memcpy(&i, p, sizeof i);
+  return i;
+}
+
 // LANES signed bytes as floats. GCC 12 takes a vector conversion from bytes apart lane by lane, hence the
 // instruction by name where there is one, and by way of 16 bits where there is none.
 INLINE vf widen(const int8_t* p) {
@@ -57,11 +70,11 @@ INLINE vf widen(const int8_t* p) {
   std::memcpy(&wide, &i, sizeof wide);
 #elif VEC >= 32 && defined(__AVX2__)
   __m256i i[VEC / 32];
-  for (int h = 0; h < VEC / 32; ++h) i[h] = _mm256_cvtepi8_epi32(_mm_loadu_si64(p + 8 * h));
+  for (int h = 0; h < VEC / 32; ++h) i[h] = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(eight(p + 8 * h)));
   std::memcpy(&wide, i, sizeof wide);
 #elif defined(__SSE4_1__)
   __m128i i[VEC / 16];
-  for (int h = 0; h < VEC / 16; ++h) i[h] = _mm_cvtepi8_epi32(_mm_loadu_si32(p + 4 * h));
+  for (int h = 0; h < VEC / 16; ++h) i[h] = _mm_cvtepi8_epi32(_mm_cvtsi32_si128(four(p + 4 * h)));
   std::memcpy(&wide, i, sizeof wide);
 #else
   typedef int16_t vs __attribute__((vector_size(2 * LANES)));
@@ -166,12 +179,15 @@ INLINE float sum(vf v) {
   return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
+// Elements of two vectors by index, 4 to 7 from the second.
+INLINE f4 mix4(f4 a, f4 b, i4 places) { return __builtin_shuffle(a, b, places); }
+
 // The sums of four vectors, side by side.
 INLINE f4 sums(vf v0, vf v1, vf v2, vf v3) {
   const f4 a = fold(v0), b = fold(v1), c = fold(v2), d = fold(v3);
-  const f4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
-  const f4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+  const f4 ab = mix4(a, b, i4{0, 4, 1, 5}) + mix4(a, b, i4{2, 6, 3, 7});
+  const f4 cd = mix4(c, d, i4{0, 4, 1, 5}) + mix4(c, d, i4{2, 6, 3, 7});
+  return mix4(ab, cd, i4{0, 1, 4, 5}) + mix4(ab, cd, i4{2, 3, 6, 7});
 }
 
 // Share `part` of `parts` of `count` things, in whole steps.
