@@ -1,0 +1,186 @@
+"""The fast way and the careful way through a rocprofv3 table mean the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from retuned.adapters.traces import open_trace, rocprof_csv, rocprof_fast
+from retuned.adapters.traces.blocks import BlockMaker, blocks_of
+from retuned.errors import UnreadableInput
+from retuned.stages.trace import LATEST_NS, LaunchRecord, Skip, disbelief
+
+HEADERS = ("rocprofv3_6_2_0.csv", "rocprofv3_6_4.csv", "rocprofv3_0_7.csv", "rocprofv3_7_2.csv")
+QUIET = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+ODD_NAMES = st.sampled_from(
+    [
+        "k",
+        "f(int, int)",
+        'says ""hi""',
+        "two\nlines",
+        "tab\t",
+        "é",
+        "",
+        "x" * 300,
+        "a.kd",
+        "\r",
+        "1",
+    ]
+)
+ODD_CELLS = st.sampled_from(
+    ["1", "256", "0", "", "x", "-1", "1.5", "1E+3", "9" * 25, " 7", "7 ", "1_0", '"4"', "\u0663"]
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn, header: list[str]) -> str:
+    """Mostly stock rows, with a few that no honest profiler writes."""
+    lines = []
+    for _ in range(draw(st.integers(1, 12))):
+        odd = draw(st.integers(0, 5)) == 0
+        cells = []
+        for column in header:
+            if column == "Kind":
+                kinds = ["KERNEL_DISPATCH", "KERNEL_DISPATCH", "MEMORY_COPY"] if odd else None
+                cells.append(f'"{draw(st.sampled_from(kinds)) if kinds else "KERNEL_DISPATCH"}"')
+            elif column == "Kernel_Name":
+                cells.append(f'"{draw(ODD_NAMES) if odd else draw(st.sampled_from("pqr"))}"')
+            elif odd and draw(st.integers(0, 6)) == 0:
+                cells.append(draw(ODD_CELLS))
+            elif column == "Start_Timestamp" or column == "End_Timestamp":
+                cells.append(str(draw(st.integers(0, 10**15))))
+            elif column == "Agent_Id" and "SGPR_Count" in header:
+                cells.append('"Agent 4"')
+            else:
+                cells.append(str(draw(st.integers(0, 3))))
+        if odd and draw(st.booleans()):
+            del cells[draw(st.integers(0, len(cells) - 1))]
+        lines.append(",".join(cells) + draw(st.sampled_from(["\n"] * 9 + ["\r\n", "\n\n"])))
+    return "".join(lines)
+
+
+def outcome(path: Path) -> tuple[list[LaunchRecord], dict[str, int], str]:
+    try:
+        with open_trace(path) as stream:
+            return list(stream.records()), dict(stream.skipped), ""
+    except UnreadableInput as error:
+        return [], {}, error.code
+
+
+@pytest.mark.parametrize("name", HEADERS)
+@QUIET
+@given(picked=st.data())
+def test_both_ways_read_the_same_launches_and_skip_the_same_rows(
+    name: str, picked: st.DataObject, data: Path, tmp_path: Path
+) -> None:
+    header = (data / name).read_text().splitlines()[0]
+    columns = [column.strip('"') for column in header.split(",")]
+    path = tmp_path / "table.csv"
+    path.write_text(f"{header}\n{picked.draw(tables(columns))}", newline="")
+
+    fast = outcome(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rocprof_fast, "layout_of", lambda *_, **__: None)
+        careful = outcome(path)
+
+    assert fast == careful
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_stock_files_take_the_fast_way(
+    name: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the test above would prove nothing."""
+    taken: list[bool] = []
+    block = rocprof_fast.Layout.block
+
+    def watched(self: rocprof_fast.Layout, part: bytes) -> Any:
+        found = block(self, part)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(rocprof_fast.Layout, "block", watched)
+    outcome(data / name)
+    assert taken
+    assert all(taken)
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 5000])
+def test_rows_are_whole_wherever_the_file_is_cut(
+    rows: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, first, *_ = (data / "rocprofv3_7_2.csv").read_text().splitlines(keepends=True)
+    odd = first.replace("void gemm", "two\nlines")
+    path = tmp_path / "long.csv"
+    path.write_text(header + (first + odd) * rows)
+    for step in (997, 2**18):
+        monkeypatch.setattr(rocprof_csv, "_STEP", step)
+        with open_trace(path) as stream:
+            names = Counter(launch.kernel[:3] for launch in stream.records())
+        assert names == {"voi": rows, "two": rows}
+        assert not stream.skipped
+
+
+times = st.one_of(
+    st.integers(-5, 50), st.integers(LATEST_NS - 5, LATEST_NS + 5), st.integers(0, 2**63 - 1)
+)
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=30))
+def test_columns_are_believed_exactly_as_single_rows_are(pairs: list[tuple[int, int]]) -> None:
+    kind = LaunchRecord(kernel="k", start_ns=0, duration_ns=1)
+    skipped: Counter[str] = Counter()
+    table = np.array(pairs, dtype=np.int64)
+
+    maker: BlockMaker[str] = BlockMaker(lambda key: kind, skipped=skipped)
+    block = maker.block(["k"] * len(pairs), table[:, 0], table[:, 1])
+
+    reasons = [disbelief(*pair) for pair in pairs]
+    assert skipped == Counter(reason for reason in reasons if reason is not None)
+    assert [(r.start_ns, r.start_ns + r.duration_ns) for r in block.records()] == [
+        pair for pair, reason in zip(pairs, reasons, strict=True) if reason is None
+    ]
+
+
+def test_a_key_that_is_no_launch_is_asked_about_once_and_counted_every_time() -> None:
+    asked: list[str] = []
+
+    def kind_of(key: str) -> LaunchRecord | Skip:
+        asked.append(key)
+        return Skip.NO_NAME
+
+    skipped: Counter[str] = Counter()
+    maker = BlockMaker(kind_of, skipped=skipped)
+    for _ in range(2):
+        ones = np.ones(3, dtype=np.int64)
+        assert len(maker.block(["a", "b", "a"], ones, 5 * ones)) == 0
+    assert (asked, skipped) == (["a", "b"], {"no-name": 6})
+
+
+def test_names_without_end_do_not_fill_memory() -> None:
+    maker: BlockMaker[str] = BlockMaker(
+        lambda key: LaunchRecord(kernel=key, start_ns=0, duration_ns=1), skipped=Counter()
+    )
+    for step in range(20):
+        keys = [f"k{step}-{n}" for n in range(10_000)]
+        block = maker.block(keys, np.zeros(10_000, np.int64), np.ones(10_000, np.int64))
+        assert block.kernels() == set(keys)
+    assert len(block.kinds) <= 80_000
+
+
+def test_records_survive_the_way_through_columns() -> None:
+    records = [
+        LaunchRecord(kernel="k", start_ns=n, duration_ns=n + 1, dims=((n % 2,),), op=str(n % 3))
+        for n in range(100)
+    ]
+    blocks = list(blocks_of(records, rows=30))
+    assert [len(block) for block in blocks] == [30, 30, 30, 10]
+    assert [launch for block in blocks for launch in block.records()] == records
