@@ -14,7 +14,9 @@ lab failed.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +29,7 @@ from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Digest, Record, Solution
 from retuned.errors import HarnessError, MissingDependency, RetunedError, UnreadableInput
 from retuned.lab.bay import LabSettings
-from retuned.lab.generators.given import GivenGenerator
+from retuned.lab.generators.search import SearchGenerator
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings, Verdict
@@ -109,30 +111,28 @@ def open_lab(
         known = {solution.digest: solution for solution in incumbents}
         return extra.get(digest) or known.get(digest)
 
+    def search(plan: ExperimentPlan) -> Generator:
+        return search_for(plan, cores=len(cores) or os.cpu_count() or 1)
+
     return LocalLab(
         root,
         subjects=subject,
         solutions=find,
-        generators={"search": search_for} if generators is None else generators,
+        generators={"search": search} if generators is None else generators,
         cores=cores,
         lab=lab,
         judge_settings=judge_settings,
     )
 
 
-def search_for(plan: ExperimentPlan) -> Generator:
-    """Return the search over the catalog's structures, those the plan names or else all."""
+def search_for(plan: ExperimentPlan, *, cores: int) -> Generator:
+    """Return the search over the catalog's structures, those the plan names or else all.
+
+    The plan's id seeds it: an interrupted plan, run again, proposes the same again.
+    """
+    seed = int.from_bytes(hashlib.sha256(plan.id.encode()).digest()[:4], "little")
     entry = catalog.get(plan.definition)
-    spaces = [
-        space for space in entry.spaces if not plan.structures or space.name in plan.structures
-    ]
-    heaviest = max(plan.workloads, key=lambda workload: workload.weight)
-    starts = [
-        entry.solution(space.name, params)
-        for space in sorted(spaces, key=lambda space: space.rank(heaviest.axes))
-        for params in space.starts(heaviest.axes)
-    ]
-    return GivenGenerator(starts)
+    return SearchGenerator(entry, cores=cores, seed=seed, structures=plan.structures)
 
 
 def run(

@@ -61,9 +61,7 @@ class Header(Record):
 def validate(
     candidate: Annotated[
         Path,
-        typer.Argument(
-            help="A .cpp file, with a header between two lines `// ---`, or Solution JSON."
-        ),
+        typer.Argument(help="A .cpp file with a header between two lines `// ---`, or a .json."),
     ],
     definition: Annotated[
         str | None, typer.Option(help="What it computes, such as rmsnorm_h1024.")

@@ -151,6 +151,7 @@ def _compile(solution: Solution, folder: Path, limits: CompileLimits) -> Path:
         (folder / source.path).write_text(source.content, encoding="utf-8")
     main = solution.sources[0].path
     defines = [f"-D{name}={value}" for name, value in sorted(solution.params.items())]
+    # What was checked is what is compiled: macros are expanded once.
     _run([*_FLAGS, *defines, "-E", "-o", "expanded.ii", main], folder, limits)
     own = frozenset(source.path for source in solution.sources)
     own |= {f"./{name}" for name in own}
@@ -158,7 +159,7 @@ def _compile(solution: Solution, folder: Path, limits: CompileLimits) -> Path:
     check_preprocessed(text, own_files=own, entry=solution.entry)
     (folder / "exports.map").write_text(f"{{ global: {solution.entry}; local: *; }};\n")
     _run(
-        [*_FLAGS, *defines, *_LINK, "-Wl,--version-script=exports.map", main, *_LIBRARIES],
+        [*_FLAGS, *_LINK, "-Wl,--version-script=exports.map", "expanded.ii", *_LIBRARIES],
         folder,
         limits,
     )
@@ -170,15 +171,16 @@ def _run(arguments: list[str], folder: Path, limits: CompileLimits) -> str:
     # The shell only sets limits for itself and becomes the compiler; all words go in as arguments.
     script = 'ulimit -v "$1"; ulimit -t "$2"; ulimit -f "$3"; shift 3; exec "$@"'
     words = [str(limits.memory_bytes // 1024), str(limits.cpu_s), str(limits.file_bytes // 512)]
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", script, "sh", *words, compiler, *arguments],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "errors.txt").open("wb"),
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "TMPDIR": str(folder)},
-        start_new_session=True,
-    )
+    with (folder / "errors.txt").open("wb") as errors:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", script, "sh", *words, compiler, *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "TMPDIR": str(folder)},
+            start_new_session=True,
+        )
     try:
         code = process.wait(timeout=limits.wall_s)
     except subprocess.TimeoutExpired:
