@@ -1,7 +1,9 @@
 """What the demo's engine does with its time: ``python benchmarks/demo_server.py``.
 
-One process on one core, no HTTP: the engine is kept full with each kind of traffic. Blocks with and
-without profiler windows alternate; shares of operators come from the windows' own trace files.
+One process on one core, no HTTP: the engine is kept full with each kind of traffic. Blocks with
+and without profiler windows alternate, each pair with the same requests; the windows' cost is taken
+from tokens per second of processor time (all threads), which other work on the machine disturbs
+less than wall time. Shares of operators come from the windows' own trace files.
 Writes benchmarks/results/demo_server.json.
 """
 
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
     from retuned.demo.profiling import ProfilerWindows
     from retuned.demo.traffic import Phase
 
-Block = tuple[bool, "list[StepReport]", float]
-"""Windows on?, its steps, seconds."""
+Run = tuple["list[StepReport]", float, float]
+"""Steps, seconds of wall time, seconds of processor time."""
+Block = tuple[bool, "list[StepReport]", float, float]
+"""Windows on?, and the run."""
 
 RESULT = Path(__file__).parent / "results" / "demo_server.json"
 
@@ -72,17 +76,20 @@ class Load:
         self._rng = random.Random(seed)
         self._open = 0
 
+    def again(self, seed: int) -> None:
+        """Draw from here on what this seed gives."""
+        self._rng.seed(seed)
+
     def deliver(self, news: Sequence[Progress]) -> None:
         """Count what ended."""
         self._open -= sum(item.finish is not None for item in news)
 
-    def run(
-        self, engine: Engine[Cache], phase: Phase, seconds: float
-    ) -> tuple[list[StepReport], float]:
+    def run(self, engine: Engine[Cache], phase: Phase, seconds: float) -> Run:
         """Step for some time."""
         from retuned.demo.traffic import Traffic
 
-        traffic, reports, started_s = Traffic(phase), [], time.perf_counter()
+        traffic, reports = Traffic(phase), []
+        started_s, started_cpu_s = time.perf_counter(), time.process_time()
         while (elapsed_s := time.perf_counter() - started_s) < seconds:
             while self._open < self._in_flight:
                 request = traffic.draw(self._rng)
@@ -92,7 +99,7 @@ class Load:
             report = engine.step()
             if report is not None:
                 reports.append(report)
-        return reports, elapsed_s
+        return reports, elapsed_s, time.process_time() - started_cpu_s
 
 
 def blocks(
@@ -102,6 +109,7 @@ def blocks(
     load.run(engine, phase, 2.0)
     for number in range(2 * options.blocks):
         gate.on = number % 2 == 1
+        load.again(options.seed + number // 2)
         yield (gate.on, *load.run(engine, phase, options.block_s))
     gate.on = False
 
@@ -136,14 +144,17 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 def summary(results: Sequence[Block]) -> dict[str, Any]:
     """Numbers of one phase."""
     rates: dict[bool, list[float]] = {True: [], False: []}
-    for on, reports, seconds in results:
+    cpu_rates: dict[bool, list[float]] = {True: [], False: []}
+    for on, reports, seconds, cpu_s in results:
         done = sum(r.prefill_tokens + r.output_tokens for r in reports)
         rates[on].append(done / seconds)
-    off_reports = [r for on, reports, _ in results if not on for r in reports]
-    off_s = sum(seconds for on, _, seconds in results if not on)
-    pairs = [1 - b / a for a, b in zip(rates[False], rates[True], strict=True)]
+        cpu_rates[on].append(done / cpu_s)
+    off_reports = [r for on, reports, _, _ in results if not on for r in reports]
+    off_s = sum(seconds for on, _, seconds, _ in results if not on)
+    pairs = [1 - b / a for a, b in zip(cpu_rates[False], cpu_rates[True], strict=True)]
     return {
         "tokens_per_s": {"windows_off": rates[False], "windows_on": rates[True]},
+        "tokens_per_cpu_s": {"windows_off": cpu_rates[False], "windows_on": cpu_rates[True]},
         "windows_cost_ratio": {"each_pair": pairs, "median": statistics.median(pairs)},
         "output_tokens_per_s": sum(r.output_tokens for r in off_reports) / off_s,
         "step_s": quantiles([r.duration_s for r in off_reports]),
@@ -215,8 +226,10 @@ def main() -> None:
             result[phase]["share_of_step_time"] = shares(folder / "traces")
             brief = {k: result[phase][k] for k in ("step_s", "tokens_per_step")}
             off = statistics.median(result[phase]["tokens_per_s"]["windows_off"])
+            cpu = statistics.median(result[phase]["tokens_per_cpu_s"]["windows_off"])
             cost = result[phase]["windows_cost_ratio"]["median"]
-            print(phase, f"{off:.0f} tokens/s, windows cost {cost:.1%}", brief)
+            rate = f"{off:.0f} tokens/s, {cpu:.0f} per processor second"
+            print(phase, f"{rate}, windows cost {cost:.1%}", brief)
             print("   ", result[phase]["share_of_step_time"])
         gate.stopped()
     options.out.parent.mkdir(exist_ok=True)

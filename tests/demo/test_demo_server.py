@@ -21,7 +21,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the demo's server needs PyTorch")
 
-SERVER = [sys.executable, "-m", "retuned.demo.server", "--model", "tiny", "--kernels", "plain"]
+SERVER = [sys.executable, "-m", "retuned.demo.server", "--model", "tiny"]
+PLAIN = ["--kernels", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def _line(process: subprocess.Popen[str], *, timeout_s: float = 90) -> dict[str,
     return body
 
 
-def _start(folder: Path, arguments: Sequence[str] = ()) -> Running:
+def _start(folder: Path, arguments: Sequence[str] = PLAIN) -> Running:
     command = [*SERVER, "--socket-dir", str(folder), "--cache-dir", str(folder), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     return Running(process, f"http://127.0.0.1:{_line(process)['port']}")
@@ -60,7 +61,7 @@ def _end(process: subprocess.Popen[str]) -> int:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = _start(tmp_path_factory.mktemp("server"), ["--max-running", "4"])
+    running = _start(tmp_path_factory.mktemp("server"), [*PLAIN, "--max-running", "4"])
     yield running
     _end(running.process)
 
@@ -185,7 +186,7 @@ def test_faults_are_not_taken_unless_allowed(server: Running) -> None:
 
 def test_a_taken_port_is_a_clear_error(server: Running, tmp_path: Path) -> None:
     port = server.url.rsplit(":", 1)[1]
-    command = [*SERVER, "--socket-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
+    command = [*SERVER, *PLAIN, "--socket-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
     done = subprocess.run([*command, "--port", port], capture_output=True, text=True, timeout=90)
     assert done.returncode == 2
     assert f"port {port} cannot be had" in done.stderr
@@ -199,7 +200,7 @@ def _cpu_operators(path: Path) -> list[dict[str, Any]]:
 def test_profiler_windows_land_complete_and_the_folder_stays_small(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     windows = ["--trace-dir", str(traces), "--window-every-s", "0.05", "--window-steps", "3"]
-    running = _start(tmp_path, [*windows, "--keep-traces", "2"])
+    running = _start(tmp_path, [*PLAIN, *windows, "--keep-traces", "2"])
     body = {"prompt_tokens": [1, 2, 3, 4, 5], "max_tokens": 60, "stream": False}
     names: set[str] = set()
 
@@ -232,7 +233,7 @@ def test_sigterm_ends_it_cleanly_while_it_streams(tmp_path: Path) -> None:
 
 
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
-    command = [*SERVER, "--socket-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
+    command = [*SERVER, *PLAIN, "--socket-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
     parent_code = "import subprocess, sys; p = subprocess.Popen(sys.argv[1:]); p.wait()"
     parent = subprocess.Popen(
         [sys.executable, "-c", parent_code, *command], stdout=subprocess.PIPE, text=True
@@ -292,3 +293,35 @@ def test_the_end_of_stdin_stops_the_client(server: Running) -> None:
     done = subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["failed"] == 0
+
+
+@pytest.mark.slow
+def test_with_the_catalogs_kernels_it_answers_the_same_and_can_be_observed(
+    server: Running, tmp_path: Path
+) -> None:
+    traces = tmp_path / "traces"
+    observed = ["--trace-dir", str(traces), "--window-every-s", "0.05", "--window-steps", "3"]
+    running = _start(tmp_path, [*observed, "--kernels", "catalog", "--allow-fault"])
+    bodies = [
+        {"prompt_tokens": [n, 2 * n, 100 - n], "max_tokens": 20, "stream": False} for n in range(9)
+    ]
+    assert [_complete(running.url, body).json() for body in bodies] == [
+        _complete(server.url, body).json() for body in bodies
+    ]
+    assert (tmp_path / f"{running.process.pid}.sock").is_socket(), "the daemon can reach the slots"
+    fault = {"slot": "linear_w8_n192_k64"}
+    refused = httpx.post(f"{running.url}/demo/fault", json=fault, trust_env=False)
+    assert refused.status_code == 400
+    assert "never broken" in refused.json()["error"]
+
+    def window() -> bool:
+        _complete(running.url, bodies[1])
+        return any(traces.glob("*.json.gz"))
+
+    _until(window, what="a profiler window")
+    assert _end(running.process) == 0
+    operators = _cpu_operators(next(traces.glob("*.json.gz")))
+    seen = {e["name"]: e["args"]["Input Dims"] for e in operators if "retuned::" in e["name"]}
+    names = ("linear_w8", "rmsnorm", "silu_mul", "attention", "softmax")
+    assert set(seen) == {f"retuned::{name}" for name in names}
+    assert seen["retuned::linear_w8"][1:] == [[128, 64], [128]], "the last one is the head"

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from retuned.demo.operators import Operators, Tensor
 from retuned.demo.shapes import ModelShape
 from retuned.errors import HarnessError
 from retuned.lab.languages.cpu_cpp import compile_solution
+from retuned.runtime import Runtime, Slot
 from retuned.runtime.launch import CpuKernel
 from retuned.runtime.layouts import repack
 
@@ -83,7 +83,7 @@ class SlottedOperators:
 
     operators: Operators
     """For the model."""
-    slots: dict[str, Any]
+    slots: dict[str, Slot]
     """Slots by definition name."""
 
 
@@ -115,7 +115,7 @@ def incumbents(shape: ModelShape, *, cache_dir: Path) -> Iterator[Incumbent]:
         yield Incumbent(entry.definition, entry.incumbent, library=compiled.path)
 
 
-def slotted_operators(shape: ModelShape, runtime: Any, *, cache_dir: Path) -> SlottedOperators:  # noqa: ANN401 - retuned.runtime's
+def slotted_operators(shape: ModelShape, runtime: Runtime, *, cache_dir: Path) -> SlottedOperators:
     """Compile the incumbents, put each behind a slot and register the torch operators.
 
     Raises
@@ -125,19 +125,17 @@ def slotted_operators(shape: ModelShape, runtime: Any, *, cache_dir: Path) -> Sl
     HarnessError
         If an operator of the model has no definition.
     """
-    slots: dict[str, Any] = {}
-    families: dict[str, list[Any]] = defaultdict(list)
+    slots: dict[str, Slot] = {}
+    families: dict[str, list[Slot]] = defaultdict(list)
     for original in incumbents(shape, cache_dir=cache_dir):
         definition = original.definition
         slot = runtime.slot(definition.model_dump(mode="json"), original=original)
         slots[definition.name] = slot
         families[definition.op_type].append(slot)
-    for op_type, members in families.items():
-        runtime.register_torch_op(op_type, members)
     missing = {field for field in Operators.__slots__ if field not in families}
     if missing:
         raise HarnessError(f"no definitions for the operators {sorted(missing)}")
-    found = {name: getattr(torch.ops.retuned, name).default for name in Operators.__slots__}
+    found = {name: runtime.register_torch_op(name, families[name]) for name in Operators.__slots__}
     return SlottedOperators(operators=Operators(**found), slots=slots)
 
 
