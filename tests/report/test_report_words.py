@@ -93,3 +93,16 @@ def test_terminal_escapes_and_bidirectional_overrides_are_taken_out() -> None:
     hostile = "gemm\x1b]0;owned\x07\u202egpj.exe\u200b\ud800\x9b31m"
     assert words.clean(hostile).count("\N{REPLACEMENT CHARACTER}") == 6
     assert words.clean("a\r\n\tb") == "a b"
+
+
+@given(text=st.text(max_size=300), limit=st.integers(8, 80))
+def test_a_shortened_kernel_name_always_fits(text: str, limit: int) -> None:
+    for name in (text, f"void {text}(char*, int)", f"Cijk_Ailk_Bljk_HHS_{text}_MT8x8x8{text}"):
+        assert len(words.kernel(name, limit)) <= limit
+
+
+def test_a_long_c_plus_plus_name_loses_its_arguments_and_not_its_template() -> None:
+    name = (
+        "void flash_fwd_splitkv_kernel<Traits<128, 64>, false>(Params, int*, std::array<char*, 2>)"
+    )
+    assert words.kernel(name, 60) == "flash_fwd_splitkv_kernel<Traits<128, 64>, false>"

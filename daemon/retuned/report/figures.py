@@ -80,19 +80,19 @@ def sources(profile: Json) -> Figure:
     )
 
 
-def before_after(rows: list[Pair], names: tuple[str, str]) -> Figure:
+def before_after(rows: list[Pair], names: tuple[str, str], *, what: str = "GPU time") -> Figure:
     """Draw shares before and after."""
     return figure(
         lambda width: dumbbell(
             rows,
             names=names,
-            title="Share of GPU time before and after",
+            title=f"Share of {what} before and after",
             desc="; ".join(
                 f"{r.label}: {words.share(r.before)} to {words.share(r.after)}" for r in rows
             ),
             width=width,
         ),
-        caption="Share of GPU time, largest change first.",
+        caption=f"Share of {what}, largest change first.",
     )
 
 

@@ -60,12 +60,7 @@ def diff_page(data: Json) -> str:
         ``drift`` as the command prints it, ``before`` and ``after`` profiles, ``names`` of both.
     """
     drift, before, after = (section(data, key) for key in ("drift", "before", "after"))
-    given: Any = data.get("names") or ()
-    names = (
-        (words.short(given[0], 80), words.short(given[1], 80))
-        if len(given) == 2
-        else ("before", "after")
-    )
+    names = profiles.files_of(data.get("names"))
     rows = profiles.pairs(before, after, top=_BARS) or profiles.drift_pairs(drift, top=_BARS)
     new, gone = profiles.only_in(after, before), profiles.only_in(before, after)
     return _render(
@@ -74,6 +69,7 @@ def diff_page(data: Json) -> str:
         before=before,
         after=after,
         names=names,
+        verdict=profiles.verdict_words(drift),
         sentence=profiles.sentence(drift),
         new=new,
         new_count=words.plural(len(new), "signature"),
@@ -103,7 +99,7 @@ def demo_page(data: Json) -> str:
         lead=story.lead(data),
         throughput=story.throughput(data),
         sentence=profiles.sentence(drift),
-        pairs=figures.before_after(pairs, ("before drift", "after drift")),
+        pairs=figures.before_after(pairs, ("before drift", "after drift"), what="kernel time"),
         distance=figures.drift(data, "distance"),
         cusum=figures.drift(data, "cusum") if story.windows(data, "cusum") else None,
         experiments=[_experiment(entry) for entry in records(data, "experiments")],
@@ -150,6 +146,7 @@ def _environment() -> Environment:
         duration=words.duration,
         geometry=profiles.geometry,
         guard=words.guard,
+        kernel=words.kernel,
         label=_label,
         launches=_launches,
         mean=profiles.mean_duration,

@@ -14,6 +14,7 @@ from retuned.report.words import (
     count,
     duration,
     finite,
+    kernel,
     label,
     percent,
     plural,
@@ -24,6 +25,7 @@ from retuned.report.words import (
 from retuned.stages.trace import ShapeSource
 
 Json = Mapping[str, Any]
+_PLOTTED = 52
 
 
 def records(data: object, key: str) -> list[Json]:
@@ -45,9 +47,14 @@ def amount(data: Json, key: str) -> float:
     return max(finite(data.get(key)) or 0.0, 0.0)
 
 
-def named(data: Json, key: str = "kernel", *, limit: int = 400) -> str:
-    """Return the text under `key`, safe to show."""
-    return short(data.get(key) or "(unnamed)", limit)
+def named(data: Json, key: str = "kernel", *, limit: int = 0) -> str:
+    """Return the text under `key`, safe to show; a `limit` shortens it as a kernel's name.
+
+    Whole by default: it is also the key that launches are added up under.
+    """
+    found = data.get(key)
+    text = clean(found) if isinstance(found, str) and found else "(unnamed)"
+    return kernel(text, limit) if limit else text
 
 
 def geometry(signature: Json) -> str:
@@ -111,21 +118,21 @@ def by_kernel(profile: Json) -> tuple[KernelShare, ...]:
     time: dict[str, float] = {}
     launches: dict[str, float] = {}
     for signature in records(profile, "signatures"):
-        kernel = named(signature)
-        time[kernel] = time.get(kernel, 0.0) + amount(signature, "gpu_time_ns")
-        launches[kernel] = launches.get(kernel, 0.0) + amount(signature, "launches")
+        name = named(signature)
+        time[name] = time.get(name, 0.0) + amount(signature, "gpu_time_ns")
+        launches[name] = launches.get(name, 0.0) + amount(signature, "launches")
     total = sum(time.values()) or 1.0
-    ordered = sorted(time, key=lambda kernel: (-time[kernel], kernel))
-    running = accumulate(time[kernel] / total for kernel in ordered)
+    ordered = sorted(time, key=lambda name: (-time[name], name))
+    running = accumulate(time[name] / total for name in ordered)
     return tuple(
         KernelShare(
-            kernel=kernel,
-            launches=launches[kernel],
-            gpu_time_ns=time[kernel],
-            share=time[kernel] / total,
+            kernel=name,
+            launches=launches[name],
+            gpu_time_ns=time[name],
+            share=time[name] / total,
             cumulative=min(reached, 1.0),
         )
-        for kernel, reached in zip(ordered, running, strict=True)
+        for name, reached in zip(ordered, running, strict=True)
     )
 
 
@@ -136,10 +143,15 @@ def profile_sentence(kernels: Sequence[KernelShare]) -> str:
     most = next(rank for rank, k in enumerate(kernels, start=1) if k.cumulative >= 0.8 - 1e-9)
     first = kernels[0]
     if len(kernels) == 1:
-        return f"One kernel takes all GPU time: {short(first.kernel, 48)}."
+        return f"One kernel takes all GPU time: {kernel(first.kernel, 48)}."
+    if most == 1:
+        return (
+            f"One of {count(len(kernels))} kernels takes {share(first.share)} of GPU time:"
+            f" {kernel(first.kernel, 48)}."
+        )
     return (
         f"{most} of {count(len(kernels))} kernels take {share(kernels[most - 1].cumulative)} of GPU"
-        f" time; the largest is {short(first.kernel, 48)} with {share(first.share)}."
+        f" time; the largest is {kernel(first.kernel, 48)} with {share(first.share)}."
     )
 
 
@@ -158,7 +170,8 @@ def source_bars(profile: Json) -> list[Bar]:
 def share_bars(kernels: Sequence[KernelShare], *, top: int) -> list[Bar]:
     """Return the `top` kernels and one bar for the rest."""
     rows = [
-        Bar(label=k.kernel, value=k.share, note=plural(k.launches, "launch")) for k in kernels[:top]
+        Bar(label=kernel(k.kernel, _PLOTTED), value=k.share, note=plural(k.launches, "launch"))
+        for k in kernels[:top]
     ]
     rest = kernels[top:]
     if rest:
@@ -177,8 +190,8 @@ def pairs(before: Json, after: Json, *, top: int) -> list[Pair]:
     old = {k.kernel: k.share for k in by_kernel(before)}
     new = {k.kernel: k.share for k in by_kernel(after)}
     rows = [
-        Pair(label=kernel, before=old.get(kernel, 0.0), after=new.get(kernel, 0.0))
-        for kernel in dict.fromkeys((*old, *new))
+        Pair(label=kernel(name, _PLOTTED), before=old.get(name, 0.0), after=new.get(name, 0.0))
+        for name in dict.fromkeys((*old, *new))
     ]
     return sorted(rows, key=lambda row: (-abs(row.after - row.before), row.label))[:top]
 
@@ -200,13 +213,35 @@ def drift_pairs(drift: Json, *, top: int) -> list[Pair]:
     listed = [*records(drift, "after"), *records(drift, "before")] or records(drift, "reasons")
     for entry in listed:
         where = label(entry.get("shape")) if entry.get("shape") else ""
-        name = f"{named(entry)} {where}".strip()
+        name = f"{named(entry, limit=_PLOTTED)} {where}".strip()
         row = Pair(
             label=name, before=amount(entry, "share_before"), after=amount(entry, "share_after")
         )
-        rows.setdefault(name, row)
+        if row.before or row.after:
+            rows.setdefault(name, row)
     ordered = sorted(rows.values(), key=lambda row: (-abs(row.after - row.before), row.label))
     return ordered[:top]
+
+
+def verdict_words(drift: Json) -> str:
+    """Return what the detector made of it, as a headline."""
+    said = {
+        "adopt": "Drift, but covered by what is already tuned",
+        "retune": "Drift, worth a retune",
+        "alarm": "The same work at another speed: an alarm about the machine",
+    }
+    found = said.get(str(drift.get("action")))
+    return found or ("Drift found" if drift.get("detected") else "No drift found")
+
+
+def files_of(names: object) -> tuple[str, str]:
+    """Return what to call two profiles: their file names, whole paths where those are the same."""
+    if not isinstance(names, Sequence) or isinstance(names, str) or len(names) != 2:
+        return ("before", "after")
+    whole = (label(names[0]), label(names[1]))
+    last = (whole[0].rsplit("/", 1)[-1], whole[1].rsplit("/", 1)[-1])
+    chosen = last if last[0] != last[1] and all(last) else whole
+    return (short(chosen[0], 80), short(chosen[1], 80))
 
 
 def sentence(drift: Json) -> str:

@@ -65,7 +65,7 @@ def analyze_text(data: Json, *, top: int = 20) -> list[RenderableType]:
     for k in kernels[:top]:
         _row(
             shares,
-            words.short(k.kernel, 80),
+            words.kernel(k.kernel, 72),
             words.share(k.share),
             words.share(k.cumulative),
             words.duration(k.gpu_time_ns),
@@ -136,9 +136,7 @@ def diff_text(data: Json) -> list[RenderableType]:
         for r in reasons[:40]:
             _row(
                 table,
-                words.short(
-                    f"{named(r)} {words.label(r['shape']) if r.get('shape') else ''}".strip(), 80
-                ),
+                f"{named(r, limit=60)} {_where(r)}".strip(),
                 words.label(r.get("code")),
                 words.share(r.get("share_before")),
                 words.share(r.get("share_after")),
@@ -150,7 +148,7 @@ def diff_text(data: Json) -> list[RenderableType]:
     if pairs:
         table = _table("Largest changes of share", ">Before", ">After")
         for p in pairs:
-            _row(table, words.short(p.label, 80), words.share(p.before), words.share(p.after))
+            _row(table, p.label, words.share(p.before), words.share(p.after))
         found.append(table)
     for name, rows in (
         ("new", profiles.only_in(after, before)),
@@ -162,3 +160,7 @@ def diff_text(data: Json) -> list[RenderableType]:
                 Text(f"{name}: {words.plural(len(rows), 'signature')}, {took} of GPU time")
             )
     return found
+
+
+def _where(reason: Json) -> str:
+    return words.short(reason["shape"], 60) if reason.get("shape") else ""

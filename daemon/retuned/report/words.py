@@ -18,6 +18,10 @@ _BAD = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
+_TENSILE = re.compile(
+    r"(Cijk_[A-Z][a-z]+_[A-Z][a-z]+_[A-Z0-9]{1,12})(?=_).{0,2000}?(MT\d+x\d+x\d+)"
+    r"(?:.{0,4000}_(WG\d+_\d+_\d+))?"
+)
 _TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "\N{MICRO SIGN}s"), (1.0, "ns"))
 
 
@@ -46,6 +50,40 @@ def short(text: object, limit: int = 64) -> str:
     head = limit // 2
     tail = limit - head - 1
     return cut[:head] + ELLIPSIS + (cut[-tail:] if tail else "")
+
+
+def kernel(name: str, limit: int = 64) -> str:
+    """Shorten a kernel's name to what tells it from others.
+
+    Tensile and hipBLASLt names keep problem, macro tile and work-group; C++ names lose the return
+    type and, where they are too long, the argument list.
+
+    Examples
+    --------
+    >>> long = "Cijk_Alik_Bljk_BBS_BH_Bias_MT256x192x64_MI16x16x1" + 40 * "_X1" + "_WG32_8_1"
+    >>> kernel(long).split(ELLIPSIS)
+    ['Cijk_Alik_Bljk_BBS', 'MT256x192x64', 'WG32_8_1']
+    """
+    text = clean(name)
+    if len(text) <= limit:
+        return text
+    tensile = _TENSILE.match(text)
+    if tensile:
+        return short(ELLIPSIS.join(part for part in tensile.groups() if part), limit)
+    text = text.removeprefix("void ")
+    if text.endswith(")") and len(text) > limit:
+        text = _without_arguments(text)
+    return short(text, limit)
+
+
+def _without_arguments(text: str) -> str:
+    """Drop the last balanced pair of parentheses."""
+    depth = 0
+    for at in range(len(text) - 1, 0, -1):
+        depth += {")": 1, "(": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[:at]
+    return text
 
 
 def finite(value: object) -> float | None:
