@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import doctest
 import math
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.report import words
+from retuned.report import scales, story_text, words
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -106,3 +108,10 @@ def test_a_long_c_plus_plus_name_loses_its_arguments_and_not_its_template() -> N
         "void flash_fwd_splitkv_kernel<Traits<128, 64>, false>(Params, int*, std::array<char*, 2>)"
     )
     assert words.kernel(name, 60) == "flash_fwd_splitkv_kernel<Traits<128, 64>, false>"
+
+
+@pytest.mark.parametrize("module", [words, scales, story_text])
+def test_the_examples_in_the_documentation_hold(module: ModuleType) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -67,19 +67,15 @@ def series(
     ValueError
         If a coordinate is NaN or infinite, or a band ends before it starts.
     """
-    xs = checked((x for x, _ in points), what=x_label or "x")
-    ys = checked((y for _, y in points), what=y_label or "y")
-    edges = checked((e for band in bands for e in (band.start, band.end)), what="band")
-    moments = checked((mark.at for mark in marks), what="mark")
-    for band in bands:
-        if band.end < band.start:
-            raise ValueError(f"band '{band.name}' ends at {band.end} before {band.start}")
+    _check(points, bands, marks, names=(x_label or "x", y_label or "y"))
     if not points:
         return svg.nothing(width, title=title)
+    xs, ys = (checked(axis, what="point") for axis in zip(*points, strict=True))
+    others = [*(e for b in bands for e in (b.start, b.end)), *(m.at for m in marks)]
     y = linear(ys, start=height, end=0, target=4)
     left = max(svg.text_width(y.label(tick)) for tick in y.ticks) + 12
     x = linear(
-        (*xs, *edges, *moments),
+        (*xs, *checked(others, what="band or mark")),
         start=left,
         end=width - 14,
         zero=False,
@@ -102,6 +98,23 @@ def series(
         body += svg.label(0, bottom + 6 + _LINE * (row + 1), text=text, class_="muted")
     total = bottom + 8 + (_LINE * len(_wrap(key, width)) + 4 if key else 0)
     return svg.document(body, width=width, height=total, title=title, desc=desc)
+
+
+def _check(
+    points: Sequence[tuple[float, float]],
+    bands: Sequence[Band],
+    marks: Sequence[Mark],
+    *,
+    names: tuple[str, str],
+) -> None:
+    """Refuse what cannot be drawn, before anything is."""
+    checked((x for x, _ in points), what=names[0])
+    checked((y for _, y in points), what=names[1])
+    checked((edge for band in bands for edge in (band.start, band.end)), what="band")
+    checked((mark.at for mark in marks), what="mark")
+    for band in bands:
+        if band.end < band.start:
+            raise ValueError(f"band '{band.name}' ends at {band.end} before {band.start}")
 
 
 def _steps(width: float) -> int:
