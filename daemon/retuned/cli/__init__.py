@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from retuned.cli import analyze, demo, run, validate
 from retuned.cli.output import stderr
 from retuned.errors import RetunedError
 
@@ -17,6 +18,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.command("analyze")(analyze.analyze)
+app.command("diff")(analyze.diff)
+app.command("demo")(demo.demo)
+app.command("run")(run.run)
+app.command("validate")(validate.validate)
 
 
 def main() -> None:

@@ -1,0 +1,55 @@
+"""The catalog as the loop asks for it, with this machine's roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from retuned import catalog
+from retuned.contract import Solution
+from retuned.errors import UsageError
+
+
+class KnownKernels:
+    """Kernels of the catalog.
+
+    Parameters
+    ----------
+    gflops
+        Float32 operations per second that one core reaches at best, in 1e9; 0 means unknown.
+    gbytes_per_s
+        Bytes per second that one core can move at best, in 1e9.
+    """
+
+    def __init__(self, *, gflops: float = 0.0, gbytes_per_s: float = 0.0) -> None:
+        self._gflops = gflops
+        self._gbytes_per_s = gbytes_per_s
+
+    def recognise(
+        self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+    ) -> tuple[str, Mapping[str, int]] | None:
+        """Return definition and variable axes of a launch; None if nobody knows it."""
+        binding = catalog.recognise(kernel, dims, dtypes)
+        return None if binding is None else (binding.definition, binding.axes)
+
+    def incumbent(self, definition: str) -> Solution:
+        """Return the variant that the server comes with."""
+        return catalog.get(definition).incumbent
+
+    def audited(self, definition: str) -> tuple[str, ...]:
+        """Return the structure that runs in production: its other parameters are tried first."""
+        return (catalog.get(definition).incumbent.structure,)
+
+    def structures(self, definition: str) -> tuple[str, ...]:
+        """Return all source structures."""
+        return tuple(space.name for space in catalog.get(definition).spaces)
+
+    def floor_ns(self, definition: str, axes: Mapping[str, int]) -> int:
+        """Return the roofline time; 0 where unknown."""
+        if self._gflops <= 0.0 or self._gbytes_per_s <= 0.0:
+            return 0
+        try:
+            entry = catalog.get(definition)
+        except UsageError:
+            return 0
+        floor_us = entry.floor_us(axes, gflops=self._gflops, gbytes_per_s=self._gbytes_per_s)
+        return int(floor_us * 1e3)

@@ -1,0 +1,144 @@
+"""Bench in a process of its own: the daemon keeps its reflexes while the lab computes.
+
+The child is ``python -m retuned.experiment``, the same program that a pod runs. It dies with the
+daemon; a killed experiment is resumed from the findings that were stored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from retuned.contract import Digest, Solution
+from retuned.errors import HarnessError, MissingDependency
+from retuned.ports import Bench, Finding
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.verdict import Verdict
+
+_LIBC = ctypes.CDLL(None)  # found before any fork: the loader's lock may be held at that moment
+_PR_SET_PDEATHSIG = 1
+_NICE = 10
+"""The lab yields to whoever else wants its core."""
+
+
+class LabProcess:
+    """Runs each plan in a child process.
+
+    Parameters
+    ----------
+    root
+        Private folder of the lab.
+    cores
+        Cores that experiments may use.
+    solution
+        Finds the incumbent where the catalog does not have it; None where it does.
+    builder
+        Builds artifacts, which needs no isolation of time.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        cores: Sequence[int],
+        solution: Callable[[Digest], Solution | None],
+        builder: Bench,
+    ) -> None:
+        self._root = root
+        self._cores = tuple(cores)
+        self._solution = solution
+        self._builder = builder
+
+    def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
+        """Yield findings as the child reports them; see `Bench.run`."""
+        incumbent = self._solution(plan.incumbent)
+        task = {
+            "plan": plan.model_dump(mode="json"),
+            "root": str(self._root),
+            "cores": list(self._cores),
+            "known": [_record(finding) for finding in known.values()],
+            "solutions": [incumbent.model_dump(mode="json")] if incumbent is not None else [],
+        }
+        child = subprocess.Popen(
+            [sys.executable, "-m", "retuned.experiment"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=_die_with_daemon,
+            text=True,
+        )
+        try:
+            yield from self._converse(child, json.dumps(task))
+        finally:
+            child.kill()
+            child.communicate()
+
+    def build(self, solution: Solution) -> Path:
+        """Return the artifact's folder; see `Bench.build`."""
+        return self._builder.build(solution)
+
+    def _converse(self, child: subprocess.Popen[str], task: str) -> Iterator[Finding]:
+        assert child.stdin is not None, "stdin is a pipe"
+        assert child.stdout is not None, "stdout is a pipe"
+        try:
+            child.stdin.write(task)
+            child.stdin.close()
+        except BrokenPipeError as error:
+            raise HarnessError("the lab's process died before it read its plan") from error
+        for line in child.stdout:
+            message = _message(line)
+            if "done" in message:
+                return
+            if "failed" in message:
+                raise _failure(message["failed"])
+            yield _finding(message)
+        raise HarnessError(f"the lab's process ended early with status {child.wait()}")
+
+
+def _die_with_daemon() -> None:
+    """In the child, before it runs: no orphan keeps a core busy."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.nice(_NICE)
+
+
+def _record(finding: Finding) -> dict[str, Any]:
+    return {
+        "solution": finding.solution.model_dump(mode="json"),
+        "verdict": finding.verdict.model_dump(mode="json"),
+        "seconds": finding.seconds,
+    }
+
+
+def _message(line: str) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except ValueError as error:
+        raise HarnessError(f"the lab's process wrote {line[:80]!r}") from error
+    if not isinstance(message, dict):
+        raise HarnessError(f"the lab's process wrote {line[:80]!r}")
+    return message
+
+
+def _finding(message: Mapping[str, Any]) -> Finding:
+    try:
+        body = message["finding"]
+        return Finding(
+            solution=Solution.model_validate(body["solution"]),
+            verdict=Verdict.model_validate(body["verdict"]),
+            seconds=float(body["seconds"]),
+        )
+    except (KeyError, TypeError, ValidationError) as error:
+        raise HarnessError(f"the lab's process wrote no finding: {error}") from error
+
+
+def _failure(body: Mapping[str, Any]) -> HarnessError | MissingDependency:
+    kind = MissingDependency if body.get("code") == "missing-dependency" else HarnessError
+    return kind(str(body.get("message", "the lab failed")))

@@ -1,0 +1,145 @@
+"""``retuned demo``: the whole loop on this machine, on traffic with the shape of real services."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retuned.adapters.approvals import Approvals, local_identity
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.cli.output import JsonFlag, emit_json, stderr, stdout
+from retuned.demo.processes import Cores
+from retuned.demo.story import DemoOptions, Story
+from retuned.errors import MissingDependency, UsageError
+from retuned.report import pages, text
+from retuned.stages.gate import DecisionKind, SwapDecision
+
+_POLICY = Path(__file__).resolve().parents[3] / "policies" / "laptop-demo.yaml"
+_HTML = Path("retuned-demo-report.html")
+
+
+def demo(
+    yes: Annotated[bool, typer.Option("--yes", help="Approve proposals by itself.")] = False,
+    as_json: JsonFlag = False,
+    html: Annotated[Path, typer.Option(help="Where the report page goes.")] = _HTML,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep state, traces and logs in this folder.")
+    ] = None,
+    policy: Annotated[Path, typer.Option(help="Gate policy.")] = _POLICY,
+    seed: Annotated[int, typer.Option(help="Of weights and traffic.")] = 0,
+) -> None:
+    """Serve, drift, detect, experiment, validate, approve, swap, watch, and roll a fault back."""
+    _check(policy)
+    folder = keep or Path(tempfile.mkdtemp(prefix="retuned-demo-"))
+    progress = stderr()
+    try:
+        config = _write_config(folder.resolve(), policy.resolve())
+        options = DemoOptions(
+            folder=folder.resolve(),
+            config=config,
+            approve=_approver(folder.resolve()) if yes else None,
+            seed=seed,
+        )
+        data = {**Story(options, lambda line: progress.print(line)).run(), "machine": _machine()}
+        html.write_text(pages.demo_page(data), encoding="utf-8")
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        emit_json(data)
+    else:
+        console = stdout()
+        for block in text.demo_text(data, width=console.width):
+            console.print(block)
+    progress.print(f"the same as a page, with plots: {html}")
+
+
+def _check(policy: Path) -> None:
+    if shutil.which("g++") is None and shutil.which("c++") is None:
+        raise MissingDependency("no C++ compiler; install g++ (Debian: apt install g++)")
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency("PyTorch is missing; run `make setup`") from error
+    if not policy.is_file():
+        raise UsageError(f"no policy at {policy}; name one with --policy")
+
+
+def _write_config(folder: Path, policy: Path) -> Path:
+    """Write the daemon's settings as a user would; time runs faster than in production."""
+    for name in ("state", "traces", "sockets", "cache"):
+        (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+    settings = {
+        "state_dir": str(folder / "state"),
+        "watch_dirs": [str(folder / "traces")],
+        "socket_dir": str(folder / "sockets"),
+        "policy_files": [str(policy)],
+        "target": "demo",
+        "env": "laptop",
+        "window_s": 4.0,
+        "settle_s": 0.5,
+        "baseline_windows": 5,
+        "detector_preset": "demo",
+        "lab_cores": [Cores.choose().lab],
+        "max_candidates": 16,
+        "max_experiment_s": 45.0,
+        "max_shapes": 3,
+        "observe_poll_s": 0.5,
+        "steer_poll_s": 0.2,
+        "metrics_port": 0,
+    }
+    config = folder / "retuned.yaml"
+    config.write_text(json.dumps(settings, indent=2), encoding="utf-8")  # JSON is YAML
+    return config
+
+
+def _approver(folder: Path) -> Callable[[str], None]:
+    """Return what a person does with ``retuned approve``, for --yes."""
+    store = SqliteStore(folder / "state")
+    identity = local_identity({})
+
+    def approve(proposal: str) -> None:
+        body = store.get("proposal", proposal)
+        gate = store.get("gate", proposal)
+        if body is None:
+            raise UsageError(f"no proposal {proposal}")
+        Approvals(store).give(
+            SwapDecision(
+                proposal=proposal,
+                digest=body.body["artifact"],
+                decision=DecisionKind.APPROVE,
+                user=identity.user,
+                groups=identity.groups,
+                comment="approved by retuned demo --yes",
+                at=datetime.now(UTC),
+                policy_digest=gate.body["policy_digest"] if gate is not None else None,
+            )
+        )
+
+    return approve
+
+
+def _machine() -> dict[str, Any]:
+    pages_of_memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(pages_of_memory / 2**30),
+        "gpu": None,
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,73 @@
+"""``retuned run``: the daemon on one machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retuned.local.program import only_one, serve
+from retuned.settings import Settings, load_settings
+
+log = logging.getLogger(__name__)
+
+
+def run(
+    config: Annotated[Path | None, typer.Option(help="YAML or TOML file with settings.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Overrides the setting.")] = None,
+    watch: Annotated[
+        list[Path] | None, typer.Option(help="Folder with traces; may be given again.")
+    ] = None,
+    policy: Annotated[
+        list[Path] | None, typer.Option(help="Gate policy; may be given again.")
+    ] = None,
+) -> None:
+    """Watch, experiment, propose, swap and keep watching, until stopped."""
+    settings = load_settings(
+        config, {"state_dir": state_dir, "watch_dirs": watch, "policy_files": policy}
+    )
+    _log_to_stderr(settings)
+    from retuned.local.wiring import build  # after the settings: a typo answers at once
+
+    with only_one(settings.state_dir):
+        loop, telemetry = build(settings)
+        if settings.metrics_port:
+            telemetry.serve(settings.metrics_address, port=settings.metrics_port)
+        log.info("watching %s, state in %s", _folders(settings), settings.state_dir)
+        serve(loop, observe_s=settings.observe_poll_s, steer_s=settings.steer_poll_s)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, for machines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render a record."""
+        body = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            body["exception"] = self.formatException(record.exc_info)
+        return json.dumps(body, ensure_ascii=False)
+
+
+def _log_to_stderr(settings: Settings) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonLines()
+        if settings.log_format == "json"
+        else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    # a step that still runs when its next turn comes is ordinary: an experiment takes minutes
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
+
+
+def _folders(settings: Settings) -> str:
+    return ", ".join(str(folder) for folder in settings.watch_dirs) or "no folder"

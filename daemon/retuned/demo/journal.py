@@ -1,0 +1,135 @@
+"""What the daemon wrote, read back for the demo: the store is the only thing they share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from retuned.ports import Event, Store
+
+
+class Journal:
+    """Read-only view of a daemon's store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def event(self, what: str, *, after: datetime | None = None) -> Event | None:
+        """Return the first event of a kind, or None while there is none."""
+        for event in self._store.events():
+            if event.what == what and (after is None or event.at > after):
+                return event
+        return None
+
+    def events(self, what: str) -> list[Event]:
+        """Return all events of a kind, oldest first."""
+        return [event for event in self._store.events() if event.what == what]
+
+    def proposals(self, *phases: str) -> list[Mapping[str, Any]]:
+        """Return the bodies of proposals in any of these phases, oldest first."""
+        return [s.body for s in self._store.list("proposal") if s.phase in phases]
+
+    def quiet(self) -> bool:
+        """Whether no hypothesis is open and no experiment runs or waits to be proposed."""
+        return not (
+            self._store.list("hypothesis", phase="open")
+            or self._store.list("drift", phase="new")
+            or self._store.list("experiment", phase="running")
+            or self._store.list("experiment", phase="won")
+        )
+
+    def drift(self) -> dict[str, Any] | None:
+        """Return the first report that asked for a retune, with when it was written."""
+        for stored in self._store.list("drift"):
+            if stored.body["action"] == "retune":
+                return {**stored.body, "at": stored.created_at.timestamp()}
+        return None
+
+    def drift_windows(self, *, origin_s: float) -> list[dict[str, Any]]:
+        """Return every judged window: distance, CUSUM and action over time."""
+        return [
+            {
+                "t_s": s.created_at.timestamp() - origin_s,
+                "distance": s.body["distance"],
+                "cusum": s.body["cusum"],
+                "action": s.body["action"],
+            }
+            for s in self._store.list("drift")
+        ]
+
+    def hypotheses(self) -> list[dict[str, Any]]:
+        """Return what was believed, oldest first."""
+        keys = ("definition", "share", "expected_gain_ratio", "expected_saving", "because")
+        return [
+            {**{key: s.body[key] for key in keys}, "attempt": len(s.body["attempts"]) + 1}
+            for s in self._store.list("hypothesis")
+        ]
+
+    def experiments(self) -> list[dict[str, Any]]:
+        """Return every experiment with every candidate and why it won or lost."""
+        by_plan: dict[str, list[Mapping[str, Any]]] = {}
+        for stored in self._store.list("finding"):
+            by_plan.setdefault(str(stored.body["experiment"]), []).append(stored.body)
+        return [
+            _experiment(stored.body, by_plan.get(stored.id, []))
+            for stored in self._store.list("experiment")
+        ]
+
+    def swaps(self) -> list[dict[str, Any]]:
+        """Return every swap that was carried out."""
+        took = {e.detail.get("epoch"): e.detail.get("took_ns") for e in self.events("swapped")}
+        proposals = {s.id: s.body for s in self._store.list("proposal")}
+        done = [s.body for s in self._store.list("order", phase="done")]
+        return [
+            {
+                "kernel": order["definition"],
+                "guard": order["guard"],
+                "digest": order["artifact"],
+                "speedup": proposals[order["proposal"]]["speedup"],
+                "swap_us": (took.get(order["epoch"]) or 0) / 1e3,
+            }
+            for order in done
+            if order["kind"] == "swap"
+        ]
+
+    def decided(self) -> list[dict[str, Any]]:
+        """Return every proposal with its gate and who decided."""
+        deciders = {s.body["proposal"]: s.body["user"] for s in self._store.list("decision")}
+        gates = {s.id: s.body for s in self._store.list("gate")}
+        return [
+            {
+                "id": s.id,
+                "kernel": s.body["definition"],
+                "risk": s.body["risk"],
+                "guard": s.body["guard"],
+                "gate": gates.get(s.id, {}).get("policy", ""),
+                "decided_by": deciders.get(s.id, ""),
+                "phase": s.phase,
+            }
+            for s in self._store.list("proposal")
+        ]
+
+
+def _experiment(plan: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    floors = [f["verdict"]["noise_floor_ratio"] for f in found if f["verdict"]["noise_floor_ratio"]]
+    return {
+        "kernel": plan["definition"],
+        "candidates": len(found),
+        "verdicts": dict(Counter(f["verdict"]["reason"] for f in found)),
+        "findings": [_finding(f) for f in found],
+        "noise_floor_ratio": max(floors, default=None),
+        "seconds": sum(float(f["seconds"]) for f in found),
+    }
+
+
+def _finding(found: Mapping[str, Any]) -> dict[str, Any]:
+    verdict, solution = found["verdict"], found["solution"]
+    return {
+        "name": solution["name"],
+        "structure": solution["structure"],
+        "params": solution["params"],
+        **{key: verdict[key] for key in ("status", "reason", "gate", "detail", "speedup")},
+        "seconds": found["seconds"],
+    }

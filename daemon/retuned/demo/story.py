@@ -1,0 +1,330 @@
+"""The story told by ``retuned demo``: one whole turn of the loop on this machine, in nine scenes.
+
+The server, its client and the daemon are processes of their own. The daemon is the one that users
+run (``retuned run``); it sees the server's trace folder and control socket and nothing else. This
+file only plays the world around it: traffic that changes, a person who approves, a kernel that
+turns wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from retuned.adapters.runtime_socket import RuntimeSocket
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.demo.journal import Journal
+from retuned.demo.processes import Child, Cores, DemoFailed
+from retuned.ports import Event
+
+_POLL_S = 0.1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """How long each scene is, and who approves."""
+
+    folder: Path
+    """State, traces, sockets and logs of this run."""
+    config: Path
+    """Settings of the daemon, as a user would write them."""
+    approve: Callable[[str], None] | None
+    """Approves a proposal by id; None waits for a person."""
+    seed: int = 0
+    """Of weights and traffic."""
+    measure_s: float = 8.0
+    """Length of one throughput measurement."""
+    toggles: int = 2
+    """How often the swap is switched on and off again for the comparison."""
+    ramp_s: float = 2.0
+    """Left out after traffic or kernels changed."""
+    baseline_timeout_s: float = 120.0
+    """Longest wait for the baseline."""
+    drift_timeout_s: float = 60.0
+    """Longest wait for the drift report."""
+    experiments_timeout_s: float = 240.0
+    """Longest wait for a proposal, and for all experiments."""
+    person_timeout_s: float = 3600.0
+    """Longest wait for a person."""
+    rollback_timeout_s: float = 60.0
+    """Longest wait for the daemon to find the injected fault."""
+
+
+class Story:
+    """One run of the demo.
+
+    Parameters
+    ----------
+    options
+        Scenes and people.
+    say
+        Takes one line of progress for the terminal.
+    """
+
+    def __init__(self, options: DemoOptions, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._started_s = time.monotonic()
+        self._started_wall_s = time.time()
+        self._phases: list[dict[str, Any]] = []
+        self._rates: dict[str, float] = {}
+        self._toggle: list[dict[str, Any]] = []
+
+    def run(self) -> dict[str, Any]:
+        """Tell it; return the object that ``retuned demo --json`` prints.
+
+        Raises
+        ------
+        DemoFailed
+            If a scene does not come to its end; the message carries the log of who failed.
+        """
+        with ExitStack() as stack:
+            self._cast(stack)
+            self._learn_baseline()
+            self._drift()
+            self._experiment()
+            self._compare()
+            rollback = self._break_and_watch()
+            self._enter("after rollback")
+            self._rates["after_rollback"] = self._measure()
+            self._client.say("stop")
+            totals = self._client.answer(timeout_s=90)
+            return self._tell(totals, rollback)
+
+    # --- scenes -------------------------------------------------------------------------------
+
+    def _cast(self, stack: ExitStack) -> None:
+        """Start the server, its client and the daemon."""
+        options, cores = self._options, Cores.choose()
+        folder = options.folder
+        self._say(f"server on core {cores.server}, client, daemon and lab on core {cores.lab}")
+        self._server = stack.enter_context(
+            Child("server", _server_arguments(options, cores), log_dir=folder, core=cores.server)
+        )
+        port = self._server.answer(timeout_s=120)["port"]
+        self._url = f"http://127.0.0.1:{port}"
+        self._client = stack.enter_context(
+            Child(
+                "client",
+                ["-m", "retuned.demo.client", "--url", self._url, "--seed", str(options.seed)],
+                log_dir=folder,
+                core=cores.lab,
+            )
+        )
+        self._client.answer(timeout_s=60)
+        self._daemon = stack.enter_context(
+            Child(
+                "daemon",
+                ["-m", "retuned.cli", "run", "--config", str(options.config)],
+                log_dir=folder,
+                core=cores.lab,
+            )
+        )
+        self._store = SqliteStore(folder / "state")
+        self._journal = Journal(self._store)
+        self._swapper = RuntimeSocket(folder / "sockets")
+
+    def _learn_baseline(self) -> None:
+        self._enter("chat")
+        self._say("traffic of a chat service; the daemon learns what is normal")
+        self._wait(
+            "the daemon to learn the baseline",
+            lambda: self._journal.event("baseline-learned"),
+            timeout_s=self._options.baseline_timeout_s,
+        )
+        self._rates["before_drift"] = self._measure()
+
+    def _drift(self) -> None:
+        self._enter("code, drifted")
+        self._client.say("phase code")
+        self._client.answer(timeout_s=10)
+        self._say("traffic turns into that of a code assistant; nobody tells the daemon")
+        self._rates["after_drift"] = self._measure()
+        drift = self._wait(
+            "the daemon to see the drift",
+            self._journal.drift,
+            timeout_s=self._options.drift_timeout_s,
+        )
+        self._say(f"drift: {drift['sentence']}")
+
+    def _experiment(self) -> None:
+        """Wait for experiments; approve what is proposed, or wait for who does."""
+        self._enter("experiments")
+        options = self._options
+        deadline = time.monotonic() + options.experiments_timeout_s
+        asked: set[str] = set()
+        while True:
+            for proposal in self._journal.proposals("awaiting"):
+                if proposal["id"] not in asked:
+                    asked.add(proposal["id"])
+                    self._ask(proposal)
+                    deadline = max(deadline, time.monotonic() + options.experiments_timeout_s)
+            if self._settled():
+                return
+            if time.monotonic() > deadline and (
+                options.approve or not self._journal.proposals("awaiting")
+            ):
+                if self._journal.proposals("watching", "promoted"):
+                    return
+                raise DemoFailed(f"no kernel was swapped in time:\n{self._daemon.tail()}")
+            self._daemon.check()
+            self._server.check()
+            time.sleep(_POLL_S)
+
+    def _settled(self) -> bool:
+        return (
+            self._journal.quiet()
+            and not self._journal.proposals("awaiting", "approved", "swapping")
+            and bool(self._journal.proposals("watching", "promoted"))
+        )
+
+    def _ask(self, proposal: Mapping[str, Any]) -> None:
+        speedup = proposal["speedup"]
+        self._say(
+            f"proposal {proposal['id'][7:19]}: {proposal['definition']} {speedup['point']:.2f}x"
+            f" (at least {speedup['lower']:.2f}x), risk {proposal['risk']}"
+        )
+        if self._options.approve is not None:
+            self._options.approve(str(proposal["id"]))
+            return
+        self._say(
+            "waits for you, in another terminal: "
+            f".venv/bin/retuned approve {proposal['id'][7:19]} --config {self._options.config}"
+        )
+
+    def _compare(self) -> None:
+        """Switch the swap off and on again, so that noise is seen beside the effect."""
+        self._enter("swapped")
+        slots = [str(swap["kernel"]) for swap in self._journal.swaps()]
+        self._say(f"swapped without a restart: {', '.join(slots)}; comparing on, off, on, off")
+        for _ in range(self._options.toggles):
+            for state in ("on", "off"):
+                for slot in slots:
+                    self._swapper.bypass(slot, on=state == "off")
+                self._toggle.append({"state": state, "tokens_per_s": self._measure()})
+        for slot in slots:
+            self._swapper.bypass(slot, on=False)
+        on = [t["tokens_per_s"] for t in self._toggle if t["state"] == "on"]
+        self._rates["after_swap"] = sum(on) / len(on)
+
+    def _break_and_watch(self) -> dict[str, Any]:
+        """Let the swapped kernel turn wrong; the daemon must find it and go back by itself."""
+        self._enter("fault injected")
+        slot = str(self._journal.swaps()[0]["kernel"])
+        self._say(f"a fault is injected: {slot} turns wrong")
+        before = {(e.id, e.at) for e in self._journal.events("alarm")}
+        injected_s = time.time()
+        httpx.post(f"{self._url}/demo/fault", json={"slot": slot}, timeout=10).raise_for_status()
+
+        def new(what: str) -> Event | None:
+            later = [e for e in self._journal.events(what) if (e.id, e.at) not in before]
+            later = [e for e in later if e.at.timestamp() >= injected_s]
+            return later[0] if later else None
+
+        timeout_s = self._options.rollback_timeout_s
+        alarm = self._wait("the alarm", lambda: new("alarm"), timeout_s=timeout_s)
+        back = self._wait("the rollback", lambda: new("rolled-back"), timeout_s=timeout_s)
+        detected_s = alarm.at.timestamp() - injected_s
+        revert_s = (back.at - alarm.at).total_seconds()
+        reason = str(alarm.detail["reason"])
+        self._say(
+            f"found after {detected_s:.1f} s ({reason}) and reverted"
+            f" {revert_s * 1e3:.0f} ms later, by the daemon itself"
+        )
+        return {
+            "kernel": slot,
+            "reason": reason,
+            "detected_after_s": detected_s,
+            "alarm_to_revert_s": revert_s,
+            "reverted": self._active(slot) is None,
+        }
+
+    # --- helpers ------------------------------------------------------------------------------
+
+    def _active(self, slot: str) -> str | None:
+        return next(s.active for s in self._swapper.slots() if s.definition == slot)
+
+    def _enter(self, phase: str) -> None:
+        now = time.monotonic() - self._started_s
+        if self._phases:
+            self._phases[-1]["end_s"] = now
+        self._phases.append({"name": phase, "start_s": now, "end_s": now})
+
+    def _measure(self) -> float:
+        """Return tokens per second over one interval, after a ramp."""
+        time.sleep(self._options.ramp_s)  # the interval under measurement is real time
+        start = time.monotonic()
+        time.sleep(self._options.measure_s)
+        self._client.say(f"rate {start} {time.monotonic()}")
+        rate = self._client.answer(timeout_s=10)
+        if "tokens_per_s" not in rate:
+            raise DemoFailed(f"the client could not measure: {rate}")
+        return float(rate["tokens_per_s"])
+
+    def _wait(self, what: str, found: Callable[[], T | None], *, timeout_s: float) -> T:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            answer = found()
+            if answer is not None:
+                return answer
+            for child in (self._server, self._client, self._daemon):
+                child.check()
+            time.sleep(_POLL_S)
+        raise DemoFailed(f"waited {timeout_s:g} s for {what}:\n{self._daemon.tail()}")
+
+    def _tell(self, totals: Mapping[str, Any], rollback: Mapping[str, Any]) -> dict[str, Any]:
+        self._phases[-1]["end_s"] = time.monotonic() - self._started_s
+        drift = self._journal.drift() or {}
+        return {
+            "requests": {
+                "sent": totals["sent"],
+                "ok": totals["ok"],
+                "failed": totals["failed"],
+            },
+            "tokens_per_s": self._rates,
+            "drift": {
+                key: drift.get(key) for key in ("detected", "reasons", "distance", "sentence")
+            },
+            "experiments": self._journal.experiments(),
+            "swaps": self._journal.swaps(),
+            "rollback": dict(rollback),
+            "duration_s": time.monotonic() - self._started_s,
+            "hypotheses": self._journal.hypotheses(),
+            "proposals": self._journal.decided(),
+            "toggle": self._toggle,
+            "phases": self._phases,
+            "drift_windows": self._journal.drift_windows(origin_s=self._started_wall_s),
+            "timeline": self._timeline(totals),
+        }
+
+    def _timeline(self, totals: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Tokens per second in bins of one second."""
+        bins: dict[int, int] = {}
+        for t_s, prompt, output in totals["timeline"]:
+            bins.setdefault(int(t_s - self._started_s), 0)
+            bins[int(t_s - self._started_s)] += prompt + output
+        return [
+            {"t_s": second, "tokens_per_s": tokens, "phase": self._phase_at(second)}
+            for second, tokens in sorted(bins.items())
+        ]
+
+    def _phase_at(self, t_s: float) -> str:
+        names = [p["name"] for p in self._phases if p["start_s"] <= t_s]
+        return str(names[-1]) if names else str(self._phases[0]["name"])
+
+
+def _server_arguments(options: DemoOptions, cores: Cores) -> list[str]:
+    folder = options.folder
+    return [
+        *("-m", "retuned.demo.server", "--allow-fault", "--port", "0"),
+        *("--socket-dir", str(folder / "sockets"), "--trace-dir", str(folder / "traces")),
+        *("--cache-dir", str(folder / "cache"), "--cores", str(cores.server)),
+        *("--seed", str(options.seed), "--window-steps", "25", "--window-every-s", "2"),
+    ]

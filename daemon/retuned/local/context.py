@@ -1,0 +1,130 @@
+"""What the steps of the loop share: the ports, and the names under which records are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Protocol
+
+from retuned.contract import Digest, Solution
+from retuned.ports import Bench, Clock, Store, Swapper, Telemetry, TraceSource
+from retuned.stages.drift import DriftSettings
+from retuned.stages.experiment import Budget
+from retuned.stages.gate import KernelTuningPolicy
+from retuned.stages.hypothesis import HypothesisSettings
+from retuned.stages.profile import ProfileSettings
+from retuned.stages.watch import WatchSettings
+
+
+class Kind(StrEnum):
+    """Kinds of records in the store."""
+
+    BATCH = "batch"
+    """One trace file, folded: new -> folded."""
+    WINDOW = "window"
+    """One window of the workload: new -> baseline | judged."""
+    DETECTOR = "detector"
+    """State of the drift detector: current."""
+    DRIFT = "drift"
+    """One drift report: new -> explained | noted."""
+    HYPOTHESIS = "hypothesis"
+    """open -> testing -> tested | refined | abandoned; open -> outdated by a newer belief."""
+    EXPERIMENT = "experiment"
+    """running -> done -> won -> proposed | refused; running -> failed."""
+    FINDING = "finding"
+    """One candidate's verdict in one experiment: final."""
+    PROPOSAL = "proposal"
+    """awaiting -> approved -> swapping -> watching -> promoted, or one of the ends."""
+    GATE = "gate"
+    """What the policy said of a proposal last: current."""
+    ORDER = "order"
+    """One epoch of one slot: new -> prepared -> done | refused | superseded."""
+    DECISION = "decision"
+    """What a person said; immutable."""
+    FREEZE = "freeze"
+    """active -> lifted."""
+    REQUEST = "request"
+    """Rollback or abort asked for by a person: new -> done."""
+    QUARANTINE = "quarantine"
+    """A digest that was rolled back: current."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """Numbers of the loop; everything a person may set is in `retuned.settings`."""
+
+    target: str
+    """Name of the server that is watched."""
+    window: timedelta
+    """Length of a window."""
+    settle: timedelta
+    """How long after a window's end its files may still land."""
+    baseline_windows: int
+    """Windows that make the baseline."""
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
+    """How launches are folded."""
+    drift: DriftSettings = field(default_factory=DriftSettings)
+    """The detector."""
+    budget: Budget = field(default_factory=Budget)
+    """Of one experiment."""
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    """When to keep and when to roll back."""
+    hypothesis: HypothesisSettings = field(default_factory=HypothesisSettings)
+    """How gains are guessed, and when trying again no longer pays."""
+    shadow_every: int = 50
+    """One swapped launch in so many is checked."""
+    min_saving: float = 0.002
+    """Smallest share of all GPU time that a swap must save to be proposed."""
+    proposal_ttl: timedelta = timedelta(hours=24)
+    """After this an undecided proposal expires."""
+    quarantine: timedelta = timedelta(days=7)
+    """How long a rolled-back digest may not be proposed again."""
+
+
+class KernelCatalog(Protocol):
+    """What the loop asks about kernels."""
+
+    def recognise(
+        self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+    ) -> tuple[str, Mapping[str, int]] | None:
+        """Return definition and variable axes of a launch; None if nobody knows it."""
+        ...
+
+    def incumbent(self, definition: str) -> Solution:
+        """Return the variant that the server comes with."""
+        ...
+
+    def audited(self, definition: str) -> tuple[str, ...]:
+        """Return structures whose source runs in production: tried first, by parameters."""
+        ...
+
+    def structures(self, definition: str) -> tuple[str, ...]:
+        """Return all source structures."""
+        ...
+
+    def floor_ns(self, definition: str, axes: Mapping[str, int]) -> int:
+        """Return the roofline time; 0 where unknown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Ports and settings, passed to every step."""
+
+    store: Store
+    clock: Clock
+    telemetry: Telemetry
+    traces: TraceSource
+    swapper: Swapper
+    bench: Bench
+    settings: LoopSettings
+    environment: Digest
+    """Digest of this machine's Environment."""
+    catalog: KernelCatalog
+    """What is known of each definition."""
+    policies: Callable[[], Sequence[KernelTuningPolicy]]
+    """Gate policies in force; an invalid file gives none, and none means wait."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the target, for policy selectors."""

@@ -1,0 +1,176 @@
+"""Steps 1 to 3: trace files to batches, batches to windows, windows to drift reports."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from retuned.errors import TemporaryError
+from retuned.local.context import Context, Kind
+from retuned.ports import Event, Stored, TraceBatch
+from retuned.stages import drift as drift_stage
+from retuned.stages import profile as profile_stage
+from retuned.stages.drift import DetectorState, DriftAction, DriftReport
+from retuned.stages.profile import WorkloadProfile
+
+log = logging.getLogger(__name__)
+
+
+def ingest(ctx: Context) -> int:
+    """Fold every newly completed trace file into a batch; return how many there were."""
+    batches = ctx.traces.poll()
+    for path, message in ctx.traces.failures():
+        log.warning("trace refused: %s", message)
+        ctx.telemetry.count("retuned_trace_files_total", outcome="refused")
+        ctx.store.record(_event(ctx, Kind.BATCH, path, what="trace-refused", message=message))
+    for batch in batches:
+        profile = _fold(ctx, batch)
+        body = {
+            "origin": batch.origin,
+            "format": batch.format,
+            "completed_at_ns": batch.completed_at_ns,
+            "skipped": dict(batch.skipped),
+            "profile": profile.model_dump(mode="json"),
+        }
+        if ctx.store.add(Kind.BATCH, batch.digest, body, phase="new"):
+            ctx.telemetry.count("retuned_trace_files_total", outcome="read")
+            ctx.telemetry.count("retuned_launches_total", len(batch.launches))
+    return len(batches)
+
+
+def close_windows(ctx: Context) -> int:
+    """Merge the batches of every window that has ended; return how many windows were closed."""
+    window_ns = int(ctx.settings.window.total_seconds() * 1e9)
+    deadline = ctx.clock.now() - ctx.settings.settle
+    boundary = int(deadline.timestamp() * 1e9) // window_ns * window_ns
+    groups: dict[int, list[Stored]] = defaultdict(list)
+    for batch in ctx.store.list(Kind.BATCH, phase="new"):
+        completed = int(batch.body["completed_at_ns"])
+        if completed < boundary:
+            groups[completed // window_ns].append(batch)
+    for index in sorted(groups):
+        _close(ctx, index * window_ns, window_ns, groups[index])
+    return len(groups)
+
+
+def judge_windows(ctx: Context) -> Sequence[DriftReport]:
+    """Learn the baseline from the first windows, then judge each new one in order."""
+    fresh = ctx.store.list(Kind.WINDOW, phase="new")
+    stored = ctx.store.get(Kind.DETECTOR, "state")
+    if stored is None:
+        _learn(ctx, fresh)
+        return ()
+    state = DetectorState.model_validate(stored.body)
+    reports = []
+    for window in fresh:
+        report, state = drift_stage.detect(
+            WorkloadProfile.model_validate(window.body["profile"]),
+            state=state,
+            settings=ctx.settings.drift,
+        )
+        _keep_report(ctx, window, report, state)
+        reports.append(report)
+    return reports
+
+
+def _fold(ctx: Context, batch: TraceBatch) -> WorkloadProfile:
+    return profile_stage.fold(
+        batch.launches,
+        window_start_ns=batch.completed_at_ns - batch.span_ns,
+        window_ns=batch.span_ns,
+        observed_ns=batch.span_ns,
+        settings=ctx.settings.profile,
+        environment=ctx.environment,
+    )
+
+
+def _close(ctx: Context, start_ns: int, window_ns: int, batches: Sequence[Stored]) -> None:
+    merged = profile_stage.merge(
+        [WorkloadProfile.model_validate(batch.body["profile"]) for batch in batches]
+    ).model_copy(update={"window_start_ns": start_ns, "window_ns": window_ns})
+    totals = _totals(ctx)
+    body = {
+        "profile": merged.model_dump(mode="json"),
+        "totals": totals,
+        "counters": _since_last(ctx, totals),
+    }
+    with ctx.store.transaction():
+        # a late file may complete a window that is closed already: it opens a second part of it
+        part = 0
+        while not ctx.store.add(Kind.WINDOW, f"{start_ns:020d}.{part}", body, phase="new"):
+            part += 1
+        for batch in batches:
+            ctx.store.advance(Kind.BATCH, batch.id, expect="new", to="folded")
+    ctx.telemetry.gauge("retuned_window_launches", merged.launches)
+
+
+def _totals(ctx: Context) -> Mapping[str, int]:
+    """Return launches per slot since the server started; empty while it does not answer."""
+    try:
+        return {slot.definition: sum(slot.launches.values()) for slot in ctx.swapper.slots()}
+    except TemporaryError as error:
+        log.info("no counters: %s", error)
+        return {}
+
+
+def _since_last(ctx: Context, totals: Mapping[str, int]) -> dict[str, int]:
+    """Return launches per slot since the window before; a restarted server counts from zero."""
+    previous = ctx.store.list(Kind.WINDOW, limit=1)
+    before: Mapping[str, int] = previous[-1].body["totals"] if previous else {}
+    return {
+        name: total - before[name]
+        for name, total in totals.items()
+        if name in before and total >= before[name]
+    }
+
+
+def _learn(ctx: Context, fresh: Sequence[Stored]) -> None:
+    if len(fresh) < ctx.settings.baseline_windows:
+        return
+    profiles = [WorkloadProfile.model_validate(window.body["profile"]) for window in fresh]
+    state = drift_stage.learn(profiles, settings=ctx.settings.drift)
+    with ctx.store.transaction():
+        ctx.store.add(Kind.DETECTOR, "state", state.model_dump(mode="json"), phase="current")
+        for window in fresh:
+            ctx.store.advance(Kind.WINDOW, window.id, expect="new", to="baseline")
+        ctx.store.record(
+            _event(ctx, Kind.DETECTOR, "state", what="baseline-learned", windows=len(fresh))
+        )
+
+
+def _keep_report(ctx: Context, window: Stored, report: DriftReport, state: DetectorState) -> None:
+    retune = report.action is DriftAction.RETUNE
+    with ctx.store.transaction():
+        ctx.store.add(
+            Kind.DRIFT,
+            window.id,
+            report.model_dump(mode="json"),
+            phase="new" if retune else "noted",
+        )
+        ctx.store.advance(
+            Kind.DETECTOR,
+            "state",
+            expect="current",
+            to="current",
+            body=state.model_dump(mode="json"),
+        )
+        ctx.store.advance(Kind.WINDOW, window.id, expect="new", to="judged")
+        if report.detected:
+            ctx.store.record(
+                _event(
+                    ctx,
+                    Kind.DRIFT,
+                    window.id,
+                    what=f"drift-{report.action}",
+                    sentence=report.sentence,
+                )
+            )
+    ctx.telemetry.gauge("retuned_drift_distance", report.distance)
+    ctx.telemetry.gauge("retuned_drift_cusum", report.cusum)
+    ctx.telemetry.count("retuned_drift_reports_total", action=str(report.action))
+    log.info("window judged: action=%s %s", report.action, report.sentence)
+
+
+def _event(ctx: Context, kind: Kind, id: str, *, what: str, **detail: object) -> Event:
+    return Event(at=ctx.clock.now(), kind=kind, id=id, what=what, who="retuned", detail=detail)
