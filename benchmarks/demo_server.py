@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retuned.demo.engine import Engine, Progress, StepReport
+    from retuned.demo.batching import Progress, StepReport
+    from retuned.demo.engine import Engine
     from retuned.demo.model import Cache
     from retuned.demo.operators import Operators
     from retuned.demo.profiling import ProfilerWindows
@@ -197,7 +198,8 @@ def main() -> None:
 
     import torch
 
-    from retuned.demo.engine import Engine, EngineLimits
+    from retuned.demo.batching import EngineLimits
+    from retuned.demo.engine import Engine
     from retuned.demo.model import DecoderModel
     from retuned.demo.profiling import ProfilerWindows, WindowSettings
     from retuned.demo.shapes import SHAPES

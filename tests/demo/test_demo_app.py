@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from retuned.demo.answers import Mailboxes
 from retuned.demo.app import Service
-from retuned.demo.engine import Chunk, Engine, EngineLimits
+from retuned.demo.batching import Chunk, EngineLimits
+from retuned.demo.engine import Engine
 from retuned.demo.metrics import ServerMetrics
 from retuned.demo.shapes import SHAPES
 from retuned.errors import UsageError

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retuned.demo.engine import Chunk, Engine, EngineLimits, Finish, Progress, StepReport
+from retuned.demo.batching import Chunk, EngineLimits, Finish, Progress, StepReport
+from retuned.demo.engine import Engine
 from retuned.demo.scheduling import Need, plan_step
 from retuned.errors import TemporaryError
 

@@ -9,7 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the demo's model needs PyTorch")
 
-from retuned.demo.engine import Chunk, Engine, EngineLimits, Progress  # noqa: E402
+from retuned.demo.batching import Chunk, EngineLimits, Progress  # noqa: E402
+from retuned.demo.engine import Engine  # noqa: E402
 from retuned.demo.model import Cache, DecoderModel  # noqa: E402
 from retuned.demo.operators import Operators, Tensor, plain_operators  # noqa: E402
 from retuned.demo.shapes import SHAPES  # noqa: E402

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from retuned.demo.engine import Finish, Progress
+from retuned.demo.batching import Finish, Progress
 
 log = logging.getLogger(__name__)
 

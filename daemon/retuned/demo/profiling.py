@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retuned.demo.engine import StepReport
+from retuned.demo.batching import StepReport
 
 log = logging.getLogger(__name__)
 

@@ -82,7 +82,8 @@ def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) 
 
     from retuned.demo.answers import Mailboxes
     from retuned.demo.app import Service
-    from retuned.demo.engine import Engine, EngineLimits, StepHook
+    from retuned.demo.batching import EngineLimits, StepHook
+    from retuned.demo.engine import Engine
     from retuned.demo.metrics import ServerMetrics
     from retuned.demo.model import DecoderModel
     from retuned.demo.shapes import SHAPES
