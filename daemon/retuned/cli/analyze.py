@@ -61,7 +61,8 @@ def analyze(
     for entry in entries:
         if entry["error"]:
             error = entry["error"]
-            stderr().print(f"retuned: {error['where']}: {error['message']} [{error['code']}]")
+            text = f"retuned: {error['where']}: {error['message']} [{error['code']}]"
+            stderr().print(text, soft_wrap=True)
     if len(profiles) < len(files):
         raise typer.Exit(UnreadableInput.exit_code)
 
