@@ -13,17 +13,18 @@ import socket
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from retuned.contract import Digest
+from retuned.adapters.runtime_fake import FakeSwapper
 from retuned.errors import CandidateError, TemporaryError
 from retuned.ports import SlotState
 from retuned.stages.swap import SwapOrder
 from retuned.stages.watch import WatchSample
+
+__all__ = ["FakeSwapper", "RuntimeSocket"]
 
 MAX_ANSWER_BYTES = 32 << 20
 """Longest answer taken from a server."""
@@ -221,128 +222,3 @@ def _merge_samples(samples: Sequence[WatchSample]) -> WatchSample:
         processes=len(samples),
         idle_processes=sum(sample.swapped_launches == 0 for sample in samples),
     )
-
-
-@dataclass(slots=True)
-class FakeSwapper:
-    """A server in memory that keeps the protocol: for tests of everything that drives one."""
-
-    definitions: Sequence[str]
-    """Its slots."""
-    refuse: dict[Digest, str] = field(default_factory=dict)
-    """Artifacts that prepare refuses, with the reason."""
-    away: bool = False
-    """Whether the server does not answer."""
-    flips: list[str] = field(default_factory=list)
-    """Ids of orders carried out, in order; a repeated order adds nothing."""
-    counts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Fields of `WatchSample` to report per slot, set by the test."""
-    launches: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
-    """Launches to report per slot, set by the test."""
-    _orders: dict[str, SwapOrder] = field(default_factory=dict)
-    _prepared: set[tuple[str, Digest]] = field(default_factory=set)
-    _bypassed: set[str] = field(default_factory=set)
-
-    def restart(self) -> None:
-        """Lose everything, as a server does that is started anew."""
-        self._orders.clear()
-        self._prepared.clear()
-        self._bypassed.clear()
-        self.counts.clear()
-
-    def slots(self) -> Sequence[SlotState]:
-        """Report every slot; see `Swapper.slots`."""
-        self._answer()
-        return [
-            SlotState(
-                definition=name,
-                active=self._active(name),
-                epoch=self._epoch(name),
-                launches=dict(self.launches.get(name, {})),
-                tripped=str(self.counts.get(name, {}).get("tripped", "")),
-                bypassed=name in self._bypassed,
-            )
-            for name in self.definitions
-        ]
-
-    def samples(self) -> Sequence[WatchSample]:
-        """Return what the test says was counted; see `Swapper.samples`."""
-        self._answer()
-        nothing = dict.fromkeys(_COUNTS, 0)
-        return [
-            WatchSample.model_validate(
-                {
-                    "definition": name,
-                    "artifact": self._active(name),
-                    "epoch": self._epoch(name),
-                    **nothing,
-                    **self.counts.get(name, {}),
-                }
-            )
-            for name in self.definitions
-        ]
-
-    def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
-        """Take an artifact folder with a manifest; see `Swapper.prepare`."""
-        self._slot(order.definition)
-        if order.artifact is None:
-            raise CandidateError("order-invalid", detail="the original needs no prepare")
-        if order.artifact in self.refuse:
-            raise CandidateError(self.refuse[order.artifact], detail="as the test wished")
-        if (order.definition, order.artifact) in self._prepared:
-            return
-        if not (artifact_dir / "artifact.json").is_file():
-            raise CandidateError("artifact-missing", detail=str(artifact_dir))
-        self._prepared.add((order.definition, order.artifact))
-
-    def commit(self, order: SwapOrder) -> int:
-        """Carry an order out once; see `Swapper.commit`."""
-        self._slot(order.definition)
-        current = self._orders.get(order.definition)
-        if order.id in self.flips and current is not None and current.epoch >= order.epoch:
-            return 1000
-        if order.epoch <= self._epoch(order.definition):
-            raise CandidateError("stale-epoch", detail=f"epoch {order.epoch}")
-        if order.artifact and (order.definition, order.artifact) not in self._prepared:
-            raise CandidateError("not-prepared", detail=order.artifact)
-        self._orders[order.definition] = order
-        self._bypassed.discard(order.definition)
-        self.counts.pop(order.definition, None)
-        self.flips.append(order.id)
-        return 1000
-
-    def bypass(self, definition: str, *, on: bool) -> None:
-        """Serve the original for a while; see `RuntimeSocket.bypass`."""
-        self._slot(definition)
-        if on and self._active(definition) is not None:
-            self._bypassed.add(definition)
-        else:
-            self._bypassed.discard(definition)
-
-    def _slot(self, definition: str) -> None:
-        self._answer()
-        if definition not in self.definitions:
-            raise CandidateError("unknown-slot", detail=definition)
-
-    def _answer(self) -> None:
-        if self.away:
-            raise TemporaryError("the fake server is away", delay_s=_RETRY_S)
-
-    def _active(self, definition: str) -> Digest | None:
-        order = self._orders.get(definition)
-        return order.artifact if order else None
-
-    def _epoch(self, definition: str) -> int:
-        order = self._orders.get(definition)
-        return order.epoch if order else 0
-
-
-_COUNTS = (
-    "swapped_launches",
-    "fallback_launches",
-    "shadow_checks",
-    "shadow_mismatches",
-    "shadow_nonfinite",
-    "worst_ratio",
-    "errors",
-)

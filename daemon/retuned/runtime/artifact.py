@@ -156,10 +156,10 @@ def _read_file(path: Path, *, limit: int) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise Refused("artifact-missing", detail=f"{path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Refused("artifact-invalid", detail=f"{path} is no regular file")
     with os.fdopen(fd, "rb") as file:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode):
-            raise Refused("artifact-invalid", detail=f"{path} is no regular file")
         data = file.read(limit + 1)
     if len(data) > limit:
         raise Refused("artifact-too-large", detail=f"{path} has more than {limit} bytes")

@@ -178,9 +178,11 @@ def attach(
     artifacts = artifacts_dir or os.environ.get("RETUNED_ARTIFACTS_DIR")
     enabled = os.environ.get("RETUNED_RUNTIME", "").strip().lower() not in ("off", "0", "false")
 
+    owner = os.getpid()
+
     def path() -> Path | None:
-        if socket_path is not None:
-            return Path(socket_path)
+        if socket_path is not None:  # a forked child must not take it from its parent
+            return Path(socket_path) if os.getpid() == owner else None
         return Path(folder) / f"{os.getpid()}.sock" if folder else None
 
     runtime = Runtime(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import socket
 import struct
 import threading
@@ -97,16 +96,23 @@ class ControlSocket:
 
     def _serve(self) -> None:
         while not self._closing.is_set():
+            connection: socket.socket | None = None
             try:
-                ready, _, _ = select.select([self._listener], [], [], _TICK_S)
-                if ready:
-                    connection, _ = self._listener.accept()
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                pass  # nobody came: time for what is not urgent
+            except OSError as error:
+                if self._closing.is_set():
+                    return
+                log.warning("control socket: cannot accept: %s", error)
+                self._closing.wait(_TICK_S)
+                continue
+            try:
+                if connection is not None:
                     self._start(connection)
                 else:
                     self._idle()
             except Exception:  # the program loop of this thread: one bad turn must not end it
-                if self._closing.is_set():
-                    return
                 log.exception("control socket: a turn failed")
                 self._closing.wait(_TICK_S)
 
@@ -211,7 +217,7 @@ def _bind(path: Path) -> socket.socket:
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(MAX_CONNECTIONS)
-        listener.setblocking(False)
+        listener.settimeout(_TICK_S)
     except OSError:
         listener.close()
         raise

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -17,10 +15,11 @@ from typing import Any
 from retuned.runtime.artifact import read_artifact
 from retuned.runtime.inforce import Swapped, Variant
 from retuned.runtime.orders import Order, parse_order
+from retuned.runtime.reports import environment, slot_sample, slot_state
 from retuned.runtime.selfcheck import self_check
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Key, Refused, parse_bounds
+from retuned.runtime.spec import Refused, parse_bounds
 from retuned.runtime.variant import LOADERS, CpuVariant
 from retuned.runtime.weights import PackedWeights
 
@@ -32,8 +31,6 @@ MAX_RESIDENT = 4
 """Variants kept loaded per slot for instant ways back."""
 MAX_HISTORY = 64
 """Orders remembered per slot, to answer a repeated one."""
-MAX_REPORTED_KEYS = 2048
-"""Keys per slot in one answer, the most frequent first; the rest is in ``other``."""
 
 
 @dataclass(slots=True)
@@ -126,14 +123,14 @@ class Host:
             "pid": os.getpid(),
             "version": VERSION,
             "server": self.server,
-            "environment": _environment(),
+            "environment": environment(),
         }
 
     def _slots(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"slots": [_state(seat) for seat in list(self._seats.values())]}
+        return {"slots": [slot_state(seat.slot) for seat in list(self._seats.values())]}
 
     def _samples(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"samples": [_sample(seat) for seat in list(self._seats.values())]}
+        return {"samples": [slot_sample(seat.slot) for seat in list(self._seats.values())]}
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Verify, load, repack and self-check. Slow, and off every lock that a commit needs."""
@@ -232,74 +229,3 @@ def _remember(seat: _Seat, order: Order, flip_ns: int) -> None:
         for _, layout in variant.repacked
     }
     seat.packed.keep_layouts(layouts)
-
-
-def _tripped(slot: Slot) -> str:
-    state = slot.table.state
-    return state.removeprefix("tripped:") if state.startswith("tripped:") else ""
-
-
-def _state(seat: _Seat) -> dict[str, Any]:
-    slot = seat.slot
-    table = slot.table
-    order = table.in_force
-    tripped = _tripped(slot)
-    counts: list[tuple[Key, int]] = sorted(slot.launches().items(), key=lambda item: -item[1])
-    shown = counts[:MAX_REPORTED_KEYS]
-    return {
-        "definition": slot.spec.name,
-        "active": None if order is None or tripped else order.artifact,
-        "epoch": 0 if order is None else order.epoch,
-        "launches": [[list(key), count] for key, count in shown],
-        "other_launches": slot.other[0] + sum(count for _, count in counts[len(shown) :]),
-        "tripped": tripped,
-        "bypassed": table.state == "bypassed",
-    }
-
-
-def _sample(seat: _Seat) -> dict[str, Any]:
-    slot = seat.slot
-    order = slot.table.in_force
-    tripped = _tripped(slot)
-    sample: dict[str, Any] = {
-        "definition": slot.spec.name,
-        "artifact": None if order is None or tripped else order.artifact,
-        "epoch": 0 if order is None else order.epoch,
-        "tripped": tripped,
-    }
-    if not isinstance(order, Swapped):
-        counts = {"swapped_launches": 0, "fallback_launches": slot.total()}
-        return sample | counts | dict.fromkeys(_STATS, 0) | {"ineligible_launches": {}}
-    stats, ran = order.stats, order.swapped_launches
-    with stats.lock:
-        return sample | {
-            "swapped_launches": ran,
-            "fallback_launches": max(0, slot.total() - order.launches_before - ran),
-            "ineligible_launches": dict(stats.ineligible),
-            "shadow_checks": stats.checks,
-            "shadow_mismatches": stats.mismatches,
-            "shadow_nonfinite": stats.nonfinite,
-            "worst_ratio": stats.worst_ratio,
-            "last_mean_ratio": stats.mean_ratio,
-            "errors": stats.errors,
-        }
-
-
-_STATS = (
-    "shadow_checks",
-    "shadow_mismatches",
-    "shadow_nonfinite",
-    "worst_ratio",
-    "last_mean_ratio",
-    "errors",
-)
-
-
-def _environment() -> dict[str, str]:
-    """Return what evidence is bound to, as far as this process knows it."""
-    torch = sys.modules.get("torch")
-    return {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": str(getattr(torch, "__version__", "")),
-    }

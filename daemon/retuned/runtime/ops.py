@@ -99,19 +99,24 @@ class TorchOps:
         self._libraries: dict[str, Any] = {}
 
     def register(self, op_type: str, slots: Sequence[Slot]) -> Callable[..., Any]:
-        """Register a family or add to it; never raises, see `Runtime.register_torch_op`."""
+        """Register a family or add to it, see `Runtime.register_torch_op`.
+
+        Raises
+        ------
+        ValueError
+            If there is no slot: the only mistake that cannot be served anyway.
+        """
+        if not slots:
+            raise ValueError(f"{op_type} needs at least one slot")
         name = re.sub(r"\W", "_", op_type)
         family = self._families.get(name)
-        if family is None and slots:
+        if family is None:
             family = self._families[name] = _Family(slots[0].spec)
         for slot in slots:
             try:
-                assert family is not None, "a family was made for the first slot"
                 family.add(slot)
             except Refused as error:
                 log.error("%s stays out of %s: %s", slot.spec.name, name, error)
-        if family is None:
-            raise ValueError(f"{op_type} needs at least one slot")
         return self._operator(name, family)
 
     def close(self) -> None:

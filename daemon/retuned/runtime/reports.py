@@ -1,0 +1,85 @@
+"""What a slot says about itself, as JSON data for the control socket."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+from retuned.runtime.inforce import Swapped
+from retuned.runtime.slots import Slot
+from retuned.runtime.spec import Key
+
+MAX_REPORTED_KEYS = 2048
+"""Keys per slot in one answer, the most frequent first; the rest is in ``other``."""
+
+
+def _tripped(slot: Slot) -> str:
+    state = slot.table.state
+    return state.removeprefix("tripped:") if state.startswith("tripped:") else ""
+
+
+def slot_state(slot: Slot) -> dict[str, Any]:
+    """Return what the daemon's `SlotState` is read from."""
+    table = slot.table
+    order = table.in_force
+    tripped = _tripped(slot)
+    counts: list[tuple[Key, int]] = sorted(slot.launches().items(), key=lambda item: -item[1])
+    shown = counts[:MAX_REPORTED_KEYS]
+    return {
+        "definition": slot.spec.name,
+        "active": None if order is None or tripped else order.artifact,
+        "epoch": 0 if order is None else order.epoch,
+        "launches": [[list(key), count] for key, count in shown],
+        "other_launches": slot.other[0] + sum(count for _, count in counts[len(shown) :]),
+        "tripped": tripped,
+        "bypassed": table.state == "bypassed",
+    }
+
+
+def slot_sample(slot: Slot) -> dict[str, Any]:
+    """Return what the daemon's `WatchSample` is read from: totals since the last order."""
+    order = slot.table.in_force
+    tripped = _tripped(slot)
+    sample: dict[str, Any] = {
+        "definition": slot.spec.name,
+        "artifact": None if order is None or tripped else order.artifact,
+        "epoch": 0 if order is None else order.epoch,
+        "tripped": tripped,
+    }
+    if not isinstance(order, Swapped):
+        counts = {"swapped_launches": 0, "fallback_launches": slot.total()}
+        return sample | counts | dict.fromkeys(_STATS, 0) | {"ineligible_launches": {}}
+    stats, ran = order.stats, order.swapped_launches
+    with stats.lock:
+        return sample | {
+            "swapped_launches": ran,
+            "fallback_launches": max(0, slot.total() - order.launches_before - ran),
+            "ineligible_launches": dict(stats.ineligible),
+            "shadow_checks": stats.checks,
+            "shadow_mismatches": stats.mismatches,
+            "shadow_nonfinite": stats.nonfinite,
+            "worst_ratio": stats.worst_ratio,
+            "last_mean_ratio": stats.mean_ratio,
+            "errors": stats.errors,
+        }
+
+
+_STATS = (
+    "shadow_checks",
+    "shadow_mismatches",
+    "shadow_nonfinite",
+    "worst_ratio",
+    "last_mean_ratio",
+    "errors",
+)
+
+
+def environment() -> dict[str, str]:
+    """Return what evidence is bound to, as far as this process knows it."""
+    torch = sys.modules.get("torch")
+    return {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": str(getattr(torch, "__version__", "")),
+    }
