@@ -149,7 +149,7 @@ class _Case:
 
 def _stopped(case: _Case) -> GateDecision | None:
     """One rejection or abort of this artifact ends it, whoever it comes from."""
-    for decision in case.decisions:
+    for decision in sorted(case.decisions, key=lambda d: (d.at, d.user, d.decision)):
         ends = decision.decision in {DecisionKind.REJECT, DecisionKind.ABORT}
         same = decision.digest == case.proposal.artifact
         if ends and same and decision.at >= case.proposal.created_at:

@@ -35,9 +35,9 @@ _FIELDS = (
 )
 
 _FOLD = timedelta(hours=3)
-"""Clocks never change by more: cron is asked this much beside the moment and then filtered by UTC,
-because it cannot tell the two 02:30 of an autumn night apart."""
-_MOST_STEPS = 3_000
+"""Clocks never change by more. Near a change cron is asked this much beside the moment, and the
+answer is filtered by UTC: cron cannot tell the two 02:30 of an autumn night apart."""
+_MOST_STEPS = 200
 """Boundaries looked at for the next change; past that none is foreseen."""
 _HORIZON = timedelta(days=800)
 
@@ -134,7 +134,11 @@ class Window(PolicyModel):
         """Yield starts in UTC: from `now` into the past with `back`, else strictly after it."""
         zone = ZoneInfo(self.time_zone)
         whole = now.astimezone(UTC).replace(microsecond=0)
-        shifted = whole + _FOLD if back else whole - _FOLD
+        changes = (whole - _FOLD).astimezone(zone).utcoffset() != (
+            (whole + _FOLD).astimezone(zone).utcoffset()
+        )
+        beside = _FOLD if changes else timedelta(seconds=1)
+        shifted = whole + beside if back else whole - beside
         for start in CronSim(self.schedule, shifted.astimezone(zone), reverse=back):
             moment = start.astimezone(UTC)
             if (moment <= now) == back:
@@ -147,9 +151,9 @@ class Window(PolicyModel):
             return None
         return last + self.duration
 
-    def next_boundary(self, now: datetime) -> datetime | None:
-        """Return the next moment after `now` at which this window may open or close."""
-        return self.open_until(now) or next(self.starts(now, back=False), None)
+    def next_start(self, now: datetime) -> datetime | None:
+        """Return the first start after `now`; None where there is none in decades."""
+        return next(self.starts(now, back=False), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,16 +220,31 @@ def _allowed(windows: Sequence[Window], now: datetime) -> bool:
 
 
 def _next_change(windows: Sequence[Window], now: datetime) -> datetime | None:
-    today = _allowed(windows, now)
-    moment = now
+    denies = [w for w in windows if w.kind is WindowKind.DENY]
+    allows = [w for w in windows if w.kind is WindowKind.ALLOW]
+    today, moment = _allowed(windows, now), now
     for _ in range(_MOST_STEPS):
-        boundaries = [b for w in windows if (b := w.next_boundary(moment)) is not None]
-        if not boundaries or min(boundaries) > now + _HORIZON:
+        after = _unchanged_until(denies, allows, moment)
+        if after is None or after > now + _HORIZON:
             return None
-        moment = min(boundaries)
+        moment = after
         if _allowed(windows, moment) != today:
             return moment
     return None
+
+
+def _unchanged_until(
+    denies: Sequence[Window], allows: Sequence[Window], now: datetime
+) -> datetime | None:
+    """Return the first moment at which the answer may differ from the one at `now`."""
+    shut = [end for w in denies if (end := w.open_until(now))]
+    if shut:
+        return max(shut)
+    opened = [end for w in allows if (end := w.open_until(now))]
+    if allows and not opened:
+        return min((s for w in allows if (s := w.next_start(now))), default=None)
+    next_denies = [s for w in denies if (s := w.next_start(now))]
+    return min([*next_denies, *([max(opened)] if opened else [])], default=None)
 
 
 def _name(window: Window) -> str:
