@@ -87,20 +87,34 @@ def combine(shapes: Sequence[ShapeSamples]) -> Estimate | None:
     lacks blocks.
     """
     parts = [estimate(shape) for shape in shapes]
-    if not parts or any(part is None for part in parts):
-        return None
     known = [part for part in parts if part is not None]
-    cost = [shape.weight * float(np.median(shape.incumbent_us)) for shape in shapes]
-    total = sum(cost)
-    if total <= 0.0:
+    if not known or len(known) != len(parts):
         return None
-    after = [share / total * math.exp(-part.mean) for share, part in zip(cost, known, strict=True)]
-    slopes = [value / sum(after) for value in after]
-    terms = [(slope * part.error) ** 2 for slope, part in zip(slopes, known, strict=True)]
-    variance = sum(terms)
-    spread = sum(term**2 / part.dof for term, part in zip(terms, known, strict=True))
+    cost = [shape.weight * float(np.median(shape.incumbent_us)) for shape in shapes]
+    if sum(cost) <= 0.0:
+        return None
+    before = [each / sum(cost) for each in cost]
+    left = [share * math.exp(-part.mean) for share, part in zip(before, known, strict=True)]
+    after = [each / sum(left) for each in left]
+    terms = [
+        ((share * part.error) ** 2, part.dof) for share, part in zip(after, known, strict=True)
+    ]
+    # Shares of the time are measured as well, and matter where speedups differ between shapes.
+    terms += [
+        (((new - old) * _cost_error(shape)) ** 2, part.dof)
+        for new, old, shape, part in zip(after, before, shapes, known, strict=True)
+    ]
+    variance = sum(term for term, _ in terms)
+    spread = sum(term**2 / dof for term, dof in terms)
     dof = variance**2 / spread if spread > 0.0 else min(part.dof for part in known)
-    return Estimate(mean=-math.log(sum(after)), error=math.sqrt(variance), dof=dof)
+    return Estimate(mean=-math.log(sum(left)), error=math.sqrt(variance), dof=dof)
+
+
+def _cost_error(shape: ShapeSamples) -> float:
+    """Relative standard error of the incumbent's time, over blocks."""
+    logs = np.log(shape.incumbent_us)
+    medians = [np.median(logs[shape.block == block]) for block in np.unique(shape.block)]
+    return float(np.std(medians, ddof=1)) / math.sqrt(len(medians))
 
 
 def bootstrap_saving(
