@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from retuned.lab.languages.elf import BinaryAuditFailed, audit
 
 PLAIN = 'extern "C" void kernel(float* y) { y[0] = 1.0f; }\n'
+EARLY = "int n; __attribute__((WHEN)) void f() { n = 1; }\n"
 
 
 def build(folder: Path, source: str, *flags: str) -> Path:
@@ -53,12 +54,12 @@ def test_a_kernel_that_only_computes_passes(source: str, tmp_path: Path) -> None
         ("int n;\n" + PLAIN.replace("1.0f", "(float)++n"), (), "bss"),
         ("int n = 7;\n" + PLAIN.replace("1.0f", "(float)++n"), (), "data"),
         (
-            "__attribute__((constructor)) static void f() { *(volatile int*)0 = 1; }\n" + PLAIN,
+            EARLY.replace("WHEN", "constructor") + PLAIN,
             (),
             "init_array",
         ),
         (
-            "__attribute__((destructor)) static void f() { *(volatile int*)0 = 1; }\n" + PLAIN,
+            EARLY.replace("WHEN", "destructor") + PLAIN,
             (),
             "fini_array",
         ),

@@ -37,8 +37,7 @@ def sequential(x: Array, w: Array) -> Array:
 
 def in_chains(x: Array, w: Array) -> Array:
     chains = [sequential(x[:, i::16], w[:, i::16]) for i in range(16)]
-    total: Array = np.sum(np.stack(chains), axis=0, dtype=np.float32)
-    return total
+    return np.asarray(np.sum(np.stack(chains), axis=0, dtype=np.float32))
 
 
 def bfloat16(values: Array) -> Array:
@@ -162,9 +161,8 @@ def test_the_exact_probe_sees_what_a_tolerance_forgives() -> None:
 
 def test_the_exact_probe_says_nothing_where_the_incumbent_is_inexact() -> None:
     exact = np.arange(4.0)
-    assert (
-        exact_mismatch(exact.astype(np.float32), np.float32([9, 9, 9, 9]), reference=exact) is None
-    )
+    wrong = np.full(4, 9.0, np.float32)
+    assert exact_mismatch(exact.astype(np.float32), wrong, reference=exact) is None
 
 
 @given(arrays(np.float32, (6, 40), elements=st.floats(-(2.0**99), 2.0**99, width=32)))
