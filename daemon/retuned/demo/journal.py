@@ -31,6 +31,14 @@ class Journal:
         """Return the bodies of proposals in any of these phases, oldest first."""
         return [s.body for s in self._store.list("proposal") if s.phase in phases]
 
+    def gated(self) -> list[Mapping[str, Any]]:
+        """Return the bodies of proposals that the gate has looked at and that wait for people.
+
+        An approval names the policy it was given under, so it cannot come before the gate.
+        """
+        gates = {s.id for s in self._store.list("gate")}
+        return [s.body for s in self._store.list("proposal", phase="awaiting") if s.id in gates]
+
     def quiet(self) -> bool:
         """Whether no hypothesis is open and no experiment runs or waits to be proposed."""
         return not (

@@ -161,7 +161,7 @@ class Story:
         deadline = time.monotonic() + options.experiments_timeout_s
         asked: set[str] = set()
         while True:
-            for proposal in self._journal.proposals("awaiting"):
+            for proposal in self._journal.gated():
                 if proposal["id"] not in asked:
                     asked.add(proposal["id"])
                     self._ask(proposal)

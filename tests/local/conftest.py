@@ -1,0 +1,17 @@
+"""Fixtures of the loop's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.local.local_world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A daemon, a server, a folder of traces and people."""
+    made = World(tmp_path)
+    yield made
+    made.store.close()

@@ -1,0 +1,250 @@
+"""A small world around the loop: a server that lives on, a folder of traces, people, and kills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from retuned.adapters.approvals import Approvals
+from retuned.adapters.clock import FakeClock
+from retuned.adapters.local_lab import FakeBench
+from retuned.adapters.runtime_fake import FakeSwapper
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.adapters.telemetry import FakeTelemetry
+from retuned.adapters.trace_folder import FakeTraceSource
+from retuned.contract import Digest, Language, Solution, SourceFile, TrustClass, digest_of
+from retuned.local.context import Context, Kind, LoopSettings
+from retuned.local.program import Loop
+from retuned.ports import Finding, TraceBatch
+from retuned.stages.drift import DEMO_SETTINGS
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.gate import DecisionKind, KernelTuningPolicy, SwapDecision
+from retuned.stages.swap import SwapOrder
+from retuned.stages.trace import LaunchRecord, ShapeSource
+from retuned.stages.verdict import Interval, Reason, ShapeResult, Status, Verdict
+from retuned.stages.watch import WatchSettings
+
+KERNEL = "linear"
+ENVIRONMENT = digest_of("this machine")
+WINDOW = timedelta(seconds=5)
+
+
+class Killed(BaseException):
+    """kill -9: nothing may catch it."""
+
+
+def solution(name: str, structure: str) -> Solution:
+    return Solution(
+        name=name,
+        definition=KERNEL,
+        language=Language.CPU_CPP,
+        entry="run",
+        sources=(SourceFile(path="k.cpp", content=f"// {name}"),),
+        structure=structure,
+        trust=TrustClass.PARAMETERS,
+    )
+
+
+INCUMBENT = solution("incumbent", "rows")
+WINNER = solution("winner", "panels")
+LOSER = solution("loser", "rows")
+
+
+def finding(candidate: Solution, *, speedup: float, status: Status, reason: Reason) -> Finding:
+    interval = Interval(lower=speedup * 0.95, point=speedup, upper=speedup * 1.05, confidence=0.99)
+    shape = ShapeResult(
+        axes={"M": 256},
+        weight=1.0,
+        incumbent_us=100.0,
+        candidate_us=100.0 / speedup,
+        speedup=interval,
+    )
+    verdict = Verdict(
+        status=status,
+        reason=reason,
+        gate="G6",
+        candidate=candidate.digest,
+        incumbent=INCUMBENT.digest,
+        speedup=interval,
+        noise_floor_ratio=1.01,
+        shapes=(shape,),
+    )
+    return Finding(solution=candidate, verdict=verdict, seconds=1.0)
+
+
+LOST = finding(LOSER, speedup=0.9, status=Status.REJECT, reason=Reason.SLOWER)
+WON = finding(WINNER, speedup=2.0, status=Status.PROMOTE, reason=Reason.FASTER)
+
+
+class Kernels:
+    """A catalog of one kernel."""
+
+    def recognise(
+        self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+    ) -> tuple[str, Mapping[str, int]] | None:
+        return (KERNEL, {"M": dims[0][0]}) if kernel == f"retuned::{KERNEL}" and dims else None
+
+    def incumbent(self, definition: str) -> Solution:
+        return INCUMBENT
+
+    def audited(self, definition: str) -> tuple[str, ...]:
+        return ("rows",)
+
+    def structures(self, definition: str) -> tuple[str, ...]:
+        return ("rows", "panels")
+
+    def floor_ns(self, definition: str, axes: Mapping[str, int]) -> int:
+        return 0
+
+
+class Lab(FakeBench):
+    """Finds the winner only where it may look beyond the audited structure; counts what is paid."""
+
+    paid: list[tuple[str, Digest]]
+    boundary: Callable[[str], None]
+
+    def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
+        for found in (LOST,) if plan.structures == ("rows",) else (LOST, WON):
+            if found.solution.digest not in known:
+                self.paid.append((plan.id, found.solution.digest))
+                yield found
+                self.boundary("finding-stored")
+
+
+class Server(FakeSwapper):
+    """The server outlives the daemon; kills fall before and after what it is told."""
+
+    boundary: Callable[[str], None]
+
+    def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
+        self.boundary("before-prepare")
+        super().prepare(order, artifact_dir=artifact_dir)
+        self.boundary("after-prepare")
+
+    def commit(self, order: SwapOrder) -> int:
+        self.boundary("before-commit-order")
+        took = super().commit(order)
+        self.boundary("after-commit-order")
+        return took
+
+
+def auto_policy() -> KernelTuningPolicy:
+    return KernelTuningPolicy.model_validate(
+        {
+            "apiVersion": "retuned.dev/v1alpha1",
+            "kind": "KernelTuningPolicy",
+            "metadata": {"name": "person"},
+            "spec": {
+                "priority": 1,
+                "mode": "Enforce",
+                "validation": {"minSpeedup": 1.02, "confidence": 0.99},
+                "gates": [{"name": "one", "approvals": {"required": 1}}],
+            },
+        }
+    )
+
+
+@dataclass
+class World:
+    """Everything outside the daemon, and the daemon, which may be killed and started again."""
+
+    folder: Path
+    clock: FakeClock = field(default_factory=FakeClock)
+    files: list[TraceBatch] = field(default_factory=list)
+    paid: list[tuple[str, Digest]] = field(default_factory=list)
+    boundaries: int = 0
+    kill_at: int | None = None
+    watch: WatchSettings = field(
+        default_factory=lambda: WatchSettings(min_checks=10, min_s=1.0, engage_within_s=1e6)
+    )
+
+    def __post_init__(self) -> None:
+        self.server = Server(definitions=[KERNEL])
+        self.server.boundary = self.boundary
+        self.policies: Sequence[KernelTuningPolicy] = (auto_policy(),)
+        self.start()
+
+    def boundary(self, _where: str) -> None:
+        self.boundaries += 1
+        if self.kill_at is not None and self.boundaries == self.kill_at:
+            raise Killed
+
+    def start(self) -> None:
+        """Start the daemon on whatever is on disk."""
+        self.store = SqliteStore(self.folder / "state", clock=self.clock, hook=self.boundary)
+        known = [batch.id for batch in self.store.list(Kind.BATCH)]
+        bench = Lab(script={}, root=self.folder)
+        bench.paid, bench.boundary = self.paid, self.boundary
+        self.loop = Loop(
+            Context(
+                store=self.store,
+                clock=self.clock,
+                telemetry=FakeTelemetry(),
+                traces=FakeTraceSource(self.files, known=known),
+                swapper=self.server,
+                bench=bench,
+                settings=LoopSettings(
+                    target="demo",
+                    window=WINDOW,
+                    settle=timedelta(seconds=1),
+                    baseline_windows=4,
+                    drift=DEMO_SETTINGS,
+                    watch=self.watch,
+                ),
+                environment=ENVIRONMENT,
+                catalog=Kernels(),
+                policies=lambda: self.policies,
+            )
+        )
+
+    def restart(self) -> None:
+        """Start again after a kill: files are still there, memory is not."""
+        self.store.close()
+        self.start()
+
+    def window(self, m: int) -> None:
+        """Let one window of traffic go by: a trace file of launches at M = m lands in it."""
+        self.clock.advance(WINDOW.total_seconds())
+        number = len(self.files)
+        launches = tuple(
+            LaunchRecord(
+                kernel=f"retuned::{KERNEL}",
+                start_ns=i * 1000,
+                duration_ns=m * 100 + (i * 7919 + number) % 13,
+                dims=((m, 64), (64, 64)),
+                shape_source=ShapeSource.OP,
+                shape_confidence=1.0,
+            )
+            for i in range(400)
+        )
+        # placed two seconds into the window that has just ended
+        at = self.clock.now() - timedelta(seconds=3)
+        batch = TraceBatch(
+            origin=f"trace-{number}.json",
+            digest=digest_of(["trace", number]),
+            format="kineto-json",
+            launches=launches,
+            span_ns=400_000,
+            completed_at_ns=int(at.timestamp() * 1e9),
+        )
+        self.files.append(batch)
+        traces: Any = self.loop.ctx.traces
+        traces.add(batch)
+
+    def approve_what_waits(self) -> None:
+        for stored in self.store.list(Kind.PROPOSAL, phase="awaiting"):
+            decision = SwapDecision(
+                proposal=stored.id,
+                digest=stored.body["artifact"],
+                decision=DecisionKind.APPROVE,
+                user="ada",
+                at=stored.created_at + timedelta(microseconds=1),
+                policy_digest=auto_policy().digest,
+            )
+            Approvals(self.store).give(decision)
+
+    def phases(self, kind: Kind) -> list[str]:
+        return [stored.phase for stored in self.store.list(kind)]
