@@ -1,0 +1,74 @@
+"""``retuned freeze`` and ``thaw``: the stop sign, with or without a daemon, at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from retuned.cli.output import JsonFlag, emit_json, stdout
+from retuned.cli.state import ConfigOption, StateOption, desk, refuse, safe, until
+from retuned.errors import UsageError
+from retuned.stages.gate import FreezeScope, StopPolicy, TuningFreeze
+
+
+def freeze(
+    reason: Annotated[str, typer.Option(help="Why.")] = "",
+    until_: Annotated[
+        str, typer.Option("--until", help="2h, or a time like 2026-12-24T18:00+01:00.")
+    ] = "",
+    target: Annotated[list[str] | None, typer.Option(help="Only these targets (glob).")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="Only these kernels (glob).")] = None,
+    stop: Annotated[
+        StopPolicy, typer.Option(help="What becomes of swaps under way and promoted ones.")
+    ] = StopPolicy.HOLD,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Stop everything new, at once, with or without a daemon."""
+    with desk(config, state_dir, create=True) as at:
+        sign = TuningFreeze(
+            id=f"freeze-{at.now:%Y%m%d-%H%M%S-%f}",
+            stop_policy=stop,
+            scope=FreezeScope(targets=tuple(target or ()), kernels=tuple(kernel or ())),
+            until=until(until_, now=at.now) if until_ else None,
+            reason=reason,
+            user=at.identity.user,
+            at=at.now,
+        )
+        at.approvals.freeze(sign)
+    if json:
+        emit_json({"freeze": sign.model_dump(mode="json")})
+        return
+    ends = f"until {sign.until.isoformat(timespec='minutes')}" if sign.until else "until thawed"
+    stdout().print(f"Frozen {ends} ({sign.id}). Rollbacks stay possible; `retuned thaw` lifts it.")
+
+
+def thaw(
+    name: Annotated[str, typer.Argument(help="Which freeze; not needed where one stands.")] = "",
+    all: Annotated[bool, typer.Option("--all", help="Every freeze that stands.")] = False,
+    reason: Annotated[str, typer.Option(help="Why.")] = "",
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Lift a freeze."""
+    with desk(config, state_dir) as at:
+        standing = [f.id for f in at.approvals.freezes(now=at.now)]
+        chosen = [name] if name else standing
+        if len(chosen) > 1 and not all:
+            raise UsageError(
+                f"{len(chosen)} freezes stand: {', '.join(chosen)}; name one, or --all"
+            )
+        lifted = [
+            id
+            for id in chosen
+            if at.approvals.thaw(id, who=at.identity.user, at=at.now, reason=reason)
+        ]
+    if not lifted:
+        refuse(f"no freeze {safe(name, limit=60)!r} stands" if name else "nothing is frozen")
+    if json:
+        emit_json({"thawed": lifted})
+        return
+    stdout().print(f"Lifted {', '.join(lifted)}.")

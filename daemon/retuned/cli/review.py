@@ -1,0 +1,268 @@
+"""What people see and say: proposals, show, history; approve, reject, abort, rollback.
+
+Works beside a running daemon or without one. A decision is a record of its own, written once and
+bound to the artifact that was shown; the daemon acts on it. Rollback and abort ask nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from retuned.adapters.approvals import Identity
+from retuned.cli import review_text
+from retuned.cli.output import JsonFlag, emit_json, stderr, stdout
+from retuned.cli.state import (
+    ConfigOption,
+    Desk,
+    ProposalArgument,
+    StateOption,
+    desk,
+    find,
+    gate_of,
+    newest,
+    read_proposal,
+    refuse,
+    safe,
+    short,
+)
+from retuned.errors import UsageError
+from retuned.stages.gate import (
+    DecisionKind,
+    GateDecision,
+    SwapDecision,
+    person,
+)
+from retuned.stages.proposal import Proposal
+
+OPEN = ("awaiting", "approved")
+"""Phases before a swap."""
+SWAPPED = ("swapping", "watching", "promoted", "rolling-back", "rollback-failed")
+"""Phases in which the server may run the artifact."""
+
+CommentOption = Annotated[str, typer.Option(help="Why, for the record.")]
+
+
+def proposals(
+    all: Annotated[bool, typer.Option("--all", help="Ended ones too.")] = False,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """List proposals and what each waits for."""
+    with desk(config, state_dir) as at:
+        rows = [
+            (stored, read_proposal(stored), gate_of(at.store, stored.id))
+            for stored in at.store.list("proposal")
+            if all or stored.phase in OPEN + SWAPPED
+        ]
+        freezes = at.approvals.freezes(now=at.now)
+    if json:
+        emit_json(
+            {
+                "proposals": [review_text.summary(*row) for row in rows],
+                "freezes": [freeze.model_dump(mode="json") for freeze in freezes],
+            }
+        )
+        return
+    review_text.print_proposals(rows, freezes=freezes, now=at.now)
+
+
+def show(
+    id: ProposalArgument,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show one proposal: numbers, risk, what the policy asks, what was said and done."""
+    with desk(config, state_dir) as at:
+        stored, proposal = find(at.store, id)
+        gate = gate_of(at.store, stored.id)
+        decisions = at.approvals.decisions(stored.id)
+        orders = [o for o in at.store.list("order") if o.body.get("proposal") == stored.id]
+        events = at.store.events(id=stored.id)
+    if json:
+        body = review_text.summary(stored, proposal, gate)
+        body["proposal"] = proposal.model_dump(mode="json")
+        body["gate"] = gate.model_dump(mode="json") if gate else None
+        body["decisions"] = [d.model_dump(mode="json") for d in decisions]
+        body["orders"] = [{"id": o.id, "phase": o.phase} | dict(o.body) for o in orders]
+        body["history"] = [review_text.line(event) for event in events]
+        emit_json(body)
+        return
+    review_text.print_proposal(stored, proposal, gate=gate, decisions=decisions, now=at.now)
+    review_text.print_events(events)
+
+
+def approve(
+    id: ProposalArgument,
+    comment: CommentOption = "",
+    digest: Annotated[
+        str, typer.Option(help="Refuse unless the artifact is exactly this one.")
+    ] = "",
+    break_glass: Annotated[
+        bool, typer.Option(help="Emergency: alone, outside the windows. Shows in the history.")
+    ] = False,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Approve the swap to the artifact that is shown, under the policy now in force."""
+    kind = DecisionKind.BREAK_GLASS if break_glass else DecisionKind.APPROVE
+    with desk(config, state_dir) as at:
+        stored, proposal = find(at.store, id)
+        _same_artifact(proposal, digest)
+        gate = gate_of(at.store, stored.id)
+        if stored.phase != "awaiting":
+            refuse(f"{short(stored.id)} is {stored.phase}; only what is awaiting can be approved")
+        if gate is None:
+            refuse("the daemon has not judged it yet, so no policy is known; start `retuned run`")
+        decision = _give(at, proposal, kind=kind, comment=comment, gate=gate)
+        doubts = _doubts(proposal, gate, at.identity, comment=comment, kind=kind)
+    _report(decision, proposal, doubts=doubts, json=json)
+
+
+def reject(
+    id: ProposalArgument,
+    comment: CommentOption = "",
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Reject a proposal; one rejection ends it."""
+    with desk(config, state_dir) as at:
+        stored, proposal = find(at.store, id)
+        if stored.phase not in OPEN:
+            refuse(f"{short(stored.id)} is {stored.phase}; `retuned rollback` takes a swap back")
+        gate = gate_of(at.store, stored.id)
+        decision = _give(at, proposal, kind=DecisionKind.REJECT, comment=comment, gate=gate)
+    _report(decision, proposal, doubts=(), json=json)
+
+
+def abort(
+    id: ProposalArgument,
+    comment: CommentOption = "",
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Stop a proposal wherever it is; a swap under way goes back. Never gated."""
+    with desk(config, state_dir) as at:
+        stored, proposal = find(at.store, id)
+        if stored.phase not in OPEN + SWAPPED:
+            refuse(f"{short(stored.id)} is {stored.phase}; there is nothing to stop")
+        gate = gate_of(at.store, stored.id)
+        decision = _give(at, proposal, kind=DecisionKind.ABORT, comment=comment, gate=gate)
+        at.approvals.request(
+            "abort", target=stored.id, who=at.identity.user, at=at.now, reason=comment
+        )
+    _report(decision, proposal, doubts=(), json=json)
+
+
+def rollback(
+    id: Annotated[str, typer.Argument(help="Id of a proposal, or its beginning.")] = "",
+    slot: Annotated[str, typer.Option(help="Kernel, in place of an id: its last swap.")] = "",
+    reason: CommentOption = "",
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Take a swap back. Never gated by windows, freezes or approvals."""
+    if bool(id) == bool(slot):
+        raise UsageError("name either a proposal or --slot KERNEL")
+    with desk(config, state_dir) as at:
+        if slot:
+            last = newest(
+                [
+                    s
+                    for s in at.store.list("proposal")
+                    if s.phase in SWAPPED and s.body.get("definition") == slot
+                ]
+            )
+            if last is None:
+                refuse(f"nothing is swapped into {safe(slot, limit=60)!r}; see `retuned proposals`")
+            stored = last
+        else:
+            stored, _ = find(at.store, id)
+        if stored.phase not in SWAPPED:
+            refuse(f"{short(stored.id)} is {stored.phase}; there is nothing to take back")
+        request = at.approvals.request(
+            "rollback", target=stored.id, who=at.identity.user, at=at.now, reason=reason
+        )
+    if json:
+        emit_json({"request": request, "what": "rollback", "proposal": stored.id})
+        return
+    stdout().print(
+        f"Rollback of {short(stored.id)} asked for; the daemon does it at its next look."
+    )
+
+
+def history(
+    id: Annotated[str, typer.Argument(help="Only this proposal.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Newest lines.")] = 50,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show who did what, oldest first."""
+    with desk(config, state_dir) as at:
+        about = find(at.store, id)[0].id if id else None
+        events = at.store.events(id=about, limit=limit)
+    if json:
+        emit_json({"history": [review_text.line(event) for event in events]})
+        return
+    review_text.print_events(events)
+
+
+def _same_artifact(proposal: Proposal, digest: str) -> None:
+    if digest and digest.removeprefix("sha256:") != proposal.artifact.removeprefix("sha256:"):
+        refuse(
+            f"the artifact is {proposal.artifact}, not {safe(digest, limit=80)}; "
+            "look again with `retuned show` before you approve"
+        )
+
+
+def _give(
+    at: Desk, proposal: Proposal, *, kind: DecisionKind, comment: str, gate: GateDecision | None
+) -> SwapDecision:
+    decision = SwapDecision(
+        proposal=proposal.id,
+        digest=proposal.artifact,
+        decision=kind,
+        user=at.identity.user,
+        groups=at.identity.groups,
+        comment=comment,
+        channel="cli",
+        at=at.now,
+        policy_digest=gate.policy_digest if gate else None,
+    )
+    at.approvals.give(decision)
+    return decision
+
+
+def _doubts(
+    proposal: Proposal, gate: GateDecision, who: Identity, *, comment: str, kind: DecisionKind
+) -> tuple[str, ...]:
+    """Say beforehand why the gate may not count this; it alone decides."""
+    doubts = []
+    if person(who.user) == person(proposal.requested_by):
+        doubts.append("you asked for this swap yourself")
+    entries = {f"user {who.user}"} | {f"group {group}" for group in who.groups}
+    if kind is DecisionKind.APPROVE and gate.missing_from and not entries & set(gate.missing_from):
+        doubts.append(f"still asked is {' or '.join(gate.missing_from)}, and you are none of them")
+    if kind is DecisionKind.BREAK_GLASS and not comment.strip():
+        doubts.append("break-glass needs a --comment")
+    return tuple(doubts)
+
+
+def _report(
+    decision: SwapDecision, proposal: Proposal, *, doubts: tuple[str, ...], json: bool
+) -> None:
+    if json:
+        body: dict[str, Any] = {"decision": decision.model_dump(mode="json"), "id": decision.id}
+        emit_json(body | {"doubts": list(doubts)})
+    else:
+        review_text.print_decision(decision, proposal)
+    for doubt in doubts:
+        stderr().print(f"retuned: may not count: {safe(doubt)}")

@@ -1,0 +1,183 @@
+"""How proposals, decisions and the history look, in tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.table import Table
+
+from retuned.cli.output import stdout
+from retuned.cli.state import ago, cell, safe, short
+from retuned.ports import Event, Stored
+from retuned.stages.gate import (
+    DecisionKind,
+    GateDecision,
+    SwapDecision,
+    TuningFreeze,
+    explain,
+)
+from retuned.stages.proposal import Proposal
+
+Row = tuple[Stored, Proposal, GateDecision | None]
+
+
+def summary(stored: Stored, proposal: Proposal, gate: GateDecision | None) -> dict[str, Any]:
+    """Return the stable JSON of one proposal."""
+    return {
+        "id": stored.id,
+        "phase": stored.phase,
+        "target": proposal.target,
+        "definition": proposal.definition,
+        "artifact": proposal.artifact,
+        "guard": str(proposal.guard),
+        "speedup": proposal.speedup.model_dump(mode="json"),
+        "share": proposal.share,
+        "expected_saving": proposal.expected_saving,
+        "risk": proposal.risk.value,
+        "trust": proposal.trust.value,
+        "created_at": proposal.created_at.isoformat(),
+        "expires_at": proposal.expires_at.isoformat(),
+        "gate": None if gate is None else gate.model_dump(mode="json"),
+        "sentence": None if gate is None else explain(gate),
+    }
+
+
+def line(event: Event) -> dict[str, Any]:
+    """Return the stable JSON of one line of the trail."""
+    return {
+        "at": event.at.isoformat(),
+        "kind": event.kind,
+        "id": event.id,
+        "what": event.what,
+        "who": event.who,
+        "detail": dict(event.detail),
+    }
+
+
+def print_proposals(rows: Sequence[Row], *, freezes: Sequence[TuningFreeze], now: datetime) -> None:
+    """Print one line a proposal, and the freezes above them."""
+    out = stdout()
+    for freeze in freezes:
+        ends = f"until {freeze.until.isoformat(timespec='minutes')}" if freeze.until else ""
+        out.print(safe(f"FROZEN by {freeze.user} {ends} {freeze.reason} ({freeze.id})"))
+    if not rows:
+        out.print("No open proposals; `retuned proposals --all` shows ended ones.")
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("id", "phase", "kernel", "speedup", "saves", "risk", "expires", "waits for"):
+        table.add_column(name, no_wrap=name in {"id", "phase", "speedup"})
+    for stored, proposal, gate in rows:
+        table.add_row(
+            short(stored.id),
+            cell(stored.phase),
+            cell(proposal.definition),
+            _speedup(proposal),
+            f"{proposal.expected_saving:.1%}",
+            proposal.risk.value,
+            ago(proposal.expires_at, now=now) if stored.phase == "awaiting" else "",
+            cell(_waits(stored, gate)),
+        )
+    out.print(table)
+
+
+def print_proposal(
+    stored: Stored,
+    proposal: Proposal,
+    *,
+    gate: GateDecision | None,
+    decisions: Sequence[SwapDecision],
+    now: datetime,
+) -> None:
+    """Print everything a person needs to decide."""
+    speedup = proposal.speedup
+    rows = [
+        ("proposal", stored.id),
+        ("phase", stored.phase),
+        ("kernel", f"{proposal.definition} on {proposal.target}"),
+        ("artifact", proposal.artifact),
+        ("replaces", proposal.baseline),
+        ("shapes", str(proposal.guard)),
+        (
+            "speedup",
+            f"{speedup.point:.2f}x ({speedup.lower:.2f} to {speedup.upper:.2f}, each bound at "
+            f"{speedup.confidence:.0%})",
+        ),
+        (
+            "saves",
+            f"{proposal.expected_saving:.2%} of GPU time; it touches {proposal.share:.1%} of it",
+        ),
+        ("risk", "; ".join((proposal.risk.value, *proposal.risk_reasons))),
+        ("source", "generated" if proposal.trust.value == "L" else "audited, other parameters"),
+        ("evidence", proposal.evidence or "none"),
+        ("asked by", f"{proposal.requested_by}, {ago(proposal.created_at, now=now)}"),
+        ("expires", ago(proposal.expires_at, now=now)),
+        ("gate", explain(gate) if gate else "not judged yet; is the daemon running?"),
+        *((f"{d.decision}", f"by {d.user} {d.comment}") for d in decisions),
+    ]
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, cell(value))
+    stdout().print(table)
+    if stored.phase == "awaiting":
+        stdout().print(
+            f"\nretuned approve {short(stored.id)} --digest {proposal.artifact}", soft_wrap=True
+        )
+
+
+def print_decision(decision: SwapDecision, proposal: Proposal) -> None:
+    """Print what was decided, about exactly what."""
+    names = {
+        DecisionKind.APPROVE: "Approved",
+        DecisionKind.REJECT: "Rejected",
+        DecisionKind.ABORT: "Aborted",
+        DecisionKind.BREAK_GLASS: "Glass broken",
+    }
+    out = stdout()
+    out.print(safe(f"{names[decision.decision]} by {decision.user}: proposal {short(proposal.id)}"))
+    out.print(f"  artifact {decision.digest}", soft_wrap=True)
+    out.print(
+        safe(
+            f"  means: {proposal.definition} on {proposal.target} for {proposal.guard}, "
+            f"{_speedup(proposal)}"
+        ),
+        soft_wrap=True,
+    )
+    out.print("The daemon acts on it at its next look; `retuned show` says where it stands.")
+
+
+def print_events(events: Sequence[Event]) -> None:
+    """Print the trail."""
+    if not events:
+        stdout().print("No history.")
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("at", "who", "what", "about", "detail"):
+        table.add_column(name, no_wrap=name in {"at", "what", "about"})
+    for event in events:
+        detail = ", ".join(f"{key}={value}" for key, value in event.detail.items() if value)
+        table.add_row(
+            event.at.isoformat(sep=" ", timespec="seconds"),
+            cell(event.who),
+            cell(event.what),
+            cell(f"{event.kind} {short(event.id)}"),
+            cell(detail),
+        )
+    stdout().print(table)
+
+
+def _speedup(proposal: Proposal) -> str:
+    return f"{proposal.speedup.point:.2f}x (>= {proposal.speedup.lower:.2f})"
+
+
+def _waits(stored: Stored, gate: GateDecision | None) -> str:
+    if stored.phase != "awaiting":
+        return ""
+    if gate is None:
+        return "the daemon"
+    if gate.missing:
+        return f"{gate.missing} more: {' or '.join(gate.missing_from) or 'anybody'}"
+    return f"{gate.state}: {gate.reason}"

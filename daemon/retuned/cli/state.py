@@ -1,0 +1,192 @@
+"""The state as the review commands see it: whose it is, which proposal is meant, safe text."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from pydantic import ValidationError
+from rich.text import Text
+
+from retuned.adapters.approvals import Approvals, Identity, local_identity
+from retuned.adapters.sqlite_store import DATABASE, SqliteStore
+from retuned.cli.output import stderr
+from retuned.errors import UnreadableInput, UsageError
+from retuned.ports import Store, Stored
+from retuned.settings import load_settings
+from retuned.stages.gate import GateDecision
+from retuned.stages.gate.values import parse_duration
+from retuned.stages.proposal import Proposal
+
+ConfigOption = Annotated[Path | None, typer.Option(help="YAML or TOML file with settings.")]
+StateOption = Annotated[Path | None, typer.Option(help="Overrides the setting.")]
+ProposalArgument = Annotated[str, typer.Argument(help="Id of a proposal, or its beginning.")]
+
+_SHORTEST = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What a command works with."""
+
+    store: Store
+    """The state, shared with the daemon."""
+    approvals: Approvals
+    """People's side of it."""
+    identity: Identity
+    """Who gives the command."""
+    now: datetime
+    """When."""
+
+
+@contextmanager
+def desk(config: Path | None, state_dir: Path | None, *, create: bool = False) -> Iterator[Desk]:
+    """Open the state that the settings name.
+
+    Raises
+    ------
+    UnreadableInput
+        If there is none, and `create` is not said.
+    """
+    settings = load_settings(config, {"state_dir": state_dir})
+    if not create and not (settings.state_dir / DATABASE).is_file():
+        raise UnreadableInput(
+            "no-state",
+            where=str(settings.state_dir),
+            message="no state here; `retuned run` makes it. Name another folder with "
+            "--state-dir, --config or RETUNED_STATE_DIR",
+        )
+    store = SqliteStore(settings.state_dir)
+    try:
+        yield Desk(
+            store=store,
+            approvals=Approvals(store),
+            identity=local_identity(settings.group_map),
+            now=datetime.now(UTC),
+        )
+    finally:
+        store.close()
+
+
+def find(store: Store, beginning: str) -> tuple[Stored, Proposal]:
+    """Return the proposal whose id begins so, with or without ``sha256:``.
+
+    Raises
+    ------
+    UsageError
+        If none or several do.
+    """
+    wanted = beginning.strip().lower().removeprefix("sha256:")
+    if len(wanted) < _SHORTEST:
+        raise UsageError(f"give at least {_SHORTEST} characters of the id; see `retuned proposals`")
+    found = [s for s in store.list("proposal") if s.id.removeprefix("sha256:").startswith(wanted)]
+    if not found:
+        raise UsageError(f"no proposal begins with {beginning!r:.80}; see `retuned proposals`")
+    if len(found) > 1:
+        names = ", ".join(short(s.id, length=16) for s in found[:5])
+        raise UsageError(f"{beginning!r:.80} is the beginning of {len(found)} proposals: {names}")
+    return found[0], read_proposal(found[0])
+
+
+def read_proposal(stored: Stored) -> Proposal:
+    """Return the proposal in a record.
+
+    Raises
+    ------
+    UnreadableInput
+        If it was written by something else.
+    """
+    try:
+        return Proposal.model_validate(stored.body)
+    except ValidationError as error:
+        raise UnreadableInput(
+            "record-unreadable",
+            where=f"proposal {short(stored.id)}",
+            message=f"does not read as a proposal ({error.error_count()} problems)",
+        ) from error
+
+
+def gate_of(store: Store, proposal: str) -> GateDecision | None:
+    """Return what the gate said last; None before the daemon has judged it."""
+    stored = store.get("gate", proposal)
+    if stored is None:
+        return None
+    try:
+        return GateDecision.model_validate(stored.body)
+    except ValidationError as error:
+        raise UnreadableInput(
+            "record-unreadable",
+            where=f"gate of {short(proposal)}",
+            message=f"does not read as a gate decision ({error.error_count()} problems)",
+        ) from error
+
+
+def short(digest: str, *, length: int = 12) -> str:
+    """Return the beginning of an id, enough to name it by hand."""
+    return digest.removeprefix("sha256:")[:length]
+
+
+def safe(text: object, *, limit: int = 200) -> str:
+    """Make text from outside harmless to a terminal: no control or direction characters."""
+    clean = "".join(
+        "?" if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"} else c
+        for c in str(text)
+    )
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def cell(text: object) -> Text:
+    """Return text from outside as a table cell, never read as markup."""
+    return Text(safe(text))
+
+
+def until(text: str, *, now: datetime) -> datetime:
+    """Read a moment: ``2h`` from now, or a date and time (local where it names no zone).
+
+    Raises
+    ------
+    UsageError
+        If it is neither, or in the past.
+    """
+    try:
+        moment = now + parse_duration(text)
+    except ValueError:
+        try:
+            moment = datetime.fromisoformat(text).astimezone(UTC)
+        except ValueError:
+            raise UsageError(
+                f"--until {text!r:.60}: write a span like 2h, or a time like 2026-12-24T18:00+01:00"
+            ) from None
+    if moment <= now:
+        raise UsageError(f"--until {text!r:.60} is already past")
+    return moment
+
+
+def ago(moment: datetime, *, now: datetime) -> str:
+    """Say how far away a moment is, in one unit."""
+    span = moment - now
+    size = abs(span)
+    for unit, length in (("d", timedelta(days=1)), ("h", timedelta(hours=1))):
+        if size >= 2 * length:
+            text = f"{size // length}{unit}"
+            break
+    else:
+        text = f"{int(size.total_seconds() // 60)}min"
+    return f"in {text}" if span > timedelta(0) else f"{text} ago"
+
+
+def newest(found: Sequence[Stored]) -> Stored | None:
+    """Return the last record of a list that is oldest first."""
+    return found[-1] if found else None
+
+
+def refuse(message: str) -> NoReturn:
+    """Say why the answer is no, and end with exit code 1."""
+    stderr().print(f"retuned: {safe(message, limit=1000)}", soft_wrap=True)
+    raise typer.Exit(1)
