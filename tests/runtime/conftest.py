@@ -142,7 +142,7 @@ def build(tmp_path: Path, compiled: Callable[..., bytes]) -> Build:
 
 
 def order_body(digest: str | None, *, epoch: int = 1, **fields: Any) -> dict[str, Any]:
-    body = {
+    body: dict[str, Any] = {
         "id": f"order-{epoch}",
         "kind": "swap" if digest else "rollback",
         "proposal": "proposal",

@@ -132,7 +132,7 @@ VALUES = (
 def test_an_order_from_a_stranger_is_read_within_its_limits_or_refused(
     field: str, value: Any
 ) -> None:
-    body = {
+    body: dict[str, Any] = {
         "id": "x",
         "kind": "rollback",
         "definition": "d",

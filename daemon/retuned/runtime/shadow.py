@@ -217,5 +217,5 @@ def fingerprint(tensors: Iterable[Tensor]) -> int:
 def _windows(size: int) -> list[tuple[int, int]]:
     if size <= _WINDOW_BYTES * _WINDOWS:
         return [(0, size)] if size else []
-    step = (size - _WINDOW_BYTES) // (_WINDOWS - 1)
-    return [(index * step, _WINDOW_BYTES) for index in range(_WINDOWS)]
+    last = size - _WINDOW_BYTES
+    return [(index * last // (_WINDOWS - 1), _WINDOW_BYTES) for index in range(_WINDOWS)]
