@@ -234,7 +234,7 @@ def _check_environment() -> None:
     for name in sorted(os.environ):
         upper = name.upper()
         if upper.startswith(PREFIX) and upper not in known and not upper.startswith(RESERVED):
-            hint = suggest(upper, sorted(known)) or "; `retuned doctor` lists what is known"
+            hint = suggest(upper, sorted(known)) or "; docs/configuration.md lists what is known"
             raise UsageError(f"unknown setting {name} in the environment{hint}")
 
 
