@@ -1,0 +1,355 @@
+"""Review commands on a real state: what people see, say, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from retuned.adapters.approvals import Approvals, Identity
+from retuned.adapters.policy_files import load_policy
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.cli import freezes, review
+from retuned.cli.state import safe, until
+from retuned.contract import Guard, TrustClass
+from retuned.errors import RetunedError, UnreadableInput, UsageError
+from retuned.ports import Event
+from retuned.stages.gate import GateState, decide
+from retuned.stages.proposal import Proposal, Risk
+from retuned.stages.verdict import Interval
+
+ROOT = Path(__file__).resolve().parents[2]
+POLICY = load_policy(ROOT / "policies" / "laptop-demo.yaml")
+ID = "sha256:" + "ab12" * 16
+TWIN = "sha256:" + "ab13" * 16
+ARTIFACT = "sha256:" + "cd" * 32
+NOW = datetime.now(UTC)
+
+Run = Callable[..., Any]
+
+
+def proposal(**changes: Any) -> Proposal:
+    values: dict[str, Any] = {
+        "id": ID,
+        "target": "local",
+        "definition": "linear_w8",
+        "artifact": ARTIFACT,
+        "baseline": "sha256:" + "00" * 32,
+        "guard": Guard(bounds={"M": (16, 512)}),
+        "speedup": Interval(lower=1.5, point=1.6, upper=1.7, confidence=0.99),
+        "share": 0.4,
+        "expected_saving": 0.13,
+        "risk": Risk.MEDIUM,
+        "risk_reasons": ("touches 40% of GPU time",),
+        "trust": TrustClass.PARAMETERS,
+        "evidence": "sha256:" + "ee" * 32,
+        "experiment": "plan",
+        "requested_by": "retuned",
+        "created_at": NOW - timedelta(minutes=10),
+        "expires_at": NOW + timedelta(hours=24),
+    }
+    return Proposal(**(values | changes))
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteStore]:
+    for name in ("RETUNED_CONFIG", "RETUNED_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(
+        "retuned.cli.state.local_identity",
+        lambda group_map: Identity(user="ada", groups=("gpu-platform",)),
+    )
+    store = SqliteStore(tmp_path / "state")
+    yield store
+    store.close()
+
+
+def put(
+    store: SqliteStore, phase: str = "awaiting", *, judged: bool = True, **changes: Any
+) -> Proposal:
+    one = proposal(**changes)
+    store.add("proposal", one.id, one.model_dump(mode="json"), phase=phase)
+    if judged:
+        store.add("gate", one.id, ask(store, one).model_dump(mode="json"), phase="current")
+    return one
+
+
+def ask(store: SqliteStore, one: Proposal, **changes: Any) -> Any:
+    values: dict[str, Any] = {
+        "policy": POLICY,
+        "policy_digest": POLICY.digest,
+        "decisions": Approvals(store).decisions(one.id),
+        "freezes": Approvals(store).freezes(now=datetime.now(UTC)),
+        "env": "dev",
+        "now": datetime.now(UTC),
+    }
+    return decide(one, **(values | changes))
+
+
+@pytest.fixture
+def run(state: SqliteStore) -> Run:
+    app = typer.Typer()
+    for name in ("proposals", "show", "approve", "reject", "abort", "rollback", "history"):
+        app.command(name)(getattr(review, name))
+    app.command("freeze")(freezes.freeze)
+    app.command("thaw")(freezes.thaw)
+
+    def invoke(*args: str, code: int = 0) -> Any:
+        result = CliRunner().invoke(
+            app, [*args, "--state-dir", str(state.path.parent)], env={"COLUMNS": "200"}
+        )
+        if isinstance(result.exception, RetunedError):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return json.loads(result.stdout) if "--json" in args and code == 0 else result.output
+
+    return invoke
+
+
+def test_the_list_says_what_each_proposal_waits_for(state: SqliteStore, run: Run) -> None:
+    put(state)
+    put(state, "promoted", id=TWIN, judged=False)
+    text = run("proposals")
+    assert "ab12ab12" in text
+    assert "1 more: anybody" in text
+    assert "1.60x (>= 1.50)" in text
+    body = run("proposals", "--json")
+    assert [p["phase"] for p in body["proposals"]] == ["awaiting", "promoted"]
+    first = body["proposals"][0]
+    assert (first["gate"]["state"], first["risk"]) == ("waiting", "medium")
+    assert first["sentence"].startswith("Waiting (policy default/laptop-demo")
+
+
+def test_ended_proposals_are_listed_only_on_request(state: SqliteStore, run: Run) -> None:
+    put(state, "rejected")
+    assert "No open proposals" in run("proposals")
+    assert "rejected" in run("proposals", "--all")
+
+
+def test_show_carries_what_a_person_needs(state: SqliteStore, run: Run) -> None:
+    put(state)
+    text = run("show", "ab12ab")
+    for needed in (
+        ARTIFACT,
+        "16 <= M <= 512",
+        "touches 40%",
+        "0 of 1 approvals",
+        "retuned approve",
+    ):
+        assert needed in text
+    body = run("show", ID, "--json")
+    assert body["proposal"]["artifact"] == ARTIFACT
+    assert (body["decisions"], body["orders"]) == ([], [])
+
+
+def test_an_approval_is_a_record_of_its_own_that_the_gate_counts(
+    state: SqliteStore, run: Run
+) -> None:
+    one = put(state)
+    text = run("approve", "ab12", "--comment", "looks right")
+    assert ARTIFACT in text
+    assert "linear_w8 on local for 16 <= M <= 512" in text
+    (decision,) = Approvals(state).decisions(ID)
+    assert (decision.user, decision.comment, decision.digest) == ("ada", "looks right", ARTIFACT)
+    assert decision.policy_digest == POLICY.digest
+    kept = state.get("proposal", ID)
+    assert kept is not None
+    assert kept.phase == "awaiting"  # the daemon moves it, not the command
+    assert ask(state, one).state is GateState.APPROVED
+    assert [(e.what, e.who) for e in state.events(id=ID)] == [("decision-approve", "ada")]
+
+
+def test_an_approval_names_the_artifact_that_was_seen(state: SqliteStore, run: Run) -> None:
+    put(state)
+    text = run("approve", "ab12", "--digest", "sha256:" + "99" * 32, code=1)
+    assert "look again" in text
+    assert Approvals(state).decisions(ID) == ()
+    body = run("approve", "ab12", "--digest", ARTIFACT, "--json")
+    assert body["decision"]["decision"] == "Approve"
+    assert body["doubts"] == []
+
+
+@pytest.mark.parametrize("phase", ["approved", "promoted", "rejected", "expired", "rolled-back"])
+def test_only_what_waits_can_be_approved(state: SqliteStore, run: Run, phase: str) -> None:
+    put(state, phase)
+    assert phase in run("approve", "ab12", code=1)
+    assert Approvals(state).decisions(ID) == ()
+
+
+def test_what_no_policy_has_judged_cannot_be_approved(state: SqliteStore, run: Run) -> None:
+    put(state, judged=False)
+    assert "has not judged it yet" in run("approve", "ab12", code=1)
+
+
+def test_who_asked_is_told_that_it_may_not_count(state: SqliteStore, run: Run) -> None:
+    one = put(state, requested_by="Ada")
+    assert "you asked for this swap yourself" in run("approve", "ab12")
+    assert ask(state, one).state is GateState.WAITING
+
+
+def test_one_rejection_ends_it(state: SqliteStore, run: Run) -> None:
+    one = put(state)
+    run("approve", "ab12")
+    run("reject", "ab12", "--comment", "too wide")
+    assert ask(state, one).state is GateState.REJECTED
+
+
+def test_a_swapped_one_is_not_rejected_but_rolled_back(state: SqliteStore, run: Run) -> None:
+    put(state, "promoted")
+    assert "retuned rollback" in run("reject", "ab12", code=1)
+    body = run("rollback", "ab12", "--reason", "latency", "--json")
+    (request,) = state.list("request")
+    assert (request.id, request.phase) == (body["request"], "new")
+    assert {key: request.body[key] for key in ("what", "target", "who", "reason")} == {
+        "what": "rollback",
+        "target": ID,
+        "who": "ada",
+        "reason": "latency",
+    }
+
+
+def test_rollback_by_kernel_takes_the_last_swap(state: SqliteStore, run: Run) -> None:
+    put(state, "promoted", id=TWIN, judged=False)
+    put(state, "watching", judged=False)
+    put(state, "promoted", id="sha256:" + "77" * 32, definition="rmsnorm", judged=False)
+    assert run("rollback", "--slot", "linear_w8", "--json")["proposal"] == ID
+    assert "nothing is swapped" in run("rollback", "--slot", "softmax", code=1)
+
+
+def test_rollback_is_never_held_back_by_a_freeze(state: SqliteStore, run: Run) -> None:
+    put(state, "promoted")
+    run("freeze", "--reason", "incident")
+    run("rollback", "ab12")
+    assert len(state.list("request", phase="new")) == 1
+
+
+def test_there_is_nothing_to_take_back_before_a_swap(state: SqliteStore, run: Run) -> None:
+    put(state)
+    assert "nothing to take back" in run("rollback", "ab12", code=1)
+    with pytest.raises(UsageError, match="either a proposal or --slot"):
+        run("rollback")
+
+
+@pytest.mark.parametrize("phase", ["awaiting", "approved", "swapping", "watching", "promoted"])
+def test_an_abort_works_in_every_phase_that_lives(state: SqliteStore, run: Run, phase: str) -> None:
+    one = put(state, phase)
+    run("abort", "ab12")
+    assert [r.body["what"] for r in state.list("request", phase="new")] == ["abort"]
+    assert ask(state, one).state is GateState.REJECTED
+
+
+def test_an_abort_of_what_has_ended_is_refused(state: SqliteStore, run: Run) -> None:
+    put(state, "rolled-back")
+    assert "nothing to stop" in run("abort", "ab12", code=1)
+
+
+def test_a_beginning_that_fits_two_names_both(state: SqliteStore, run: Run) -> None:
+    put(state)
+    put(state, id="sha256:ab12" + "ff" * 30)
+    with pytest.raises(UsageError, match="2 proposals: ab12ab12ab12ab12, ab12ffffffffffff"):
+        run("show", "ab12")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [("ab1", "at least 4"), ("ffff", "no proposal"), ("%%%%", "no proposal")]
+)
+def test_an_id_that_names_nothing_is_wrong_usage(
+    state: SqliteStore, run: Run, given: str, says: str
+) -> None:
+    put(state)
+    with pytest.raises(UsageError, match=says):
+        run("show", given)
+
+
+def test_without_a_state_the_command_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RETUNED_CONFIG", raising=False)
+    with pytest.raises(UnreadableInput, match="retuned run") as caught:
+        review.proposals(state_dir=tmp_path / "none")
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_freeze_stands_at_once_and_thaw_lifts_it(state: SqliteStore, run: Run) -> None:
+    one = put(state)
+    run("approve", "ab12")
+    sign = run("freeze", "--reason", "incident", "--until", "2h", "--json")["freeze"]
+    assert sign["user"] == "ada"
+    assert ask(state, one).state is GateState.FROZEN
+    assert "FROZEN by ada until" in run("proposals")
+    assert run("thaw", "--json") == {"thawed": [sign["id"]]}
+    assert ask(state, one).state is GateState.APPROVED
+    assert "nothing is frozen" in run("thaw", code=1)
+    assert [e.what for e in state.events(id=sign["id"])] == ["frozen", "thawed"]
+
+
+def test_of_several_freezes_one_must_be_named(state: SqliteStore, run: Run) -> None:
+    names = [run("freeze", "--json")["freeze"]["id"] for _ in range(2)]
+    with pytest.raises(UsageError, match="2 freezes stand"):
+        run("thaw")
+    assert run("thaw", names[0], "--json") == {"thawed": [names[0]]}
+    assert run("thaw", "--all", "--json") == {"thawed": [names[1]]}
+
+
+def test_a_freeze_works_before_the_daemon_ever_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RETUNED_CONFIG", raising=False)
+    freezes.freeze(state_dir=tmp_path / "new")
+    store = SqliteStore(tmp_path / "new")
+    assert len(store.list("freeze", phase="active")) == 1
+    store.close()
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2020-01-01T00:00+00:00", "0s", "-3h", "9999d"])
+def test_an_end_that_cannot_be_is_wrong_usage(text: str) -> None:
+    with pytest.raises(UsageError, match="--until"):
+        until(text, now=NOW)
+
+
+def test_an_end_is_a_span_or_a_time() -> None:
+    assert until("90m", now=NOW) == NOW + timedelta(minutes=90)
+    assert until("2999-01-01T01:00+01:00", now=NOW) == datetime(2999, 1, 1, tzinfo=UTC)
+
+
+def test_the_history_is_told_in_order(state: SqliteStore, run: Run) -> None:
+    put(state)
+    run("approve", "ab12", "--comment", "fine")
+    run("reject", "ab12", "--comment", "no")
+    body = run("history", "--json")
+    assert [line["what"] for line in body["history"]] == ["decision-approve", "decision-reject"]
+    assert [line["what"] for line in run("history", "--limit", "1", "--json")["history"]] == [
+        "decision-reject"
+    ]
+    assert "comment=fine" in run("history", "ab12")
+
+
+def test_names_from_strangers_cannot_write_to_the_terminal(state: SqliteStore, run: Run) -> None:
+    put(state, risk_reasons=("\x1b[31mred\x1b]0;title\x07 [bold]x[/bold] \u202eevil",))
+    state.record(
+        Event(at=NOW, kind="proposal", id=ID, what="noted", who="\x1b[2J", detail={"k": "\r\nx"})
+    )
+    text = run("show", "ab12")
+    assert not set(text) & {"\x1b", "\x07", "\r", "\u202e"}
+    assert "[bold]x[/bold]" in text
+
+
+def test_safe_text_is_cut() -> None:
+    assert safe("x" * 500, limit=10) == "x" * 9 + "…"
+
+
+def test_two_writers_at_once_lose_nothing(state: SqliteStore, run: Run) -> None:
+    """A command writes while the daemon's connection is open and writing too."""
+    put(state)
+    for n in range(5):
+        state.add("finding", f"f{n}", {}, phase="final")
+        run("reject", "ab12", "--comment", str(n))
+    assert len(Approvals(state).decisions(ID)) == 5
+    assert len(state.list("finding")) == 5
