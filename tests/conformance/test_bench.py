@@ -17,6 +17,7 @@ from retuned.lab.bay import LabSettings
 from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.ports import Bench, Finding
+from retuned.runtime.artifact import read_artifact
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason, Status, Verdict
 
@@ -134,6 +135,12 @@ def test_an_artifact_names_what_it_is_and_is_built_once(
         assert body["definition"] == catalog.get(NAME).definition.model_dump(mode="json")
         assert bench(root).build(solution) == folder
         assert (folder / "artifact.json").stat().st_mtime_ns == before
+
+
+def test_the_server_s_runtime_reads_what_the_lab_built(root: Path) -> None:
+    solution = candidates()[0]
+    artifact = read_artifact(local(root).build(solution), digest=solution.digest)
+    assert artifact.entry == solution.entry
 
 
 def test_a_plan_for_another_machine_is_not_run(root: Path) -> None:

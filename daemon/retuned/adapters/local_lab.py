@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
@@ -20,39 +19,17 @@ from typing import Any
 from retuned.contract import Digest, Solution
 from retuned.errors import HarnessError, UsageError
 from retuned.lab.bay import Bay, LabSettings
-from retuned.lab.evidence import adjusted_p_values, final_timing, gather, search_interval
-from retuned.lab.examiner import Examiner, Timed
-from retuned.lab.harness.variant import Variant
 from retuned.lab.languages.cpu_cpp import compile_solution, cpu_environment
+from retuned.lab.session import Contender, Session
 from retuned.lab.subject import Subject
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan
-from retuned.stages.verdict import Check, Interval, JudgeSettings, judge, rank
-
-log = logging.getLogger(__name__)
+from retuned.stages.verdict import JudgeSettings
 
 _BATCH = 4
 """Candidates asked for at a time, so that generators learn from findings."""
 _FINAL_SHARE = 0.4
 """Part of the time budget that is kept for finalists."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Contender:
-    """A candidate on its way through the gates."""
-
-    solution: Solution
-    variant: Variant | None
-    checks: list[Check]
-    started_s: float
-    spent_s: float = 0.0
-    search: Timed | None = None
-    interval: Interval | None = None
-    final: Timed | None = None
-
-    @property
-    def failed(self) -> bool:
-        return any(check.reason is not None for check in self.checks)
 
 
 class LocalLab:
@@ -109,10 +86,10 @@ class LocalLab:
             settings=self._lab,
         )
         try:
-            session = _Session(
+            session = Session(
                 plan, bay=bay, root=self._root, incumbent=incumbent, settings=self._judge
             )
-            contenders: list[_Contender] = []
+            contenders: list[Contender] = []
             search_until = deadline - _FINAL_SHARE * plan.budget.max_seconds
             for solution in self._proposals(plan, session, known, until=search_until):
                 contender = session.examine(solution)
@@ -173,7 +150,7 @@ class LocalLab:
     def _proposals(
         self,
         plan: ExperimentPlan,
-        session: _Session,
+        session: Session,
         known: Mapping[Digest, Finding],
         *,
         until: float,
@@ -202,126 +179,6 @@ class LocalLab:
                     if time.monotonic() >= until:
                         return
                     yield solution
-
-
-class _Session:
-    """One run of one plan."""
-
-    def __init__(
-        self,
-        plan: ExperimentPlan,
-        *,
-        bay: Bay,
-        root: Path,
-        incumbent: Solution,
-        settings: JudgeSettings,
-    ) -> None:
-        self._plan = plan
-        self._bay = bay
-        self._root = root
-        self._incumbent = incumbent
-        self._settings = settings
-        self._examiner = Examiner(bay)
-        self.history: list[Finding] = []
-
-    def examine(self, solution: Solution) -> _Contender:
-        """Take a candidate through G1 to G5, cheapest first."""
-        begin = time.monotonic()
-        variant, checks = self._examiner.admit(solution)
-        contender = _Contender(
-            solution=solution, variant=variant, checks=list(checks), started_s=begin
-        )
-        if variant is not None:
-            contender.checks += self._examiner.correct(variant)
-        if variant is not None and not contender.failed:
-            contender.search = self._examiner.search(variant)
-            contender.checks += contender.search.checks
-            contender.interval = search_interval(contender.search)
-        contender.spent_s = time.monotonic() - begin
-        self.history.append(self.finding(contender))
-        return contender
-
-    def decide(self, contenders: Sequence[_Contender], *, deadline: float) -> Iterator[Finding]:
-        """Re-measure the best from zero and judge everybody."""
-        ranked = rank(
-            [(c.solution.digest, c.interval) for c in contenders if c.interval is not None],
-            count=self._plan.budget.finalists,
-        )
-        for contender in contenders:
-            if contender.solution.digest not in ranked:
-                yield self.finding(contender)
-        by_digest = {c.solution.digest: c for c in contenders}
-        finalists = [by_digest[digest] for digest in ranked]
-        for number, contender in enumerate(finalists):
-            if number and time.monotonic() > deadline:
-                break  # the best comes first; the rest stays without a re-measurement
-            assert contender.variant is not None
-            begin = time.monotonic()
-            contender.final = self._examiner.final(contender.variant)
-            contender.checks += contender.final.checks
-            contender.spent_s += time.monotonic() - begin
-        measured = [c for c in finalists if c.final is not None]
-        adjusted = adjusted_p_values(
-            [c.final for c in measured if c.final is not None], self._settings
-        )
-        for contender, p_value in zip(measured, adjusted, strict=True):
-            yield self.finding(contender, adjusted_p=p_value, finalists=len(measured))
-        for contender in finalists[len(measured) :]:
-            yield self.finding(contender)
-
-    def finding(
-        self, contender: _Contender, *, adjusted_p: float = 1.0, finalists: int = 1
-    ) -> Finding:
-        """Judge what is known of a contender."""
-        timing = None
-        if contender.final is not None and contender.final.passed and contender.variant:
-            timing = final_timing(
-                contender.final,
-                definition=self._bay.subject.definition,
-                workloads=self._plan.workloads,
-                parts=contender.variant.parts,
-                adjusted_p=adjusted_p,
-                finalists=finalists,
-                settings=self._settings,
-            )
-        evidence = gather(
-            contender.solution.digest,
-            self._incumbent.digest,
-            checks=contender.checks,
-            search=contender.interval,
-            finalist=contender.final is not None,
-            timing=timing,
-            raw=self._keep(contender) if contender.final is not None else None,
-        )
-        verdict = judge(evidence, self._settings)
-        log.info(
-            "candidate %s: %s, %s (%s)",
-            contender.solution.name,
-            verdict.status,
-            verdict.reason,
-            verdict.detail,
-        )
-        return Finding(solution=contender.solution, verdict=verdict, seconds=contender.spent_s)
-
-    def _keep(self, contender: _Contender) -> Digest:
-        """Keep the raw numbers under their digest, beside the artifacts."""
-        body = {
-            "candidate": contender.solution.digest,
-            "incumbent": self._incumbent.digest,
-            "plan": self._plan.id,
-            "environment": cpu_environment().model_dump(mode="json"),
-            "checks": [check.model_dump(mode="json") for check in contender.checks],
-            "search": _raw(contender.search),
-            "final": _raw(contender.final),
-        }
-        data = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-        digest = hashlib.sha256(data).hexdigest()
-        folder = self._root / "evidence"
-        folder.mkdir(exist_ok=True)
-        partial = folder / f".{digest}.partial"
-        partial.write_bytes(data)
-        partial.replace(folder / f"{digest}.json")
-        return f"sha256:{digest}"
 
 
 @dataclass(slots=True)
@@ -369,21 +226,4 @@ def _manifest(solution: Solution, definition: Mapping[str, Any], sha256: str) ->
         "parts": threads if isinstance(threads, int) else 1,
         "binary": "kernel.so",
         "binary_sha256": sha256,
-    }
-
-
-def _raw(timed: Timed | None) -> dict[str, Any] | None:
-    if timed is None:
-        return None
-    return {
-        side: [
-            {
-                "weight": samples.weight,
-                "incumbent_us": [round(value, 3) for value in samples.incumbent_us.tolist()],
-                "candidate_us": [round(value, 3) for value in samples.candidate_us.tolist()],
-                "block": samples.block.tolist(),
-            }
-            for samples in group
-        ]
-        for side, group in (("candidate", timed.samples), ("clone", timed.clones))
     }

@@ -12,8 +12,9 @@ from retuned.contract import Solution, Workload
 from retuned.errors import CandidateError, HarnessError, UsageError
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.cases import Case, CaseBook, Cell, Seeds, cells_for
+from retuned.lab.harness.placing import duel_bytes
 from retuned.lab.harness.runs import Runner, arena_bytes
-from retuned.lab.harness.timing import SETS, Duel, duel_bytes
+from retuned.lab.harness.timing import SETS, Duel
 from retuned.lab.harness.variant import Variant, variant_of
 from retuned.lab.harness.worker import ChildLimits, Worker
 from retuned.lab.languages.cpu_cpp import CompileLimits, compile_solution

@@ -8,23 +8,29 @@ child's clock with its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from retuned.contract import Definition
 from retuned.errors import CandidateError
-from retuned.lab.harness.arena import PAGE, Arena, Region
+from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.cases import Case, Cell
 from retuned.lab.harness.checks import compare_case
+from retuned.lab.harness.placing import (
+    Placed,
+    mutable_inputs,
+    place,
+    read_outputs,
+    spans,
+    tensors_of,
+)
 from retuned.lab.harness.runs import POISON_MIXED
 from retuned.lab.harness.schedule import CANDIDATE, CLONE, INCUMBENT, Block, Call, Scheduler
 from retuned.lab.harness.variant import AS_IS, Variant, packed
 from retuned.lab.harness.worker import Worker
 from retuned.lab.oracle import Tolerance
 from retuned.lab.statistics import ShapeSamples
-from retuned.lab.subject import Array, Subject, numpy_dtype, shape_of
+from retuned.lab.subject import Array, Subject
 from retuned.stages.verdict import Check, Reason
 
 SETS = 5
@@ -33,28 +39,6 @@ _CALL_US = 20.0
 """Launches shorter than this are timed several at a time: a reading of the clock costs 0.1 us."""
 _BURST_US = 60_000.0
 """Length of the launches that both clocks time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """One shape's buffers in the arena."""
-
-    axes: Mapping[str, int]
-    """Lengths of the variable axes."""
-    lengths: tuple[int, ...]
-    """Lengths of all axes."""
-    regions: tuple[Region, ...]
-    """Everything, for the red zones."""
-    inputs: tuple[dict[tuple[str, str], Region], ...]
-    """Per set: input and layout."""
-    outputs: tuple[dict[str, Region], ...]
-    """Per set."""
-    spare: dict[str, Region]
-    """Outputs for the incumbent's answer when a timed output is checked."""
-    scratch: tuple[tuple[Region, ...], ...]
-    """Per side, per part."""
-    model: tuple[dict[str, Array], ...]
-    """What the inputs must hold: the parent's own copy, per set."""
 
 
 class Duel:
@@ -160,7 +144,7 @@ class Duel:
         if newest is None:
             return Check(gate=gate, detail="no output to check")
         lengths = definition.lengths(placed.axes)
-        got = _read(self._arena, definition, placed.outputs[newest], lengths)
+        got = read_outputs(self._arena, definition, placed.outputs[newest], lengths)
         inputs = {name: array.copy() for name, array in placed.model[newest].items()}
         case = Case(
             cell=Cell(axes=placed.axes, family="timed"),
@@ -208,11 +192,11 @@ class Duel:
             "op": "time",
             "lengths": placed.lengths,
             "sets": [
-                [_tensors(definition, side, placed, index) for index in range(len(placed.inputs))]
+                [tensors_of(definition, side, placed, index) for index in range(len(placed.inputs))]
                 for side in self._sides
             ],
-            "outputs": [_spans(regions.values()) for regions in placed.outputs],
-            "scratch": [_spans(regions) for regions in placed.scratch],
+            "outputs": [spans(regions.values()) for regions in placed.outputs],
+            "scratch": [spans(regions) for regions in placed.scratch],
             "calls": [
                 [call.which, call.first, call.repeat, call.poison, self._swaps(call)]
                 for call in calls
@@ -251,7 +235,7 @@ class Duel:
     def _incumbent_answer(self, index: int, lengths: dict[str, int]) -> dict[str, Array]:
         placed, definition = self.placed, self._subject.definition
         inputs = len(definition.inputs)
-        tensors = _tensors(definition, self._sides[INCUMBENT], placed, index)[:inputs]
+        tensors = tensors_of(definition, self._sides[INCUMBENT], placed, index)[:inputs]
         body = {
             "op": "run",
             "kernel": INCUMBENT,
@@ -261,86 +245,7 @@ class Duel:
             "fences": [],
         }
         self._worker.command(body, timeout_s=self._timeout_s)
-        return _read(self._arena, definition, placed.spare, lengths)
-
-
-def place(
-    definition: Definition,
-    sides: Sequence[Variant],
-    arena: Arena,
-    *,
-    axes: Mapping[str, int],
-    sets: Sequence[Mapping[str, Array]],
-) -> Placed:
-    """Lay out all sets for all sides; sides with one layout share one copy.
-
-    Raises
-    ------
-    ContractViolated
-        If a layout does not fit.
-    """
-    arena.reset()
-    lengths = definition.lengths(axes)
-    inputs, outputs, regions = [], [], []
-    for given in sets:
-        wanted = {
-            (name, layout): packed(given[name], layout)
-            for side in sides
-            for name in definition.inputs
-            for layout in (side.layouts.get(name, AS_IS),)
-        }
-        # The parent's swaps go to the plain copy, which every non-constant input has.
-        placed = {key: arena.place(array.nbytes) for key, array in wanted.items()}
-        for key, region in placed.items():
-            arena.view(region, wanted[key].dtype, wanted[key].shape)[...] = wanted[key]
-        inputs.append(placed)
-        outputs.append(_place_outputs(definition, arena, lengths))
-        regions += [*placed.values(), *outputs[-1].values()]
-    spare = _place_outputs(definition, arena, lengths)
-    scratch = tuple(
-        tuple(
-            arena.place(side.scratch_bytes) for _ in range(side.parts if side.scratch_bytes else 0)
-        )
-        for side in sides
-    )
-    regions += [*spare.values(), *(region for group in scratch for region in group)]
-    arena.fill_zones(regions, POISON_MIXED)
-    return Placed(
-        axes=axes,
-        lengths=tuple(lengths.values()),
-        regions=tuple(regions),
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        spare=spare,
-        scratch=scratch,
-        model=tuple({name: array.copy() for name, array in given.items()} for given in sets),
-    )
-
-
-def mutable_inputs(definition: Definition, inputs: Mapping[str, Array]) -> list[tuple[str, int]]:
-    """Return the inputs whose elements may change places: real numbers that are not weights.
-
-    Integers may be indices or lengths, which must stay where they are.
-    """
-    return [
-        (name, inputs[name].size)
-        for name, spec in definition.inputs.items()
-        if not spec.constant and numpy_dtype(spec).kind == "f"
-    ]
-
-
-def duel_bytes(
-    definition: Definition, axes: Mapping[str, int], sides: Sequence[Variant], *, sets: int
-) -> int:
-    """Bytes that a shape needs in the arena, red zones included."""
-    lengths = definition.lengths(axes)
-    copies = max(1, len({tuple(sorted(side.layouts.items())) for side in sides}))
-    one = 0
-    for spec in (*definition.inputs.values(), *definition.outputs.values()):
-        size = int(np.prod(shape_of(spec, lengths))) * numpy_dtype(spec).itemsize
-        one += (size + 4 * PAGE) * (copies if spec.constant else 1)
-    scratch = sum(side.parts * (side.scratch_bytes + 4 * PAGE) for side in sides)
-    return (sets + 1) * one + scratch
+        return read_outputs(self._arena, definition, placed.spare, lengths)
 
 
 def samples_of(
@@ -368,31 +273,3 @@ def units_for(candidate: int, clone: int) -> list[int]:
 
 def _per_launch(block: Block, times: Sequence[int], position: int) -> float:
     return times[position] / block.calls[position].repeat / 1e3
-
-
-def _spans(regions: Any) -> list[list[int]]:  # noqa: ANN401 - any iterable of regions
-    return [[region.start, region.end - region.start] for region in regions]
-
-
-def _tensors(definition: Definition, side: Variant, placed: Placed, index: int) -> list[int]:
-    inputs = placed.inputs[index]
-    starts = [inputs[(n, side.layouts.get(n, AS_IS))].start for n in definition.inputs]
-    return starts + [region.start for region in placed.outputs[index].values()]
-
-
-def _place_outputs(
-    definition: Definition, arena: Arena, lengths: dict[str, int]
-) -> dict[str, Region]:
-    return {
-        name: arena.place(int(np.prod(shape_of(spec, lengths))) * numpy_dtype(spec).itemsize)
-        for name, spec in definition.outputs.items()
-    }
-
-
-def _read(
-    arena: Arena, definition: Definition, regions: Mapping[str, Region], lengths: dict[str, int]
-) -> dict[str, Array]:
-    return {
-        name: arena.view(regions[name], numpy_dtype(spec), shape_of(spec, lengths)).copy()
-        for name, spec in definition.outputs.items()
-    }
