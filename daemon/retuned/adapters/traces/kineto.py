@@ -21,6 +21,7 @@ from retuned.stages.trace import CapturedLaunch, Skip, us_to_ns
 
 _HOST = frozenset({"cuda_runtime", "cuda_driver"})
 _COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
+_WANTED = frozenset({"cpu_op", "kernel", *_HOST, *_COPIES})
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -96,17 +97,16 @@ def _collect(
 ) -> Links:
     links = Links()
     for events in EventStream(source, head, event=_Event, limits=limits):
-        for event in events:
+        wanted = [event for event in events if event.cat in _WANTED and event.ph == "X"]
+        for event in wanted:
             cat = event.cat
-            if cat == "python_function" or cat is None or event.ph != "X":
-                continue
             if cat == "cpu_op":
                 _add_op(links, event, skipped)
             elif cat == "kernel":
                 _add_kernel(links, event, skipped)
             elif cat in _HOST:
                 _add_host(links, event)
-            elif cat in _COPIES:
+            else:
                 skipped[Skip.NOT_A_KERNEL] += 1
         if links.rows > limits.rows or links.texts.held_bytes > limits.document_bytes:
             raise source.refuse(
@@ -119,23 +119,17 @@ def _collect(
 
 def _add_op(links: Links, event: _Event, skipped: Counter[str]) -> None:
     ts, dur, args = event.ts, event.dur, event.args or _NO_ARGS
-    if ts.__class__ is not float or dur.__class__ is not float:
+    if not isinstance(ts, float) or not isinstance(dur, float):
         skipped[Skip.BAD_TIMESTAMP] += 1
         return
-    dims = args.dims
-    keep = links.texts.keep
-    links.ops.append(
-        Op(
-            links.texts.name(event.name),
-            (event.pid, event.tid),
-            ts,
-            ts + dur,
-            args.external_id if args.external_id is not None else args.external_id_old,
-            (keep(bytes(dims)), keep(bytes(args.types)), keep(bytes(args.strides)))
-            if dims
-            else None,
-        )
-    )
+    shape = None
+    if args.dims:
+        shape = links.texts.shape((bytes(args.dims), bytes(args.types), bytes(args.strides)))
+    external = args.external_id
+    if external is None:
+        external = args.external_id_old
+    thread = (event.pid, event.tid)
+    links.ops.append(Op(links.texts.name(event.name), thread, ts, ts + dur, external, shape))
 
 
 def _add_kernel(links: Links, event: _Event, skipped: Counter[str]) -> None:

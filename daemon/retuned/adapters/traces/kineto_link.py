@@ -206,11 +206,12 @@ def _in_order(ops: Sequence[Op]) -> Iterator[list[int]]:
     threads: dict[Thread, list[int]] = {}
     for index, op in enumerate(ops):
         threads.setdefault(op.thread, []).append(index)
+    starts, ends = [op.start_us for op in ops], [op.end_us for op in ops]
     for order in threads.values():
         # by start, and of those that start together the longest first: two stable sorts, which
         # are nearly free on files that are in order already
-        order.sort(key=lambda index: ops[index].end_us, reverse=True)
-        order.sort(key=lambda index: ops[index].start_us)
+        order.sort(key=ends.__getitem__, reverse=True)
+        order.sort(key=starts.__getitem__)
         yield order
 
 
@@ -225,13 +226,15 @@ def _starts(ops: Sequence[Op]) -> dict[Thread, tuple[list[float], list[int]]]:
 def _parents(ops: Sequence[Op]) -> list[int]:
     """Index of the nearest operator around each, on its thread; -1 for none."""
     parents = [-1] * len(ops)
+    starts, ends = [op.start_us for op in ops], [op.end_us for op in ops]
     for order in _in_order(ops):
         stack: list[int] = []
         for index in order:
-            start_us = ops[index].start_us
-            while stack and ops[stack[-1]].end_us <= start_us:
+            start_us = starts[index]
+            while stack and ends[stack[-1]] <= start_us:
                 stack.pop()
-            parents[index] = stack[-1] if stack else -1
+            if stack:
+                parents[index] = stack[-1]
             stack.append(index)
     return parents
 

@@ -111,6 +111,7 @@ class TextStore:
         """Bytes of distinct texts."""
         self._raw: dict[bytes, bytes] = {b"": b""}
         self._names: dict[str | None, str] = {None: ""}
+        self._shapes: dict[Texts, Texts] = {}
 
     def keep(self, raw: bytes) -> bytes:
         """Return the kept copy; nothing for a text that no honest trace holds."""
@@ -120,6 +121,17 @@ class TextStore:
                 return b""
             self.held_bytes += len(raw) + _OVERHEAD
             found = self._raw[raw] = raw
+        return found
+
+    def shape(self, texts: Texts) -> Texts | None:
+        """Return the kept copy of the arguments that make a shape."""
+        found = self._shapes.get(texts)
+        if found is None:
+            size = len(texts[0]) + len(texts[1]) + len(texts[2])
+            if size > _TEXT_BYTES:
+                return None
+            self.held_bytes += size + 3 * _OVERHEAD
+            found = self._shapes[texts] = texts
         return found
 
     def name(self, raw: str | None) -> str:

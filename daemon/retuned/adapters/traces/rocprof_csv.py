@@ -38,8 +38,7 @@ def read(
         ``truncated-csv``, ``damaged-csv``, or what the source says.
     """
     table = _Table(source, limits=limits, skipped=skipped)
-    for part in table.parts(head):
-        block = table.block(part)
+    for block in table.blocks(head):
         if len(block):
             yield block
 
@@ -51,45 +50,37 @@ class _Table:
         self._source = source
         self._limits = limits
         self._skipped = skipped
-        self._row = 1
+        self._row = 2
         self._columns = Columns(0, {})
         self._kind_at: int | None = None
         self._fast: rocprof_fast.Layout | None = None
         self._slow_maker = BlockMaker(kind_of, skipped=skipped)
 
-    def parts(self, head: bytes) -> Iterator[bytes]:
-        """Yield whole rows; the first part comes after the header."""
-        pending = [head.removeprefix(b"\xef\xbb\xbf")]
-        size = len(head)
-        first = True
-        while step := self._source.read(_STEP):
-            size += len(step)
-            pending.append(step)
-            if b"\n" not in step and size <= self._limits.element_bytes:
-                continue
-            data = b"".join(pending)
-            cut = data.rfind(b"\n") + 1
-            if data.count(b'"', 0, cut) % 2:  # the last line end lies inside quotes
-                cut = 0
-            if size - cut > self._limits.element_bytes:
+    def blocks(self, head: bytes) -> Iterator[LaunchBlock]:
+        """Yield the launches, a step of the file at a time."""
+        data = self._after_header(head.removeprefix(b"\xef\xbb\xbf"))
+        step = data
+        while step:
+            cut = data.rfind(b"\n") + 1 if b"\n" in step else 0
+            block = self._block(data[:cut]) if cut else None
+            if block is not None:
+                yield block
+                data = data[cut:]
+            if len(data) > self._limits.element_bytes:
                 raise self._damaged(f"no end of row within {self._limits.element_bytes} bytes")
-            if cut:
-                yield self._after_header(data[:cut]) if first else data[:cut]
-                first = False
-            pending, size = [data[cut:]], len(data) - cut
-        data = b"".join(pending)
+            step = self._source.read(_STEP)
+            data += step
         if data.count(b'"') % 2:
             raise self._truncated()
-        if data:
-            yield self._after_header(data) if first else data
+        yield self._slow(data)
 
-    def block(self, part: bytes) -> LaunchBlock:
-        """Read whole rows."""
-        block = self._fast.block(part) if self._fast and part.endswith(b"\n") else None
-        if block is None:
-            return self._slow(part)
-        self._row += len(block)
-        return block
+    def _block(self, part: bytes) -> LaunchBlock | None:
+        """Read rows; None if the last of them goes on, since its line ends inside quotes."""
+        block = self._fast.block(part) if self._fast else None
+        if block is not None:
+            self._row += len(block)
+            return block
+        return None if part.count(b'"') % 2 else self._slow(part)
 
     def _after_header(self, data: bytes) -> bytes:
         line, _, rest = data.partition(b"\n")
@@ -97,7 +88,6 @@ class _Table:
         self._columns = columns_of(header)
         lower = [cell.strip().lower() for cell in header]
         self._kind_at = lower.index("kind") if "kind" in lower else None
-        self._row = 2
         self._fast = rocprof_fast.layout_of(
             header, self._columns, rest.partition(b"\n")[0], skipped=self._skipped
         )
