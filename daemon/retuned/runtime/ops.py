@@ -27,9 +27,7 @@ class _Family:
 
     def __init__(self, first: Spec) -> None:
         self._spec = first
-        self._places = [
-            place for axis in first.constant_axes if (place := first.locate(axis)) is not None
-        ]
+        self._places = _places(first)
         self._slots: dict[tuple[int, ...], Slot] = {}
 
     def add(self, slot: Slot) -> None:
@@ -50,8 +48,18 @@ class _Family:
     def implementation(self) -> Run:
         """Return the dispatcher: constant lengths -> slot."""
         slots, places = self._slots, self._places
+        whole = _whole_shape(self._spec, places)
+        if whole is not None:
+            index = whole
 
-        def dispatch(*inputs: Tensor) -> Any:  # noqa: ANN401 - output or tuple of outputs
+            def dispatch_whole(*inputs: Tensor) -> Any:  # noqa: ANN401 - output or tuple of them
+                sizes = inputs[index].shape  # one read where one input shows all the lengths
+                slot = slots.get(sizes)
+                return slot.call(*inputs) if slot is not None else self._stray(sizes)(*inputs)
+
+            return dispatch_whole
+
+        def dispatch(*inputs: Tensor) -> Any:  # noqa: ANN401 - output or tuple of them
             sizes = tuple([inputs[index].shape[dim] for index, dim in places])
             slot = slots.get(sizes)
             return slot.call(*inputs) if slot is not None else self._stray(sizes)(*inputs)
@@ -151,6 +159,24 @@ def _define(torch: Any, name: str, family: _Family) -> Any:  # noqa: ANN401 - mo
         library._destroy()
         raise
     return library
+
+
+def _places(spec: Spec) -> list[tuple[int, int]]:
+    """Where to read the constant lengths: all of one input's shape if it shows them all."""
+    constant = {axis for axis in spec.constant_axes if spec.locate(axis) is not None}
+    for index, tensor in enumerate(spec.inputs):
+        if constant and set(tensor.shape) == constant:
+            return [(index, dim) for dim in range(len(tensor.shape))]
+    return [place for axis in spec.constant_axes if (place := spec.locate(axis)) is not None]
+
+
+def _whole_shape(spec: Spec, places: list[tuple[int, int]]) -> int | None:
+    inputs = {index for index, _ in places}
+    if len(inputs) != 1:
+        return None
+    (index,) = inputs
+    dims = [dim for _, dim in places]
+    return index if dims == list(range(len(spec.inputs[index].shape))) else None
 
 
 def _schema(spec: Spec) -> str:

@@ -132,6 +132,7 @@ class CpuVariant:
         def eligible(inputs: tuple[Tensor, ...]) -> Ineligible | None:
             if len(inputs) != count:
                 return _SHAPE
+            gradients = grad_enabled()
             for value, (shape, dtype) in zip(inputs, expected, strict=True):
                 if type(value) not in plain:
                     return _KIND
@@ -139,7 +140,7 @@ class CpuVariant:
                     return _SHAPE
                 if value.dtype is not dtype or not value.is_contiguous() or not value.is_cpu:
                     return _KIND
-                if value.requires_grad and grad_enabled():
+                if gradients and value.requires_grad:
                     return _AUTOGRAD
             return None
 
