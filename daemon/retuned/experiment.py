@@ -160,7 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         text = Path(words[0]).read_text(encoding="utf-8") if words else sys.stdin.read()
-        return run(read_task(text, where=words[0] if words else "stdin"), sys.stdout)
+        task = read_task(text, where=words[0] if words else "stdin")
+        if task.cores:  # compilers too: whoever serves requests keeps the other cores
+            os.sched_setaffinity(0, task.cores)
+        return run(task, sys.stdout)
     except RetunedError as error:
         _write(sys.stdout, {"failed": {"code": type(error).__name__, "message": str(error)}})
         return error.exit_code
