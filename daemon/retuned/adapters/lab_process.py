@@ -79,7 +79,10 @@ class LabProcess:
             yield from self._converse(child, json.dumps(task))
         finally:
             child.kill()
-            child.communicate()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None and not pipe.closed:
+                    pipe.close()
 
     def build(self, solution: Solution) -> Path:
         """Return the artifact's folder; see `Bench.build`."""

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from retuned.cli import analyze, demo, run, validate
+from retuned.cli import analyze, demo, doctor, freezes, policy, review, run, validate
 from retuned.cli.output import stderr
 from retuned.errors import RetunedError
 
@@ -24,6 +24,20 @@ app.command("diff")(analyze.diff)
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("validate")(validate.validate)
+for command in (
+    review.proposals,
+    review.show,
+    review.approve,
+    review.reject,
+    review.abort,
+    review.rollback,
+    review.history,
+    freezes.freeze,
+    freezes.thaw,
+    doctor.doctor,
+):
+    app.command(command.__name__)(command)
+app.add_typer(policy.app, name="policy")
 
 
 def main() -> None:

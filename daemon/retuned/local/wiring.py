@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retuned import catalog
 from retuned.adapters.clock import SystemClock
-from retuned.adapters.known_kernels import KnownKernels
+from retuned.local.known_kernels import KnownKernels
 from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.policy_files import load_policies
