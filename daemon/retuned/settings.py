@@ -44,8 +44,8 @@ def _cores(value: object) -> object:
         return value
     cores: list[int] = []
     for part in filter(None, value.replace(" ", "").split(",")):
-        low, _, high = part.partition("-")
-        if not low.isdecimal() or (high and not high.isdecimal()):
+        low, dash, high = part.partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
             raise ValueError("cores are written like 0,2-3")
         first, last = int(low), int(high or low)
         if last - first > 4096:

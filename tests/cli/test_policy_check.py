@@ -1,0 +1,72 @@
+"""``retuned policy check`` for people and machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from retuned.cli.policy import app
+
+POLICIES = Path(__file__).resolve().parents[2] / "policies"
+
+
+def check(path: Path, *flags: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["check", str(path), *flags])
+    return result.exit_code, result.stdout
+
+
+@pytest.mark.parametrize("path", sorted(POLICIES.glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_policies_that_ship_are_valid(path: Path) -> None:
+    code, text = check(path, "--json")
+    assert (code, json.loads(text)) == (0, {"valid": True, "problems": []})
+    assert check(path) == (0, f"{path}: valid\n")
+
+
+def test_an_invalid_policy_exits_1_with_path_line_and_message(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    good = (POLICIES / "laptop-demo.yaml").read_text()
+    path.write_text(good.replace("minSpeedup", "minSpeedupp"))
+    line = next(n for n, t in enumerate(good.splitlines(), 1) if "minSpeedup" in t)
+    code, text = check(path, "--json")
+    (problem,) = json.loads(text)["problems"]
+    assert code == 1
+    assert (problem["path"], problem["line"]) == ("spec.validation.minSpeedupp", line)
+    assert "did you mean minSpeedup?" in problem["message"]
+    code, text = check(path)
+    assert code == 1
+    assert text.startswith(f"{path}:{line}: spec.validation.minSpeedupp: unknown key")
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "says"),
+    [
+        (b"a: &x 1\nb: *x\n", 2, "aliases"),
+        (b"a: 1\na: 2\n", 2, "twice"),
+        (b"a: \xff\n", 1, "UTF-8"),
+        (b"#" * 300_000, None, "larger than"),
+        (None, None, "cannot be read"),
+    ],
+)
+def test_an_unreadable_one_exits_3_and_is_still_one_json_object(
+    tmp_path: Path, data: bytes | None, line: int | None, says: str
+) -> None:
+    path = tmp_path / "odd.yaml"
+    if data is not None:
+        path.write_bytes(data)
+    code, text = check(path, "--json")
+    body = json.loads(text)
+    assert code == 3
+    assert body["valid"] is False
+    assert body["problems"][0]["line"] == line
+    assert says in body["problems"][0]["message"]
+
+
+def test_a_message_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "evil.yaml"
+    path.write_text('"\\e[31m": 1\n')
+    code, text = check(path)
+    assert code == 1
+    assert "\x1b" not in text

@@ -1,0 +1,164 @@
+"""Settings: file < environment < flags, and nothing unknown anywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retuned.errors import UsageError
+from retuned.settings import Settings, load_settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("RETUNED_"):
+            monkeypatch.delenv(name)
+
+
+def write(folder: Path, text: str, name: str = "retuned.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    settings = load_settings()
+    assert settings.window_s == 300.0
+    assert settings.policy_files == ()  # and so nothing is ever swapped
+    assert settings.metrics_address == "127.0.0.1"
+    assert settings.sockets == settings.state_dir / "sockets"
+
+
+def test_each_layer_is_stronger_than_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(tmp_path, "window_s: 10\nsettle_s: 10\nmax_shapes: 10\n")
+    monkeypatch.setenv("RETUNED_SETTLE_S", "20")
+    monkeypatch.setenv("RETUNED_MAX_SHAPES", "20")
+    settings = load_settings(config, {"max_shapes": 30, "target": None})
+    assert (settings.window_s, settings.settle_s, settings.max_shapes) == (10.0, 20.0, 30)
+    assert settings.target == "local"  # a flag that was not given
+
+
+def test_toml_is_read_as_well(tmp_path: Path) -> None:
+    config = write(tmp_path, 'env = "prod"\n[labels]\napp = "vllm"\n', "retuned.toml")
+    settings = load_settings(config)
+    assert (settings.env, settings.labels) == ("prod", {"app": "vllm"})
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETUNED_CONFIG", str(write(tmp_path, "target: a\n")))
+    assert load_settings().target == "a"
+    assert load_settings(write(tmp_path, "target: b\n", "other.yaml")).target == "b"
+
+
+def test_lists_and_pairs_are_written_plainly_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RETUNED_WATCH_DIRS", "/a:~/b")
+    monkeypatch.setenv("RETUNED_LAB_CORES", "0,2-4")
+    monkeypatch.setenv("RETUNED_GROUP_MAP", "wheel=sre-oncall, user:ada=sre-leads")
+    settings = load_settings()
+    assert settings.watch_dirs == (Path("/a"), Path.home() / "b")
+    assert settings.lab_cores == (0, 2, 3, 4)
+    assert settings.group_map == {"wheel": "sre-oncall", "user:ada": "sre-leads"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("target: a\nwindo_s: 10\n", 2, "did you mean window_s?"),
+        ("window_s: soon\n", 1, "valid number"),
+        ("\n\nmetrics_port: 99999\n", 3, "65535"),
+        ("lab_cores: [0, -1]\n", 1, "lab_cores.1"),
+        ("lab_cores: x\n", 1, "written like 0,2-3"),
+        ("labels: {a: 1}\n", 1, "valid string"),
+        ("window_s: .inf\n", 1, "valid number"),
+        ("window_s: 0\n", 1, "greater than 0"),
+        ("detector_preset: wild\n", 1, "'production' or 'demo'"),
+        ("target: a\ntarget: b\n", 2, "written twice"),
+        ("- a\n", 1, "expected"),
+    ],
+)
+def test_a_fault_in_the_file_names_its_line(
+    tmp_path: Path, text: str, line: int, says: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UsageError) as caught:
+        load_settings(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert says in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_fault_in_toml_names_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, 'target = "a"\nwindo_s = 10\n', "retuned.toml")
+    with pytest.raises(UsageError, match=re.escape(f"{path}:2: windo_s")):
+        load_settings(path)
+    broken = write(tmp_path, "target = \n", "broken.toml")
+    with pytest.raises(UsageError, match=r"broken\.toml: .*line 1"):
+        load_settings(broken)
+
+
+def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.yaml: cannot be read"):
+        load_settings(tmp_path / "none.yaml")
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    assert load_settings(write(tmp_path, "# nothing yet\n")).target == "local"
+
+
+@pytest.mark.parametrize("name", ["RETUNED_WINDOWS_S", "retuned_window", "RETUNED_X"])
+def test_an_unknown_variable_is_refused_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(UsageError, match=name) as caught:
+        load_settings()
+    assert "did you mean RETUNED_WINDOW_S?" in str(caught.value) or name == "RETUNED_X"
+
+
+@pytest.mark.parametrize("name", ["RETUNED_RUNTIME", "RETUNED_TORCH", "RETUNED_TORCH_INDEX"])
+def test_names_that_belong_to_others_are_left_aside(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "off")
+    load_settings()
+
+
+def test_a_fault_names_the_variable_or_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="flag max_shapes: max_shapes"):
+        load_settings(None, {"max_shapes": 0})
+    with pytest.raises(UsageError, match=r"flag widow_s.*did you mean window_s\?"):
+        load_settings(None, {"widow_s": 1})
+    monkeypatch.setenv("RETUNED_LABELS", "app")
+    with pytest.raises(UsageError, match=r"environment RETUNED_LABELS.*a=b,c=d"):
+        load_settings()
+
+
+@pytest.mark.parametrize("cores", ["0-999999999", "a", "1-", "3-x"])
+def test_odd_cores_are_refused_quickly(monkeypatch: pytest.MonkeyPatch, cores: str) -> None:
+    monkeypatch.setenv("RETUNED_LAB_CORES", cores)
+    with pytest.raises(UsageError, match="written like"):
+        load_settings()
+
+
+def test_every_setting_says_what_it_does() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert field.description.rstrip().endswith("."), name
+
+
+def test_the_configuration_page_is_current() -> None:
+    script = ROOT / "scripts" / "configuration_docs.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], check=False)
+    assert done.returncode == 0, f"run {script.relative_to(ROOT)}"
