@@ -172,6 +172,10 @@ class Bench(Protocol):
         """Return the folder of the compiled artifact, ready for `Swapper.prepare`."""
         ...
 
+    def evidence(self, digest: Digest) -> bytes | None:
+        """Return the raw numbers that a verdict names; None if the lab has none of that name."""
+        ...
+
 
 class Generator(Protocol):
     """Proposes variants; never judges them."""

@@ -116,12 +116,10 @@ class Settings(BaseSettings):
     detector_preset: Literal["production", "demo"] = "production"
     """How eager the drift detector is: `production` for days of traffic, `demo` for minutes."""
     max_trace_bytes: int = Field(default=16 * 2**30, ge=1)
-    """Trace files larger than this are refused, bytes."""
+    """Trace files larger than this after decompression are refused, bytes."""
 
     lab_cores: Cores = ()
     """Cores that experiments may use, like `0,2-3`; empty picks cores that the server does not."""
-    compiler: str = ""
-    """C++ compiler for CPU variants; empty finds one."""
     max_candidates: int = Field(default=32, ge=1)
     """Most variants that one experiment compiles."""
     max_experiment_s: float = Field(default=120.0, gt=0.0)

@@ -88,6 +88,10 @@ class LabProcess:
         """Return the artifact's folder; see `Bench.build`."""
         return self._builder.build(solution)
 
+    def evidence(self, digest: Digest) -> bytes | None:
+        """Return raw numbers; see `Bench.evidence`."""
+        return self._builder.evidence(digest)
+
     def _converse(self, child: subprocess.Popen[str], task: str) -> Iterator[Finding]:
         assert child.stdin is not None, "stdin is a pipe"
         assert child.stdout is not None, "stdout is a pipe"

@@ -180,6 +180,11 @@ class LocalLab:
                         return
                     yield solution
 
+    def evidence(self, digest: Digest) -> bytes | None:
+        """Return raw numbers; see `Bench.evidence`."""
+        path = self._root / "evidence" / f"{digest.removeprefix('sha256:')}.json"
+        return path.read_bytes() if path.is_file() else None
+
 
 @dataclass(slots=True)
 class FakeBench:
@@ -211,6 +216,10 @@ class FakeBench:
         (target / "kernel.so").write_bytes(b"")
         (target / "artifact.json").write_text(json.dumps(body), encoding="utf-8")
         return target
+
+    def evidence(self, digest: Digest) -> bytes | None:
+        """Have no raw numbers."""
+        return None
 
 
 def _manifest(solution: Solution, definition: Mapping[str, Any], sha256: str) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def doctor(
 ) -> None:
     """Say what this machine has and lacks; exit 4 if the loop cannot run on it."""
     settings = load_settings(config, {"state_dir": state_dir})
-    facts = examine(Probe(), state_dir=settings.state_dir, compiler=settings.compiler)
+    facts = examine(Probe(), state_dir=settings.state_dir)
     usable = all(fact.level is not Level.MISSING for fact in facts)
     if json:
         emit_json(
@@ -140,10 +140,10 @@ def doctor(
     raise typer.Exit(0 if usable else 4)
 
 
-def examine(probe: Probe, *, state_dir: Path, compiler: str = "") -> tuple[Fact, ...]:
+def examine(probe: Probe, *, state_dir: Path) -> tuple[Fact, ...]:
     """Put every question and return the facts, the needed ones first."""
     return (
-        *_needed(probe, state_dir=state_dir, compiler=compiler),
+        *_needed(probe, state_dir=state_dir),
         *_frameworks(probe),
         *_devices(probe),
         *_sandbox(probe),
@@ -151,13 +151,13 @@ def examine(probe: Probe, *, state_dir: Path, compiler: str = "") -> tuple[Fact,
     )
 
 
-def _needed(probe: Probe, *, state_dir: Path, compiler: str) -> Iterator[Fact]:
+def _needed(probe: Probe, *, state_dir: Path) -> Iterator[Fact]:
     version = ".".join(map(str, probe.python))
     right = probe.python >= (3, 11)
     yield _fact("python", right, version, "install Python 3.11 or newer", lacking=Level.MISSING)
     linux = probe.system == "Linux"
     yield _fact("system", linux, probe.system, "run on Linux", lacking=Level.MISSING)
-    yield _compiler(probe, compiler)
+    yield _compiler(probe)
     yield _fact(
         "cores",
         probe.cores() >= 2,
@@ -180,18 +180,16 @@ def _needed(probe: Probe, *, state_dir: Path, compiler: str) -> Iterator[Fact]:
     yield _fact("binutils", objdump is not None, objdump or "no objdump", advice)
 
 
-def _compiler(probe: Probe, named: str) -> Fact:
-    wanted = [named] if named else [probe.environment.get("CXX", ""), "g++", "clang++", "c++"]
-    for name in filter(None, wanted):
-        path = probe.which(name)
-        output = probe.run([path, "--version"]) if path else None
-        if path and output:
-            return Fact(name="compiler", level=Level.OK, value=f"{path}: {output.splitlines()[0]}")
+def _compiler(probe: Probe) -> Fact:
+    path = probe.which("g++")
+    output = probe.run([path, "--version"]) if path else None
+    if path and output:
+        return Fact(name="compiler", level=Level.OK, value=f"{path}: {output.splitlines()[0]}")
     return Fact(
         name="compiler",
         level=Level.MISSING,
-        value=f"no {named or 'C++ compiler'}",
-        advice="install g++ or clang++ (on Debian: apt-get install g++), or set `compiler`",
+        value="no g++",
+        advice="install g++ (on Debian: apt-get install g++)",
     )
 
 

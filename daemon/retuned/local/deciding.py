@@ -141,7 +141,7 @@ def _carry_out(ctx: Context, request: Stored, proposal: Stored) -> None:
         with ctx.store.transaction():
             ctx.store.advance(Kind.PROPOSAL, proposal.id, expect=proposal.phase, to="aborted")
             _say(ctx, proposal.id, what="aborted", who=who, reason=reason)
-    elif proposal.phase in {"swapping", "watching", "promoted"}:
+    elif proposal.phase in {"swapping", "watching", "promoted", "rollback-failed"}:
         roll_back(ctx, proposal, reason="requested", detail=reason, who=who)
 
 

@@ -239,7 +239,11 @@ def _keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> None:
         "verdict": finding.verdict.model_dump(mode="json"),
         "seconds": finding.seconds,
     }
-    if finding.verdict.evidence is None:
+    named = finding.verdict.evidence
+    raw = ctx.bench.evidence(named) if named is not None else None
+    if raw is not None:
+        ctx.store.put_blob(raw)
+    else:
         evidence = ctx.store.put_blob(json.dumps(body, sort_keys=True).encode())
         verdict = finding.verdict.model_copy(update={"evidence": evidence})
         body["verdict"] = verdict.model_dump(mode="json")

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 from retuned import catalog
 from retuned.adapters.clock import SystemClock
 from retuned.local.known_kernels import KnownKernels
 from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
-from retuned.adapters.policy_files import load_policies
+from retuned.adapters.policy_files import PolicyFiles, load_policies
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.trace_folder import TraceFolders
+from retuned.adapters.traces import ReadLimits
 from retuned.contract import Digest, Solution
-from retuned.errors import UnreadableInput
 from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.local.context import Context, Kind, LoopSettings
 from retuned.local.program import Loop
@@ -27,7 +26,6 @@ from retuned.ports import Bench, Store
 from retuned.settings import Settings
 from retuned.stages.drift import DEMO_SETTINGS, DriftSettings
 from retuned.stages.experiment import Budget
-from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.hypothesis import HypothesisSettings
 from retuned.stages.profile import ProfileSettings
 
@@ -59,13 +57,14 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
             settings.watch_dirs,
             clock=clock,
             known=[batch.id for batch in store.list(Kind.BATCH)],
+            limits=ReadLimits(input_bytes=settings.max_trace_bytes),
         ),
         swapper=RuntimeSocket(settings.sockets),
         bench=_lab(settings, store),
         settings=loop_settings(settings),
         environment=environment.digest,
         catalog=KnownKernels(),
-        policies=_policies(settings.policy_files),
+        policies=_policies(settings),
         labels={**settings.labels, "env": settings.env},
     )
     return Loop(context), telemetry
@@ -117,16 +116,8 @@ def _solutions(store: Store) -> Callable[[Digest], Solution | None]:
     return find
 
 
-def _policies(paths: Sequence[Path]) -> Callable[[], Sequence[KernelTuningPolicy]]:
-    """Read the policies anew each time they are asked for; what cannot be read permits nothing."""
-
-    def read() -> Sequence[KernelTuningPolicy]:
-        try:
-            return load_policies(paths)
-        except UnreadableInput as error:
-            log.error("no policy in force, nothing will be swapped: %s", error)
-            return ()
-
-    read_once = load_policies(paths)  # at the start a bad policy is a reason not to start
-    log.info("policies: %s", ", ".join(p.full_name for p in read_once) or "none")
-    return read
+def _policies(settings: Settings) -> PolicyFiles:
+    """Read policies; at the start a bad one is a reason not to start, later it permits nothing."""
+    names = [policy.full_name for policy in load_policies(settings.policy_files)]
+    log.info("policies: %s", ", ".join(names) or "none, so nothing will be swapped")
+    return PolicyFiles(settings.policy_files)
