@@ -25,11 +25,11 @@ def available_bytes() -> int:
 
 
 def _document_bytes() -> int:
-    return max(64 * _MIB, min(2**30, available_bytes() // 16))
+    return max(8 * _MIB, min(2**30, available_bytes() // 8))
 
 
 def _rows() -> int:
-    return max(250_000, min(20_000_000, available_bytes() // 2_000))
+    return max(50_000, min(20_000_000, available_bytes() // 2_000))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class ReadLimits:
     input_bytes: int = 64 * 2**30
     """Most bytes after decompression."""
     document_bytes: int = field(default_factory=_document_bytes)
-    """Most bytes of a JSON document that must be held whole (rocprofv3 JSON)."""
+    """Most bytes of a JSON document held whole (rocprofv3 JSON; it takes three times its size)."""
     element_bytes: int = 16 * _MIB
     """Longest single row or event."""
     gzip_ratio: int = 400
