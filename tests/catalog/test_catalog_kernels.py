@@ -27,9 +27,9 @@ RED_ZONE = 4096
 
 LINEAR = {
     "row-dots": [
-        {"ROWS": 1, "XROWS": 1, "UNROLL": 4, "VEC": 16, "THREADS": 1},
-        {"ROWS": 8, "XROWS": 4, "UNROLL": 1, "VEC": 32, "THREADS": 1},
-        {"ROWS": 4, "XROWS": 2, "UNROLL": 2, "VEC": 64, "THREADS": 1},
+        {"ROWS": 1, "XROWS": 1, "UNROLL": 4, "AHEAD": 0, "VEC": 16, "THREADS": 1},
+        {"ROWS": 8, "XROWS": 4, "UNROLL": 1, "AHEAD": 2, "VEC": 32, "THREADS": 1},
+        {"ROWS": 4, "XROWS": 2, "UNROLL": 2, "AHEAD": 2, "VEC": 64, "THREADS": 1},
     ],
     "panels": [
         {"P": 16, "TILE": 8, "CHUNK": 64, "VEC": 64, "THREADS": 1},

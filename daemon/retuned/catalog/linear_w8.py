@@ -34,8 +34,8 @@ def _few(axes: Mapping[str, int]) -> bool:
 def _dots_starts(axes: Mapping[str, int]) -> tuple[Params, ...]:
     together = 1 if axes["M"] == 1 else 2 if axes["M"] < FEW_ROWS else 4
     return (
-        {"ROWS": 4, "XROWS": together, "UNROLL": 2, "VEC": 64, "THREADS": 1},
-        {"ROWS": 4, "XROWS": 2, "UNROLL": 4, "VEC": 32, "THREADS": 1},
+        {"ROWS": 4, "XROWS": together, "UNROLL": 2, "AHEAD": 2, "VEC": 64, "THREADS": 1},
+        {"ROWS": 4, "XROWS": 2, "UNROLL": 4, "AHEAD": 2, "VEC": 32, "THREADS": 1},
     )
 
 
@@ -74,6 +74,7 @@ ROW_DOTS = Space(
         "ROWS": (1, 2, 4, 8),
         "XROWS": (1, 2, 4),
         "UNROLL": (1, 2, 4),
+        "AHEAD": (0, 2),
         "VEC": VECTORS,
         "THREADS": THREADS,
     },
@@ -116,7 +117,7 @@ PACKED_PANELS = Space(
         _panel_scratch(params, definition) if params["STAGE"] else 0
     ),
 )
-INCUMBENT: Params = {"ROWS": 4, "XROWS": 2, "UNROLL": 2, "VEC": 64, "THREADS": 1}
+INCUMBENT: Params = {"ROWS": 4, "XROWS": 2, "UNROLL": 2, "AHEAD": 2, "VEC": 64, "THREADS": 1}
 """Best row-dots over one to four rows, see benchmarks/catalog_cpu.py."""
 
 

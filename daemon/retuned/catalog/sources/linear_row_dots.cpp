@@ -1,6 +1,7 @@
 // linear_w8, structure row-dots: each output is one dot of an x row and an int8 weight row, widened in
 // registers. ROWS weight rows go together so that chains of additions overlap; XROWS rows of x share each
-// widened vector. Reads weights once, in order, and needs no scratch.
+// widened vector. Weights are asked for AHEAD groups of rows early: a row is a stream too short for the
+// processor's own prefetcher. Needs no scratch and no other layout.
 #include "vec.h"
 
 namespace {
@@ -19,6 +20,7 @@ INLINE void dots(const float* x, const int8_t* w, const float* scale, float* y, 
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const vf u = widen(w + r * K + k);
+      if constexpr (AHEAD > 0) __builtin_prefetch(w + (r + AHEAD * R) * K + k);
 #pragma GCC unroll 8
       for (int i = 0; i < X; ++i) acc[r][i] += v[i] * u;
     }

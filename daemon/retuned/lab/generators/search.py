@@ -25,11 +25,13 @@ from retuned.ports import Finding
 
 HOPELESS_RATIO = 0.8
 """A structure whose best stays below this share of the overall best gets no second guess."""
+PATIENCE = 3
+"""Points of a structure that are tried before it competes: a first guess alone may be unlucky."""
 CENTRES = 3
 """Steps are taken around so many of the best points at a time."""
 CENTRE_RATIO = 0.85
 """And only around points at least this good, relative to the best."""
-CURIOSITY = 0.03
+CURIOSITY = 0.05
 """Added to a step's predicted log ratio where its value was never tried; falls with the tries."""
 FAILED = -0.7
 """Log ratio that stands for a candidate that was never timed: its neighbours are likely as bad."""
@@ -133,22 +135,29 @@ class SearchGenerator:
 
     def _step(self, known: Mapping[Point, float], taken: set[Point]) -> Point | None:
         """Return the most promising untried neighbour of the best points."""
-        ranked = sorted(known.items(), key=lambda item: (-item[1], item[0]))
-        if not ranked:
-            return None
-        floor = ranked[0][1] + math.log(CENTRE_RATIO)
         effects = Effects(known)
         best: tuple[float, Point] | None = None
-        for centre, ratio in ranked[:CENTRES]:
-            if ratio < floor:
-                break
+        for centre in self._centres(known, taken):
             for point in self._grid.neighbours(centre):
                 if point in taken:
                     continue
-                promise = ratio + effects.change(centre, point)
+                promise = known[centre] + effects.change(centre, point)
                 if best is None or (promise, best[1]) > (best[0], point):
                     best = (promise, point)
         return best[1] if best is not None else None
+
+    def _centres(self, known: Mapping[Point, float], taken: set[Point]) -> list[Point]:
+        """Points to step from: of a structure that was hardly tried, then the best of all."""
+        ranked = sorted(known, key=lambda point: (-known[point], point))
+        for structure in self._grid.spaces:
+            own = [point for point in ranked if point.structure == structure]
+            if own and sum(point.structure == structure for point in taken) < PATIENCE:
+                return own[:1]
+        return [
+            point
+            for point in ranked[:CENTRES]
+            if known[point] >= known[ranked[0]] + math.log(CENTRE_RATIO)
+        ]
 
     def _restart(self, taken: set[Point]) -> Point | None:
         fresh = sorted(self._grid.points - taken)

@@ -127,13 +127,15 @@ class Grid:
         return found if found in self.points else None
 
     def neighbours(self, point: Point) -> list[Point]:
-        """Points one step away in one parameter, or up in one and down in another."""
-        steps = []
-        count = len(point.places)
-        for axis, sign in itertools.product(range(count), (1, -1)):
-            steps.append({axis: sign})
-        for up, down in itertools.permutations(range(count), 2):
-            steps.append({up: 1, down: -1})
+        """Points with another value of one parameter, or one step up in one and down in another."""
+        sizes = [len(choices) for choices in self.spaces[point.structure].params.values()]
+        steps: list[dict[int, int]] = [
+            {axis: place - point.places[axis]}
+            for axis, size in enumerate(sizes)
+            for place in range(size)
+            if place != point.places[axis]
+        ]
+        steps += [{up: 1, down: -1} for up, down in itertools.permutations(range(len(sizes)), 2)]
         moved = (
             Point(point.structure, tuple(p + step.get(i, 0) for i, p in enumerate(point.places)))
             for step in steps
