@@ -192,6 +192,13 @@ def test_a_table_without_rows_is_an_empty_trace(tmp_path: Path) -> None:
     assert read_trace(path).launches == ()
 
 
+def test_white_space_or_a_byte_order_mark_before_the_header_is_no_harm(tmp_path: Path) -> None:
+    for before in ("\n", "\r\n \n", "\ufeff"):
+        path = tmp_path / "padded.csv"
+        path.write_text(before + V3 + row("k"), newline="")
+        assert len(read_trace(path).launches) == 1
+
+
 @pytest.mark.parametrize("wrap", ["csv", "kineto"])
 @pytest.mark.parametrize(
     ("name", "shown"),

@@ -31,6 +31,8 @@ _SYMBOLS_MAX = 1_000_000
 """Kernel symbols and strings held; a server has some thousands."""
 _NAME_CHARS = 65_536
 
+_ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
+
 Format = str
 
 
@@ -64,19 +66,19 @@ class Database:
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
         except sqlite3.Error as error:
             raise self._damaged(error) from None
+        self._connection.text_factory = _text
         try:
             self._connection.execute("PRAGMA trusted_schema = OFF")
             self._connection.execute("PRAGMA cell_size_check = ON")
             self._tables = self._list_tables()
             self.format = self._format()
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             self.close()
             raise self._damaged(error) from None
         except UnreadableInput:
             self.close()
             raise
         self._connection.set_authorizer(_authorize)
-        self._connection.text_factory = _text
 
     def close(self) -> None:
         """Close the file."""
@@ -98,7 +100,7 @@ class Database:
                 yield from self._rpd(skipped)
             else:
                 yield from self._kern(skipped)
-        except (sqlite3.Error, OverflowError) as error:
+        except _ERRORS as error:
             raise self._damaged(error) from None
 
     def _list_tables(self) -> dict[str, list[str]]:

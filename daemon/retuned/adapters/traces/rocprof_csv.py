@@ -60,7 +60,7 @@ class _Table:
 
     def blocks(self, head: bytes) -> Iterator[LaunchBlock]:
         """Yield the launches, a step of the file at a time."""
-        data = self._after_header(head.removeprefix(b"\xef\xbb\xbf"))
+        data = self._after_header(head.removeprefix(b"\xef\xbb\xbf").lstrip())  # as sniffed
         step = data
         while step:
             cut = data.rfind(b"\n") + 1 if b"\n" in step else 0
