@@ -72,12 +72,25 @@ def size_classes(
             noise = _sampling_noise(seen, means, np.minimum(launches, floor), generator)
             location, scale = max(location, noise[0]), max(scale, noise[1])
         scale = max(scale, settings.scale_ratio_min * location, _SCALE_FLOOR)
+        scores = [
+            np.clip((d - location) / scale, settings.score_low, settings.score_high)
+            for d in distances
+        ]
         classes.append(
             SizeClass(
                 launches=floor,
                 location=location,
                 scale=scale,
-                threshold=_threshold(distances, location, scale, few, settings, generator),
+                threshold=settings.threshold_few
+                if few
+                else cusum_threshold(
+                    scores,
+                    slack=settings.slack,
+                    run_length=settings.run_length,
+                    grid=np.arange(settings.threshold_min, settings.threshold_max + 0.5),
+                    generator=generator,
+                ),
+                pair=settings.score_high if few else _pair(scores, settings),
             )
         )
     return tuple(classes)
@@ -128,24 +141,12 @@ def _sampling_noise(
     return float(np.median(nearest)), float(np.std(nearest))
 
 
-def _threshold(
-    distances: Sequence[Floats],
-    location: float,
-    scale: float,
-    few: bool,
-    settings: DriftSettings,
-    generator: np.random.Generator,
-) -> float:
-    if few:
-        return settings.threshold_few
-    scores = [
-        np.clip((block - location) / scale, settings.score_low, settings.score_high)
-        for block in distances
-    ]
-    return cusum_threshold(
-        scores,
-        slack=settings.slack,
-        run_length=settings.run_length,
-        grid=np.arange(settings.threshold_min, settings.threshold_max + 0.5, 1.0),
-        generator=generator,
-    )
+def _pair(scores: Sequence[Floats], settings: DriftSettings) -> float:
+    """Score that no two consecutive baseline roll-ups both passed, by a margin.
+
+    A baseline is about as long as the wanted run between false alarms or shorter, so its largest
+    pair is all that is known of the tail; half a deviation is added to it.
+    """
+    pairs = [float(np.minimum(block[:-1], block[1:]).max()) for block in scores if len(block) > 1]
+    largest = max(pairs, default=settings.score_high)
+    return min(settings.score_high - 0.5, max(settings.pair_min, largest + 0.5))

@@ -41,7 +41,7 @@ def compare(
     ...                       median_ns=time // 1000) for kernel, time in times.items()))
     >>> report = compare(profile(gemm=90_000, rms=10_000), profile(gemm=40_000, rms=60_000))
     >>> report.detected, report.reasons[0].share_before, report.reasons[0].share_after
-    (True, 0.9, 0.4)
+    (True, 0.1, 0.6)
     >>> compare(profile(gemm=90_000, rms=10_000), profile(gemm=91_000, rms=10_000)).detected
     False
     """

@@ -30,12 +30,15 @@ def detect(
 
     Stage one, novelty. (a) GPU time in signatures never seen exceeds ``new_share`` for
     ``new_windows`` windows in a row. (b) Distance d of the roll-up to the nearest library profile,
-    as ``z = clip((d - location) / scale, -3, 8)``, summed as ``S = max(0, S + z - k)``, exceeds h.
-    (c) The environment's digest is another one. Stage two, worth: RETUNE if the uncovered share,
-    averaged over the last roll-ups, reaches ``uncovered_share``, and what a retune would save over
-    the fleet and horizon exceeds an experiment's cost, and neither cool-down nor day's limit is
-    against it; or if the environment changed. Else the mix is adopted: known from now on. (d) Apart
-    from that, a hot signature whose median latency moved at a known mix is an ALARM.
+    as ``z = clip((d - location) / scale, -3, 8)``: its sum ``S = max(0, S + z - k)`` exceeds h, for
+    slow shifts; or two z in a row exceed every pair of the baseline, for abrupt ones. (c) The
+    environment's digest is another one.
+
+    Stage two, worth. RETUNE if the uncovered share, averaged over the last roll-ups, reaches
+    ``uncovered_share``, and what a retune would save over the fleet and horizon exceeds an
+    experiment's cost, and neither cool-down nor the day's limit is against it; or if the
+    environment changed. Else the mix is adopted: known from now on. Apart from all that, a hot
+    signature whose median latency moved at a known mix is an ALARM.
 
     (b) alarms about once in ``run_length`` roll-ups in control; what was measured on real weeks
     is in ``benchmarks/results/drift.json``. One odd window cannot fire (a) nor (b).
@@ -124,12 +127,12 @@ def _weigh(
     streak = state.new_windows
     if profile.launches >= settings.new_launches:
         streak = streak + 1 if window.new_share > state.new_share else 0
-    cusum, mix_fired = state.cusum, False
+    cusum, score, mix_fired = state.cusum, state.score, False
     latencies = state.latencies
     shifts: tuple[LatencyShift, ...] = ()
     recent = (*state.uncovered, judged.uncovered)[-settings.uncovered_windows :]
     if rolled:
-        cusum, mix_fired = _accumulate(rolled, state, settings)
+        cusum, score, mix_fired = _accumulate(rolled, state, settings)
         if not mix_fired and streak == 0:
             latencies, shifts = watch_latency(rolled, state.latencies, settings)
     changed = bool(profile.environment and state.environment) and (
@@ -151,6 +154,7 @@ def _weigh(
     update = {
         "new_windows": streak,
         "cusum": cusum,
+        "score": score,
         "latencies": latencies,
         "uncovered": recent if rolled else state.uncovered,
     }
@@ -159,15 +163,16 @@ def _weigh(
 
 def _accumulate(
     rolled: Reading, state: DetectorState, settings: DriftSettings
-) -> tuple[float, bool]:
-    """CUSUM after this roll-up, and whether it is beyond its threshold."""
+) -> tuple[float, float, bool]:
+    """CUSUM and score after this roll-up, and whether the mix is news."""
     launches = rolled.profile.launches
     fitting = [c for c in state.classes if c.launches <= launches] or [state.classes[0]]
     size = fitting[-1]
     score = (rolled.distance - size.location) / size.scale
     score = min(settings.score_high, max(settings.score_low, score))
     cusum = max(0.0, state.cusum + score - settings.slack)
-    return cusum, cusum > size.threshold
+    twice = min(score, state.score) > size.pair
+    return cusum, score, cusum > size.threshold or twice
 
 
 def _saving(
@@ -226,7 +231,7 @@ def _after(
         flagged = (*state.flagged, evidence.reading.profile.environment)
         update["flagged"] = flagged[-_REMEMBERED:]
     if action is DriftAction.RETUNE:
-        update |= {"cusum": 0.0, "new_windows": 0}
+        update |= {"cusum": 0.0, "score": 0.0, "new_windows": 0}
         update["retunes_ns"] = (*state.retunes_ns, evidence.end_ns)[-_REMEMBERED:]
     elif action is DriftAction.ALARM:
         update["alarm_ns"] = evidence.end_ns

@@ -81,6 +81,8 @@ class SizeClass(Record):
     """Robust standard deviation of that distance."""
     threshold: float = Field(gt=0.0)
     """CUSUM threshold (h)."""
+    pair: float
+    """Score that two roll-ups in a row must both exceed to be news by themselves."""
 
 
 class Latency(Record):
@@ -123,6 +125,8 @@ class DetectorState(Record):
     """Windows of the roll-up that is not yet complete."""
     cusum: float = Field(default=0.0, ge=0.0)
     """Accumulated excess of the distance's score."""
+    score: float = 0.0
+    """Score of the last roll-up."""
     new_windows: int = Field(default=0, ge=0)
     """Consecutive windows with too much GPU time in new signatures."""
     uncovered: tuple[float, ...] = ()
