@@ -90,6 +90,9 @@ class Kernels:
     def incumbent(self, definition: str) -> Solution:
         return INCUMBENT
 
+    def family(self, definition: str) -> str:
+        return "linear"
+
     def audited(self, definition: str) -> tuple[str, ...]:
         return ("rows",)
 

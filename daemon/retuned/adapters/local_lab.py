@@ -122,7 +122,8 @@ class LocalLab:
             shutil.copyfile(built.path, partial / "kernel.so")
             body = _manifest(solution, definition.model_dump(mode="json"), built.sha256)
             (partial / "artifact.json").write_text(
-                json.dumps(body, indent=1, sort_keys=True), encoding="utf-8"
+                json.dumps(body, indent=1),
+                encoding="utf-8",  # the order of axes means something
             )
             partial.chmod(0o755)
             os.rename(partial, target)

@@ -49,8 +49,10 @@ class DemoOptions:
     """Longest wait for the baseline."""
     drift_timeout_s: float = 60.0
     """Longest wait for the drift report."""
-    experiments_timeout_s: float = 240.0
-    """Longest wait for a proposal, and for all experiments."""
+    experiments_enough_s: float = 100.0
+    """After this the story goes on with what is swapped by then; the lab may go on too."""
+    experiments_timeout_s: float = 200.0
+    """Longest wait for a first swap."""
     person_timeout_s: float = 3600.0
     """Longest wait for a person."""
     rollback_timeout_s: float = 60.0
@@ -158,6 +160,7 @@ class Story:
         """Wait for experiments; approve what is proposed, or wait for who does."""
         self._enter("experiments")
         options = self._options
+        enough = time.monotonic() + options.experiments_enough_s
         deadline = time.monotonic() + options.experiments_timeout_s
         asked: set[str] = set()
         while True:
@@ -166,7 +169,7 @@ class Story:
                     asked.add(proposal["id"])
                     self._ask(proposal)
                     deadline = max(deadline, time.monotonic() + options.experiments_timeout_s)
-            if self._settled():
+            if self._settled(late=time.monotonic() > enough):
                 return
             if time.monotonic() > deadline and (
                 options.approve or not self._journal.proposals("awaiting")
@@ -178,9 +181,9 @@ class Story:
             self._server.check()
             time.sleep(_POLL_S)
 
-    def _settled(self) -> bool:
+    def _settled(self, *, late: bool) -> bool:
         return (
-            self._journal.quiet()
+            (late or self._journal.quiet())
             and not self._journal.proposals("awaiting", "approved", "swapping")
             and bool(self._journal.proposals("watching", "promoted"))
         )

@@ -96,6 +96,10 @@ class KernelCatalog(Protocol):
         """Return the variant that the server comes with."""
         ...
 
+    def family(self, definition: str) -> str:
+        """Return the operator type: what is learned on one of its sizes helps the others."""
+        ...
+
     def audited(self, definition: str) -> tuple[str, ...]:
         """Return structures whose source runs in production: tried first, by parameters."""
         ...

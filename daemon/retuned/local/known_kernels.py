@@ -35,6 +35,10 @@ class KnownKernels:
         """Return the variant that the server comes with."""
         return catalog.get(definition).incumbent
 
+    def family(self, definition: str) -> str:
+        """Return the operator type."""
+        return catalog.get(definition).definition.op_type
+
     def audited(self, definition: str) -> tuple[str, ...]:
         """Return the structure that runs in production: its other parameters are tried first."""
         return (catalog.get(definition).incumbent.structure,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from retuned.contract import Digest, Solution, Workload
 from retuned.errors import HarnessError, MissingDependency
@@ -24,7 +24,7 @@ from retuned.stages.verdict import Status, Verdict
 log = logging.getLogger(__name__)
 
 _SMALL_STEP = 3
-"""A first try of other parameters of audited source gets this part of the budget."""
+"""A try of one structure's parameters gets this part of the budget."""
 _ENOUGH = 0.5
 """Part of the believed saving that ends the search for a better variant."""
 
@@ -41,7 +41,8 @@ def explain(ctx: Context) -> None:
             report=DriftReport.model_validate(stored.body),
             total_gpu_time_ns=profile.gpu_time_ns,
             known={s.id for s in ctx.store.list(Kind.HYPOTHESIS)},
-            start={name: ctx.catalog.audited(name) for name in shapes},
+            priors=_gains(ctx, shapes),
+            start={name: _first_structures(ctx, name) for name in shapes},
             settings=ctx.settings.hypothesis,
         )
         with ctx.store.transaction():
@@ -189,9 +190,9 @@ def _news(ctx: Context, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
 
 
 def _budget(ctx: Context, belief: Hypothesis) -> Budget:
-    """Give a small step a small budget: only the parameters of source that runs already."""
+    """Give a small step a small budget: the parameters of one structure, the likely one."""
     budget = ctx.settings.budget
-    if set(belief.structures) != set(ctx.catalog.audited(belief.definition)):
+    if len(belief.structures) != 1:
         return budget
     return budget.model_copy(
         update={
@@ -275,6 +276,8 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
             _open(ctx, refined)
         else:
             _choose(ctx, plan, belief)
+            if best is not None:
+                _teach(ctx, plan.definition, best)
 
 
 def _choose(ctx: Context, plan: ExperimentPlan, belief: Hypothesis) -> None:
@@ -285,6 +288,45 @@ def _choose(ctx: Context, plan: ExperimentPlan, belief: Hypothesis) -> None:
     if winners:
         winner = max(winners, key=lambda experiment: _lower(winners[experiment]))
         ctx.store.advance(Kind.EXPERIMENT, winner, expect="done", to="won")
+
+
+def _teach(ctx: Context, definition: str, best: Finding) -> None:
+    """Let untested beliefs about kernels of the same family start where this one was won."""
+    family = ctx.catalog.family(definition)
+    for stored in ctx.store.list(Kind.HYPOTHESIS, phase="open"):
+        belief = Hypothesis.model_validate(stored.body)
+        if belief.attempts or ctx.catalog.family(belief.definition) != family:
+            continue
+        taught = hypothesis_stage.learn_from(
+            belief, structure=best.solution.structure, gain=_lower(best), source=definition
+        )
+        if taught.id != belief.id:
+            ctx.store.advance(Kind.HYPOTHESIS, belief.id, expect="open", to="outdated")
+            _open(ctx, taught)
+
+
+def _winners(ctx: Context, definition: str) -> list[Finding]:
+    """Return what was won on kernels of the same family, this one included."""
+    family = ctx.catalog.family(definition)
+    plans = [
+        stored.id
+        for stored in ctx.store.list(Kind.EXPERIMENT)
+        if ctx.catalog.family(str(stored.body["definition"])) == family
+    ]
+    bests = (best_finding(findings(ctx, plan)) for plan in plans)
+    return [best for best in bests if best is not None]
+
+
+def _first_structures(ctx: Context, definition: str) -> tuple[str, ...]:
+    """Start where the family was won; else with other parameters of the source that runs."""
+    won = max(_winners(ctx, definition), key=_lower, default=None)
+    return (won.solution.structure,) if won else ctx.catalog.audited(definition)
+
+
+def _gains(ctx: Context, definitions: Iterable[str]) -> dict[str, float]:
+    """Return the gain that earlier experiments found per definition, by family."""
+    won = {name: _winners(ctx, name) for name in definitions}
+    return {name: max(map(_lower, found)) for name, found in won.items() if found}
 
 
 def _attempt(plan: ExperimentPlan, found: Sequence[Finding], best: Finding | None) -> Attempt:

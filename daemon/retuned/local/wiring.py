@@ -9,7 +9,6 @@ from datetime import timedelta
 
 from retuned import catalog
 from retuned.adapters.clock import SystemClock
-from retuned.local.known_kernels import KnownKernels
 from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.policy_files import PolicyFiles, load_policies
@@ -21,6 +20,7 @@ from retuned.adapters.traces import ReadLimits
 from retuned.contract import Digest, Solution
 from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.local.context import Context, Kind, LoopSettings
+from retuned.local.known_kernels import KnownKernels
 from retuned.local.program import Loop
 from retuned.ports import Bench, Store
 from retuned.settings import Settings
@@ -104,9 +104,13 @@ def _lab(settings: Settings, store: Store) -> Bench:
 
 
 def _solutions(store: Store) -> Callable[[Digest], Solution | None]:
-    """Find a variant that an earlier experiment found; the catalog's are known to the lab."""
+    """Find an incumbent: the catalog's, or a variant that an earlier experiment found."""
 
     def find(digest: Digest) -> Solution | None:
+        for plan in store.list(Kind.EXPERIMENT):
+            incumbent = catalog.get(str(plan.body["definition"])).incumbent
+            if incumbent.digest == digest:
+                return incumbent
         for stored in store.list(Kind.FINDING):
             solution = Solution.model_validate(stored.body["solution"])
             if solution.digest == digest:

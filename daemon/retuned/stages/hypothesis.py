@@ -175,6 +175,33 @@ def refine(
     return _named(body)
 
 
+def learn_from(hypothesis: Hypothesis, *, structure: str, gain: float, source: str) -> Hypothesis:
+    """Believe of a kernel what was proven of another of its family, and start there.
+
+    Parameters
+    ----------
+    hypothesis
+        Untested belief.
+    structure
+        Source structure that won.
+    gain
+        Lower bound of the winner's speedup, above 1.
+    source
+        Definition on which it won.
+    """
+    saving = hypothesis.share * (1.0 - 1.0 / max(gain, 1.0))
+    return _named(
+        {
+            **hypothesis.model_dump(exclude={"id"}),
+            "expected_gain_ratio": max(gain, 1.0),
+            "expected_saving": saving,
+            "because": f"{hypothesis.definition} takes {hypothesis.share:.1%} of GPU time; "
+            f"{structure} won {gain:.2f}x on {source} and may save {saving:.1%} here",
+            "structures": (structure,),
+        }
+    )
+
+
 def _believe(
     definition: str,
     costs: Sequence[ShapeCost],

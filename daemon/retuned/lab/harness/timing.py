@@ -27,7 +27,7 @@ from retuned.lab.harness.placing import (
 from retuned.lab.harness.runs import POISON_MIXED
 from retuned.lab.harness.schedule import CANDIDATE, CLONE, INCUMBENT, Block, Call, Scheduler
 from retuned.lab.harness.variant import AS_IS, Variant, packed
-from retuned.lab.harness.worker import Worker
+from retuned.lab.harness.worker import Elapsed, Worker
 from retuned.lab.oracle import Tolerance
 from retuned.lab.statistics import ShapeSamples
 from retuned.lab.subject import Array, Subject
@@ -167,26 +167,25 @@ class Duel:
         for which, one_us in ((INCUMBENT, incumbent_us), (CANDIDATE, candidate_us)):
             repeat = max(2, min(20_000, round(_BURST_US / max(one_us, 0.05))))
             call = Call(which=which, first=0, repeat=repeat, poison=POISON_MIXED, swaps=())
-            answer, wall_ns = self._send([call])
+            answer, elapsed = self._send([call])
             claimed = float(answer["times"][0])
-            if claimed < 0.9 * wall_ns - 15e6 or claimed > 1.02 * wall_ns:
-                detail = f"child says {claimed / 1e6:.3g} ms, parent {wall_ns / 1e6:.3g} ms"
+            if claimed < 0.9 * elapsed.busy_ns - 15e6 or claimed > 1.02 * elapsed.wall_ns:
+                detail = _disagreement(claimed, elapsed)
                 return Check(gate=gate, reason=Reason.CLOCKS_DISAGREE, detail=detail)
-            shares.append(claimed / wall_ns)
-        return Check(gate=gate, detail=f"child's clock saw {min(shares):.1%} of the parent's time")
+            shares.append(claimed / max(elapsed.busy_ns, 1))
+        return Check(gate=gate, detail=f"child's clock saw {min(shares):.1%} of the time it ran")
 
     def _run(self, calls: Sequence[Call]) -> list[int]:
-        answer, wall_ns = self._send(calls)
+        answer, elapsed = self._send(calls)
         times = [int(time) for time in answer["times"]]
-        elapsed = int(answer["elapsed"])
-        if len(times) != len(calls) or min(times) <= 0 or sum(times) > elapsed:
+        claimed = int(answer["elapsed"])
+        if len(times) != len(calls) or min(times) <= 0 or sum(times) > claimed:
             raise CandidateError("clocks-disagree", detail="times that cannot be")
-        if elapsed > 1.02 * wall_ns or elapsed < 0.8 * wall_ns - 50e6:
-            detail = f"child says {elapsed / 1e6:.3g} ms, parent {wall_ns / 1e6:.3g} ms"
-            raise CandidateError("clocks-disagree", detail=detail)
+        if claimed > 1.02 * elapsed.wall_ns or claimed < 0.8 * elapsed.busy_ns - 50e6:
+            raise CandidateError("clocks-disagree", detail=_disagreement(claimed, elapsed))
         return times
 
-    def _send(self, calls: Sequence[Call]) -> tuple[dict[str, Any], int]:
+    def _send(self, calls: Sequence[Call]) -> tuple[dict[str, Any], Elapsed]:
         placed, definition = self.placed, self._subject.definition
         body = {
             "op": "time",
@@ -273,3 +272,10 @@ def units_for(candidate: int, clone: int) -> list[int]:
 
 def _per_launch(block: Block, times: Sequence[int], position: int) -> float:
     return times[position] / block.calls[position].repeat / 1e3
+
+
+def _disagreement(claimed_ns: float, elapsed: Elapsed) -> str:
+    return (
+        f"child says {claimed_ns / 1e6:.3g} ms, the kernel that it ran "
+        f"{elapsed.busy_ns / 1e6:.3g} ms of {elapsed.wall_ns / 1e6:.3g} ms"
+    )

@@ -53,6 +53,17 @@ class ChildLimits:
     """Address space beyond what it has when ready."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elapsed:
+    """How long a command took, on clocks that a candidate cannot touch."""
+
+    wall_ns: int
+    """On the parent's clock: no claim may be longer."""
+    busy_ns: int
+    """That the child's thread ran, by the kernel's account: no claim may be much shorter. Unlike
+    the wall it does not grow when others want the core. The wall where there is no account."""
+
+
 class Worker:
     """A fresh process with variants loaded; one command at a time.
 
@@ -123,8 +134,10 @@ class Worker:
     ) -> None:
         self.close()
 
-    def command(self, body: Mapping[str, Any], *, timeout_s: float) -> tuple[dict[str, Any], int]:
-        """Send one command; return its answer and the wall time between, on the parent's clock, ns.
+    def command(
+        self, body: Mapping[str, Any], *, timeout_s: float
+    ) -> tuple[dict[str, Any], Elapsed]:
+        """Send one command; return its answer and the time between, on clocks it cannot touch.
 
         Raises
         ------
@@ -136,17 +149,29 @@ class Worker:
             If it ended or answered as no candidate can make it.
         """
         nonce = secrets.token_hex(8)
+        busy_before = self._on_cpu_ns()
         begin = time.perf_counter_ns()
         self._send({**body, "nonce": nonce})
         answer = self._receive(timeout_s)
         wall_ns = time.perf_counter_ns() - begin
+        busy_after = self._on_cpu_ns()
         if answer.get("nonce") != nonce:
             self.close()
             raise HarnessError("the child answered another command than the one it was sent")
         if answer.get("memory"):
             self.close()
             raise CandidateCrashed("out-of-memory", detail="no memory left within the limit")
-        return answer, wall_ns
+        if busy_before is None or busy_after is None:
+            return answer, Elapsed(wall_ns=wall_ns, busy_ns=wall_ns)
+        return answer, Elapsed(wall_ns=wall_ns, busy_ns=min(wall_ns, busy_after - busy_before))
+
+    def _on_cpu_ns(self) -> int | None:
+        """Time the child's main thread has run; None where the kernel keeps no account."""
+        try:
+            text = Path(f"/proc/{self._process.pid}/schedstat").read_text(encoding="ascii")
+            return int(text.split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
 
     def close(self) -> None:
         """Kill the child and everything it may have started."""
