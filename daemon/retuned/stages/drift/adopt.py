@@ -7,7 +7,6 @@ from math import log
 
 import numpy as np
 
-from retuned.stages.drift.learn import sparse
 from retuned.stages.drift.settings import DriftSettings
 from retuned.stages.drift.state import (
     DetectorState,
@@ -15,7 +14,8 @@ from retuned.stages.drift.state import (
     Library,
     LibraryProfile,
     dense,
-    shares_of,
+    sparse,
+    tally,
 )
 from retuned.stages.profile import OTHER, Signature, WorkloadProfile, aligned
 from retuned.stats import jensen_shannon
@@ -109,15 +109,12 @@ def _remembered(
         tuned_share=(*library.tuned_share, *(0.0 for _ in fresh)),
         profiles=library.profiles,
     )
-    shares = shares_of(stats, wider)
+    shares, weights = tally(stats, wider, power=settings.time_power)
     envelope = np.maximum(wider.envelope, shares)[:-1] if tuned else wider.envelope[:-1]
-    shares[-1] = 0.0
-    if shares.sum() <= 0:
+    if shares[:-1].sum() <= 0:
         return wider
-    shares = shares / shares.sum()
-    repeated = bool(np.any(np.all(np.abs(wider.matrix - shares) < 1e-12, axis=1)))
-    entry = sparse(shares, tuned=tuned)
-    profiles = library.profiles if repeated else (*library.profiles, entry)
+    entry = sparse(shares, weights, tuned=tuned)
+    profiles = library.profiles if entry in library.profiles else (*library.profiles, entry)
     return Library(
         keys=wider.keys,
         medians_ns=wider.medians_ns,
@@ -132,10 +129,10 @@ def _bounded(
     """Forget the most redundant profile, never the newest, until the limit holds."""
     kept = list(profiles)
     while len(kept) > limit:
-        matrix = dense(kept, keys)
+        _, rows = dense(kept, keys)
         near = [
-            float(np.delete(jensen_shannon(row, matrix), place).min())
-            for place, row in enumerate(matrix[:-1])
+            float(np.delete(jensen_shannon(row, rows), place).min())
+            for place, row in enumerate(rows[:-1])
         ]
         kept.pop(int(np.argmin(near)))
     return tuple(kept)

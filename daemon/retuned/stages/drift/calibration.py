@@ -46,9 +46,9 @@ def size_classes(
 ) -> tuple[SizeClass, ...]:
     """Location, scale and threshold of the distance at each sample size.
 
-    `rows` are the profiles' shares of GPU time, shape (profiles, keys + 1).
+    `rows` are the profiles' weights, shape (profiles, keys + 1).
     """
-    means = _means(profiles, library)
+    per_launch = _means(profiles, library) ** settings.time_power
     count = len(rows)
     size = min(settings.block_windows, max(1, count // 4))
     blocks = [np.arange(at, min(at + size, count)) for at in range(0, count, size)]
@@ -59,7 +59,7 @@ def size_classes(
     for floor in settings.size_classes:
         seen = np.stack(
             [
-                _thinned(row, means, floor, generator) if have > floor else row
+                _thinned(row, per_launch, floor, generator) if have > floor else row
                 for row, have in zip(rows, launches, strict=True)
             ]
         )
@@ -69,7 +69,7 @@ def size_classes(
         ]
         location, scale = robust_centre(np.concatenate(distances))
         if few:
-            noise = _sampling_noise(seen, means, np.minimum(launches, floor), generator)
+            noise = _sampling_noise(seen, per_launch, np.minimum(launches, floor), generator)
             location, scale = max(location, noise[0]), max(scale, noise[1])
         scale = max(scale, settings.scale_ratio_min * location, _SCALE_FLOOR)
         scores = [
@@ -107,36 +107,40 @@ def _references(rows: Floats, blocks: Sequence[_Ints], count: int) -> list[Float
 
 
 def _thinned(
-    shares: Floats, means: Floats, launches: int, generator: np.random.Generator
+    weights: Floats, per_launch: Floats, launches: int, generator: np.random.Generator
 ) -> Floats:
-    """Shares of GPU time had only `launches` launches been sampled from the window."""
-    weights = shares / means
-    time = generator.multinomial(launches, weights / weights.sum()) * means
-    thinned: Floats = time / time.sum()
+    """Weights had only `launches` launches been sampled from the window.
+
+    `per_launch` is what one launch of each key adds to its weight.
+    """
+    counts = weights / per_launch
+    drawn = generator.multinomial(launches, counts / counts.sum()) * per_launch
+    thinned: Floats = drawn / drawn.sum()
     return thinned
 
 
 def _sampling_noise(
-    rows: Floats, means: Floats, launches: _Ints, generator: np.random.Generator
+    rows: Floats, per_launch: Floats, launches: _Ints, generator: np.random.Generator
 ) -> tuple[float, float]:
     """Median and deviation of the nearest distance between samples of the pooled mix.
 
-    The number of independent draws in a window is its launches, discounted for unequal durations
-    (Kish 1965) and for the overdispersion that the windows show: Pearson's X² over its degrees of
-    freedom, since launches of one engine step share their shape.
+    The number of independent draws in a window is its launches, discounted for the overdispersion
+    that the windows show: Pearson's X² over its degrees of freedom (McCullagh & Nelder 1989), since
+    launches of one engine step share their shape.
     """
-    pooled = rows.mean(axis=0)
+    counts = rows / per_launch
+    counts = counts / counts.sum(axis=1, keepdims=True)
+    pooled = counts.mean(axis=0)
     used = pooled > 0
-    counts = pooled / means
-    counts = counts / counts.sum() * float(np.median(launches))
-    effective = float((counts * means).sum() ** 2 / (counts * means**2).sum())
-    excess = (rows[:, used] - pooled[used]) ** 2 / pooled[used] * effective
+    typical = float(np.median(launches))
+    excess = (counts[:, used] - pooled[used]) ** 2 / pooled[used] * typical
     freedom = max(1, (len(rows) - 1) * (int(used.sum()) - 1))
     dispersion = max(1.0, float(excess.sum()) / freedom)
-    draws = max(2, round(effective / dispersion))
+    draws = max(2, round(typical / dispersion))
     nearest = []
     for _ in range(200):
-        sample = generator.multinomial(draws, pooled / pooled.sum(), size=len(rows)) / draws
+        sample = generator.multinomial(draws, pooled / pooled.sum(), size=len(rows)) * per_launch
+        sample = sample / sample.sum(axis=1, keepdims=True)
         nearest.append(float(jensen_shannon(sample[0], sample[1:]).min()))
     return float(np.median(nearest)), float(np.std(nearest))
 

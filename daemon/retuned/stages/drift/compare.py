@@ -49,9 +49,7 @@ def compare(
     if before.gpu_time_ns <= 0 or after.gpu_time_ns <= 0:
         return _report(after, None, (), DriftAction.NONE, skipped="no-gpu-time")
     library = _library(before)
-    reading = read(
-        after, library, gap_ratio=settings.mode_gap_ratio, growth=settings.covered_growth
-    )
+    reading = read(after, library, settings.model_copy(update={"time_power": 1.0}))
     reasons = share_reasons(reading, library)
     rate = _rate_reason(before, after, settings)
     inverse = 1 / effective_launches(before) + 1 / effective_launches(after)
@@ -93,7 +91,11 @@ def _library(profile: WorkloadProfile) -> Library:
         keys=tuple(stat.signature for stat in stats),
         medians_ns=tuple(float(stat.median_ns) for stat in stats),
         tuned_share=shares,
-        profiles=(LibraryProfile(indexes=tuple(range(len(stats))), shares=shares, tuned=True),),
+        profiles=(
+            LibraryProfile(
+                indexes=tuple(range(len(stats))), shares=shares, weights=shares, tuned=True
+            ),
+        ),
     )
 
 

@@ -80,9 +80,9 @@ def detect(
     settings = settings or DriftSettings()
     if profile.gpu_time_ns <= 0:
         return unjudged(profile, "no-gpu-time"), state
-    window = _read(profile, state, settings)
+    window = read(profile, state.library, settings)
     pending, rolled = _roll_up((*state.pending, profile), settings)
-    judged = _read(rolled, state, settings) if rolled else window
+    judged = read(rolled, state.library, settings) if rolled else window
     state = state.model_copy(update={"pending": pending})
     evidence, state = _weigh(window, judged if rolled else None, state, settings, gains or {})
     if rolled is None and profile.launches < settings.new_launches:
@@ -90,15 +90,6 @@ def detect(
     action = _decide(evidence, state, settings)
     report = report_of(evidence, action, state, profile.window_start_ns)
     return report, _after(evidence, action, state, settings)
-
-
-def _read(profile: WorkloadProfile, state: DetectorState, settings: DriftSettings) -> Reading:
-    return read(
-        profile,
-        state.library,
-        gap_ratio=settings.mode_gap_ratio,
-        growth=settings.covered_growth,
-    )
 
 
 def _roll_up(

@@ -8,7 +8,7 @@ import numpy as np
 
 from retuned.stages.drift.calibration import pairwise, size_classes
 from retuned.stages.drift.settings import DriftSettings
-from retuned.stages.drift.state import DetectorState, Latency, Library, LibraryProfile, shares_of
+from retuned.stages.drift.state import DetectorState, Latency, Library, sparse, tally
 from retuned.stages.profile import OTHER, Signature, WorkloadProfile, aligned, merge
 from retuned.stats import Floats, medoids, robust_centre
 
@@ -95,7 +95,7 @@ def _rates(profiles: Sequence[WorkloadProfile]) -> list[float]:
 def _catalogue(
     profiles: Sequence[WorkloadProfile], settings: DriftSettings
 ) -> tuple[Library, Floats]:
-    """Library of medoids, and the shares of every profile, shape (profiles, keys + 1)."""
+    """Library of medoids, and the weights of every profile, shape (profiles, keys + 1)."""
     medians: dict[Signature, float] = {}
     totals: dict[Signature, int] = {}
     for profile in profiles:
@@ -108,28 +108,23 @@ def _catalogue(
         medians_ns=tuple(medians[key] for key in keys),
         tuned_share=(0.0,) * len(keys),
     )
-    rows = np.stack(
-        [
-            shares_of(aligned(p.stats, bare.modes, gap_ratio=settings.mode_gap_ratio), bare)
-            for p in profiles
-        ]
-    )
+    tallies = [
+        tally(
+            aligned(p.stats, bare.modes, gap_ratio=settings.mode_gap_ratio),
+            bare,
+            power=settings.time_power,
+        )
+        for p in profiles
+    ]
+    shares, rows = (np.stack(side) for side in zip(*tallies, strict=True))
     kept = medoids(pairwise(rows), settings.medoids)
     library = bare.model_copy(
         update={
-            "tuned_share": tuple(rows[:, :-1].max(axis=0).tolist()),
-            "profiles": tuple(sparse(rows[i], tuned=True) for i in kept),
+            "tuned_share": tuple(shares[:, :-1].max(axis=0).tolist()),
+            "profiles": tuple(sparse(shares[i], rows[i], tuned=True) for i in kept),
         }
     )
     return Library.model_validate(library.model_dump()), rows
-
-
-def sparse(shares: Floats, *, tuned: bool) -> LibraryProfile:
-    """Library profile of a dense row of shape (keys + 1,); the unknown share must be 0."""
-    places = np.flatnonzero(shares[:-1])
-    return LibraryProfile(
-        indexes=tuple(places.tolist()), shares=tuple(shares[places].tolist()), tuned=tuned
-    )
 
 
 def _new_share(profiles: Sequence[WorkloadProfile], settings: DriftSettings) -> float:

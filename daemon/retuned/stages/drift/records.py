@@ -60,7 +60,8 @@ class DriftReport(Record):
     reasons: tuple[DriftReason, ...]
     """By falling change of share."""
     distance: float = Field(ge=0.0, le=1.0)
-    """Jensen-Shannon distance squared, base 2, to the nearest tuned or adopted profile."""
+    """Jensen-Shannon distance squared, base 2, to the nearest tuned or adopted profile, of the
+    window or of the roll-up that it completes."""
     cusum: float = Field(default=0.0, ge=0.0)
     """Accumulated excess of the distance's robust z-score."""
     uncovered_share: float = Field(default=0.0, ge=0.0, le=1.0)

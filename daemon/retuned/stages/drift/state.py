@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from retuned.contract import Record
+from retuned.stages.drift.settings import DriftSettings
 from retuned.stages.profile import OTHER, Signature, SignatureStat, WorkloadProfile, aligned
 from retuned.stats import Floats, jensen_shannon
 
@@ -21,16 +22,31 @@ class LibraryProfile(Record):
     """Places in the library's `keys`."""
     shares: tuple[float, ...]
     """Share of GPU time of each."""
+    weights: tuple[float, ...]
+    """Weight of each in the distance, summing to one; see ``DriftSettings.time_power``."""
     tuned: bool
     """True where kernels were tuned for it; False where it was only adopted."""
 
 
-def dense(profiles: Sequence[LibraryProfile], keys: int) -> Floats:
-    """Shares, shape (profiles, keys + 1); the last column is 0."""
-    rows = np.zeros((len(profiles), keys + 1))
-    for row, profile in zip(rows, profiles, strict=True):
-        row[list(profile.indexes)] = profile.shares
-    return rows
+def dense(profiles: Sequence[LibraryProfile], keys: int) -> tuple[Floats, Floats]:
+    """Shares of GPU time and weights, each of shape (profiles, keys + 1); the last column is 0."""
+    shares, weights = (np.zeros((len(profiles), keys + 1)) for _ in range(2))
+    for row, profile in enumerate(profiles):
+        shares[row, list(profile.indexes)] = profile.shares
+        weights[row, list(profile.indexes)] = profile.weights
+    return shares, weights
+
+
+def sparse(shares: Floats, weights: Floats, *, tuned: bool) -> LibraryProfile:
+    """Library profile of two dense rows of shape (keys + 1,); what is unknown is left out."""
+    places = np.flatnonzero(weights[:-1])
+    known = weights[places].sum()
+    return LibraryProfile(
+        indexes=tuple(places.tolist()),
+        shares=tuple(shares[places].tolist()),
+        weights=tuple((weights[places] / known).tolist()),
+        tuned=tuned,
+    )
 
 
 class Library(Record):
@@ -46,28 +62,55 @@ class Library(Record):
     """Medoids of the baseline and what was adopted since, oldest first."""
 
     @cached_property
+    def _derived(self) -> _Derived:
+        shares, weights = dense(self.profiles, len(self.keys))
+        return _Derived(
+            index={key: place for place, key in enumerate(self.keys)},
+            modes={
+                key: median
+                for key, median in zip(self.keys, self.medians_ns, strict=True)
+                if not key.dims
+            },
+            shares=shares,
+            weights=weights,
+            envelope=np.array([*self.tuned_share, 0.0]),
+        )
+
+    @property
     def index(self) -> dict[Signature, int]:
         """Place of each key."""
-        return {key: place for place, key in enumerate(self.keys)}
+        return self._derived.index
 
-    @cached_property
+    @property
     def modes(self) -> dict[Signature, float]:
         """Median duration of each key that is known by its duration only, ns."""
-        return {
-            key: median
-            for key, median in zip(self.keys, self.medians_ns, strict=True)
-            if not key.dims
-        }
+        return self._derived.modes
 
-    @cached_property
-    def matrix(self) -> Floats:
-        """Shares, shape (profiles, keys + 1); the last column stands for unknown keys, all 0."""
-        return dense(self.profiles, len(self.keys))
+    @property
+    def shares(self) -> Floats:
+        """Shares of GPU time, shape (profiles, keys + 1); the last column, unknown keys, is 0."""
+        return self._derived.shares
 
-    @cached_property
+    @property
+    def weights(self) -> Floats:
+        """Weights in the distance, shape (profiles, keys + 1); the last column is 0."""
+        return self._derived.weights
+
+    @property
     def envelope(self) -> Floats:
         """`tuned_share`, shape (keys + 1,); 0 for unknown keys."""
-        return np.array([*self.tuned_share, 0.0])
+        return self._derived.envelope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Derived:
+    """What a library computes once; compared by identity, so that libraries compare by field."""
+
+    index: dict[Signature, int]
+    modes: dict[Signature, float]
+    shares: Floats
+    weights: Floats
+    envelope: Floats
 
 
 class SizeClass(Record):
@@ -149,6 +192,8 @@ class Reading:
     """Its signatures, duration modes numbered as the library does."""
     shares: Floats
     """Shape (keys + 1,): share of GPU time of each known key; the last of all unknown ones."""
+    weights: Floats
+    """Shape (keys + 1,): weight in the distance."""
     nearest: int
     """Place of the nearest library profile."""
     distance: float
@@ -162,35 +207,41 @@ class Reading:
         return float(self.shares[-1])
 
 
-def read(profile: WorkloadProfile, library: Library, *, gap_ratio: float, growth: float) -> Reading:
+def read(profile: WorkloadProfile, library: Library, settings: DriftSettings) -> Reading:
     """Place a profile with GPU time in the library."""
-    stats = aligned(profile.stats, library.modes, gap_ratio=gap_ratio)
-    shares = shares_of(stats, library)
-    distances = jensen_shannon(shares, library.matrix)
+    stats = aligned(profile.stats, library.modes, gap_ratio=settings.mode_gap_ratio)
+    shares, weights = tally(stats, library, power=settings.time_power)
+    distances = jensen_shannon(weights, library.weights)
     nearest = int(np.argmin(distances))
-    excess = np.maximum(0.0, shares - growth * library.envelope)
+    excess = np.maximum(0.0, shares - settings.covered_growth * library.envelope)
     return Reading(
         profile=profile,
         stats=tuple(stats),
         shares=shares,
+        weights=weights,
         nearest=nearest,
         distance=float(distances[nearest]),
         uncovered=min(1.0, float(excess.sum())),
     )
 
 
-def shares_of(stats: Sequence[SignatureStat], library: Library) -> Floats:
-    """Share of GPU time of each known key, and of all unknown ones in the last place.
+def tally(
+    stats: Sequence[SignatureStat], library: Library, *, power: float
+) -> tuple[Floats, Floats]:
+    """Shares of GPU time and weights of each known key, and of all unknown ones in the last place.
 
-    An unknown folded tail does not count: what it holds was too small to name.
+    A signature weighs ``launches^(1 - power) * gpu_time^power``; both arrays have shape (keys + 1,)
+    and sum to one. An unknown folded tail does not count: what it holds was too small to name.
     """
-    shares = np.zeros(len(library.keys) + 1)
+    shares, weights = (np.zeros(len(library.keys) + 1) for _ in range(2))
     index = library.index
     for stat in stats:
-        place = index.get(stat.signature)
-        if place is not None:
-            shares[place] += stat.gpu_time_ns
-        elif stat.signature.kernel != OTHER:
-            shares[-1] += stat.gpu_time_ns
-    total = float(shares.sum())
-    return shares / total if total > 0 else shares
+        place = index.get(stat.signature, -1)
+        if place < 0 and stat.signature.kernel == OTHER:
+            continue
+        shares[place] += stat.gpu_time_ns
+        weights[place] += stat.launches ** (1.0 - power) * stat.gpu_time_ns**power
+    if shares.sum() > 0:
+        shares /= shares.sum()
+        weights /= weights.sum()
+    return shares, weights

@@ -58,7 +58,7 @@ def share_reasons(reading: Reading, library: Library) -> list[DriftReason]:
 
     A signature counts when it is new or its share moved by a hundredth.
     """
-    before = dict(zip(library.keys, library.matrix[reading.nearest], strict=False))
+    before = dict(zip(library.keys, library.shares[reading.nearest], strict=False))
     after: dict[Signature, float] = {}
     total = max(1, sum(stat.gpu_time_ns for stat in reading.stats))
     for stat in reading.stats:
