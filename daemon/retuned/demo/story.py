@@ -39,6 +39,8 @@ class DemoOptions:
     """Approves a proposal by id; None waits for a person."""
     seed: int = 0
     """Of weights and traffic."""
+    in_flight: int = 2
+    """Requests in flight: the kernels that the server comes with were tuned for one stream."""
     measure_s: float = 8.0
     """Length of one throughput measurement."""
     toggles: int = 2
@@ -115,7 +117,8 @@ class Story:
         self._client = stack.enter_context(
             Child(
                 "client",
-                ["-m", "retuned.demo.client", "--url", self._url, "--seed", str(options.seed)],
+                ["-m", "retuned.demo.client", "--url", self._url, "--seed", str(options.seed)]
+                + ["--in-flight", str(options.in_flight)],
                 log_dir=folder,
                 core=cores.lab,
             )
