@@ -119,7 +119,7 @@ def test_a_server_that_is_away_loses_nothing(world: World) -> None:
         world.window(8)
         world.loop.turn()
     world.server.away = True
-    for _ in range(4):
+    for _ in range(6):
         world.window(256)
         world.loop.turn()
     world.approve_what_waits()

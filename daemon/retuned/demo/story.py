@@ -117,8 +117,10 @@ class Story:
         self._client = stack.enter_context(
             Child(
                 "client",
-                ["-m", "retuned.demo.client", "--url", self._url, "--seed", str(options.seed)]
-                + ["--in-flight", str(options.in_flight)],
+                [
+                    *("-m", "retuned.demo.client", "--url", self._url),
+                    *("--seed", str(options.seed), "--in-flight", str(options.in_flight)),
+                ],
                 log_dir=folder,
                 core=cores.lab,
             )
@@ -223,7 +225,8 @@ class Story:
     def _break_and_watch(self) -> dict[str, Any]:
         """Let the swapped kernel turn wrong; the daemon must find it and go back by itself."""
         self._enter("fault injected")
-        slot = str(self._journal.swaps()[0]["kernel"])
+        busiest = max(self._swapper.samples(), key=lambda sample: sample.swapped_launches)
+        slot = busiest.definition
         self._say(f"a fault is injected: {slot} turns wrong")
         before = {(e.id, e.at) for e in self._journal.events("alarm")}
         injected_s = time.time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from retuned.contract import Digest, Solution, Workload
@@ -18,7 +18,7 @@ from retuned.stages import hypothesis as hypothesis_stage
 from retuned.stages.drift import DetectorState, DriftReport
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.hypothesis import Attempt, Hypothesis, ShapeCost
-from retuned.stages.profile import WorkloadProfile
+from retuned.stages.profile import WorkloadProfile, merge
 from retuned.stages.verdict import Status, Verdict
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,14 @@ _ENOUGH = 0.5
 def explain(ctx: Context) -> None:
     """Turn each drift report that is worth it into hypotheses; the same belief is added once."""
     for stored in ctx.store.list(Kind.DRIFT, phase="new"):
-        window = ctx.store.get(Kind.WINDOW, stored.id)
-        assert window is not None, "a drift report is written with its window"
-        profile = WorkloadProfile.model_validate(window.body["profile"])
-        shapes = bind(ctx, profile, counters=window.body["counters"])
+        since = [w for w in ctx.store.list(Kind.WINDOW, phase="judged") if w.id > stored.id]
+        if len(since) < ctx.settings.settle_windows:
+            return  # the window that raised it is half old traffic, half new
+        profile = merge([WorkloadProfile.model_validate(w.body["profile"]) for w in since])
+        counters: Counter[str] = Counter()
+        for window in since:
+            counters.update(window.body["counters"])
+        shapes = bind(ctx, profile, counters=counters)
         hypotheses = hypothesis_stage.hypothesize(
             shapes,
             report=DriftReport.model_validate(stored.body),
