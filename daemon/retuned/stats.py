@@ -57,12 +57,11 @@ class DurationSketch:
         index = int(log(value) * _PER_LOG) >> self.shift
         self.count += 1
         self.total += value
-        bins = self.bins
-        if index in bins:
-            bins[index] += 1
-        else:
-            bins[index] = 1
-            if len(bins) > BINS_MAX:
+        try:
+            self.bins[index] += 1
+        except KeyError:
+            self.bins[index] = 1
+            if len(self.bins) > BINS_MAX:
                 self._coarsen()
 
     def _coarsen(self) -> None:

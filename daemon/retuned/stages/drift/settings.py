@@ -22,9 +22,10 @@ class DriftSettings(Record):
     samples of one mix falls with their size (measured medians: .073 at 100, .017 at 3,000, .013
     unsampled). A roll-up with fewer launches than the first waits for further windows."""
 
-    time_power: float = Field(default=1.0, ge=0.0, le=1.0)
-    """How a signature weighs in the distance: ``launches^(1 - p) * gpu_time^p``. 1 is GPU time, 0
-    counts launches. Shares and coverage are always of GPU time."""
+    time_power: float = Field(default=0.75, ge=0.0, le=1.0)
+    """How a signature weighs in the distance: ``launches^(1 - p) * gpu_time^p``. 1 is GPU time, which
+    few long launches make noisy; 0 counts launches, which many tiny ones dominate. Shares and
+    coverage are always of GPU time."""
     slack: float = Field(default=1.0, ge=0.0)
     """CUSUM's k, in robust standard deviations: what every roll-up is forgiven."""
     score_low: float = -3.0

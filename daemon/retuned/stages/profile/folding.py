@@ -22,25 +22,40 @@ _TENSORS_MAX = 16
 _RANK_MAX = 8
 _RANK = {source: rank for rank, source in enumerate(ShapeSource)}
 _Raw = tuple[object, ...]
+_Three = tuple[int, int, int]
+_Key = tuple[str, tuple[str, ...], str, tuple[tuple[int, ...], ...], _Three, _Three]
+_NO_GEOMETRY: _Three = (0, 0, 0)
 
 
-class _Cell:
+class _Cell(DurationSketch):
     """What the folder keeps of one signature or geometry."""
 
-    __slots__ = ("confidence", "credit", "key", "rank", "sketch", "source")
+    __slots__ = ("confidence", "credit", "key", "rank", "source")
 
-    def __init__(self, key: Signature, credit: int) -> None:
+    def __init__(self, key: _Key, credit: int) -> None:
+        super().__init__()
         self.key = key
         self.credit = credit
         self.source = ShapeSource.CAPTURE
         self.rank = 0
         self.confidence = 1.0
-        self.sketch = DurationSketch()
 
     def worsen(self, source: ShapeSource, confidence: float) -> None:
         if _RANK[source] > self.rank:
             self.rank, self.source = _RANK[source], source
         self.confidence = min(self.confidence, max(0.0, confidence))
+
+    def signature(self, mode: int) -> Signature:
+        kernel, dtypes, layout, dims, blocks, threads = self.key
+        return Signature(
+            kernel=kernel,
+            dtypes=dtypes,
+            layout=layout,
+            dims=dims,
+            blocks=blocks,
+            threads=threads,
+            mode=mode,
+        )
 
 
 class Folder:
@@ -65,7 +80,7 @@ class Folder:
 
     def __init__(self, settings: ProfileSettings | None = None) -> None:
         self._settings = settings or ProfileSettings()
-        self._cells: dict[Signature, _Cell] = {}
+        self._cells: dict[_Key, _Cell] = {}
         self._raw: dict[_Raw, _Cell] = {}
         self._other = DurationSketch()
         self._offset = 0
@@ -78,9 +93,6 @@ class Folder:
         ValueError
             If its duration is not positive; stage 1 leaves such rows out.
         """
-        duration = launch.duration_ns
-        if duration <= 0:
-            raise ValueError(f"{launch.kernel[:80]}: duration_ns is {duration}, must be positive")
         if launch.dims:
             raw: _Raw = (launch.kernel, launch.dims, launch.dtypes, launch.layout)
         else:
@@ -90,7 +102,11 @@ class Folder:
             cell = self._find(launch, raw)
         if launch.shape_source is not cell.source or launch.shape_confidence < cell.confidence:
             cell.worsen(launch.shape_source, launch.shape_confidence)
-        cell.sketch.add(duration)
+        try:
+            cell.add(launch.duration_ns)
+        except ValueError:
+            text = f"{launch.kernel[:80]}: duration_ns is {launch.duration_ns}, must be positive"
+            raise ValueError(text) from None
 
     def _find(self, launch: LaunchRecord, raw: _Raw) -> _Cell:
         """Cell of a launch whose exact shape is not remembered; makes room where needed."""
@@ -108,18 +124,23 @@ class Folder:
         return cell
 
     def _purge(self, cap: int) -> None:
-        credits = sorted((c.credit + c.sketch.total for c in self._cells.values()), reverse=True)
+        credits = sorted((c.credit + c.total for c in self._cells.values()), reverse=True)
         self._offset = max(self._offset, credits[cap])
         for key, cell in list(self._cells.items()):
-            if cell.credit + cell.sketch.total <= self._offset:
-                self._other.merge(self._cells.pop(key).sketch)
+            if cell.credit + cell.total <= self._offset:
+                self._other.merge(self._cells.pop(key))
         self._raw.clear()
 
     def profile(
         self, *, window_start_ns: int, window_ns: int, observed_ns: int, environment: str = ""
     ) -> WorkloadProfile:
         """Return what was added so far; adding may go on."""
-        stats = [stat for cell in self._cells.values() for stat in _stats(cell, self._settings)]
+        stats = [
+            stat
+            for cell in self._cells.values()
+            if cell.count  # a refused launch may have made an empty one
+            for stat in _stats(cell, self._settings)
+        ]
         if self._other.count:
             stats.append(_stat(Signature(kernel=OTHER), self._other))
         return WorkloadProfile(
@@ -131,36 +152,34 @@ class Folder:
         )
 
 
-def _key(launch: LaunchRecord, settings: ProfileSettings) -> Signature:
+def _key(launch: LaunchRecord, settings: ProfileSettings) -> _Key:
     known = bool(launch.dims)
-    return Signature(
-        kernel=launch.kernel[:NAME_MAX],
-        dtypes=launch.dtypes[:_TENSORS_MAX],
-        layout=launch.layout,
-        dims=tuple(
-            tuple(bucket(length, settings) for length in shape[:_RANK_MAX])
-            for shape in launch.dims[:_TENSORS_MAX]
-        ),
-        blocks=(0, 0, 0) if known else launch.blocks,
-        threads=(0, 0, 0) if known else launch.threads,
+    dims = tuple(
+        tuple(bucket(length, settings) for length in shape[:_RANK_MAX])
+        for shape in launch.dims[:_TENSORS_MAX]
+    )
+    return (
+        launch.kernel[:NAME_MAX],
+        launch.dtypes[:_TENSORS_MAX],
+        launch.layout,
+        dims,
+        _NO_GEOMETRY if known else launch.blocks,
+        _NO_GEOMETRY if known else launch.threads,
     )
 
 
 def _stats(cell: _Cell, settings: ProfileSettings) -> list[SignatureStat]:
     """One stat, or one per duration mode where dims are unknown."""
-    modes: tuple[DurationSketch, ...] = (cell.sketch,)
-    if not cell.key.dims and cell.sketch.count >= 2 * settings.mode_launches:
-        modes = cell.sketch.clusters(
+    modes: tuple[DurationSketch, ...] = (cell,)
+    if not cell.key[3] and cell.count >= 2 * settings.mode_launches:
+        modes = cell.clusters(
             gap_ratio=settings.mode_gap_ratio,
             count_min=settings.mode_launches,
             clusters_max=settings.modes_max,
         )
-    rest = cell.sketch.total - sum(mode.total for mode in modes)
+    rest = cell.total - sum(mode.total for mode in modes)
     modes[-1].total += rest  # the parts' sums are read off bins: the whole stays exact
-    return [
-        _stat(cell.key.model_copy(update={"mode": number}), mode, cell)
-        for number, mode in enumerate(modes)
-    ]
+    return [_stat(cell.signature(number), mode, cell) for number, mode in enumerate(modes)]
 
 
 def _stat(key: Signature, sketch: DurationSketch, cell: _Cell | None = None) -> SignatureStat:

@@ -1,0 +1,1 @@
+"""Real weeks of traffic, turned into kernel histograms by a small simulator of batching."""
