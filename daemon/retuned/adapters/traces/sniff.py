@@ -163,11 +163,3 @@ def _table_format(columns: set[str]) -> Format:
     if "grid_size_x" in columns:
         return Format.ROCPROFV3_CSV
     return Format.ROCPROF_V1_CSV if "kernelname" in columns else Format.ROCPROFV2_CSV
-
-
-def refuse_all(source: ByteSource, skipped: dict[str, int]) -> UnreadableInput:
-    """Error for a file whose every row had to be left out."""
-    counts = ", ".join(f"{count} x {reason}" for reason, count in sorted(skipped.items()))
-    return source.refuse(
-        "nothing-believable", f"no launch can be believed ({counts}); record the trace again"
-    )
