@@ -93,7 +93,7 @@ def _write_config(folder: Path, policy: Path) -> Path:
         "max_candidates": 16,
         "max_experiment_s": 45.0,
         "max_shapes": 4,
-        "shadow_every": 10,
+        "shadow_every": 40,
         "observe_poll_s": 0.5,
         "steer_poll_s": 0.2,
         "metrics_port": 0,
