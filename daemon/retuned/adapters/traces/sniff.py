@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from retuned.adapters.traces.rocprof_columns import has_dispatches
 from retuned.adapters.traces.source import ByteSource
-from retuned.errors import UnreadableInput
 
 SNIFF_BYTES = 2**18
 """How much of a file is looked at."""

@@ -23,9 +23,9 @@ class DriftSettings(Record):
     unsampled). A roll-up with fewer launches than the first waits for further windows."""
 
     time_power: float = Field(default=0.75, ge=0.0, le=1.0)
-    """How a signature weighs in the distance: ``launches^(1 - p) * gpu_time^p``. 1 is GPU time, which
-    few long launches make noisy; 0 counts launches, which many tiny ones dominate. Shares and
-    coverage are always of GPU time."""
+    """How a signature weighs in the distance: ``launches^(1 - p) * gpu_time^p``. 1 is GPU time,
+    which few long launches make noisy; 0 counts launches, which many tiny ones dominate. Shares
+    and coverage are always of GPU time."""
     slack: float = Field(default=1.0, ge=0.0)
     """CUSUM's k, in robust standard deviations: what every roll-up is forgiven."""
     score_low: float = -3.0

@@ -1,7 +1,7 @@
 """Stage 1, trace: what was launched.
 
-A reader yields LaunchRecords; this stage decides what a raw row means (names, units, sanity) and how
-launches replayed from a graph get the shapes known from its capture. Pure.
+A reader yields LaunchRecords; this stage decides what a raw row means (names, units, sanity) and
+how launches replayed from a graph get the shapes known from its capture. Pure.
 """
 
 from retuned.stages.trace.capture import align_capture

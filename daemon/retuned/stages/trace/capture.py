@@ -44,7 +44,7 @@ def align_capture(
 
 
 def _period(names: Sequence[str]) -> int:
-    """Smallest p with names[i] == names[i + p] throughout, by Morris and Pratt's failure function."""
+    """Smallest p with names[i] == names[i + p] throughout, by Morris and Pratt."""
     fail = [0] * len(names)
     length = 0
     for index in range(1, len(names)):
@@ -60,7 +60,7 @@ _WORK = 50_000_000
 
 
 def _match(capture: Sequence[str], replay: Sequence[str]) -> dict[int, int]:
-    """Replay index to capture index; what is left over is tried again: a trace may start mid-graph."""
+    """Replay index to capture index; leftovers are tried again: a trace may start mid-graph."""
     found: dict[int, int] = {}
     runs, work = [(0, len(replay))], 0
     for _ in range(_ROUNDS):
