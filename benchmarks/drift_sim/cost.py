@@ -19,8 +19,10 @@ _LAUNCHES = 50_000
 
 
 def folding_cost() -> dict[str, Any]:
-    """Median and interquartile range over rounds; empty loops over the same records taken off; CPU time, so that a shared
-    machine disturbs little."""
+    """Median and quartiles over rounds, empty loops over the same records taken off.
+
+    CPU time, so that other work on a shared machine disturbs little.
+    """
     rng = random.Random(0)
     launches = [
         LaunchRecord(

@@ -428,6 +428,20 @@ def test_library_keys_and_history_stay_bounded_under_endless_change() -> None:
     assert len(state.pending) <= 4
 
 
+def test_a_full_memory_forgets_keys_of_forgotten_mixes_and_still_learns_new_ones() -> None:
+    settings = PLAIN.model_copy(update={"library_max": 8, "keys_max": 24})
+    state = plain_state()
+    for index in range(9, 60):
+        state = adopt(
+            state, at(index, {"gemm": 0.5, f"k{index}": 0.5}), tuned=False, settings=settings
+        )
+    report, _ = detect(at(61, {"gemm": 0.5, "k59": 0.5}), state=state, settings=settings)
+    assert (report.new_share, report.distance) == (0.0, 0.0)
+    assert len(state.library.keys) <= 24
+    for profile in state.library.profiles:
+        assert max(profile.indexes) < len(state.library.keys)
+
+
 def test_adopting_the_same_window_twice_adds_it_once() -> None:
     state = plain_state()
     profile = at(9, MOVED)

@@ -97,6 +97,8 @@ def _remembered(
     library: Library, profile: WorkloadProfile, *, tuned: bool, settings: DriftSettings
 ) -> Library:
     """Library with the profile's keys, the profile itself, and within its bounds."""
+    if len(library.keys) + len(profile.stats) > settings.keys_max:
+        library = _compacted(library)
     stats = aligned(profile.stats, library.modes, gap_ratio=settings.mode_gap_ratio)
     fresh = [
         stat
@@ -120,6 +122,21 @@ def _remembered(
         medians_ns=wider.medians_ns,
         tuned_share=tuple(envelope.tolist()),
         profiles=_bounded(profiles, settings.library_max, keys=len(wider.keys)),
+    )
+
+
+def _compacted(library: Library) -> Library:
+    """Library without the keys that no remembered profile holds; only when keys run out."""
+    used = sorted({place for profile in library.profiles for place in profile.indexes})
+    moved = {old: new for new, old in enumerate(used)}
+    return Library(
+        keys=tuple(library.keys[place] for place in used),
+        medians_ns=tuple(library.medians_ns[place] for place in used),
+        tuned_share=tuple(library.tuned_share[place] for place in used),
+        profiles=tuple(
+            profile.model_copy(update={"indexes": tuple(moved[i] for i in profile.indexes)})
+            for profile in library.profiles
+        ),
     )
 
 
