@@ -221,14 +221,14 @@ def targets(ours: dict[str, Any], cost: dict[str, Any]) -> list[dict[str, Any]]:
     rows = [
         ("alarms a day in control", ours["in_control"]["per_day"], "<=", 0.15),
         (
-            "shift of >= 20 % of GPU time from every known mix, found within 2 h",
-            large["from_every_known_mix"]["within_2h"],
+            "shift of >= 20 % of GPU time, found within 2 h (the budget as written)",
+            large["from_the_hours_before"].get("within_2h", 0.0),
             ">=",
             0.95,
         ),
         (
-            "shift of >= 20 % of GPU time from the hours before, even into a known mix, within 2 h",
-            large["from_the_hours_before"]["within_2h"],
+            "the same for shifts of >= 20 % away from every known mix (a narrower reading)",
+            large["from_every_known_mix"].get("within_2h", 0.0),
             ">=",
             0.95,
         ),
@@ -282,22 +282,7 @@ def main() -> None:
     detectors = {name: done.report() for name, done in tallies.items()}
     rows = targets(detectors["retuned"], cost)
     result = {
-        "method": {
-            "text": " ".join((__doc__ or "").split()),
-            "drifts": WHAT,
-            "seeds": seeds,
-            "days_in_control_per_seed": options.days,
-            "injections_per_drift_and_seed": options.injections,
-            "steps_per_window": {"warm": WARM_STEPS, "counted": STEPS},
-            "alarms": "after an alarm none is counted for 6 h; delays end with the alarm's window",
-            "adoption": "a mix answered with adopt is known from then on; one answered with retune "
-            "counts as tuned for at once",
-            "in_control_caveat": "the days resampled are those the library was learned from; the "
-            "honest hold-out is the ordinary week, where the mix really changes",
-            "shift_caveat": "a shift into a mix that the library knows is no drift by design; both "
-            "readings of the budget are given",
-            "settings": DriftSettings().model_dump(),
-        },
+        "method": method(options, seeds),
         "machine": machine(),
         "targets": rows,
         "detectors": detectors,
@@ -306,6 +291,35 @@ def main() -> None:
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     show(detectors, rows)
+
+
+def method(options: argparse.Namespace, seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Say how it was measured, and what the numbers do not say."""
+    return {
+        "text": " ".join((__doc__ or "").split()),
+        "drifts": WHAT,
+        "seeds": seeds,
+        "days_in_control_per_seed": options.days,
+        "injections_per_drift_and_seed": options.injections,
+        "steps_per_window": {"warm": WARM_STEPS, "counted": STEPS},
+        "alarms": "after an alarm none is counted for 6 h; delays end with the alarm's window",
+        "adoption": "a mix answered with adopt is known from then on; one answered with retune "
+        "counts as tuned for at once",
+        "caveats": [
+            "Days in control are resampled from the week that the library was learned from, so "
+            "their alarm rate is optimistic; the ordinary week is the hold-out for it.",
+            "About 30 settings were compared on development seeds 101 and 102, which replay the "
+            "same two real weeks with other draws. The seeds here are fresh draws, the weeks are "
+            "not: retunes and adoptions of week 2 had been seen when settings were chosen.",
+            "The narrower reading of the shift budget was introduced during development, after "
+            "the budget as written was seen to be missed: a shift into a mix that the library "
+            "knows is not novel by design. Both are reported; the first is the budget.",
+            "D6 moves 3 % of GPU time; smaller new keys were not tried.",
+            "Two kernels, both functions of the step's M; step times are plausible for an 8B "
+            "model, not calibrated. A window observes some 30 s of its 10 minutes.",
+        ],
+        "settings": DriftSettings().model_dump(),
+    }
 
 
 def show(detectors: dict[str, Any], rows: list[dict[str, Any]]) -> None:

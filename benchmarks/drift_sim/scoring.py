@@ -55,17 +55,31 @@ def detection(delays_h: Sequence[float | None]) -> dict[str, Any]:
 
     A drift that was not found counts as an infinite delay; such a quantile is null.
     """
+    if not delays_h:
+        return {"injections": 0}
     delays = np.array([inf if delay is None else delay for delay in delays_h])
 
     def quantile(share: float) -> float | None:
         value = float(np.quantile(delays, share, method="higher"))
         return None if value == inf else round(value, 2)
 
+    found = int(np.sum(delays <= 2))
     return {
         "injections": len(delays),
+        "within_2h_wilson_95": _wilson(found, len(delays)),
         "within_1h": round(float(np.mean(delays <= 1)), 3),
         "within_2h": round(float(np.mean(delays <= 2)), 3),
         "within_24h": round(float(np.mean(delays <= 24)), 3),
         "delay_median_h": quantile(0.5),
         "delay_p90_h": quantile(0.9),
     }
+
+
+def _wilson(found: int, total: int) -> list[float] | None:
+    """95 % interval of a proportion (Wilson 1927); null without trials."""
+    if not total:
+        return None
+    z2, share = 1.96**2, found / total
+    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
+    half = 1.96 * (share * (1 - share) / total + z2 / (4 * total**2)) ** 0.5 / (1 + z2 / total)
+    return [round(centre - half, 3), round(centre + half, 3)]

@@ -54,7 +54,6 @@ def size_classes(
     blocks = [np.arange(at, min(at + size, count)) for at in range(0, count, size)]
     launches = np.array([profile.launches for profile in profiles])
     references = _references(rows, blocks, settings.medoids)
-    few = count < settings.few_windows
     classes = []
     for floor in settings.size_classes:
         seen = np.stack(
@@ -67,33 +66,42 @@ def size_classes(
             np.array([jensen_shannon(seen[i], reference).min() for i in block])
             for block, reference in zip(blocks, references, strict=True)
         ]
-        location, scale = robust_centre(np.concatenate(distances))
-        if few:
+        noise = None
+        if count < settings.few_windows:
             noise = _sampling_noise(seen, per_launch, np.minimum(launches, floor), generator)
-            location, scale = max(location, noise[0]), max(scale, noise[1])
-        scale = max(scale, settings.scale_ratio_min * location, _SCALE_FLOOR)
+        classes.append(_size_class(floor, distances, noise, settings, generator))
+    return tuple(classes)
+
+
+def _size_class(
+    launches: int,
+    distances: Sequence[Floats],
+    noise: tuple[float, float] | None,
+    settings: DriftSettings,
+    generator: np.random.Generator,
+) -> SizeClass:
+    """Fit one class to the baseline distances by block; `noise` where the baseline is short."""
+    location, scale = robust_centre(np.concatenate(distances))
+    if noise:
+        location, scale = max(location, noise[0]), max(scale, noise[1])
+    scale = max(scale, settings.scale_ratio_min * location, _SCALE_FLOOR)
+    threshold, pair = settings.threshold_few, settings.score_high
+    if not noise:
         scores = [
             np.clip((d - location) / scale, settings.score_low, settings.score_high)
             for d in distances
         ]
-        classes.append(
-            SizeClass(
-                launches=floor,
-                location=location,
-                scale=scale,
-                threshold=settings.threshold_few
-                if few
-                else cusum_threshold(
-                    scores,
-                    slack=settings.slack,
-                    run_length=settings.run_length,
-                    grid=np.arange(settings.threshold_min, settings.threshold_max + 0.5),
-                    generator=generator,
-                ),
-                pair=settings.score_high if few else _pair(scores, settings),
-            )
+        pair = _pair(scores, settings)
+        threshold = cusum_threshold(
+            scores,
+            slack=settings.slack,
+            run_length=settings.run_length,
+            grid=np.arange(settings.threshold_min, settings.threshold_max + 0.5),
+            generator=generator,
         )
-    return tuple(classes)
+    return SizeClass(
+        launches=launches, location=location, scale=scale, threshold=threshold, pair=pair
+    )
 
 
 def _references(rows: Floats, blocks: Sequence[_Ints], count: int) -> list[Floats]:
