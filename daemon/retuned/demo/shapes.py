@@ -42,6 +42,6 @@ SHAPES = {
     "demo": ModelShape(
         layers=4, hidden=512, heads=8, intermediate=1408, vocab=2048, max_tokens=512
     ),
-    "tiny": ModelShape(layers=2, hidden=64, heads=2, intermediate=96, vocab=128, max_tokens=256),
+    "tiny": ModelShape(layers=2, hidden=64, heads=2, intermediate=96, vocab=128, max_tokens=512),
 }
 """Models by name: the demo's, and one for tests."""
