@@ -24,8 +24,8 @@ class ProfileSettings(Record):
     max_signatures: int = Field(default=4096, ge=1)
     """Signatures kept exactly; every one above 1/max_signatures of the GPU time is among them."""
     mode_gap_ratio: float = Field(default=1.4, gt=1.0)
-    """Durations at one geometry are two modes where none lies for this factor. On real MI300X traces
-    two K at one geometry left gaps of 2.1 and 3.0; below 1.4 noise would be taken for modes."""
+    """Durations at one geometry are two modes where none lies for this factor. On MI300X traces two
+    K at one geometry left gaps of 2.1 and 3.0; 1.4 is a choice below them, not a measured bound."""
     mode_launches: int = Field(default=8, ge=1)
     """Fewest launches of a mode; fewer are outliers of the next one."""
     modes_max: int = Field(default=4, ge=1)
