@@ -81,8 +81,8 @@ def test_probabilities_that_are_not_finite_are_never_sampled() -> None:
 def test_a_sequence_longer_than_its_cache_is_refused_before_anything_is_written() -> None:
     model = _model()
     cache = model.new_cache()
-    with pytest.raises(ValueError, match="the model holds 256"):
-        model.forward([Chunk([1] * 257, cache, True)])
+    with pytest.raises(ValueError, match="the model holds 512"):
+        model.forward([Chunk([1] * 513, cache, True)])
     assert cache.used == 0
 
 

@@ -127,7 +127,7 @@ def test_more_requests_than_places_wait_and_answer_as_if_alone(server: Running) 
         ({"prompt_tokens": ["1"], "max_tokens": 1}, "prompt_tokens.0"),
         ({"prompt_tokens": [True], "max_tokens": 1}, "prompt_tokens.0"),
         ({"prompt_tokens": [128], "max_tokens": 1}, "tokens are 0 to 127"),
-        ({"prompt_tokens": [1] * 200, "max_tokens": 57}, "257 together"),
+        ({"prompt_tokens": [1] * 200, "max_tokens": 313}, "513 together"),
         ({"prompt_tokens": [1], "max_tokens": 1, "temperature": 1}, "temperature"),
         ([], "body"),
     ],

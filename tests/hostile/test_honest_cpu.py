@@ -111,7 +111,13 @@ def test_an_honest_variant_is_never_called_wrong(
 def test_a_faster_variant_is_promoted_over_a_slow_incumbent(
     candidate: Callable[..., Solution], judged: Callable[..., Verdict]
 ) -> None:
-    slow, _ = HONEST["backwards"]
+    # three serial chains: slow enough that a busy machine cannot hide it
+    slow = EACH % (
+        "float s[3] = {}; for (int64_t k = K; k-- > 0;) s[0] += a[k] * b[k];"
+        " for (int64_t k = 0; k < K; ++k) s[1] += a[k] * b[k];"
+        " for (int64_t k = K; k-- > 0;) s[2] += b[k] * a[k];"
+        " float sum = (s[0] + s[1] + s[2]) / 3;"
+    )
     fast, _ = HONEST["in vectors"]
     incumbent = candidate(START + slow, definition=LINEAR)
     verdict = judged(candidate(START + fast, definition=LINEAR), incumbent=incumbent)
