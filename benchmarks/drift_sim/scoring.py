@@ -82,4 +82,4 @@ def _wilson(found: int, total: int) -> list[float] | None:
     z2, share = 1.96**2, found / total
     centre = (share + z2 / (2 * total)) / (1 + z2 / total)
     half = 1.96 * (share * (1 - share) / total + z2 / (4 * total**2)) ** 0.5 / (1 + z2 / total)
-    return [round(centre - half, 3), round(centre + half, 3)]
+    return [round(max(0.0, centre - half), 3), round(min(1.0, centre + half), 3)]
