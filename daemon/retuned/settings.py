@@ -120,6 +120,8 @@ class Settings(BaseSettings):
 
     lab_cores: Cores = ()
     """Cores that experiments may use, like `0,2-3`; empty picks cores that the server does not."""
+    experiments_per_day: int = Field(default=24, ge=0)
+    """Most experiments that begin within 24 hours; each costs `max_experiment_s` of the lab."""
     max_candidates: int = Field(default=32, ge=1)
     """Most variants that one experiment compiles."""
     max_experiment_s: float = Field(default=120.0, gt=0.0)

@@ -90,6 +90,7 @@ def _write_config(folder: Path, policy: Path) -> Path:
         "baseline_windows": 5,
         "detector_preset": "demo",
         "lab_cores": [Cores.choose().lab],
+        "experiments_per_day": 6,
         "max_candidates": 16,
         "max_experiment_s": 45.0,
         "max_shapes": 4,

@@ -48,6 +48,10 @@ class Journal:
             or self._store.list("experiment", phase="won")
         )
 
+    def busy(self) -> bool:
+        """Whether an experiment runs, which would disturb what is measured."""
+        return bool(self._store.list("experiment", phase="running"))
+
     def drift(self) -> dict[str, Any] | None:
         """Return the first report that asked for a retune, with when it was written."""
         for stored in self._store.list("drift"):

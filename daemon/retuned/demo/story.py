@@ -52,7 +52,7 @@ class DemoOptions:
     drift_timeout_s: float = 60.0
     """Longest wait for the drift report."""
     experiments_enough_s: float = 100.0
-    """After this the story goes on with what is swapped by then; the lab may go on too."""
+    """After this the story goes on with what is swapped by then, as soon as the lab rests."""
     experiments_timeout_s: float = 200.0
     """Longest wait for a first swap."""
     person_timeout_s: float = 3600.0
@@ -188,7 +188,7 @@ class Story:
 
     def _settled(self, *, late: bool) -> bool:
         return (
-            (late or self._journal.quiet())
+            (self._journal.quiet() or (late and not self._journal.busy()))
             and not self._journal.proposals("awaiting", "approved", "swapping")
             and bool(self._journal.proposals("watching", "promoted"))
         )

@@ -73,6 +73,8 @@ class LoopSettings:
     """Of one experiment."""
     watch: WatchSettings = field(default_factory=WatchSettings)
     """When to keep and when to roll back."""
+    experiments_per_day: int = 24
+    """Most experiments that begin within 24 hours."""
     hypothesis: HypothesisSettings = field(default_factory=HypothesisSettings)
     """How gains are guessed, and when trying again no longer pays."""
     shadow_every: int = 50

@@ -6,6 +6,7 @@ import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 
 from retuned.contract import Digest, Solution, Workload
 from retuned.errors import HarnessError, MissingDependency
@@ -59,6 +60,10 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
     """Return the plan to run now: an interrupted one first, else the most promising hypothesis."""
     for stored in ctx.store.list(Kind.EXPERIMENT, phase="running"):
         return ExperimentPlan.model_validate(stored.body)
+    day_ago = ctx.clock.now() - timedelta(days=1)
+    recent = [s for s in ctx.store.list(Kind.EXPERIMENT) if s.created_at > day_ago]
+    if len(recent) >= ctx.settings.experiments_per_day:
+        return None
     beliefs = [
         Hypothesis.model_validate(s.body) for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
     ]

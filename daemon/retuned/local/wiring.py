@@ -88,6 +88,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
         hypothesis=HypothesisSettings(
             max_shapes=settings.max_shapes, max_attempts=settings.max_attempts
         ),
+        experiments_per_day=settings.experiments_per_day,
         budget=Budget(
             max_candidates=settings.max_candidates,
             max_seconds=settings.max_experiment_s,
