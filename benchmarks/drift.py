@@ -314,8 +314,8 @@ def method(options: argparse.Namespace, seeds: list[dict[str, Any]]) -> dict[str
             "The narrower reading of the shift budget was introduced during development, after "
             "the budget as written was seen to be missed: a shift into a mix that the library "
             "knows is not novel by design. Both are reported; the first is the budget.",
-            "All seeds draw from the same 7 days each: 140 days in control and 35 ordinary ones are "
-            "not independent, so the Poisson and Wilson intervals are narrower than the truth.",
+            "All seeds draw from the same 7 days each: 140 days in control and 35 ordinary ones "
+            "are not independent, so the Poisson and Wilson intervals are narrower than the truth.",
             "D6 moves 3 % of GPU time; smaller new keys were not tried.",
             "Two kernels, both functions of the step's M; step times are plausible for an 8B "
             "model, not calibrated. A window observes some 30 s of its 10 minutes.",
