@@ -173,6 +173,20 @@ class Guard(Record):
             axis in axes and low <= axes[axis] <= high for axis, (low, high) in self.bounds.items()
         )
 
+    def covers(self, other: Guard) -> bool:
+        """Whether every shape that `other` allows is allowed here.
+
+        Examples
+        --------
+        >>> wide, narrow = Guard(bounds={"M": (1, 64)}), Guard(bounds={"M": (2, 4)})
+        >>> wide.covers(narrow), narrow.covers(wide), wide.covers(Guard())
+        (True, False, False)
+        """
+        return all(
+            axis in other.bounds and low <= other.bounds[axis][0] and other.bounds[axis][1] <= high
+            for axis, (low, high) in self.bounds.items()
+        )
+
     def __str__(self) -> str:
         if not self.bounds:
             return "all shapes"
@@ -222,6 +236,9 @@ class Solution(Record):
     """Which algorithm it is, for example ``row-dots``; variants of one structure share source."""
     params: dict[Name, int | str] = Field(default_factory=dict)
     """Compile-time parameters, passed as ``-DNAME=value`` or constexpr."""
+    grid: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=3)
+    """Programs per dimension of a GPU launch: integer expressions over all axes and integer
+    parameters, such as ``cdiv(M, BLOCK_M)``; empty for CPU languages."""
     layouts: dict[
         Name, Annotated[str, Field(pattern=r"^(as-is|transposed|panels-[0-9]{1,4})$")]
     ] = Field(default_factory=dict)
@@ -238,20 +255,18 @@ class Solution(Record):
     @property
     def digest(self) -> str:
         """Content digest of all that decides what runs; guard, name and author are left out."""
-        return digest_of(
-            self.model_dump(
-                mode="json",
-                include={
-                    "definition",
-                    "language",
-                    "entry",
-                    "sources",
-                    "params",
-                    "layouts",
-                    "scratch_bytes",
-                },
-            )
-        )
+        decides = {
+            "definition",
+            "language",
+            "entry",
+            "sources",
+            "params",
+            "layouts",
+            "scratch_bytes",
+        }
+        if self.grid:  # only then, so that digests of CPU variants stay what they were
+            decides.add("grid")
+        return digest_of(self.model_dump(mode="json", include=decides))
 
 
 class Environment(Record):

@@ -1,0 +1,253 @@
+"""Launch a Triton variant: tensors in, nothing out. The lab and the server use this same code.
+
+The parameters of the entry are bound by name: a tensor of the definition (inputs, then outputs);
+``scratch``, a float32 workspace of the launch's own; an axis, as a compile-time constant where it
+is annotated ``tl.constexpr`` and else as an int32; anything else is a constexpr parameter of the
+variant. ``num_warps``, ``num_stages`` and AMD's options go to the compiler.
+
+What is compiled depends on the lengths of constexpr axes alone: other lengths are not specialised
+on their value, and every tensor is 16-byte aligned or refused. So it is known before a launch
+whether its code exists, and a prepared launch never compiles.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import shutil
+import tempfile
+import threading
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from retuned.runtime.spec import Refused, Tensor
+from retuned.runtime.triton_bind import Binding, bind
+from retuned.runtime.triton_source import check_source
+
+Launch = Callable[[Sequence[Tensor]], None]
+"""Launches once at fixed lengths; inputs then outputs."""
+
+Compiled = tuple[int, tuple[int, ...]]
+"""Device index and lengths of the constexpr axes."""
+
+_ALIGN = 16
+_MAX_INT32 = 2**31 - 1
+_KEPT = 256
+"""Lengths whose launch is kept ready; more start over."""
+_NUMBER = count()
+_IMPORT_LOCK = threading.Lock()
+
+
+class TritonKernel:
+    """One checked and imported source with its parameters.
+
+    Parameters
+    ----------
+    source
+        Text of the file; checked here, whoever else has checked it.
+    entry
+        Function to launch.
+    params
+        Parameters of the variant.
+    grid
+        Expressions of the launch grid.
+    tensors
+        Names of inputs, then outputs, in the definition's order.
+    axes
+        Names of all axes in the definition's order.
+    scratch_bytes
+        Workspace of one launch.
+
+    Raises
+    ------
+    Refused
+        ``contract-violated``, ``grid-invalid``, or ``triton-missing``.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        entry: str,
+        params: Mapping[str, int | str],
+        grid: Sequence[str],
+        tensors: Sequence[str],
+        axes: Sequence[str],
+        scratch_bytes: int = 0,
+    ) -> None:
+        signature = check_source(source, entry=entry)
+        self.binding: Binding = bind(
+            signature,
+            params=params,
+            grid=grid,
+            tensors=tensors,
+            axes=axes,
+            scratch_bytes=scratch_bytes,
+        )
+        self._triton = _triton()
+        self._torch = _module("torch")
+        module, folder = _import(source)
+        self._jit = self._specialise_nothing(getattr(module, entry))
+        self.interpreted = not isinstance(self._jit, self._triton.runtime.JITFunction)
+        """True under ``TRITON_INTERPRET=1``: launches run in Python, on CPU tensors too."""
+        self._compiled: dict[Compiled, Any] = {}
+        self._ready: dict[tuple[int, ...], Launch] = {}
+        self._scratch_floats = -(-scratch_bytes // 4)
+        self._limited = getattr(self._torch.version, "hip", None) is not None
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    def launch(self, tensors: Sequence[Tensor], lengths: Sequence[int]) -> None:
+        """Run once on the current stream; compiles where `prepare` has not.
+
+        Parameters
+        ----------
+        tensors
+            Inputs then outputs: contiguous, 16-byte aligned, all on one device.
+        lengths
+            Length of every axis.
+
+        Raises
+        ------
+        Refused
+            As `prepare`, or ``tensor-unaligned``.
+        """
+        ready = self._ready.get(tuple(lengths))
+        if ready is None:
+            device = tensors[0].device
+            dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+            self.prepare(lengths, dtypes=dtypes, device=device)
+            ready = self.at(lengths, device=device)
+            if len(self._ready) >= _KEPT:
+                self._ready.clear()
+            self._ready[tuple(lengths)] = ready
+        ready(tensors)
+
+    def is_prepared(self, lengths: Sequence[int], *, device: Any) -> bool:  # noqa: ANN401 - torch.device
+        """Whether a launch at these lengths would run without compiling."""
+        return self.interpreted or self._key(lengths, device) in self._compiled
+
+    def prepare(self, lengths: Sequence[int], *, dtypes: Sequence[str], device: Any) -> None:  # noqa: ANN401 - torch.device
+        """Compile and load what a launch at these lengths needs; nothing is launched.
+
+        Raises
+        ------
+        Refused
+            ``compile-failed``, ``out-of-resources``, ``grid-invalid`` or ``lengths-too-large``.
+        """
+        self.binding.grid_at(lengths)
+        if self.interpreted:
+            return
+        key = self._key(lengths, device)
+        if key in self._compiled:
+            return
+        values = [getattr(self._torch, name) for name in dtypes]
+        args = self.binding.arguments(lengths, tensors=values, scratch=self._torch.float32)
+        with self._torch.cuda.device(key[0]):
+            self._compiled[key] = self._compile(args)
+
+    def at(self, lengths: Sequence[int], *, device: Any) -> Launch:  # noqa: ANN401 - torch.device
+        """Return what launches at these lengths on a device, prepared before.
+
+        Raises
+        ------
+        Refused
+            ``not-prepared``.
+        """
+        grid = self.binding.grid_at(lengths)
+        if self.interpreted:
+            runner = self._jit[grid]
+        else:
+            compiled = self._compiled.get(self._key(lengths, device))
+            if compiled is None:
+                raise Refused("not-prepared", detail=f"nothing is compiled for {tuple(lengths)}")
+            runner = compiled[grid]
+        template, places = self.binding.template(lengths)
+        scratch_at, align, limited = self.binding.scratch_at, _ALIGN, self._limited
+        floats, empty, f32 = self._scratch_floats, self._torch.empty, self._torch.float32
+
+        def launch(tensors: Sequence[Tensor]) -> None:
+            args = template.copy()
+            for place, index in places:
+                tensor = tensors[index]
+                if tensor.data_ptr() % align or (limited and _too_large(tensor)):
+                    raise Refused("tensor-unaligned", detail=f"tensor {index} or its size")
+                args[place] = tensor
+            if scratch_at is not None:
+                args[scratch_at] = empty(floats, dtype=f32, device=tensors[0].device)
+            runner(*args)
+
+        if self.interpreted or self._torch.cuda.device_count() == 1:
+            return launch
+        return self._on_device(launch, device)
+
+    def _on_device(self, launch: Launch, device: Any) -> Launch:  # noqa: ANN401 - torch.device
+        cuda = self._torch.cuda
+
+        def guarded(tensors: Sequence[Tensor]) -> None:
+            if cuda.current_device() == device.index:
+                launch(tensors)
+                return
+            with cuda.device(device):
+                launch(tensors)
+
+        return guarded
+
+    def _compile(self, args: Sequence[object]) -> Any:  # noqa: ANN401 - triton.CompiledKernel
+        try:
+            compiled = self._jit.warmup(*args, grid=(1,), **self.binding.options)
+            compiled._init_handles()  # loads the binary, so that too much shared memory shows now
+        except Exception as error:  # the compiler on a stranger's source: whatever it raises
+            reason = "out-of-resources" if "OutOfResources" in repr(type(error)) else ""
+            detail = f"{type(error).__name__}: {str(error)[-1500:]}"
+            raise Refused(reason or "compile-failed", detail=detail) from error
+        return compiled
+
+    def _specialise_nothing(self, function: Any) -> Any:  # noqa: ANN401 - JITFunction
+        """Rebuild the entry so that run-time lengths 1 and 16 compile to the code of all others."""
+        runtime = list(self.binding.runtime_axes)
+        return self._triton.jit(function.fn, do_not_specialize=runtime)
+
+    def _key(self, lengths: Sequence[int], device: Any) -> Compiled:  # noqa: ANN401 - torch.device
+        return device.index or 0, self.binding.specialisation(lengths)
+
+
+def _too_large(tensor: Tensor) -> bool:
+    """Whether AMD's 32-bit buffer offsets, which compiled code assumes, do not reach its end."""
+    return int(tensor.numel() * tensor.element_size()) > _MAX_INT32
+
+
+def _import(source: str) -> tuple[types.ModuleType, Path]:
+    """Import checked text from a file in a folder of our own; Triton reads it back by its name."""
+    folder = Path(tempfile.mkdtemp(prefix="retuned-triton-"))
+    name = f"retuned_triton_{os.getpid()}_{next(_NUMBER)}"
+    path = folder / f"{name}.py"
+    path.write_text(source, "utf-8")
+    lines = source.splitlines(keepends=True)
+    linecache.cache[str(path)] = (len(source), None, lines, str(path))  # what was checked is read
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    with _IMPORT_LOCK:
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    return module, folder
+
+
+def _triton() -> Any:  # noqa: ANN401 - the module
+    return _module("triton")
+
+
+def _module(name: str) -> Any:  # noqa: ANN401 - the module
+    """Import PyTorch or Triton when a Triton variant is first loaded.
+
+    Raises
+    ------
+    Refused
+        ``triton-missing`` or ``torch-missing``.
+    """
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise Refused(f"{name}-missing", detail=f"this process cannot import {name}") from error
