@@ -48,6 +48,18 @@ _LINK = (
     "-Wl,--no-undefined,-z,relro,-z,now,-z,noexecstack",
 )
 _LIBRARIES = ("-lm", "-lc", "-lgcc", "-o", "kernel.so")
+_LIMITED = """
+ulimit -v "$1"; ulimit -t "$2"; ulimit -f "$3"; shift 3
+exec 3<&0
+"$@" 3<&- </dev/null & compiler=$!
+(read -r _ <&3; kill -9 -$$) & guard=$!
+wait $compiler; code=$?
+kill -9 $guard
+exit $code
+"""
+"""The shell sets limits and starts the compiler; all words go in as arguments. Its stdin is a pipe
+that ends when whoever compiles dies, even by SIGKILL: then the whole group is killed, because an
+orphan would hold a core that the next experiment measures on."""
 _PARAM_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 _PARAM_VALUE = re.compile(r"-?[0-9]{1,9}|[a-zA-Z][a-zA-Z0-9_]{0,31}")
 
@@ -168,14 +180,12 @@ def _compile(solution: Solution, folder: Path, limits: CompileLimits) -> Path:
 
 def _run(arguments: list[str], folder: Path, limits: CompileLimits) -> str:
     compiler = _compiler()
-    # The shell only sets limits for itself and becomes the compiler; all words go in as arguments.
-    script = 'ulimit -v "$1"; ulimit -t "$2"; ulimit -f "$3"; shift 3; exec "$@"'
     words = [str(limits.memory_bytes // 1024), str(limits.cpu_s), str(limits.file_bytes // 512)]
     with (folder / "errors.txt").open("wb") as errors:
         process = subprocess.Popen(
-            ["/bin/sh", "-c", script, "sh", *words, compiler, *arguments],
+            ["/bin/sh", "-c", _LIMITED, "sh", *words, compiler, *arguments],
             cwd=folder,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=errors,
             env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "TMPDIR": str(folder)},
@@ -191,6 +201,8 @@ def _run(arguments: list[str], folder: Path, limits: CompileLimits) -> str:
     finally:
         if process.poll() is None:
             _kill_group(process)
+        if process.stdin is not None:
+            process.stdin.close()
     text = _sanitised(folder / "errors.txt", folder)
     if code != 0:
         raise CompileFailed("compile-failed", detail=text or f"compiler ended with status {code}")
