@@ -113,6 +113,8 @@ class Settings(BaseSettings):
     """How long after a window's end its trace files may still land, seconds."""
     baseline_windows: int = Field(default=6, ge=1)
     """Windows that make the first baseline."""
+    explain_windows: int = Field(default=2, ge=1)
+    """Windows from a drift report on that show which shapes the new traffic has."""
     detector_preset: Literal["production", "demo"] = "production"
     """How eager the drift detector is: `production` for days of traffic, `demo` for minutes."""
     max_trace_bytes: int = Field(default=16 * 2**30, ge=1)

@@ -365,6 +365,7 @@ def demo() -> Json:
                 "decided_by": "--yes on the command line",
             }
         ],
+        "swap_gain": {"pairs": 4, "speedup": interval(1.59)},
         "toggle": [
             {"state": s, "tokens_per_s": v}
             for s, v in (

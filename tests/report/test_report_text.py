@@ -56,7 +56,7 @@ def test_the_page_names_the_winner_why_others_lost_and_what_it_brought(
         "+61.3 %",
         "reverted 310 ms later",
         "1,204 requests were sent, none failed.",
-        "medians: swap on 190, swap off 119",
+        "swap on over off, 4 pairs: 1.590",
     ):
         assert said in page
 

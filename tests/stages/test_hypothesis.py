@@ -35,8 +35,8 @@ def cost(definition: str, rows: int, *, share: float, floor: float = 0.25) -> Sh
     return ShapeCost(
         workload=Workload(definition=definition, axes={"M": rows}, weight=10.0),
         gpu_time_ns=int(share * SECOND),
-        median_ns=1000,
-        floor_ns=int(floor * 1000),
+        median_ns=1_000_000,
+        floor_ns=int(floor * 1_000_000),
     )
 
 
@@ -55,6 +55,16 @@ def believe(
 def test_only_a_report_that_asks_for_it_leads_to_hypotheses(action: DriftAction) -> None:
     shapes = {"linear": [cost("linear", 64, share=0.5)]}
     assert hypothesize(shapes, report=report(action), total_gpu_time_ns=SECOND) == ()
+
+
+def test_a_kernel_as_short_as_its_launch_is_not_believed_in() -> None:
+    tiny = cost("rmsnorm", 2, share=0.5).workload
+    shapes = {
+        "rmsnorm": [
+            ShapeCost(workload=tiny, gpu_time_ns=SECOND // 2, median_ns=6000, floor_ns=1000)
+        ]
+    }
+    assert hypothesize(shapes, report=report(), total_gpu_time_ns=SECOND) == ()
 
 
 def test_the_kernel_that_saves_most_comes_first() -> None:

@@ -192,3 +192,24 @@ def test_a_proposal_never_promises_more_than_its_share(
         assert 0.0 < answer.expected_saving < answer.share <= share
         assert answer.expected_saving >= ProposalLimits().min_saving
         assert any(guard.allows({"M": m}) for m in (1, 256))
+
+
+def test_a_win_at_fewer_shapes_than_the_live_variant_serves_is_not_proposed() -> None:
+    narrow = win(guard=Guard(bounds={"M": (1, 4)}), shapes=(shape(1), shape(256)))
+    answer = ask(narrow, live_guard=Guard(bounds={"M": (1, 256)}))
+    assert isinstance(answer, Refusal)
+    assert answer.reason is RefusalReason.NARROWER_THAN_LIVE
+    assert "1 <= M <= 4" in answer.detail
+    assert "1 <= M <= 256" in answer.detail
+
+
+def test_a_win_at_more_shapes_than_the_live_variant_serves_replaces_it() -> None:
+    wide = win(guard=Guard(bounds={"M": (1, 256)}))
+    assert isinstance(ask(wide, live_guard=Guard(bounds={"M": (64, 128)})), Proposal)
+
+
+def test_shapes_outside_the_guard_save_nothing() -> None:
+    everywhere, half = ask(win()), ask(win(guard=Guard(bounds={"M": (256, 256)})))
+    assert isinstance(everywhere, Proposal)
+    assert isinstance(half, Proposal)
+    assert half.expected_saving == pytest.approx(everywhere.expected_saving / 2)

@@ -150,7 +150,8 @@ def test_the_guard_leaves_out_the_shape_that_gets_slower() -> None:
     verdict = judge(evidence(measured))
     assert verdict.status is Status.PROMOTE
     assert verdict.guard.bounds == {"M": (57, 256)}
-    assert [result.axes["M"] for result in verdict.shapes] == [64, 256]
+    inside = [shape.axes["M"] for shape in verdict.shapes if verdict.guard.allows(shape.axes)]
+    assert inside == [64, 256]
 
 
 def test_a_rare_shape_may_lose_a_little_and_a_common_one_may_not() -> None:

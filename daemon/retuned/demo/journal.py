@@ -39,18 +39,9 @@ class Journal:
         gates = {s.id for s in self._store.list("gate")}
         return [s.body for s in self._store.list("proposal", phase="awaiting") if s.id in gates]
 
-    def quiet(self) -> bool:
-        """Whether no hypothesis is open and no experiment runs or waits to be proposed."""
-        return not (
-            self._store.list("hypothesis", phase="open")
-            or self._store.list("drift", phase="new")
-            or self._store.list("experiment", phase="running")
-            or self._store.list("experiment", phase="won")
-        )
-
     def busy(self) -> bool:
-        """Whether an experiment runs, which would disturb what is measured."""
-        return bool(self._store.list("experiment", phase="running"))
+        """Whether an experiment runs, which disturbs what is measured, or is to be proposed."""
+        return any(self._store.list("experiment", phase=phase) for phase in ("running", "won"))
 
     def drift(self) -> dict[str, Any] | None:
         """Return the first report that asked for a retune, with when it was written."""

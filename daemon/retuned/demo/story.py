@@ -20,6 +20,7 @@ import httpx
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.demo.journal import Journal
+from retuned.demo.metering import Meter, gain_of, timeline_of
 from retuned.demo.processes import Child, Cores, DemoFailed
 from retuned.ports import Event
 
@@ -39,20 +40,24 @@ class DemoOptions:
     """Approves a proposal by id; None waits for a person."""
     seed: int = 0
     """Of weights and traffic."""
-    in_flight: int = 2
+    in_flight: int = 4
     """Requests in flight: the kernels that the server comes with were tuned for one stream."""
-    measure_s: float = 8.0
+    measure_s: float = 10.0
     """Length of one throughput measurement."""
-    toggles: int = 2
-    """How often the swap is switched on and off again for the comparison."""
     ramp_s: float = 2.0
-    """Left out after traffic or kernels changed."""
+    """Left out after traffic changed."""
+    toggles: int = 8
+    """How often the swap is switched on and off again for the comparison."""
+    toggle_s: float = 3.0
+    """Length of one measurement of the comparison: short, so that drift of the machine cancels."""
+    toggle_ramp_s: float = 0.5
+    """Left out after a toggle: several times the longest request of code traffic."""
+    rest_s: float = 2.0
+    """The lab rests when no experiment has run for so long; the next one would begin within it."""
     baseline_timeout_s: float = 120.0
     """Longest wait for the baseline."""
     drift_timeout_s: float = 60.0
     """Longest wait for the drift report."""
-    experiments_enough_s: float = 100.0
-    """After this the story goes on with what is swapped by then, as soon as the lab rests."""
     experiments_timeout_s: float = 200.0
     """Longest wait for a first swap."""
     person_timeout_s: float = 3600.0
@@ -126,6 +131,7 @@ class Story:
             )
         )
         self._client.answer(timeout_s=60)
+        self._meter = Meter(self._client)
         self._daemon = stack.enter_context(
             Child(
                 "daemon",
@@ -165,16 +171,18 @@ class Story:
         """Wait for experiments; approve what is proposed, or wait for who does."""
         self._enter("experiments")
         options = self._options
-        enough = time.monotonic() + options.experiments_enough_s
         deadline = time.monotonic() + options.experiments_timeout_s
+        busy_s = time.monotonic()
         asked: set[str] = set()
         while True:
+            if self._journal.busy():
+                busy_s = time.monotonic()
             for proposal in self._journal.gated():
                 if proposal["id"] not in asked:
                     asked.add(proposal["id"])
                     self._ask(proposal)
                     deadline = max(deadline, time.monotonic() + options.experiments_timeout_s)
-            if self._settled(late=time.monotonic() > enough):
+            if self._settled(rested=time.monotonic() - busy_s > options.rest_s):
                 return
             if time.monotonic() > deadline and (
                 options.approve or not self._journal.proposals("awaiting")
@@ -186,9 +194,9 @@ class Story:
             self._server.check()
             time.sleep(_POLL_S)
 
-    def _settled(self, *, late: bool) -> bool:
+    def _settled(self, *, rested: bool) -> bool:
         return (
-            (self._journal.quiet() or (late and not self._journal.busy()))
+            rested
             and not self._journal.proposals("awaiting", "approved", "swapping")
             and bool(self._journal.proposals("watching", "promoted"))
         )
@@ -216,7 +224,8 @@ class Story:
             for state in ("on", "off"):
                 for slot in slots:
                     self._swapper.bypass(slot, on=state == "off")
-                self._toggle.append({"state": state, "tokens_per_s": self._measure()})
+                rate = self._meter.rate(self._options.toggle_s, ramp_s=self._options.toggle_ramp_s)
+                self._toggle.append({"state": state, "tokens_per_s": rate})
         for slot in slots:
             self._swapper.bypass(slot, on=False)
         on = [t["tokens_per_s"] for t in self._toggle if t["state"] == "on"]
@@ -267,15 +276,7 @@ class Story:
         self._phases.append({"name": phase, "start_s": now, "end_s": now})
 
     def _measure(self) -> float:
-        """Return tokens per second over one interval, after a ramp."""
-        time.sleep(self._options.ramp_s)  # the interval under measurement is real time
-        start = time.monotonic()
-        time.sleep(self._options.measure_s)
-        self._client.say(f"rate {start} {time.monotonic()}")
-        rate = self._client.answer(timeout_s=10)
-        if "tokens_per_s" not in rate:
-            raise DemoFailed(f"the client could not measure: {rate}")
-        return float(rate["tokens_per_s"])
+        return self._meter.rate(self._options.measure_s, ramp_s=self._options.ramp_s)
 
     def _wait(self, what: str, found: Callable[[], T | None], *, timeout_s: float) -> T:
         deadline = time.monotonic() + timeout_s
@@ -308,25 +309,11 @@ class Story:
             "hypotheses": self._journal.hypotheses(),
             "proposals": self._journal.decided(),
             "toggle": self._toggle,
+            "swap_gain": gain_of(self._toggle),
             "phases": self._phases,
             "drift_windows": self._journal.drift_windows(origin_s=self._started_wall_s),
-            "timeline": self._timeline(totals),
+            "timeline": timeline_of(totals["timeline"], self._phases, origin_s=self._started_s),
         }
-
-    def _timeline(self, totals: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Tokens per second in bins of one second."""
-        bins: dict[int, int] = {}
-        for t_s, prompt, output in totals["timeline"]:
-            bins.setdefault(int(t_s - self._started_s), 0)
-            bins[int(t_s - self._started_s)] += prompt + output
-        return [
-            {"t_s": second, "tokens_per_s": tokens, "phase": self._phase_at(second)}
-            for second, tokens in sorted(bins.items())
-        ]
-
-    def _phase_at(self, t_s: float) -> str:
-        names = [p["name"] for p in self._phases if p["start_s"] <= t_s]
-        return str(names[-1]) if names else str(self._phases[0]["name"])
 
 
 def _server_arguments(options: DemoOptions, cores: Cores) -> list[str]:

@@ -78,16 +78,17 @@ class QuantileTable(Record):
 class Scale:
     """How a data centre's traffic becomes a laptop's; the shape of the distributions stays."""
 
-    prompt_divisor: float = 32.0
-    """Prompt tokens are divided by this: medians 1020 and 1469 become 32 and 46. On a GPU a token
+    prompt_divisor: float = 16.0
+    """Prompt tokens are divided by this: medians 1020 and 1469 become 64 and 92. On a GPU a token
     of a prompt costs some thirty times less than a token that is decoded alone; on one core it
-    costs the same, so that this keeps the balance of prefill and decoding a GPU server sees."""
+    costs about the same, so that this comes nearer to the balance of prefill and decoding that a
+    GPU server sees than the full lengths do."""
     output_divisor: float = 1.0
     """Output tokens are divided by this: medians 129 and 13 stay."""
     gap_divisor: float = 32.0
     """Gaps are divided by this, so that arrivals outrun a CPU and the cap on requests in flight
     decides the load: the server is always saturated, and throughput is what it can do."""
-    prompt_cap: int = 192
+    prompt_cap: int = 224
     """Longest prompt."""
     output_cap: int = 256
     """Longest answer."""

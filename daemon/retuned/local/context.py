@@ -63,7 +63,7 @@ class LoopSettings:
     """How long after a window's end its files may still land."""
     baseline_windows: int
     """Windows that make the baseline."""
-    settle_windows: int = 2
+    explain_windows: int = 2
     """Windows after a drift report that show what the new traffic is."""
     profile: ProfileSettings = field(default_factory=ProfileSettings)
     """How launches are folded."""

@@ -6,8 +6,9 @@ import logging
 from datetime import datetime
 
 from retuned.local.context import Context, Kind
-from retuned.local.reasoning import best_finding, findings, live_baseline, share_of
-from retuned.local.swapping import roll_back
+from retuned.local.found import best_finding, findings
+from retuned.local.reasoning import live_baseline, share_of
+from retuned.local.swapping import live_guard, roll_back
 from retuned.ports import Event, Stored
 from retuned.stages import gate as gate_stage
 from retuned.stages import proposal as proposal_stage
@@ -50,6 +51,7 @@ def propose(ctx: Context) -> None:
             ttl=ctx.settings.proposal_ttl,
             quarantined=_quarantined(ctx),
             live_baseline=live_baseline(ctx, plan.definition),
+            live_guard=live_guard(ctx, plan.definition),
         )
         with ctx.store.transaction():
             if isinstance(answer, Proposal):

@@ -16,7 +16,7 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from retuned.errors import RetunedError, UsageError
-from retuned.local import deciding, observing, reasoning, swapping
+from retuned.local import deciding, experimenting, observing, reasoning, swapping
 from retuned.local.context import Context
 
 log = logging.getLogger(__name__)
@@ -44,9 +44,9 @@ class Loop:
 
     def experiment(self) -> None:
         """Stages 5 to 7: run at most one experiment to its end, then propose what won."""
-        plan = reasoning.open_experiment(self.ctx)
+        plan = experimenting.open_experiment(self.ctx)
         if plan is not None:
-            reasoning.run_experiment(self.ctx, plan)
+            experimenting.run_experiment(self.ctx, plan)
         deciding.propose(self.ctx)
 
     def steer(self) -> None:

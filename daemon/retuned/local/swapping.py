@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 
-from retuned.contract import Digest, Solution
+from retuned.contract import Digest, Guard, Solution
 from retuned.errors import CandidateError, TemporaryError
 from retuned.local.context import Context, Kind
 from retuned.ports import Event, SlotState, Stored
@@ -148,6 +148,12 @@ def in_force(ctx: Context, definition: str) -> Digest | None:
     """Digest of the artifact that the last order put into a slot; None is the original."""
     order = _last_order(ctx, definition)
     return order.artifact if order else None
+
+
+def live_guard(ctx: Context, definition: str) -> Guard | None:
+    """Shapes that a swapped-in variant serves; None where the original serves all."""
+    order = _last_order(ctx, definition)
+    return order.guard if order is not None and order.artifact is not None else None
 
 
 def _last_order(ctx: Context, definition: str) -> SwapOrder | None:

@@ -83,6 +83,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
         window=timedelta(seconds=settings.window_s),
         settle=timedelta(seconds=settings.settle_s),
         baseline_windows=settings.baseline_windows,
+        explain_windows=settings.explain_windows,
         profile=_DEMO_PROFILE if demo else ProfileSettings(),
         drift=DEMO_SETTINGS if demo else DriftSettings(),
         hypothesis=HypothesisSettings(

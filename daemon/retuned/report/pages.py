@@ -106,6 +106,7 @@ def demo_page(data: Json) -> str:
         timeline=figures.timeline(data),
         strip=figures.toggles(data),
         in_turn=story.in_turn(data),
+        swap_gain=story.swap_gain(data),
         rollback=section(data, "rollback"),
         requests=story.requests_sentence(data),
         lost=bool(failed),

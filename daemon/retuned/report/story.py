@@ -213,6 +213,13 @@ def toggles(data: Json) -> list[tuple[str, float]]:
     return [(f"swap {clean(str(state))}", rate) for state, rate in found if rate is not None]
 
 
+def swap_gain(data: Json) -> str:
+    """Return what the swap does to the whole server; empty where it was not compared."""
+    body = section(data, "swap_gain")
+    gain = speedup(body)
+    return f"swap on over off, {label(body.get('pairs'))} pairs: {gain}" if gain else ""
+
+
 def machine_sentence(data: Json) -> str:
     """Return what the run was on, as far as the record says."""
     body = section(data, "machine")

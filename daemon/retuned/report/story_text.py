@@ -7,7 +7,6 @@ left of the page goes to the candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -230,13 +229,9 @@ def _throughput(data: Json, width: int) -> list[RenderableType]:
         found.append(_line(sparkline(rates, width=width - 2), width))
     samples = story.toggles(data)
     if samples:
-        names = list(dict.fromkeys(name for name, _ in samples))
-        middle = (
-            f"{name} {words.significant(median(v for n, v in samples if n == name))}"
-            for name in names
-        )
         found.append(_line(f"in turn: {story.in_turn(data)}", width))
-        found.append(_line(f"medians: {', '.join(middle)}", width))
+        gain = story.swap_gain(data)
+        found += [_line(gain, width)] if gain else []
     return found
 
 

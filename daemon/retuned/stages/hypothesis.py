@@ -68,6 +68,9 @@ class HypothesisSettings(Record):
     """Gain believed without roofline or prior: launch parameters alone leave 0 to 14 %."""
     reach: float = Field(default=0.4, gt=0.0, le=1.0)
     """Part of the way to the roofline, in logarithms, that a search is believed to go."""
+    launch_ns: int = Field(default=5_000, ge=0)
+    """Part of every launch that belongs to framework and driver: no other source saves it, and
+    without it a kernel of a few microseconds looks far from its roofline."""
     max_gain: float = Field(default=4.0, gt=1.0)
     """Gains above this are not believed before they are measured."""
     max_shapes: int = Field(default=4, ge=1)
@@ -241,7 +244,7 @@ def _gain(cost: ShapeCost, prior: float | None, settings: HypothesisSettings) ->
         return min(max(prior, 1.0), settings.max_gain)
     if cost.floor_ns <= 0:
         return settings.unknown_gain
-    room = max(cost.median_ns / cost.floor_ns, 1.0)
+    room = max(cost.median_ns / (cost.floor_ns + settings.launch_ns), 1.0)
     return float(min(room**settings.reach, settings.max_gain))
 
 

@@ -69,6 +69,7 @@ class RefusalReason(StrEnum):
     STALE_BASELINE = "stale-baseline"
     ALREADY_LIVE = "already-live"
     QUARANTINED = "quarantined"
+    NARROWER_THAN_LIVE = "narrower-than-live"
     NOTHING_COVERED = "nothing-covered"
     NOT_WORTH_IT = "not-worth-it"
 
@@ -108,6 +109,7 @@ def propose(
     ttl: timedelta,
     quarantined: Collection[Digest],
     live_baseline: Digest,
+    live_guard: Guard | None = None,
     trust: TrustClass = TrustClass.GENERATED,
     evidence: Digest | None = None,
     requested_by: str = "retuned",
@@ -133,6 +135,9 @@ def propose(
         Artifacts that were rolled back not long ago.
     live_baseline
         Artifact in production now; the win must have been measured against it.
+    live_guard
+        Shapes that a swapped-in artifact serves now. It is replaced as a whole, so a win at fewer
+        shapes would give the others back to the original.
     trust
         Class of the artifact's author.
     evidence
@@ -145,7 +150,12 @@ def propose(
     limits = limits or ProposalLimits()
     proof = evidence or verdict.evidence
     refusal = _refuse(
-        verdict, plan=plan, proof=proof, quarantined=quarantined, live_baseline=live_baseline
+        verdict,
+        plan=plan,
+        proof=proof,
+        quarantined=quarantined,
+        live_baseline=live_baseline,
+        live_guard=live_guard,
     )
     if refusal is not None:
         return refusal
@@ -206,6 +216,7 @@ def _refuse(
     proof: Digest | None,
     quarantined: Collection[Digest],
     live_baseline: Digest,
+    live_guard: Guard | None,
 ) -> Refusal | None:
     refusals = (
         (
@@ -227,6 +238,11 @@ def _refuse(
             verdict.incumbent != live_baseline or plan.incumbent != live_baseline,
             RefusalReason.STALE_BASELINE,
             f"measured against {verdict.incumbent}, in production is {live_baseline}",
+        ),
+        (
+            live_guard is not None and not verdict.guard.covers(live_guard),
+            RefusalReason.NARROWER_THAN_LIVE,
+            f"wins for {verdict.guard}, but what is in production serves {live_guard}",
         ),
         (
             proof is None,

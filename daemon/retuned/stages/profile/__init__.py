@@ -15,6 +15,7 @@ from retuned.stages.profile.records import (
     SignatureStat,
     WorkloadProfile,
     bucket,
+    bucket_low,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "WorkloadProfile",
     "aligned",
     "bucket",
+    "bucket_low",
     "fold",
     "merge",
 ]

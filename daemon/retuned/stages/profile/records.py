@@ -110,6 +110,21 @@ def bucket(length: int, settings: ProfileSettings) -> int:
     return -(-length // settings.step) * settings.step
 
 
+def bucket_low(length: int, settings: ProfileSettings) -> int:
+    """Return the least dim that falls into the same bucket; a dim that is no bucket is itself.
+
+    Examples
+    --------
+    >>> [bucket_low(n, ProfileSettings()) for n in (1, 4, 256, 384, 300)]
+    [1, 3, 249, 257, 300]
+    """
+    if bucket(length, settings) != length:
+        return length  # an exact length, not a bucket's upper edge
+    while length > 1 and bucket(length - 1, settings) == bucket(length, settings):
+        length -= 1
+    return length
+
+
 def capped(stats: Iterable[SignatureStat], limit: int) -> tuple[SignatureStat, ...]:
     """Order by falling GPU time and fold what is beyond `limit` signatures into ``(other)``."""
     ranked = sorted(stats, key=lambda s: (-s.gpu_time_ns, s.signature.kernel, s.signature.dims))

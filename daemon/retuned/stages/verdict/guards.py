@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retuned.contract import Guard
-from retuned.stages.profile import ProfileSettings, bucket
+from retuned.stages.profile import ProfileSettings, bucket_low
 
 
 def groups_of(axes: Sequence[dict[str, int]]) -> tuple[tuple[int, ...], ...]:
@@ -41,7 +41,7 @@ def guard_for(axes: Sequence[dict[str, int]], *, profile: ProfileSettings | None
     profile = profile or ProfileSettings()
     box = _box(axes)
     return Guard(
-        bounds={axis: (_bucket_low(low, profile), high) for axis, (low, high) in box.bounds.items()}
+        bounds={axis: (bucket_low(low, profile), high) for axis, (low, high) in box.bounds.items()}
     )
 
 
@@ -52,11 +52,3 @@ def _box(axes: Sequence[dict[str, int]]) -> Guard:
             for name in axes[0]
         }
     )
-
-
-def _bucket_low(length: int, profile: ProfileSettings) -> int:
-    if bucket(length, profile) != length:
-        return length  # an exact length, not a bucket's upper edge
-    while length > 1 and bucket(length - 1, profile) == bucket(length, profile):
-        length -= 1
-    return length

@@ -160,8 +160,7 @@ def _saving(group: GroupTiming, timing: Timing) -> float:
 
 
 def _promote(evidence: Evidence, timing: Timing, group: GroupTiming) -> Verdict:
-    shapes = tuple(timing.shapes[index] for index in group.members)
-    guard = guard_for([shape.axes for shape in shapes])
+    guard = guard_for([timing.shapes[index].axes for index in group.members])
     low = group.speedup
     detail = (
         f"{low.point:.3f}x, above {low.lower:.3f}x with {low.confidence:.0%} confidence, "
@@ -176,7 +175,7 @@ def _promote(evidence: Evidence, timing: Timing, group: GroupTiming) -> Verdict:
         detail=detail,
         speedup=low,
         noise_floor_ratio=timing.noise_floor_ratio,
-        shapes=shapes,
+        shapes=timing.shapes,
         guard=guard,
     )
 

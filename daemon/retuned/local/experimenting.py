@@ -1,0 +1,198 @@
+"""Stages 5 to 7 on one machine: from a belief to an experiment, from findings to what follows."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+
+from retuned.errors import HarnessError, MissingDependency
+from retuned.local.context import Context, Kind
+from retuned.local.found import best_finding, findings, lower_bound, saved_us
+from retuned.local.reasoning import live_baseline, open_belief
+from retuned.ports import Event, Finding
+from retuned.stages import experiment as experiment_stage
+from retuned.stages import hypothesis as hypothesis_stage
+from retuned.stages.experiment import Budget, ExperimentPlan
+from retuned.stages.hypothesis import Attempt, Hypothesis
+from retuned.stages.proposal import covered_share
+
+log = logging.getLogger(__name__)
+
+_SMALL_STEP = 3
+"""A try of one structure's parameters gets this part of the budget."""
+_ENOUGH = 0.5
+"""Part of the believed saving that ends the search for a better variant."""
+
+
+def open_experiment(ctx: Context) -> ExperimentPlan | None:
+    """Return the plan to run now: an interrupted one first, else the most promising hypothesis."""
+    for stored in ctx.store.list(Kind.EXPERIMENT, phase="running"):
+        return ExperimentPlan.model_validate(stored.body)
+    day_ago = ctx.clock.now() - timedelta(days=1)
+    recent = [s for s in ctx.store.list(Kind.EXPERIMENT) if s.created_at > day_ago]
+    if len(recent) >= ctx.settings.experiments_per_day:
+        return None
+    beliefs = [
+        Hypothesis.model_validate(s.body) for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
+    ]
+    if not beliefs:
+        return None
+    best = max(beliefs, key=lambda h: (h.expected_saving, h.id))
+    plan = experiment_stage.plan(
+        best,
+        incumbent=live_baseline(ctx, best.definition),
+        environment=ctx.environment,
+        budget=_budget(ctx, best),
+    )
+    with ctx.store.transaction():
+        new = ctx.store.add(Kind.EXPERIMENT, plan.id, plan.model_dump(mode="json"), phase="running")
+        ctx.store.advance(
+            Kind.HYPOTHESIS, best.id, expect="open", to="testing" if new else "abandoned"
+        )
+    return plan if new else None
+
+
+def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
+    """Run a plan to its end, keeping each finding as it comes; what is kept is never paid again."""
+    known = {finding.solution.digest: finding for finding in findings(ctx, plan.id)}
+    try:
+        for finding in ctx.bench.run(plan, known=known):
+            _keep(ctx, plan, finding)
+    except (HarnessError, MissingDependency) as error:
+        log.error("experiment %s failed: %s", plan.id, error)
+        with ctx.store.transaction():
+            ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="running", to="failed")
+            ctx.store.advance(Kind.HYPOTHESIS, plan.hypothesis, expect="testing", to="abandoned")
+            _say(ctx, plan, what="experiment-failed", detail=str(error))
+        return
+    _conclude(ctx, plan)
+
+
+def _budget(ctx: Context, belief: Hypothesis) -> Budget:
+    """Give a small step a small budget: the parameters of one structure, the likely one."""
+    budget = ctx.settings.budget
+    if len(belief.structures) != 1:
+        return budget
+    return budget.model_copy(
+        update={
+            "max_candidates": max(1, budget.max_candidates // _SMALL_STEP),
+            "max_seconds": budget.max_seconds / _SMALL_STEP,
+        }
+    )
+
+
+def _keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> None:
+    """Store one finding with its raw numbers, which every later claim points to."""
+    body = {
+        "experiment": plan.id,
+        "solution": finding.solution.model_dump(mode="json"),
+        "verdict": finding.verdict.model_dump(mode="json"),
+        "seconds": finding.seconds,
+    }
+    named = finding.verdict.evidence
+    raw = ctx.bench.evidence(named) if named is not None else None
+    if raw is not None:
+        ctx.store.put_blob(raw)
+    else:
+        evidence = ctx.store.put_blob(json.dumps(body, sort_keys=True).encode())
+        verdict = finding.verdict.model_copy(update={"evidence": evidence})
+        body["verdict"] = verdict.model_dump(mode="json")
+    ctx.store.add(Kind.FINDING, f"{plan.id}/{finding.solution.digest}", body, phase="final")
+    ctx.telemetry.count("retuned_candidates_total", reason=str(finding.verdict.reason))
+
+
+def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
+    """Say what an experiment means: enough, refine, the best of what was tried, or nothing."""
+    stored = ctx.store.get(Kind.HYPOTHESIS, plan.hypothesis)
+    assert stored is not None, "an experiment is opened from a hypothesis"
+    belief = Hypothesis.model_validate(stored.body)
+    found = findings(ctx, plan.id)
+    best = best_finding(found)
+    refined = None
+    if best is None or _saving(best, belief.share) < _ENOUGH * _first_saving(ctx, belief):
+        refined = hypothesis_stage.refine(
+            belief,
+            _attempt(plan, found, best),
+            structures=ctx.catalog.structures(plan.definition),
+            settings=ctx.settings.hypothesis,
+        )
+    with ctx.store.transaction():
+        end = "tested" if refined is None else "refined"
+        ctx.store.advance(Kind.HYPOTHESIS, belief.id, expect="testing", to=end)
+        ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="running", to="done")
+        _say(ctx, plan, what="experiment-done", candidates=len(found), won=best is not None)
+        if refined is not None:
+            open_belief(ctx, refined)
+        else:
+            _choose(ctx, plan, belief)
+            if best is not None:
+                _teach(ctx, plan.definition, best)
+
+
+def _choose(ctx: Context, plan: ExperimentPlan, belief: Hypothesis) -> None:
+    """Mark the experiment that holds the best variant of a belief and its earlier attempts."""
+    tried = (*(attempt.experiment for attempt in belief.attempts), plan.id)
+    bests = {experiment: best_finding(findings(ctx, experiment)) for experiment in tried}
+    winners = {experiment: best for experiment, best in bests.items() if best is not None}
+    if winners:
+        winner = max(winners, key=lambda experiment: saved_us(winners[experiment]))
+        ctx.store.advance(Kind.EXPERIMENT, winner, expect="done", to="won")
+
+
+def _teach(ctx: Context, definition: str, best: Finding) -> None:
+    """Let untested beliefs about kernels of the same family start where this one was won."""
+    family = ctx.catalog.family(definition)
+    for stored in ctx.store.list(Kind.HYPOTHESIS, phase="open"):
+        belief = Hypothesis.model_validate(stored.body)
+        if belief.attempts or ctx.catalog.family(belief.definition) != family:
+            continue
+        taught = hypothesis_stage.learn_from(
+            belief, structure=best.solution.structure, gain=lower_bound(best), source=definition
+        )
+        if taught.id == belief.id:  # the same try, now believed for a better reason
+            body = taught.model_dump(mode="json")
+            ctx.store.advance(Kind.HYPOTHESIS, belief.id, expect="open", to="open", body=body)
+        else:
+            ctx.store.advance(Kind.HYPOTHESIS, belief.id, expect="open", to="outdated")
+            open_belief(ctx, taught)
+
+
+def _attempt(plan: ExperimentPlan, found: Sequence[Finding], best: Finding | None) -> Attempt:
+    if best is not None:
+        return Attempt(experiment=plan.id, reason="short-of-belief", detail=best.verdict.detail)
+    if not found:
+        return Attempt(experiment=plan.id, reason="no-candidates")
+    timed = [f for f in found if f.verdict.speedup is not None]
+    nearest = max(timed, key=lower_bound) if timed else found[-1]
+    return Attempt(
+        experiment=plan.id, reason=str(nearest.verdict.reason), detail=nearest.verdict.detail
+    )
+
+
+def _first_saving(ctx: Context, belief: Hypothesis) -> float:
+    """Return the saving believed before any attempt; later beliefs are discounted."""
+    if not belief.attempts:
+        return belief.expected_saving
+    first = ctx.store.get(Kind.EXPERIMENT, belief.attempts[0].experiment)
+    stored = ctx.store.get(Kind.HYPOTHESIS, str(first.body["hypothesis"])) if first else None
+    return float(stored.body["expected_saving"]) if stored else belief.expected_saving
+
+
+def _saving(finding: Finding, share: float) -> float:
+    covered = share * covered_share(finding.verdict)
+    return covered * (1.0 - 1.0 / max(lower_bound(finding), 1.0))
+
+
+def _say(ctx: Context, plan: ExperimentPlan, *, what: str, **detail: object) -> None:
+    ctx.store.record(
+        Event(
+            at=ctx.clock.now(),
+            kind=Kind.EXPERIMENT,
+            id=plan.id,
+            what=what,
+            who="retuned",
+            detail={"definition": plan.definition, **detail},
+        )
+    )

@@ -1,0 +1,44 @@
+"""What the demo makes of the client's counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from retuned.demo.metering import gain_of, timeline_of
+
+
+def measured(*rates: float) -> list[dict[str, Any]]:
+    states = ("on", "off")
+    return [{"state": states[i % 2], "tokens_per_s": rate} for i, rate in enumerate(rates)]
+
+
+def test_each_on_is_compared_with_the_off_beside_it_so_that_drift_of_the_machine_cancels() -> None:
+    gain = gain_of(measured(150.0, 100.0, 75.0, 50.0, 300.0, 200.0))
+    assert gain is not None
+    assert gain["pairs"] == 3
+    speedup = gain["speedup"]
+    assert speedup["point"] == pytest.approx(1.5)
+    assert speedup["lower"] == pytest.approx(1.5)
+
+
+def test_noise_widens_the_interval_until_it_holds_one() -> None:
+    gain = gain_of(measured(100.0, 120.0, 120.0, 100.0, 110.0, 100.0))
+    assert gain is not None
+    assert gain["speedup"]["lower"] < 1.0 < gain["speedup"]["upper"]
+
+
+@pytest.mark.parametrize("rates", [(), (100.0, 90.0), (100.0, 0.0, 100.0, 90.0)])
+def test_without_two_good_pairs_nothing_is_claimed(rates: tuple[float, ...]) -> None:
+    assert gain_of(measured(*rates)) is None
+
+
+def test_the_timeline_adds_prompt_and_output_tokens_per_second_and_names_the_phase() -> None:
+    phases = [{"name": "chat", "start_s": 0.2}, {"name": "code", "start_s": 1.5}]
+    bins = [(10.0, 5, 1), (10.5, 0, 2), (11.2, 7, 0), (12.9, 1, 1)]
+    assert timeline_of(bins, phases, origin_s=10.0) == [
+        {"t_s": 0, "tokens_per_s": 8, "phase": "chat"},
+        {"t_s": 1, "tokens_per_s": 7, "phase": "chat"},
+        {"t_s": 2, "tokens_per_s": 2, "phase": "code"},
+    ]
