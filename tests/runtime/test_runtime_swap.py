@@ -217,7 +217,7 @@ def test_what_was_not_prepared_or_is_not_there_is_refused(server: Server, build:
         refused(server, "prepare", order=order, artifact_dir=str(wrong.folder))
         == "definition-mismatch"
     )
-    foreign = build(language="triton")
+    foreign = build(language="fortran")
     order = kit.order(foreign.digest)
     assert (
         refused(server, "prepare", order=order, artifact_dir=str(foreign.folder))

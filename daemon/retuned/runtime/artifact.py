@@ -16,7 +16,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ MAX_SCRATCH_BYTES = 2**30
 """Largest workspace of one part."""
 MAX_PARTS = 256
 """Most shares a launch may be split into."""
+MAX_PARAMS = 64
+"""Most parameters."""
 
 _FILE = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}\Z")
 _SYMBOL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,127}\Z")
@@ -55,7 +57,11 @@ class Artifact:
     parts: int
     """Shares a launch is split into."""
     binary: bytes
-    """The code, verified."""
+    """The code, verified: a shared object, or the text of a Triton source."""
+    params: Mapping[str, int | str] = field(default_factory=dict)
+    """Compile-time parameters and launch options, where the loader compiles."""
+    grid: tuple[str, ...] = ()
+    """Expressions of the launch grid of a GPU kernel."""
 
 
 def read_artifact(folder: Path, *, digest: str, within: Path | None = None) -> Artifact:
@@ -102,6 +108,8 @@ def read_artifact(folder: Path, *, digest: str, within: Path | None = None) -> A
         scratch_bytes=_bounded(body, "scratch_bytes", low=0, high=MAX_SCRATCH_BYTES),
         parts=_bounded(body, "parts", low=1, high=MAX_PARTS),
         binary=binary,
+        params=_params(body),
+        grid=_grid(body),
     )
 
 
@@ -189,6 +197,25 @@ def _layouts(body: Mapping[str, Any], spec: Spec) -> dict[str, str]:
             raise _invalid("layouts", f"names {name!r:.80}, which is no constant input")
         wanted[str(name)] = layout
     return wanted
+
+
+def _params(body: Mapping[str, Any]) -> dict[str, int | str]:
+    value = body.get("params", {})
+    if not isinstance(value, Mapping) or len(value) > MAX_PARAMS:
+        raise _invalid("params", f"is no object of at most {MAX_PARAMS} entries")
+    for name, choice in value.items():
+        if not _SYMBOL.match(name) or type(choice) not in (int, str) or len(str(choice)) > 200:
+            raise _invalid("params", f"holds {name!r:.80}, which is no whole number or short text")
+    return dict(value)
+
+
+def _grid(body: Mapping[str, Any]) -> tuple[str, ...]:
+    value = body.get("grid", [])
+    if not isinstance(value, list) or len(value) > 3:
+        raise _invalid("grid", "is no list of at most three expressions")
+    if not all(isinstance(expression, str) for expression in value):
+        raise _invalid("grid", "holds something that is no text")
+    return tuple(value)  # parsed by the loader
 
 
 def _matching(body: Mapping[str, Any], field: str, pattern: re.Pattern[str]) -> str:

@@ -14,13 +14,14 @@ from typing import Any
 
 from retuned.runtime.artifact import read_artifact
 from retuned.runtime.inforce import Swapped, Variant
+from retuned.runtime.loaded import LoadedVariant
 from retuned.runtime.orders import Order, parse_order
 from retuned.runtime.reports import environment, slot_sample, slot_state
 from retuned.runtime.selfcheck import self_check
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, parse_bounds
-from retuned.runtime.variant import LOADERS, CpuVariant
+from retuned.runtime.variant import LOADERS
 from retuned.runtime.weights import PackedWeights
 
 log = logging.getLogger(__name__)
@@ -105,9 +106,12 @@ class Host:
         return operation(request)
 
     def housekeeping(self) -> None:
-        """Pack weights that launches asked for; called by the control thread when it is idle."""
+        """Pack and compile what launches asked for; called by the control thread when idle."""
         for seat in list(self._seats.values()):
             seat.packed.pack_pending()
+            for variant in list(seat.resident.values()):
+                if isinstance(variant, LoadedVariant):
+                    variant.prepare_pending()
 
     def reset(self) -> None:
         """Return every slot to the original and forget all orders: at close and after a fork."""
@@ -159,7 +163,7 @@ class Host:
         if loader is None:
             raise Refused("language-unsupported", detail=f"no loader for {artifact.language}")
         variant = loader(artifact, seat.packed)
-        if not isinstance(variant, CpuVariant):
+        if not isinstance(variant, LoadedVariant):
             return variant, 0  # loaders of other languages check by themselves
         for weights in slot.constants():
             by_input = dict(zip(slot.spec.constant_inputs, weights, strict=True))
@@ -225,7 +229,7 @@ def _remember(seat: _Seat, order: Order, flip_ns: int) -> None:
     layouts = {
         layout
         for variant in seat.resident.values()
-        if isinstance(variant, CpuVariant)
+        if isinstance(variant, LoadedVariant)
         for _, layout in variant.repacked
     }
     seat.packed.keep_layouts(layouts)

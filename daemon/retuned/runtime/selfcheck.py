@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from retuned.runtime.inforce import Ineligible
+from retuned.runtime.loaded import LoadedVariant, loaded_torch, poison
 from retuned.runtime.shadow import Compare, as_outputs, fingerprint
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Key, Refused, Spec, Tensor, TensorSpec, allows
-from retuned.runtime.variant import CpuVariant, loaded_torch, poison
 
 MAX_SHAPES = 6
 """Shapes checked at most, the most frequent first."""
@@ -30,7 +30,7 @@ Bounds = tuple[tuple[int, int, int], ...]
 
 
 def self_check(
-    variant: CpuVariant,
+    variant: LoadedVariant,
     slot: Slot,
     *,
     bounds: Bounds,
@@ -52,7 +52,8 @@ def self_check(
     for number, key in enumerate(_shapes(slot, bounds)):
         chosen = constants[number % len(constants)] if constants else None
         with torch.inference_mode():
-            inputs = _inputs(torch, slot.spec, key, constants=chosen, generator=generator)
+            made = _inputs(torch, slot.spec, key, constants=chosen, generator=generator)
+            inputs = tuple(tensor.to(variant.device) for tensor in made)
             _check_one(torch, variant, slot, key, inputs, tolerance=tolerance, compare=compare)
         checked += 1
     if checked == 0:
@@ -66,7 +67,7 @@ def self_check(
 
 def _check_one(
     torch: Any,  # noqa: ANN401 - the module
-    variant: CpuVariant,
+    variant: LoadedVariant,
     slot: Slot,
     key: Key,
     inputs: tuple[Tensor, ...],
@@ -74,7 +75,8 @@ def _check_one(
     tolerance: float,
     compare: Compare,
 ) -> None:
-    fenced = _Fenced(torch)
+    variant.prepare(key)
+    fenced = _Fenced(torch, variant.device)
     for index, layout in variant.repacked:
         variant.packed.pack(inputs[index], layout)
     before = fingerprint(inputs)
@@ -100,15 +102,16 @@ def _check_one(
 class _Fenced:
     """Allocates outputs between fences and knows whether a fence was written to."""
 
-    def __init__(self, torch: Any) -> None:  # noqa: ANN401 - the module
+    def __init__(self, torch: Any, device: Any) -> None:  # noqa: ANN401 - module, torch.device
         self._torch = torch
+        self._device = device
         self._flat: list[tuple[Tensor, int]] = []
 
     def allocate(self, shape: tuple[int, ...], *, dtype: Any) -> Tensor:  # noqa: ANN401
         count = 1
         for length in shape:
             count *= length
-        flat = self._torch.empty(count + 2 * _PAD, dtype=dtype)
+        flat = self._torch.empty(count + 2 * _PAD, dtype=dtype, device=self._device)
         flat.zero_()
         self._flat.append((flat, count))
         inner = flat[_PAD : _PAD + count].view(shape)

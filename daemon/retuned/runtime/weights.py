@@ -86,8 +86,11 @@ class PackedWeights:
         if self._bytes + size > self._limit_bytes:
             raise Refused("pack-memory", detail=f"packed weights would pass {self._limit_bytes} B")
         try:
-            with sys.modules["torch"].inference_mode():
+            torch = sys.modules["torch"]
+            with torch.inference_mode():
                 packed = repack(weight, layout).contiguous()
+            if packed.is_cuda:  # launches may use it from any stream
+                torch.cuda.current_stream(packed.device).synchronize()
         except (ValueError, RuntimeError, TypeError) as error:
             raise Refused("layout-unsupported", detail=f"{layout}: {error!r:.200}") from error
         if _version(weight) != version or weight.data_ptr() != pointer:

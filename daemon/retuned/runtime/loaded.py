@@ -1,0 +1,202 @@
+"""What every loaded variant does, whatever it is written in.
+
+Everything a native kernel would take on trust is checked on every launch, because a kernel that is
+handed the wrong memory does not raise: types, element types, whole shapes, contiguity, device. A
+launch that is not eligible is the incumbent's. Outputs and packed weights come from here too; a
+language adds how to launch, and where.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from retuned.runtime.artifact import Artifact
+from retuned.runtime.inforce import Ineligible, Launch
+from retuned.runtime.shadow import fingerprint
+from retuned.runtime.spec import DTYPES, Key, Refused, Tensor
+from retuned.runtime.weights import PackedWeights
+
+EMPTY = Ineligible("empty")
+BUSY = Ineligible("busy")
+NOT_COMPILED = Ineligible("not-compiled")
+_SHAPE = Ineligible("shape")
+_KIND = Ineligible("tensor-kind")
+_AUTOGRAD = Ineligible("autograd")
+_UNPACKED = Ineligible("weight-not-packed")
+
+Allocate = Callable[..., Tensor]
+"""(shape, dtype=...) -> new tensor on the variant's device."""
+
+Runner = Callable[[Sequence[Tensor]], Ineligible | None]
+"""Launches once on inputs then outputs, or says why not."""
+
+
+class LoadedVariant(ABC):
+    """One artifact, ready to launch.
+
+    Parameters
+    ----------
+    artifact
+        Verified.
+    packed
+        The slot's packed weights.
+
+    Raises
+    ------
+    Refused
+        ``torch-missing`` or ``dtype-unsupported``.
+    """
+
+    def __init__(self, artifact: Artifact, packed: PackedWeights) -> None:
+        self._torch = loaded_torch()
+        self.spec = artifact.spec
+        self.packed = packed
+        self.repacked = [
+            (index, artifact.layouts[spec.name])
+            for index, spec in enumerate(self.spec.inputs)
+            if spec.name in artifact.layouts
+        ]
+        self._plain = (self._torch.Tensor, self._torch.nn.Parameter)
+        self._dtypes = [_dtype(self._torch, spec.dtype) for spec in self.spec.inputs]
+        self._output_dtypes = [_dtype(self._torch, spec.dtype) for spec in self.spec.outputs]
+
+    # --- what a language adds ---------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def device(self) -> Any:  # noqa: ANN401 - torch.device
+        """Where it runs; tensors elsewhere are not eligible."""
+
+    @abstractmethod
+    def is_here(self) -> Callable[[Tensor], bool]:
+        """Return whether a tensor is where the variant can take it."""
+
+    @abstractmethod
+    def allocate(self) -> Allocate:
+        """Return what allocates an output."""
+
+    @abstractmethod
+    def runner(self, values: tuple[int, ...]) -> Runner:
+        """Return what launches at these lengths of all axes; never raises, never compiles."""
+
+    def prepare(self, key: Key) -> None:  # noqa: B027 - nothing to compile is the usual case
+        """Compile what launches of these lengths need; off the request path.
+
+        Raises
+        ------
+        Refused
+            ``compile-failed`` or ``out-of-resources``.
+        """
+
+    def prepare_pending(self) -> int:
+        """Compile what launches asked for in vain; return how many were compiled."""
+        return 0
+
+    # --- what all share ---------------------------------------------------------------------------
+
+    def launcher(self, key: Key) -> Launch:
+        """Return what launches at these lengths."""
+        return self.launcher_into(key, self.allocate())
+
+    def checked_launcher(self, key: Key) -> Launch:
+        """Return the same with outputs poisoned beforehand."""
+        allocate = self.allocate()
+
+        def poisoned(shape: tuple[int, ...], *, dtype: Any) -> Tensor:  # noqa: ANN401 - torch.dtype
+            tensor = allocate(shape, dtype=dtype)
+            poison(tensor)
+            return tensor
+
+        return self.launcher_into(key, poisoned)
+
+    def launcher_into(self, key: Key, allocate: Allocate) -> Launch:
+        """Return what launches at these lengths, outputs from `allocate`."""
+        lengths = self.spec.lengths(key)
+        values = tuple(lengths.values())
+        if 0 in values:
+            return lambda _: EMPTY
+        eligible, run = self._eligibility(lengths), self.runner(values)
+        shapes = [tuple(lengths[a] for a in spec.shape) for spec in self.spec.outputs]
+        outputs = list(zip(shapes, self._output_dtypes, strict=True))
+        repacked, find, single = self.repacked, self.packed.find, len(outputs) == 1
+
+        def launch(inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401 - tensor, tuple or Ineligible
+            problem = eligible(inputs)
+            if problem is not None:
+                return problem
+            used = list(inputs)
+            for index, layout in repacked:
+                used[index] = find(inputs[index], layout)
+                if used[index] is None:
+                    return _UNPACKED
+            made = [allocate(shape, dtype=dtype) for shape, dtype in outputs]
+            problem = run([*used, *made])
+            if problem is not None:
+                return problem
+            return made[0] if single else tuple(made)
+
+        return launch
+
+    def fingerprint(self, inputs: tuple[Tensor, ...]) -> int:
+        """Checksum of the inputs; 0 where the launch will not be taken anyway."""
+        plain, here = self._plain, self.is_here()
+        for value in inputs:
+            if type(value) not in plain or not value.is_contiguous() or not here(value):
+                return 0
+        return fingerprint(inputs)
+
+    def _eligibility(
+        self, lengths: dict[str, int]
+    ) -> Callable[[tuple[Tensor, ...]], Ineligible | None]:
+        shapes = [tuple(lengths[axis] for axis in spec.shape) for spec in self.spec.inputs]
+        expected = list(zip(shapes, self._dtypes, strict=True))
+        count, plain, grad_enabled = len(expected), self._plain, self._torch.is_grad_enabled
+        here = self.is_here()
+
+        def eligible(inputs: tuple[Tensor, ...]) -> Ineligible | None:
+            if len(inputs) != count:
+                return _SHAPE
+            gradients = grad_enabled()
+            for value, (shape, dtype) in zip(inputs, expected, strict=True):
+                if type(value) not in plain:
+                    return _KIND
+                if value.shape != shape:
+                    return _SHAPE
+                if value.dtype is not dtype or not value.is_contiguous() or not here(value):
+                    return _KIND
+                if gradients and value.requires_grad:
+                    return _AUTOGRAD
+            return None
+
+        return eligible
+
+
+def poison(tensor: Tensor) -> None:
+    """Fill with what no honest kernel leaves behind: NaN, or an odd number in integers."""
+    if tensor.is_floating_point():
+        tensor.fill_(float("nan"))
+    elif not tensor.dtype.is_complex:
+        tensor.fill_(1 if str(tensor.dtype) == "torch.bool" else 113)
+
+
+def loaded_torch() -> Any:  # noqa: ANN401 - the module
+    """Return PyTorch if the server has loaded it; the runtime never loads it by itself.
+
+    Raises
+    ------
+    Refused
+        ``torch-missing``.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise Refused("torch-missing", detail="this server has not imported PyTorch")
+    return torch
+
+
+def _dtype(torch: Any, name: str) -> Any:  # noqa: ANN401 - a torch.dtype
+    if name not in DTYPES or not hasattr(torch, name):
+        raise Refused("dtype-unsupported", detail=f"{name} cannot be launched here")
+    return getattr(torch, name)
