@@ -86,9 +86,8 @@ def promoted(random: np.random.Generator, speedup: float, *, units: int = 2) -> 
     (p_value,) = adjusted_p_values([timed], settings)
     measured = final_timing(
         timed,
-        definition=DEFINITION,
         workloads=SHAPES,
-        parts=1,
+        floor=lambda _axes: 0.0,
         adjusted_p=p_value,
         finalists=1,
         settings=settings,

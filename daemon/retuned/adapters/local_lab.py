@@ -19,9 +19,9 @@ from typing import Any
 from retuned.contract import Digest, Solution
 from retuned.errors import HarnessError, UsageError
 from retuned.lab.bay import Bay, LabSettings
-from retuned.lab.languages.cpu_cpp import compile_solution, cpu_environment
 from retuned.lab.session import Contender, Session
 from retuned.lab.subject import Subject
+from retuned.lab.toolchain import environment_of, toolchain_for
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings
@@ -113,14 +113,20 @@ class LocalLab:
         if (target / "artifact.json").exists():
             return target
         definition = self._subjects(solution.definition).definition
-        built = compile_solution(
-            solution, cache_dir=self._root / "compiled", limits=self._lab.compile
+        built = toolchain_for(solution.language).build(
+            solution, definition, folder=self._root / "compiled", limits=self._lab.compile
         )
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
         try:
-            shutil.copyfile(built.path, partial / "kernel.so")
-            body = _manifest(solution, definition.model_dump(mode="json"), built.sha256)
+            shutil.copyfile(built.variant.library, partial / built.file_name)
+            body = _manifest(
+                solution,
+                definition.model_dump(mode="json"),
+                built.sha256,
+                file_name=built.file_name,
+            )
+            body |= built.manifest
             (partial / "artifact.json").write_text(
                 json.dumps(body, indent=1),
                 encoding="utf-8",  # the order of axes means something
@@ -134,15 +140,15 @@ class LocalLab:
         return target
 
     def _check_plan(self, plan: ExperimentPlan) -> Solution:
-        here = cpu_environment().digest
-        if plan.environment != here:
-            raise HarnessError(
-                f"the plan is for environment {plan.environment[:19]}, this machine is {here[:19]}"
-            )
         self._subjects(plan.definition)  # an unknown definition is the clearer message
         incumbent = self._solutions(plan.incumbent)
         if incumbent is None:
             raise HarnessError(f"no source for the incumbent {plan.incumbent[:19]}")
+        here = environment_of(incumbent.language).digest
+        if plan.environment != here:
+            raise HarnessError(
+                f"the plan is for environment {plan.environment[:19]}, this machine is {here[:19]}"
+            )
         unknown = [name for name in plan.generators if name not in self._generators]
         if unknown:
             raise UsageError(f"unknown generators {unknown}; there are {sorted(self._generators)}")
@@ -223,7 +229,13 @@ class FakeBench:
         return None
 
 
-def _manifest(solution: Solution, definition: Mapping[str, Any], sha256: str) -> dict[str, Any]:
+def _manifest(
+    solution: Solution,
+    definition: Mapping[str, Any],
+    sha256: str,
+    *,
+    file_name: str = "kernel.so",
+) -> dict[str, Any]:
     threads = solution.params.get("THREADS", 1)
     return {
         "digest": solution.digest,
@@ -234,6 +246,6 @@ def _manifest(solution: Solution, definition: Mapping[str, Any], sha256: str) ->
         "layouts": solution.layouts,
         "scratch_bytes": solution.scratch_bytes,
         "parts": threads if isinstance(threads, int) else 1,
-        "binary": "kernel.so",
+        "binary": file_name,
         "binary_sha256": sha256,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,17 +12,17 @@ from retuned.errors import CandidateError, HarnessError, UsageError
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.cases import Case, CaseBook, Cell, Seeds, cells_for
 from retuned.lab.harness.placing import duel_bytes
+from retuned.lab.harness.processes import ChildLimits
 from retuned.lab.harness.runs import Runner, arena_bytes
 from retuned.lab.harness.timing import SETS, Duel
-from retuned.lab.harness.variant import Variant, variant_of
-from retuned.lab.harness.worker import ChildLimits, Worker
-from retuned.lab.languages.cpu_cpp import CompileLimits, compile_solution
+from retuned.lab.harness.variant import Variant
+from retuned.lab.harness.worker import Worker
+from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.oracle import Tolerance
 from retuned.lab.subject import Array, Subject, make_inputs
+from retuned.lab.toolchain import Toolchain, clone_of, toolchain_for
 
 _ARENA_MAX_BYTES = 8 * 2**30
-_UNIT_OVERHEAD_US = 60.0
-"""What an ABBA unit costs beside its launches: poison, swaps, the interpreter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +43,12 @@ class LabSettings:
     """Least ABBA units of candidate and incumbent per block of a finalist; two pairs each."""
     processes: int = 2
     """Fresh processes per finalist."""
-    launch_timeout_s: float = 2.0
-    """Bound of one launch, beyond twenty times the incumbent's time."""
-    compile: CompileLimits = field(default_factory=CompileLimits)
-    """Bounds of the compiler."""
-    child: ChildLimits = field(default_factory=ChildLimits)
-    """Bounds of the children."""
+    launch_timeout_s: float | None = None
+    """Bound of one launch, beyond twenty times the incumbent's time; None takes the language's."""
+    compile: CompileLimits | None = None
+    """Bounds of the compiler; None takes the language's."""
+    child: ChildLimits | None = None
+    """Bounds of the children; None takes the language's."""
     tolerance: Tolerance = field(default_factory=Tolerance)
     """Numerical acceptance."""
 
@@ -71,6 +70,8 @@ class Bay:
         Cores the children may use; empty means all.
     settings
         How much is measured.
+    toolchain
+        Compiles and runs variants; None takes that of the incumbent's language.
 
     Raises
     ------
@@ -87,8 +88,10 @@ class Bay:
         folder: Path,
         cores: Sequence[int] = (),
         settings: LabSettings | None = None,
+        toolchain: Toolchain | None = None,
     ) -> None:
         self.subject = subject
+        self.toolchain = toolchain or toolchain_for(incumbent.language)
         self.workloads = tuple(workloads)
         self.settings = settings or LabSettings()
         self.cells = _possible(subject, workloads)
@@ -112,7 +115,9 @@ class Bay:
     @property
     def timeout_s(self) -> float:
         """Bound of one launch."""
-        return self.settings.launch_timeout_s + 20.0 * self._slowest_us / 1e6
+        own_s = self.settings.launch_timeout_s
+        base_s = self.toolchain.pace.launch_timeout_s if own_s is None else own_s
+        return base_s + 20.0 * self._slowest_us / 1e6
 
     def compiled(self, solution: Solution) -> Variant:
         """Compile and audit.
@@ -120,28 +125,19 @@ class Bay:
         Raises
         ------
         CandidateError
-            As `compile_solution` and `variant_of`.
+            As `Toolchain.build`.
         """
-        built = compile_solution(
-            solution, cache_dir=self._folder / "compiled", limits=self.settings.compile
-        )
-        return variant_of(solution, self.subject.definition, library=built.path)
+        return self.toolchain.build(
+            solution,
+            self.subject.definition,
+            folder=self._folder / "compiled",
+            shapes=[workload.axes for workload in self.workloads],
+            limits=self.settings.compile,
+        ).variant
 
     def clone(self) -> Variant:
         """Return the incumbent under another path: the same bytes, loaded a second time."""
-        path = self.incumbent.library.with_suffix(".clone.so")
-        if not path.exists():
-            partial = path.with_suffix(".partial")
-            shutil.copyfile(self.incumbent.library, partial)
-            partial.replace(path)
-        return Variant(
-            digest=self.incumbent.digest,
-            library=path,
-            entry=self.incumbent.entry,
-            layouts=self.incumbent.layouts,
-            scratch_bytes=self.incumbent.scratch_bytes,
-            parts=self.incumbent.parts,
-        )
+        return clone_of(self.incumbent)
 
     def open_book(self, seeds: Seeds, stack: ExitStack) -> CaseBook:
         """Open a book of cases whose incumbent lives in its own child until `stack` closes."""
@@ -171,13 +167,19 @@ class Bay:
                 cell.axes,
                 scratch_bytes=variant.scratch_bytes,
                 parts=variant.parts,
+                zone_rows=self.toolchain.program.zone_rows,
             )
             for cell in self.cells
         )
         with (
             _arena(size) as arena,
             Runner(
-                definition, variant, arena=arena, cores=self.cores, limits=self.settings.child
+                definition,
+                variant,
+                arena=arena,
+                cores=self.cores,
+                program=self.toolchain.program,
+                limits=self.settings.child,
             ) as runner,
         ):
             yield runner
@@ -192,7 +194,13 @@ class Bay:
         libraries = [side.as_library(definition) for side in sides]
         with (
             _arena(size) as arena,
-            Worker(libraries, arena, cores=self.cores, limits=self.settings.child) as worker,
+            Worker(
+                libraries,
+                arena,
+                cores=self.cores,
+                program=self.toolchain.program,
+                limits=self.settings.child,
+            ) as worker,
         ):
             yield Duel(
                 self.subject,
@@ -238,9 +246,11 @@ class Bay:
         return sorted(range(len(self.workloads)), key=lambda index: -work(index))
 
 
-def units_within(budget_s: float, *, blocks: int, one_us: float, least: int) -> int:
+def units_within(
+    budget_s: float, *, blocks: int, one_us: float, least: int, overhead_us: float
+) -> int:
     """Return how many ABBA units a block may have so that all blocks fit the budget."""
-    unit_us = 4.0 * max(one_us, 20.0) + _UNIT_OVERHEAD_US
+    unit_us = 4.0 * max(one_us, 20.0) + overhead_us
     return max(least, min(16, int(budget_s * 1e6 / (blocks * unit_us))))
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from retuned.contract import Definition, Digest, Workload
+from retuned.contract import Digest, Workload
 from retuned.lab.examiner import Timed
-from retuned.lab.physics import floor_us
 from retuned.lab.statistics import (
     Estimate,
     ShapeSamples,
@@ -30,6 +29,8 @@ from retuned.stages.verdict import (
     groups_of,
 )
 
+Floor = Callable[[Mapping[str, int]], float]
+"""Time that no launch at these variable axes can beat, microseconds; 0 where unknown."""
 _SHAPE_CONFIDENCE = 0.95
 _BOOTSTRAP_SEED = 20_250_101
 
@@ -43,9 +44,8 @@ def search_interval(timed: Timed) -> Interval | None:
 def final_timing(
     timed: Timed,
     *,
-    definition: Definition,
     workloads: Sequence[Workload],
-    parts: int,
+    floor: Floor,
     adjusted_p: float,
     finalists: int,
     settings: JudgeSettings,
@@ -56,14 +56,14 @@ def final_timing(
     are adjusted by the number of `finalists` times the number of parts (Bonferroni).
     """
     shapes = [
-        _shape_result(samples, workload, floor_us(definition, workload.axes, parts=parts))
+        _shape_result(samples, workload, floor(workload.axes))
         for samples, workload in zip(timed.samples, workloads, strict=True)
     ]
     known = [shape for shape in shapes if shape is not None]
     if not known or len(known) != len(shapes):
         return None
-    floor = noise_floor(timed.clones)
-    if not math.isfinite(floor):
+    noise = noise_floor(timed.clones)
+    if not math.isfinite(noise):
         return None
     groups = groups_of([dict(workload.axes) for workload in workloads])
     return Timing(
@@ -78,7 +78,7 @@ def final_timing(
             )
             for members in groups
         ),
-        noise_floor_ratio=floor,
+        noise_floor_ratio=noise,
         blocks=min(len(np.unique(samples.block)) for samples in timed.samples),
         pairs=min(len(samples.block) for samples in timed.samples),
         processes=timed.processes,

@@ -66,7 +66,7 @@ class Examiner:
             return None, (failed_check("G1", error),)
         except CandidateError as error:
             return None, (Check(gate="G1"), failed_check("G2", error))
-        return variant, (Check(gate="G1"), Check(gate="G2"))
+        return variant, (Check(gate="G1"), Check(gate="G2", detail=variant.note))
 
     def correct(self, variant: Variant, *, book: CaseBook | None = None) -> tuple[Check, ...]:
         """Gates G3 and G4 in a fresh child; the first failure ends them."""
@@ -155,7 +155,10 @@ class Examiner:
         )
         bay.saw(one_us)
         budget_s = bay.settings.search_s / len(bay.workloads)
-        units = units_within(budget_s, blocks=blocks, one_us=one_us, least=1)
+        overhead_us = bay.toolchain.pace.unit_overhead_us
+        units = units_within(
+            budget_s, blocks=blocks, one_us=one_us, least=1, overhead_us=overhead_us
+        )
         pairs = [duel.block(units_for(units, 0))]
         first = samples_of(pairs, side=CANDIDATE, weight=workload.weight)
         more = 1 if self._hopeless(first) else blocks - 1
@@ -174,7 +177,10 @@ class Examiner:
         blocks = -(-settings.final_blocks // settings.processes)
         budget_s = settings.final_s / (len(bay.workloads) * settings.processes)
         least = settings.final_units + 1
-        units = units_within(budget_s, blocks=blocks, one_us=one_us, least=least)
+        overhead_us = bay.toolchain.pace.unit_overhead_us
+        units = units_within(
+            budget_s, blocks=blocks, one_us=one_us, least=least, overhead_us=overhead_us
+        )
         clones = max(1, units // 3)
         found = [duel.block(units_for(units - clones, clones)) for _ in range(blocks)]
         check = duel.check_outputs(gate="G6")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from retuned.contract import Definition
 from retuned.lab.subject import numpy_dtype, shape_of
@@ -17,9 +18,59 @@ def floor_us(definition: Definition, axes: Mapping[str, int], *, parts: int) -> 
 
     Far below what is reachable for tensors that lie in memory; it is a bound, not a roofline.
     """
+    return _moved_bytes(definition, axes) / (_BYTES_PER_US * parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """What a GPU reaches at best."""
+
+    gbytes_per_s: float
+    """From its memory, 1e9 bytes a second."""
+    gflops: float
+    """Float32 outside matrix units, 1e9 a second."""
+    cache_bytes: int
+    """Last-level cache, where the device's properties do not tell of it."""
+
+
+GPU_PEAKS: Mapping[str, Peak] = {
+    # Vendors' data sheets: H100 SXM5 (and H200, whose 4.8 TB/s are the bound of both), A100 80 GB,
+    # L40S, B200; MI250X (one of two dies), MI300X (256 MB Infinity Cache), MI355X.
+    "sm_80": Peak(gbytes_per_s=2_039.0, gflops=19_500.0, cache_bytes=40 * 2**20),
+    "sm_89": Peak(gbytes_per_s=864.0, gflops=91_600.0, cache_bytes=96 * 2**20),
+    "sm_90": Peak(gbytes_per_s=3_350.0, gflops=66_900.0, cache_bytes=50 * 2**20),
+    "sm_100": Peak(gbytes_per_s=8_000.0, gflops=80_000.0, cache_bytes=126 * 2**20),
+    "gfx90a": Peak(gbytes_per_s=1_638.0, gflops=23_900.0, cache_bytes=8 * 2**20),
+    "gfx942": Peak(gbytes_per_s=5_300.0, gflops=163_400.0, cache_bytes=256 * 2**20),
+    "gfx950": Peak(gbytes_per_s=8_000.0, gflops=157_300.0, cache_bytes=256 * 2**20),
+}
+"""By architecture; not found means unknown."""
+_SAME_ARCH = 1.5
+"""Devices of one architecture differ this much in bandwidth (H100 3.35 TB/s, H200 4.8 TB/s)."""
+_ON_CHIP = 20.0
+"""First-level caches of all units together, relative to memory: 33 TB/s on an H100, rounded up."""
+
+
+def gpu_floor_us(
+    definition: Definition, axes: Mapping[str, int], *, arch: str, cache: int
+) -> float:
+    """Lower bound of one launch on a GPU, microseconds; 0 where the architecture is unknown.
+
+    Every byte is touched once at on-chip speed, and what does not fit the last-level cache comes
+    from memory: calls rotate through sets of buffers, and caches are flushed between them.
+    """
+    peak = GPU_PEAKS.get(arch)
+    if peak is None:
+        return 0.0
+    total = _moved_bytes(definition, axes)
+    bytes_per_us = peak.gbytes_per_s * 1e3 * _SAME_ARCH
+    beyond = total - max(cache, peak.cache_bytes)
+    return max(total / (bytes_per_us * _ON_CHIP), beyond / bytes_per_us)
+
+
+def _moved_bytes(definition: Definition, axes: Mapping[str, int]) -> int:
     lengths = definition.lengths(axes)
-    total = sum(
+    return sum(
         math.prod(shape_of(spec, lengths)) * numpy_dtype(spec).itemsize
         for spec in (*definition.inputs.values(), *definition.outputs.values())
     )
-    return total / (_BYTES_PER_US * parts)

@@ -13,10 +13,15 @@ from typing import Any
 
 from retuned.contract import Digest, Solution
 from retuned.lab.bay import Bay
-from retuned.lab.evidence import adjusted_p_values, final_timing, gather, search_interval
+from retuned.lab.evidence import (
+    Floor,
+    adjusted_p_values,
+    final_timing,
+    gather,
+    search_interval,
+)
 from retuned.lab.examiner import Examiner, Timed
 from retuned.lab.harness.variant import Variant
-from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import Check, Interval, JudgeSettings, judge, rank
@@ -134,9 +139,8 @@ class Session:
         if contender.final is not None and contender.final.passed and contender.variant:
             timing = final_timing(
                 contender.final,
-                definition=self._bay.subject.definition,
                 workloads=self._plan.workloads,
-                parts=contender.variant.parts,
+                floor=self._floor(contender.variant),
                 adjusted_p=adjusted_p,
                 finalists=finalists,
                 settings=self._settings,
@@ -160,13 +164,19 @@ class Session:
         )
         return Finding(solution=contender.solution, verdict=verdict, seconds=contender.spent_s)
 
+    def _floor(self, variant: Variant) -> Floor:
+        bay = self._bay
+        return lambda axes: bay.toolchain.floor_us(
+            bay.subject.definition, axes, parts=variant.parts
+        )
+
     def _keep(self, contender: Contender) -> Digest:
         """Keep the raw numbers under their digest, beside the artifacts."""
         body = {
             "candidate": contender.solution.digest,
             "incumbent": self._incumbent.digest,
             "plan": self._plan.id,
-            "environment": cpu_environment().model_dump(mode="json"),
+            "environment": self._bay.toolchain.environment().model_dump(mode="json"),
             "checks": [check.model_dump(mode="json") for check in contender.checks],
             "search": _raw(contender.search),
             "final": _raw(contender.final),

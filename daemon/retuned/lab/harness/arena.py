@@ -77,6 +77,11 @@ class Arena:
             self._map.close()
         os.close(self.fd)
 
+    @property
+    def used_bytes(self) -> int:
+        """From the start to the end of the last region."""
+        return self._next
+
     def reset(self) -> None:
         """Forget all regions; their memory is used again."""
         self._next = 0

@@ -49,7 +49,8 @@ def check_memory(runner: Runner, case: Case, *, timeout_s: float) -> tuple[Check
         return _failed("G3", Reason.OUT_OF_BOUNDS, detail), mixed
     if not all(bit_equal(mixed[name], fenced[name]) for name in mixed):
         return _failed("G3", Reason.NONDETERMINISTIC, f"depends on addresses {where}"), mixed
-    return Check(gate="G3", detail=f"{_RUNS + 2} launches {where}"), mixed
+    detail = f"{_RUNS + 2} launches {where}, {runner.memory_check}"
+    return Check(gate="G3", detail=detail), mixed
 
 
 def check_numerics(

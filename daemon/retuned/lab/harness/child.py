@@ -20,13 +20,14 @@ from typing import Any
 _PROT_NONE, _PROT_RW = 0, 3
 
 
-class _Lines:
+class Lines:
     """JSON lines over two descriptors, without buffering that outlives a command."""
 
     def __init__(self) -> None:
         self._pending = b""
 
     def read(self) -> dict[str, Any] | None:
+        """Return the next line; None when the parent is done."""
         while b"\n" not in self._pending:
             chunk = os.read(0, 1 << 16)
             if not chunk:
@@ -37,6 +38,7 @@ class _Lines:
         return command
 
     def write(self, answer: dict[str, Any]) -> None:
+        """Write one line."""
         data = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
         while data:
             data = data[os.write(1, data) :]
@@ -130,7 +132,7 @@ class _Runner:
 
 def main() -> None:
     """Serve commands until the parent closes the pipe."""
-    lines = _Lines()
+    lines = Lines()
     settings = lines.read()
     if settings is None:
         return

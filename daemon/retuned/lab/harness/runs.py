@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from retuned.contract import Definition
 from retuned.errors import CandidateError
 from retuned.lab.harness.arena import PAGE, Arena, Region
+from retuned.lab.harness.processes import ChildLimits, ChildProgram
 from retuned.lab.harness.variant import AS_IS, Variant, packed
-from retuned.lab.harness.worker import ChildLimits, Worker
+from retuned.lab.harness.worker import CPU_PROGRAM, Worker
 from retuned.lab.subject import Array, numpy_dtype, shape_of
 
 POISON_ONES, POISON_MIXED = 0xFF, 0x5A
 """Two fills: NaN in every float and -1 in every integer, and ordinary numbers."""
+
+_ZONE_MAX_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +46,10 @@ class Runner:
         Shared memory, not used by another child while this one runs.
     cores
         Cores the child may use.
+    program
+        Runs the variant's language.
     limits
-        Bounds of the child.
+        Bounds of the child; None takes the program's.
     """
 
     def __init__(
@@ -53,13 +59,15 @@ class Runner:
         *,
         arena: Arena,
         cores: Sequence[int] = (),
+        program: ChildProgram = CPU_PROGRAM,
         limits: ChildLimits | None = None,
     ) -> None:
         self._definition = definition
         self._variant = variant
         self._arena = arena
+        self._program = program
         library = variant.as_library(definition)
-        self._worker = Worker([library], arena, cores=cores, limits=limits)
+        self._worker = Worker([library], arena, cores=cores, program=program, limits=limits)
 
     def __enter__(self) -> Runner:
         return self
@@ -71,6 +79,11 @@ class Runner:
         trace: TracebackType | None,
     ) -> None:
         self._worker.close()
+
+    @property
+    def memory_check(self) -> str:
+        """How accesses outside tensors are found."""
+        return self._program.memory_check
 
     def run(
         self,
@@ -99,17 +112,22 @@ class Runner:
         regions += [*outputs.values(), *scratch]
         self._arena.fill([*outputs.values(), *scratch], fill.value)
         self._arena.fill_zones(regions, fill.value)
-        command = {
+        command: dict[str, Any] = {
             "op": "run",
             "kernel": 0,
             "tensors": [r.start for r, _ in given.values()] + [r.start for r in outputs.values()],
             "lengths": list(lengths.values()),
             "scratch": [region.start for region in scratch],
             "fences": [
-                [region.fence, region.high - region.fence] for region in regions if fill.fenced
+                [region.fence, region.high - region.fence]
+                for region in regions
+                if fill.fenced and self._program.fences
             ],
         }
+        self._worker.prepare(0, command["lengths"])
+        self._worker.push(self._arena.used_bytes)
         self._worker.command(command, timeout_s=timeout_s)
+        self._worker.pull(self._arena.used_bytes)
         self._check(given, regions, fill)
         return {
             name: self._arena.view(outputs[name], numpy_dtype(spec), shape_of(spec, lengths)).copy()
@@ -124,7 +142,9 @@ class Runner:
         for name in self._definition.inputs:
             array = packed(inputs[name], self._variant.layouts.get(name, AS_IS))
             region = self._arena.place(
-                array.nbytes, zone_bytes=_row_bytes(array), fenced=fill.fenced
+                array.nbytes,
+                zone_bytes=_zone_bytes(array.shape, array.itemsize, self._program.zone_rows),
+                fenced=fill.fenced,
             )
             self._arena.view(region, array.dtype, array.shape)[...] = array
             given[name] = (region, array)
@@ -135,8 +155,8 @@ class Runner:
         for name, spec in self._definition.outputs.items():
             shape, item = shape_of(spec, lengths), numpy_dtype(spec).itemsize
             size = int(np.prod(shape)) * item
-            row = max(PAGE, shape[-1] * item)
-            placed[name] = self._arena.place(size, zone_bytes=row, fenced=fill.fenced)
+            zone = _zone_bytes(shape, item, self._program.zone_rows)
+            placed[name] = self._arena.place(size, zone_bytes=zone, fenced=fill.fenced)
         return placed
 
     def _check(
@@ -151,16 +171,23 @@ class Runner:
 
 
 def arena_bytes(
-    definition: Definition, axes: Mapping[str, int], *, scratch_bytes: int, parts: int
+    definition: Definition,
+    axes: Mapping[str, int],
+    *,
+    scratch_bytes: int,
+    parts: int,
+    zone_rows: int = 1,
 ) -> int:
-    """Bytes that one run needs, red zones included."""
+    """Bytes that one run needs, red zones of at least `zone_rows` rows included."""
     lengths = definition.lengths(axes)
     total = 0
     for spec in (*definition.inputs.values(), *definition.outputs.values()):
         shape, item = shape_of(spec, lengths), numpy_dtype(spec).itemsize
-        total += int(np.prod(shape)) * item + 2 * max(PAGE, shape[-1] * item) + 4 * PAGE
+        total += int(np.prod(shape)) * item + 2 * _zone_bytes(shape, item, zone_rows) + 4 * PAGE
     return total + parts * (scratch_bytes + 4 * PAGE)
 
 
-def _row_bytes(array: Array) -> int:
-    return max(PAGE, array.shape[-1] * array.itemsize if array.ndim else PAGE)
+def _zone_bytes(shape: Sequence[int], item: int, rows: int) -> int:
+    """Return the width of a red zone: some rows, a page at least, and no more than makes sense."""
+    row = shape[-1] * item if shape else 0
+    return max(PAGE, row, min(rows * row, _ZONE_MAX_BYTES))

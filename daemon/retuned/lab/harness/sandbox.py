@@ -30,6 +30,17 @@ _SYSCALLS = {
     "clock_gettime": 228, "exit_group": 231, "set_robust_list": 273, "membarrier": 324, "rseq": 334,
     "sigaltstack": 131, "prctl": 157,
 }  # fmt: skip
+# What a process that drives a device has no use for: other processes, other name spaces, modules.
+_DENIED = {
+    "kill": 62, "ptrace": 101, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166,
+    "init_module": 175, "delete_module": 176, "kexec_load": 246, "add_key": 248,
+    "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
+    "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
+    "finit_module": 313, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425,
+    "pidfd_open": 434, "pidfd_getfd": 438,
+}  # fmt: skip
+_SOCKET, _AF_UNIX = 41, 1
+_X32 = 0x40000000
 _MMAP, _MPROTECT, _CLONE, _CLONE3 = 9, 10, 56, 435
 _PROT_EXEC = 4
 
@@ -65,7 +76,40 @@ def confine(*, memory_bytes: int, cpu_s: int) -> bool:
         resource.setrlimit(which, (bound, bound))
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    return _filter_system_calls(libc)
+    return _filter_system_calls(libc, _program())
+
+
+def confine_device(*, memory_bytes: int, cpu_s: int, on_device: bool) -> bool:
+    """Drop what a process can do without that compiles for a device and drives it.
+
+    A device's runtime reserves more address space than there is memory, opens files, starts the
+    vendor's assembler and maps code, so neither the bound of the address space nor the list of
+    allowed calls of `confine` can hold. In their place: private writable memory is bounded
+    (`memory_bytes` beyond what is in use), files stay small, and calls that reach other processes,
+    the network or the kernel's innards fail. Without a device the address space is bounded.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    which = resource.RLIMIT_DATA if on_device else resource.RLIMIT_AS
+    in_use = _private_memory() if on_device else _address_space()
+    with_limits = {
+        which: in_use + memory_bytes,
+        resource.RLIMIT_CPU: cpu_s,
+        resource.RLIMIT_FSIZE: 64 * 2**20,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: 4096 if on_device else 64,
+    }
+    for bound, value in with_limits.items():
+        _, hard = resource.getrlimit(bound)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(bound, (value, value))
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    return _filter_system_calls(libc, _device_program())
+
+
+def _private_memory() -> int:
+    with open("/proc/self/statm", "rb") as stream:
+        return int(stream.read().split()[5]) * resource.getpagesize()
 
 
 def _address_space() -> int:
@@ -73,10 +117,10 @@ def _address_space() -> int:
         return int(stream.read().split()[0]) * resource.getpagesize()
 
 
-def _filter_system_calls(libc: ctypes.CDLL) -> bool:
+def _filter_system_calls(libc: ctypes.CDLL, steps: list[tuple[int, int, int, int]]) -> bool:
     if platform.machine() != "x86_64":
         return False
-    code = b"".join(struct.pack("<HBBI", *step) for step in _program())
+    code = b"".join(struct.pack("<HBBI", *step) for step in steps)
     body = ctypes.create_string_buffer(code)
 
     class Program(ctypes.Structure):
@@ -115,5 +159,28 @@ def _program() -> list[tuple[int, int, int, int]]:
         (_RETURN, 0, 0, _ERRNO | _ENOSYS),
         # Asking for the time zone, locale or terminal must not look like an attack.
         (_RETURN, 0, 0, _KILL),
+    ]
+    return steps
+
+
+def _device_program() -> list[tuple[int, int, int, int]]:
+    """Build the filter of a device's process: fail what is denied, allow the rest."""
+    steps = [
+        (_LOAD, 0, 0, 4),
+        (_EQUAL, 1, 0, _ARCH_X86_64),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, 0),
+        (_SET, 0, 1, _X32),  # the same calls by other numbers
+        (_RETURN, 0, 0, _KILL),
+    ]
+    for number in _DENIED.values():
+        steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | _EPERM)]
+    steps += [
+        (_EQUAL, 0, 4, _SOCKET),  # first argument: family; runtimes talk to their daemons by files
+        (_LOAD, 0, 0, 16),
+        (_EQUAL, 1, 0, _AF_UNIX),
+        (_RETURN, 0, 0, _ERRNO | _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _ALLOW),
     ]
     return steps

@@ -78,6 +78,7 @@ class Duel:
         self._timeout_s = timeout_s
         self._placed: Placed | None = None
         self._scheduler: Scheduler | None = None
+        self._calls = self._late = 0
 
     @property
     def placed(self) -> Placed:
@@ -98,6 +99,9 @@ class Duel:
         self._placed = place(
             self._subject.definition, self._sides, self._arena, axes=axes, sets=sets
         )
+        for which in range(len(self._sides)):
+            self._worker.prepare(which, self._placed.lengths)
+        self._worker.push(self._arena.used_bytes)
         mutable = mutable_inputs(self._subject.definition, sets[0])
         probe = Scheduler(sets=len(sets), mutable=mutable, repeat=1, seed=seed)
         block = probe.block([CANDIDATE])
@@ -132,6 +136,7 @@ class Duel:
         every call, and every call may be a block's last.
         """
         placed, definition = self.placed, self._subject.definition
+        self._worker.pull(self._arena.used_bytes)
         if not self._arena.zones_intact(placed.regions, POISON_MIXED):
             return Check(gate=gate, reason=Reason.OUT_OF_BOUNDS, detail="wrote outside its tensors")
         for index, model in enumerate(placed.model):
@@ -173,7 +178,9 @@ class Duel:
                 detail = _disagreement(claimed, elapsed)
                 return Check(gate=gate, reason=Reason.CLOCKS_DISAGREE, detail=detail)
             shares.append(claimed / max(elapsed.busy_ns, 1))
-        return Check(gate=gate, detail=f"child's clock saw {min(shares):.1%} of the time it ran")
+        seen = f"child's clock saw {min(shares):.1%} of the time it ran"
+        gaps = f"; launching fell behind in {self._late} of {self._calls} calls"
+        return Check(gate=gate, detail=seen + (gaps if self._late else ""))
 
     def _run(self, calls: Sequence[Call]) -> list[int]:
         answer, elapsed = self._send(calls)
@@ -202,6 +209,8 @@ class Duel:
             ],
         }
         answer = self._worker.command(body, timeout_s=self._timeout_s)
+        self._calls += len(calls)
+        self._late += int(answer[0].get("late", 0))
         self._mirror(calls)
         return answer
 
@@ -244,6 +253,7 @@ class Duel:
             "fences": [],
         }
         self._worker.command(body, timeout_s=self._timeout_s)
+        self._worker.pull(self._arena.used_bytes)
         return read_outputs(self._arena, definition, placed.spare, lengths)
 
 

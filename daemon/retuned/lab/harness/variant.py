@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class Variant:
     digest: Digest
     """Digest of the solution."""
     library: Path
-    """Audited shared object."""
+    """Audited shared object or source."""
     entry: str
     """Symbol."""
     layouts: Mapping[str, str]
@@ -33,6 +34,10 @@ class Variant:
     """Workspace per part."""
     parts: int
     """Shares of a launch."""
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    """What the language's child needs beside, as plain JSON."""
+    note: str = ""
+    """What compiling it told, for the evidence."""
 
     def as_library(self, definition: Definition) -> Library:
         """Return what the child needs to load it."""
@@ -42,6 +47,7 @@ class Variant:
             tensors=len(definition.inputs) + len(definition.outputs),
             axes=len(definition.axes),
             parts=self.parts,
+            launch=self.launch,
         )
 
 

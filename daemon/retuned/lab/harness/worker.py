@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import secrets
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,9 +18,18 @@ from typing import Any
 import retuned
 from retuned.errors import CandidateCrashed, CandidateError, CandidateTimedOut, HarnessError
 from retuned.lab.harness.arena import Arena
+from retuned.lab.harness.processes import ChildLimits, ChildProgram, fresh
 
-_CHILD = Path(__file__).with_name("child.py")
+__all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker"]
+
 _ROOT = Path(retuned.__file__).resolve().parent.parent
+_PREPARE_S = 60.0
+"""To finish compiling at new lengths."""
+_COPY_S = 60.0
+"""To copy the shared memory to a device or back."""
+
+CPU_PROGRAM = ChildProgram(start=fresh(Path(__file__).with_name("child.py")))
+"""Runs shared objects in the memory shared with the parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +37,7 @@ class Library:
     """One compiled variant to load."""
 
     path: Path
-    """Shared object that passed the audit."""
+    """Shared object or source that passed the audit."""
     entry: str
     """Symbol."""
     tensors: int
@@ -39,18 +46,8 @@ class Library:
     """Axes of the definition."""
     parts: int = 1
     """Shares of a launch, each on its own thread."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildLimits:
-    """Bounds of one child."""
-
-    start_s: float = 20.0
-    """To be ready; a loaded machine starts slowly."""
-    cpu_s: int = 120
-    """Processor time of its whole life."""
-    memory_bytes: int = 2**30
-    """Address space beyond what it has when ready."""
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    """What the language's child needs beside, as plain JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +72,18 @@ class Worker:
         Shared memory; must outlive the worker.
     cores
         Cores the child may use; empty means no restriction.
+    program
+        Runs the variants' language.
     limits
-        Bounds.
+        Bounds; None takes the program's.
 
     Raises
     ------
     CandidateError
         If the child dies or hangs while loading: the candidate's doing, since the harness itself is
         tested.
+    HarnessError
+        If there is no child to be had, or its device does not answer.
     """
 
     def __init__(
@@ -91,34 +92,29 @@ class Worker:
         arena: Arena,
         *,
         cores: Sequence[int] = (),
+        program: ChildProgram = CPU_PROGRAM,
         limits: ChildLimits | None = None,
     ) -> None:
-        limits = limits or ChildLimits()
+        limits = limits or program.limits
         self._pending = b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(_CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"},
-            pass_fds=(arena.fd,),
-            start_new_session=True,
-            bufsize=0,
-        )
+        self._mirrored = program.mirrored
+        self._prepared: set[tuple[int, ...]] = set()
+        self._process, memory = program.start(arena.fd)
         settings = {
             "root": str(_ROOT),
             "parent": os.getpid(),
             "cores": list(cores),
-            "fd": arena.fd,
+            "fd": memory,
             "size": arena.size_bytes,
             "memory_bytes": limits.memory_bytes,
             "cpu_s": limits.cpu_s,
             "libraries": [_as_json(library) for library in libraries],
+            **program.settings,
         }
         try:
             self._send(settings)
             self.ready = self._receive(limits.start_s)
+            _raise_refusal(self.ready)
         except BaseException:
             self.close()
             raise
@@ -161,9 +157,34 @@ class Worker:
         if answer.get("memory"):
             self.close()
             raise CandidateCrashed("out-of-memory", detail="no memory left within the limit")
+        _raise_refusal(answer)
         if busy_before is None or busy_after is None:
             return answer, Elapsed(wall_ns=wall_ns, busy_ns=wall_ns)
         return answer, Elapsed(wall_ns=wall_ns, busy_ns=min(wall_ns, busy_after - busy_before))
+
+    def push(self, used_bytes: int) -> None:
+        """Copy the shared memory, up to its part in use, to the child's device."""
+        if self._mirrored:
+            self.command({"op": "push", "bytes": used_bytes}, timeout_s=_COPY_S)
+
+    def pull(self, used_bytes: int) -> None:
+        """Copy everything back, red zones too, so that the parent sees what the device holds."""
+        if self._mirrored:
+            self.command({"op": "pull", "bytes": used_bytes}, timeout_s=_COPY_S)
+
+    def prepare(self, kernel: int, lengths: Sequence[int]) -> None:
+        """Let the child finish compiling, so that no launch pays for it.
+
+        Raises
+        ------
+        CandidateError
+            As `command`, and with reason ``compile-failed`` or ``over-limit``.
+        """
+        key = (kernel, *lengths)
+        if self._mirrored and key not in self._prepared:
+            body = {"op": "prepare", "kernel": kernel, "lengths": list(lengths)}
+            self.command(body, timeout_s=_PREPARE_S)
+            self._prepared.add(key)
 
     def _on_cpu_ns(self) -> int | None:
         """Time the child's main thread has run; None where the kernel keeps no account."""
@@ -175,27 +196,19 @@ class Worker:
 
     def close(self) -> None:
         """Kill the child and everything it may have started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        self._process.close()
 
     def _send(self, body: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
         data = json.dumps(body, separators=(",", ":")).encode() + b"\n"
         view = memoryview(data)
         try:
             while view:
-                view = view[os.write(self._process.stdin.fileno(), view) :]
+                view = view[os.write(self._process.stdin, view) :]
         except BrokenPipeError:
             raise self._death() from None
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
+        descriptor = self._process.stdout
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._pending:
             left = deadline - time.monotonic()
@@ -212,8 +225,7 @@ class Worker:
 
     def _death(self) -> CandidateError | HarnessError:
         """Turn the way the child ended into an error."""
-        self._process.wait()
-        code = self._process.returncode
+        code = self._process.wait()
         self.close()
         if code >= 0:
             return HarnessError(f"the child ended by itself with status {code}")
@@ -235,4 +247,12 @@ def _as_json(library: Library) -> dict[str, Any]:
         "tensors": library.tensors,
         "axes": library.axes,
         "parts": library.parts,
+        "launch": dict(library.launch),
     }
+
+
+def _raise_refusal(answer: Mapping[str, Any]) -> None:
+    """Turn a refusal that the child could still tell into an error; its text is a stranger's."""
+    if "refused" in answer:
+        text = re.sub(r"[^\x20-\x7e]", "?", str(answer.get("detail", "")))[:400]
+        raise CandidateCrashed(str(answer["refused"])[:40], detail=text)

@@ -23,6 +23,9 @@ from retuned.contract import Digest, Environment, Language, Solution
 from retuned.errors import CompileFailed, MissingDependency
 from retuned.lab.languages.cpp_contract import ContractViolated, check_preprocessed, check_source
 from retuned.lab.languages.elf import audit
+from retuned.lab.languages.limits import CompileLimits
+
+__all__ = ["CompileLimits", "Compiled", "check_contract", "compile_solution", "cpu_environment"]
 
 _COMPILER = "g++"
 _NUMERICS = ("-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast")
@@ -62,20 +65,6 @@ that ends when whoever compiles dies, even by SIGKILL: then the whole group is k
 orphan would hold a core that the next experiment measures on."""
 _PARAM_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 _PARAM_VALUE = re.compile(r"-?[0-9]{1,9}|[a-zA-Z][a-zA-Z0-9_]{0,31}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileLimits:
-    """Bounds of one compiler run."""
-
-    wall_s: float = 30.0
-    """Killed after this."""
-    cpu_s: int = 25
-    """Processor time."""
-    memory_bytes: int = 3 * 2**30
-    """Address space."""
-    file_bytes: int = 32 * 2**20
-    """Largest file it may write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

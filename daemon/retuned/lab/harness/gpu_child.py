@@ -1,0 +1,220 @@
+"""The child that runs Triton variants: a device's mirror of the shared memory, launches, a clock.
+
+The same protocol as ``child.py``: JSON lines, settings first; it holds no expected output, no seed
+and no verdict. Tensors are views into one block of device memory that mirrors the memory shared
+with the parent. ``push`` and ``pull`` copy between them, red zones included, so that all checks of
+the parent work unchanged. Without a device the mirror is host memory, kernels are interpreted, and
+the clock is the processor's: slow, and the same code.
+
+Run as ``serve``, it imports PyTorch and Triton once and forks a child per request; importing
+touches no device. What a device cannot do: there is no page protection, so ``fences`` are ignored.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+_WARM = ("torch", "triton", "triton.language")
+_PR_SET_PDEATHSIG = 1
+_MEMORY = 3
+"""Descriptor of the shared memory in a forked child."""
+
+
+class _Runner:
+    """Loaded kernels over the mirror."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        import mmap
+
+        import torch
+
+        from retuned.lab.harness.device import open_device
+
+        self._torch = torch
+        self.device = open_device(settings["device"])
+        size = settings["size"]
+        self._map = mmap.mmap(settings["fd"], size)
+        self._host = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._mirror = torch.zeros(size, dtype=torch.uint8, device=self.device.name)
+        self._kernels: list[Any] = []
+        self._tensors: list[list[tuple[str, tuple[int, ...]]]] = []
+
+    def load(self, library: dict[str, Any]) -> None:
+        from retuned.lab.harness.mirrored import MirroredKernel
+
+        with open(library["path"], encoding="utf-8") as file:
+            text = file.read()
+        self._kernels.append(MirroredKernel(text, library["entry"], library["launch"]))
+
+    def push(self, command: dict[str, Any]) -> dict[str, Any]:
+        size = command["bytes"]
+        self._mirror[:size].copy_(self._host[:size])
+        self.device.wait()
+        return {}
+
+    def pull(self, command: dict[str, Any]) -> dict[str, Any]:
+        size = command["bytes"]
+        self._host[:size].copy_(self._mirror[:size])
+        self.device.wait()
+        return {}
+
+    def prepare(self, command: dict[str, Any]) -> dict[str, Any]:
+        kernel = self._kernels[command["kernel"]]
+        kernel.prepare(command["lengths"], device=self._mirror.device)
+        return {}
+
+    def run(self, command: dict[str, Any]) -> dict[str, Any]:
+        """One launch."""
+        kernel, lengths = self._kernels[command["kernel"]], command["lengths"]
+        tensors = kernel.views(self._mirror, command["tensors"], command["scratch"], lengths)
+        kernel.launch(tensors, lengths)
+        self.device.wait()
+        return {"ns": 0}
+
+    def time(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Time calls in the given order; before each, contents change and outputs are poisoned."""
+        from time import perf_counter_ns
+
+        mirror, lengths, device = self._mirror, command["lengths"], self.device
+        scratch = command["scratch"]
+        sides = [
+            [kernel.views(mirror, starts, [at for at, _ in scratch[which]], lengths)
+             for starts in command["sets"][which]]
+            for which, kernel in enumerate(self._kernels)
+        ]  # fmt: skip
+        outputs = [[mirror[at : at + size] for at, size in spans] for spans in command["outputs"]]
+        spaces = [[mirror[at : at + size] for at, size in spans] for spans in scratch]
+        times, late = [], 0
+        begin = perf_counter_ns()
+        for which, first, repeat, poison, swaps in command["calls"]:
+            for left, right, size in swaps:
+                _swap(mirror[left : left + size], mirror[right : right + size])
+            sets, count = sides[which], len(sides[which])
+            for turn in range(min(repeat, count)):
+                for view in outputs[(first + turn) % count]:
+                    view.fill_(poison)
+            for view in spaces[which]:
+                view.fill_(poison)
+            turns = [sets[(first + turn) % count] for turn in range(repeat)]
+            spent_ns, on_time = device.time(self._kernels[which].launch, turns, lengths)
+            times.append(max(1, spent_ns))
+            late += not on_time
+        return {"times": times, "late": late, "elapsed": perf_counter_ns() - begin}
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one command; say so where a kernel, not this program, is at fault."""
+        from retuned.lab.harness.mirrored import refusal
+        from retuned.runtime.spec import Refused
+
+        try:
+            answer: dict[str, Any] = getattr(self, command["op"])(command)
+        except MemoryError:
+            answer = {"memory": True}
+        except Refused as error:
+            answer = refusal(error)
+        except self._torch.OutOfMemoryError:
+            answer = {"memory": True}
+        except Exception as error:  # whatever a launch of a stranger's kernel raises
+            answer = {"refused": "crashed", "detail": f"{type(error).__name__}: {error}"[-400:]}
+        return answer
+
+
+def _swap(left: Any, right: Any) -> None:  # noqa: ANN401 - torch.Tensor
+    kept = left.clone()
+    left.copy_(right)
+    right.copy_(kept)
+
+
+def main() -> None:
+    """Serve commands until the parent closes the pipe."""
+    import gc
+
+    from retuned.lab.harness import sandbox
+    from retuned.lab.harness.child import Lines
+    from retuned.lab.harness.mirrored import refusal
+    from retuned.runtime.spec import Refused
+
+    lines = Lines()
+    settings = lines.read()
+    if settings is None:
+        return
+    sandbox.enter(parent=settings["parent"], cores=settings["cores"])
+    libraries = settings["libraries"]
+    # Compiled code is kept per candidate: no candidate can leave something for another to find.
+    os.environ["TRITON_CACHE_DIR"] = libraries[min(1, len(libraries) - 1)]["path"] + ".cache"
+    runner = _Runner(settings)
+    try:
+        for library in libraries:
+            runner.load(library)
+    except Refused as error:
+        lines.write(refusal(error))
+        return
+    kept = sandbox.confine_device(
+        memory_bytes=settings["memory_bytes"],
+        cpu_s=settings["cpu_s"],
+        on_device=not runner.device.is_host,
+    )
+    gc.collect()
+    gc.disable()
+    lines.write({"ready": True, "confined": kept, "device": runner.device.name})
+    while (command := lines.read()) is not None:
+        lines.write({**runner.answer(command), "nonce": command["nonce"]})
+
+
+def serve(number: int, parent: int) -> None:
+    """Import what every child needs, then fork one per request; ends with the parent."""
+    import ctypes
+    import gc
+    import importlib
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return
+    for name in _WARM:
+        importlib.import_module(name)
+    gc.freeze()
+    with socket.socket(fileno=number) as requests:
+        requests.send(b"ready")
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(requests, 1, 3)
+            if not message:
+                return
+            middle = os.fork()
+            if middle == 0:
+                # The parent adopts who loses this process: it is the nearest subreaper.
+                if os.fork() == 0:
+                    _become(descriptors, requests, parent)
+                os._exit(0)
+            os.waitpid(middle, 0)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _become(descriptors: list[int], requests: socket.socket, parent: int) -> None:
+    """In the fork: take the pipes and the memory, wait to be adopted, and run."""
+    status = 1
+    try:
+        os.setsid()
+        requests.send(str(os.getpid()).encode())
+        # Above the places they go to, so that none is overwritten before it is moved.
+        kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in descriptors]
+        for place, descriptor in zip((0, 1, _MEMORY), kept, strict=True):
+            os.dup2(descriptor, place)
+        os.closerange(_MEMORY + 1, 1024)
+        while os.getppid() != parent:
+            os.sched_yield()
+        main()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        sys.path[:0] = sys.argv[4:]
+        serve(int(sys.argv[2]), int(sys.argv[3]))

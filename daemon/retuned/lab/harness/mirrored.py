@@ -1,0 +1,128 @@
+"""A Triton variant over a mirror of the shared memory; used in the child only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from retuned.runtime.spec import Refused
+from retuned.runtime.triton_launch import TritonKernel
+
+Tensor = Any
+"""A `torch.Tensor`."""
+
+_SCRATCH = "float32"
+REASONS: Mapping[str, str] = {
+    "out-of-resources": "over-limit",
+    "grid-invalid": "contract-violated",
+    "lengths-too-large": "contract-violated",
+    "tensor-unaligned": "contract-violated",
+}
+"""The launcher's codes in the verdict's vocabulary; codes not named are the same in both."""
+
+
+def refusal(error: Refused) -> dict[str, Any]:
+    """Return what the child answers where the launcher refuses a variant."""
+    return {
+        "refused": REASONS.get(error.reason, error.reason),
+        "detail": " ".join(error.detail.split())[-400:],
+    }
+
+
+class MirroredKernel:
+    """One variant, launched by the code that serves it; tensors and scratch lie in the mirror.
+
+    Parameters
+    ----------
+    source
+        Text of the file.
+    entry
+        Function to launch.
+    launch
+        ``params``, ``grid``, ``axes`` (names), ``scratch_bytes`` and ``tensors``: name, element
+        type and ``{"shape": axes, "repacked": bool}`` of each input, then output.
+
+    Raises
+    ------
+    Refused
+        As `TritonKernel`.
+    """
+
+    def __init__(self, source: str, entry: str, launch: Mapping[str, Any]) -> None:
+        self._specs = [(dtype, axes) for _, dtype, axes in launch["tensors"]]
+        self._axes = {name: place for place, name in enumerate(launch["axes"])}
+        self._scratch_bytes = launch["scratch_bytes"]
+        self._kernel = TritonKernel(
+            source,
+            entry=entry,
+            params=launch["params"],
+            grid=launch["grid"],
+            tensors=[name for name, _, _ in launch["tensors"]],
+            axes=launch["axes"],
+            scratch_bytes=self._scratch_bytes,
+        )
+        binding = self._kernel.binding
+        if binding.scratch_at is not None:
+            # A server gives fresh memory; here it is one more tensor between red zones, poisoned
+            # before every launch, so that nothing can be kept in it.
+            tensors = (*binding.tensors, (binding.scratch_at, len(self._specs)))
+            self._kernel.binding = replace(binding, scratch_at=None, tensors=tensors)
+
+    def prepare(self, lengths: Sequence[int], *, device: Any) -> None:  # noqa: ANN401 - torch.device
+        """Compile for these lengths.
+
+        Raises
+        ------
+        Refused
+            As `TritonKernel.prepare`.
+        """
+        dtypes = [*(dtype for dtype, _ in self._specs), _SCRATCH]
+        self._kernel.prepare(lengths, dtypes=dtypes, device=device)
+
+    def views(
+        self,
+        mirror: Tensor,
+        starts: Sequence[int],
+        scratch: Sequence[int],
+        lengths: Sequence[int],
+    ) -> list[Tensor]:
+        """Return inputs, outputs and scratch as tensors over the mirror.
+
+        Parameters
+        ----------
+        mirror
+            Bytes.
+        starts
+            Offset of each input and output.
+        scratch
+            Offset of the workspace; empty where there is none.
+        lengths
+            Length of every axis.
+        """
+        tensors = []
+        for start, (dtype, axes) in zip(starts, self._specs, strict=True):
+            shape = [lengths[self._axes[axis]] for axis in axes["shape"]] or [1]
+            size = math.prod(shape)
+            view = _view(mirror, start, size, dtype)
+            tensors.append(view if axes["repacked"] else view.view(shape))
+        tensors += [_view(mirror, at, -(-self._scratch_bytes // 4), _SCRATCH) for at in scratch]
+        return tensors
+
+    def launch(self, tensors: Sequence[Tensor], lengths: Sequence[int]) -> None:
+        """Launch once.
+
+        Raises
+        ------
+        Refused
+            As `TritonKernel.launch`.
+        """
+        self._kernel.launch(tensors, lengths)
+
+
+def _view(mirror: Tensor, start: int, count: int, dtype: str) -> Tensor:
+    import torch
+
+    kind = getattr(torch, dtype)
+    return mirror[start : start + count * kind.itemsize].view(kind)

@@ -1,0 +1,230 @@
+"""How children are started: a fresh interpreter each, or forks of one that has imported much.
+
+An interpreter that imports PyTorch takes seconds; a fork of one that did takes hundredths. What
+forks is a process that never ran a candidate and never touched a device, so every child is as fresh
+as a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retuned.errors import HarnessError
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_CHILD_SUBREAPER = 36
+_ENVIRONMENT = {"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_IMPORT_S = 180.0
+"""To import PyTorch from a cold disk."""
+_REAP_S = 60.0
+"""For a killed process to be gone; a device driver may hold it for some seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildLimits:
+    """Bounds of one child."""
+
+    start_s: float = 20.0
+    """To be ready; a loaded machine starts slowly."""
+    cpu_s: int = 120
+    """Processor time of its whole life."""
+    memory_bytes: int = 2**30
+    """Memory beyond what it has when ready; see `sandbox` for which kind."""
+
+
+class Child:
+    """A process that the parent must reap; its ends of two pipes."""
+
+    def __init__(self, pid: int, *, stdin: int, stdout: int) -> None:
+        self.pid = pid
+        self.stdin = stdin
+        self.stdout = stdout
+        self._status: int | None = None
+
+    def wait(self) -> int:
+        """Return the exit status, a signal's number negated.
+
+        Raises
+        ------
+        HarnessError
+            If it does not end: a device driver holds it.
+        """
+        deadline = time.monotonic() + _REAP_S
+        pause = 0.0005
+        while self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > deadline:
+                raise HarnessError(f"process {self.pid} cannot be ended; is its device lost?")
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, 0.02)
+        return self._status
+
+    def close(self) -> None:
+        """Kill the process and everything it may have started."""
+        if self._status is None:  # afterwards the number may be somebody else's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.wait()
+        for name in ("stdin", "stdout"):
+            if getattr(self, name) >= 0:
+                os.close(getattr(self, name))
+                setattr(self, name, -1)
+
+
+Starter = Callable[[int], tuple[Child, int]]
+"""Starts a child that has a descriptor of the given memory; returns its number in the child."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildProgram:
+    """The program that runs candidates of one language."""
+
+    start: Starter
+    """How a child of it comes to be."""
+    limits: ChildLimits = field(default_factory=ChildLimits)
+    """Bounds of each child."""
+    mirrored: bool = False
+    """It keeps a copy of the shared memory on a device, and finishes compiling there: the parent
+    pushes before, pulls after, and prepares lengths before it launches at them."""
+    fences: bool = True
+    """It can make pages unreadable; else red zones and their patterns are all there is."""
+    zone_rows: int = 1
+    """Red zones hold at least so many rows of their tensor."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What its first line says beside the usual."""
+
+    @property
+    def memory_check(self) -> str:
+        """How accesses outside tensors are found, for the evidence."""
+        return "red zones and fences" if self.fences else "red zones"
+
+
+def fresh(script: Path) -> Starter:
+    """Start a new interpreter per child: standard library only, nothing of the environment."""
+
+    def start(memory: int) -> tuple[Child, int]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={name: _ENVIRONMENT[name] for name in ("LC_ALL", "OMP_NUM_THREADS")},
+            pass_fds=(memory,),
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert process.stdin is not None, "a pipe"
+        assert process.stdout is not None, "a pipe"
+        pipes = os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno())
+        process.stdin.close()
+        process.stdout.close()
+        process.returncode = 0  # reaped by us; Popen must not wait for somebody else's number
+        return Child(process.pid, stdin=pipes[0], stdout=pipes[1]), memory
+
+    return start
+
+
+class ForkServer:
+    """Forks children of one warmed interpreter; started when first needed.
+
+    The children are reaped by this process: it declares itself their subreaper, and what forks
+    them leaves at once.
+
+    Parameters
+    ----------
+    script
+        Program; started with the word ``serve`` and a socket's number it imports, then forks.
+    paths
+        Import paths of the packages it may need.
+    environment
+        Beside the few variables every child has.
+    """
+
+    def __init__(
+        self, script: Path, *, paths: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self._script = script
+        self._paths = [path for path in paths if path and Path(path).is_dir()]
+        self._environment = {**_ENVIRONMENT, **environment}
+        self._server: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def start(self, memory: int) -> tuple[Child, int]:
+        """Fork one child.
+
+        Raises
+        ------
+        HarnessError
+            If the server cannot import what it needs, or is gone.
+        """
+        if self._socket is None:
+            self._open()
+        assert self._socket is not None
+        to_child, from_child = os.pipe(), os.pipe()
+        try:
+            socket.send_fds(self._socket, [b"f"], [to_child[0], from_child[1], memory])
+            answer = self._receive(_IMPORT_S)
+        except OSError as error:
+            os.close(to_child[1])
+            os.close(from_child[0])
+            raise HarnessError(f"the process that forks children is gone: {error}") from error
+        finally:
+            os.close(to_child[0])
+            os.close(from_child[1])
+        return Child(int(answer), stdin=to_child[1], stdout=from_child[0]), 3
+
+    def close(self) -> None:
+        """End the server; its children live on until they are closed."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+            self._server = None
+
+    def _open(self) -> None:
+        if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise HarnessError("this kernel knows no subreaper; Linux 3.4 or newer is needed")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = str(theirs.fileno())
+            words = [number, str(os.getpid()), *self._paths]
+            self._server = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", str(self._script), "serve", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=self._environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._socket = ours
+        if self._receive(_IMPORT_S) != b"ready":
+            self.close()
+            raise HarnessError(
+                "the process that forks children did not start: are torch and triton importable?"
+            )
+
+    def _receive(self, timeout_s: float) -> bytes:
+        assert self._socket is not None
+        if not select.select([self._socket], [], [], timeout_s)[0]:
+            raise HarnessError(f"the process that forks children is silent for {timeout_s:g} s")
+        return self._socket.recv(64)

@@ -1,0 +1,188 @@
+"""The GPU of this machine, as evidence is bound to it; asked in a process of its own.
+
+The lab's process never imports PyTorch: it would hold device memory, and its children must be able
+to fork from a process that did not touch the device.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from retuned.contract import Environment
+from retuned.errors import MissingDependency
+
+INTERPRETED = "interpreter"
+"""Architecture where there is no GPU: kernels are interpreted, and times mean nothing."""
+NUMERICS = (
+    "TRITON_DEFAULT_FP_FUSION",
+    "TRITON_F32_DEFAULT",
+    "TRITON_ALLOW_NON_CONSTEXPR_GLOBALS",
+    "NVIDIA_TF32_OVERRIDE",
+    "AMDGCN_USE_BUFFER_OPS",
+    "DISABLE_LLVM_OPT",
+)
+"""Variables that change what Triton compiles; children inherit them and evidence names them."""
+_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
+_VISIBLE = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "ROCM_PATH",
+    "PATH",
+)
+_PROBE_S = 180.0
+_PROBE = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+import torch
+body = None
+if torch.cuda.is_available():
+    p = torch.cuda.get_device_properties(0)
+    gfx = getattr(p, "gcnArchName", "").partition(":")[0]
+    hip = getattr(torch.version, "hip", None)
+    body = {
+        "name": p.name,
+        "arch": gfx if hip else f"sm_{p.major}{p.minor}",
+        "runtime": f"rocm {hip}" if hip else f"cuda {torch.version.cuda}",
+        "memory_bytes": p.total_memory,
+        "cache_bytes": getattr(p, "L2_cache_size", 0),
+        "units": p.multi_processor_count,
+        "shared_bytes": getattr(p, "shared_memory_per_block_optin", 0),
+        "api": str(getattr(torch._C, "_cuda_getDriverVersion", lambda: "")()),
+    }
+print(json.dumps(body))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """The first visible GPU."""
+
+    name: str
+    """As the vendor calls it."""
+    arch: str
+    """``sm_90``, ``gfx942``."""
+    driver: str
+    """Kernel driver's version."""
+    runtime: str
+    """CUDA or ROCm version of PyTorch."""
+    memory_bytes: int
+    """Of the device."""
+    cache_bytes: int
+    """Last-level cache that the device admits to; 0 where unknown."""
+    units: int
+    """Multiprocessors or compute units."""
+    shared_bytes: int
+    """Most shared memory of a program; 0 where unknown."""
+
+    @property
+    def target(self) -> tuple[str, int | str, int]:
+        """Backend, architecture and lanes, as Triton's ``GPUTarget`` wants them."""
+        return target_of(self.arch)
+
+
+def target_of(arch: str) -> tuple[str, int | str, int]:
+    """Return Triton's target of an architecture.
+
+    Examples
+    --------
+    >>> target_of("sm_90"), target_of("gfx942")
+    (('cuda', 90, 32), ('hip', 'gfx942', 64))
+    """
+    if arch.startswith("sm_"):
+        return "cuda", int(arch.removeprefix("sm_")), 32
+    return "hip", arch, 64 if arch.startswith("gfx9") else 32
+
+
+@cache
+def find_gpu() -> Gpu | None:
+    """Return this machine's GPU; None where there is none or PyTorch cannot use it.
+
+    Raises
+    ------
+    MissingDependency
+        If there is a GPU and the process that looks at it fails.
+    """
+    if not any(Path(path).exists() for path in _DEVICES):
+        return None
+    words = [sys.executable, "-I", "-S", "-B", "-c", _PROBE, json.dumps(sys.path)]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_PROBE_S, check=False, env=variables()
+        )
+        body = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise MissingDependency(
+            "this machine has a GPU, and PyTorch cannot be asked about it; is torch installed for "
+            f"its vendor? ({type(error).__name__})"
+        ) from error
+    if body is None:
+        return None
+    api = body.pop("api")
+    return Gpu(driver=_driver() or f"api {api}", **body)
+
+
+@cache
+def gpu_environment() -> Environment:
+    """Describe this machine's GPU and the compilers; the interpreter where there is none.
+
+    Raises
+    ------
+    MissingDependency
+        If PyTorch or Triton is not installed.
+    """
+    versions = {name: _version(name) for name in ("torch", "triton")}
+    numerics = {name: os.environ[name] for name in NUMERICS if name in os.environ}
+    gpu = find_gpu()
+    compiler = f"triton {versions['triton']}"
+    if gpu is None:
+        return Environment(arch=INTERPRETED, compiler=compiler, numerics=numerics, **versions)
+    return Environment(
+        arch=gpu.arch,
+        driver=gpu.driver,
+        runtime=gpu.runtime,
+        compiler=compiler,
+        numerics={"GPU_NAME": gpu.name, **numerics},
+        **versions,
+    )
+
+
+def variables() -> dict[str, str]:
+    """Return the variables that a process which drives the device gets; nothing else is passed."""
+    base = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    named: Mapping[str, str] = os.environ
+    return base | {name: named[name] for name in (*_VISIBLE, *NUMERICS) if name in named}
+
+
+def _driver() -> str:
+    for path, pattern in (
+        ("/proc/driver/nvidia/version", r"Module.*?\s(\d+\.[\d.]+)"),
+        ("/sys/module/amdgpu/version", r"(\S+)"),
+    ):
+        try:
+            found = re.search(pattern, Path(path).read_text("utf-8", "replace"))
+        except OSError:
+            continue
+        if found:
+            return found[1]
+    return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingDependency(
+            f"{package} is not installed: pip install 'retuned[experiment]'"
+        ) from None

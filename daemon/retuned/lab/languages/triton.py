@@ -1,0 +1,293 @@
+"""Check and compile a Triton candidate, or say why not; nothing of it runs here.
+
+Order: static contract on the text (gate G1), compile for the device's architecture in a limited
+process, audit of what came out (gate G2). Without a GPU it is compiled for another machine's, so
+that a source that no GPU could run is refused before anybody's time is spent on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retuned.contract import Definition, Language, Solution
+from retuned.errors import CandidateError, CompileFailed
+from retuned.lab.languages.cpp_contract import ContractViolated
+from retuned.lab.languages.elf import BinaryAuditFailed
+from retuned.lab.languages.gpu import find_gpu, gpu_environment, target_of, variables
+from retuned.lab.languages.limits import CompileLimits
+from retuned.runtime.spec import Refused
+from retuned.runtime.triton_bind import Binding, bind
+from retuned.runtime.triton_source import check_source
+
+FALLBACK_ARCH = "gfx942"
+"""What is compiled for where there is no GPU."""
+LIMITS = CompileLimits(wall_s=90.0, cpu_s=80, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
+"""Bounds of one compilation; the vendor's assembler runs under the same."""
+SHARED_BYTES: Mapping[str, int] = {
+    "sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024,
+    "sm_100": 227 * 1024, "sm_120": 99 * 1024,
+    "gfx90a": 64 * 1024, "gfx942": 64 * 1024, "gfx950": 160 * 1024,
+}  # fmt: skip
+"""Most shared memory (LDS) of one program, from the vendors' occupancy tables; on other
+architectures the device itself refuses."""
+_PROGRAM = Path(__file__).with_name("triton_build.py")
+_ROOT = Path(__file__).resolve().parents[3]
+_SPECIALISATIONS = 4
+"""Most lengths that one candidate is compiled for here; others are compiled by the child."""
+_GRID_YZ = 65_535
+"""Programs along the second and third dimension of a launch, on NVIDIA GPUs."""
+_ANY_LENGTH = 128
+"""Stands for a variable axis where no shape is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonBuilt:
+    """A source that passed contract and audit."""
+
+    path: Path
+    """The source, named by its content key in the cache folder."""
+    sha256: str
+    """Hex digest of the file."""
+    arch: str
+    """What it was compiled for."""
+    figures: tuple[Mapping[str, Any], ...]
+    """Shared memory, registers and spills, per compiled specialisation."""
+
+    @property
+    def note(self) -> str:
+        """The figures in one sentence."""
+        shared = max(int(each["shared_bytes"]) for each in self.figures)
+        registers = max(int(each.get("registers", 0)) for each in self.figures)
+        spilled = max(int(each.get("spilled", 0)) for each in self.figures)
+        return (
+            f"compiled for {self.arch}: {shared} bytes shared memory, {registers} registers, "
+            f"{spilled} spilled"
+        )
+
+
+def check_contract(
+    solution: Solution, definition: Definition, *, shapes: Sequence[Mapping[str, int]] = ()
+) -> Binding:
+    """Gate G1: text, names, parameters, and the grid at every shape; nothing is executed.
+
+    Raises
+    ------
+    ContractViolated
+        On the first violation.
+    """
+    if solution.language is not Language.TRITON:
+        raise ContractViolated(f"language {solution.language} is not {Language.TRITON}")
+    if len(solution.sources) != 1 or not solution.sources[0].path.endswith(".py"):
+        raise ContractViolated("a Triton variant is one .py file")
+    try:
+        signature = check_source(solution.sources[0].content, entry=solution.entry)
+        binding = bind(
+            signature,
+            params=solution.params,
+            grid=solution.grid,
+            tensors=[*definition.inputs, *definition.outputs],
+            axes=list(definition.axes),
+            scratch_bytes=solution.scratch_bytes,
+        )
+        for axes in shapes:
+            grid = binding.grid_at(list(definition.lengths(axes).values()))
+            if max(grid[1:]) > _GRID_YZ:
+                raise ContractViolated(f"the grid {grid} at {dict(axes)} is wider than any device")
+    except Refused as error:
+        raise ContractViolated(error.detail[:400]) from error
+    return binding
+
+
+def build(
+    solution: Solution,
+    definition: Definition,
+    *,
+    cache_dir: Path,
+    shapes: Sequence[Mapping[str, int]] = (),
+    limits: CompileLimits | None = None,
+    arch: str | None = None,
+) -> TritonBuilt:
+    """Check, compile and audit one solution; cached by content, compiler and architecture.
+
+    Parameters
+    ----------
+    solution
+        What to build.
+    definition
+        What it computes.
+    cache_dir
+        Private folder.
+    shapes
+        Variable axes it will run at; code that depends on lengths is compiled for these.
+    limits
+        Bounds of the compiler.
+    arch
+        Architecture; None takes this machine's GPU, or else `FALLBACK_ARCH`.
+
+    Raises
+    ------
+    ContractViolated
+        If it is outside the contract.
+    CompileFailed
+        If the compiler refuses it, dies or exceeds its limits (reason ``compile-failed``).
+    BinaryAuditFailed
+        If the compiled code calls or keeps what a kernel has no use for.
+    CandidateError
+        With reason ``over-limit`` if it wants more shared memory than a program may have.
+    """
+    binding = check_contract(solution, definition, shapes=shapes)
+    gpu = find_gpu()
+    arch = arch or (gpu.arch if gpu else FALLBACK_ARCH)
+    lengths = _specialisations(binding, definition, shapes)
+    source = solution.sources[0].content
+    key = _cache_key(solution, arch, lengths)
+    path, notes = cache_dir / f"{key}.py", cache_dir / f"{key}.json"
+    if not notes.exists() or not path.exists():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        figures = _compile(solution, definition, lengths, arch, limits or LIMITS)
+        _audit(figures, arch=arch, shared_bytes=_shared(arch))
+        for target, text in ((path, source), (notes, json.dumps(figures))):
+            partial = target.with_suffix(f".{os.getpid()}.partial")
+            partial.write_text(text, "utf-8")
+            partial.replace(target)
+    return TritonBuilt(
+        path=path,
+        sha256=hashlib.sha256(source.encode()).hexdigest(),
+        arch=arch,
+        figures=tuple(json.loads(notes.read_text("utf-8"))),
+    )
+
+
+def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
+    """Return what the child needs to launch a solution, as plain JSON."""
+    tensors = {**definition.inputs, **definition.outputs}
+    return {
+        "params": dict(solution.params),
+        "grid": list(solution.grid),
+        "axes": list(definition.axes),
+        "scratch_bytes": solution.scratch_bytes,
+        "tensors": [
+            [
+                name,
+                str(spec.dtype),
+                {
+                    "shape": list(spec.shape),
+                    "repacked": solution.layouts.get(name, "as-is") != "as-is",
+                },
+            ]
+            for name, spec in tensors.items()
+        ],
+    }
+
+
+def _specialisations(
+    binding: Binding, definition: Definition, shapes: Sequence[Mapping[str, int]]
+) -> list[list[int]]:
+    """Return lengths of all axes, one per code that the compiler would make, the largest first."""
+    given = shapes or [dict.fromkeys(definition.variable_axes, _ANY_LENGTH)]
+    every = sorted((list(definition.lengths(axes).values()) for axes in given), reverse=True)
+    distinct = {binding.specialisation(lengths): lengths for lengths in every}
+    return list(distinct.values())[:_SPECIALISATIONS]
+
+
+def _compile(
+    solution: Solution,
+    definition: Definition,
+    lengths: Sequence[Sequence[int]],
+    arch: str,
+    limits: CompileLimits,
+) -> list[dict[str, Any]]:
+    launch = launch_of(solution, definition)
+    task = {
+        **launch,
+        "tensors": [[name, dtype] for name, dtype, _ in launch["tensors"]],
+        "source": solution.sources[0].content,
+        "entry": solution.entry,
+        "lengths": lengths,
+        "target": target_of(arch),
+        "paths": [str(_ROOT), *sys.path],
+        "parent": os.getpid(),
+        "memory_bytes": limits.memory_bytes,
+        "cpu_s": limits.cpu_s,
+        "file_bytes": limits.file_bytes,
+    }
+    answer = _run(json.dumps(task), limits)
+    if "failed" in answer:
+        raise CompileFailed("compile-failed", detail=_sanitised(str(answer["failed"])))
+    found: list[dict[str, Any]] = answer["compiled"]
+    return found
+
+
+def _run(task: str, limits: CompileLimits) -> dict[str, Any]:
+    """Run the compiler's process in a folder of its own.
+
+    Raises
+    ------
+    CompileFailed
+        If it dies or takes too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="retuned-triton-build-") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", str(_PROGRAM)],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**variables(), "TMPDIR": folder, "HOME": folder, "TRITON_CACHE_DIR": folder},
+            start_new_session=True,
+        )
+        try:
+            out, _ = process.communicate(task.encode(), timeout=limits.wall_s)
+        except subprocess.TimeoutExpired:
+            detail = f"took more than {limits.wall_s:g} s"
+            raise CompileFailed("compile-failed", detail=detail) from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    try:
+        answer: dict[str, Any] = json.loads(out)
+    except ValueError:
+        detail = f"the compiler ended with status {process.returncode}"
+        raise CompileFailed("compile-failed", detail=detail) from None
+    return answer
+
+
+def _audit(figures: Sequence[Mapping[str, Any]], *, arch: str, shared_bytes: int) -> None:
+    for each in figures:
+        if each["odd"]:
+            raise BinaryAuditFailed(f"the compiled kernel {'; '.join(each['odd'])}"[:400])
+        if shared_bytes and each["shared_bytes"] > shared_bytes:
+            detail = f"{each['shared_bytes']} bytes of shared memory, {arch} has {shared_bytes}"
+            raise CandidateError("over-limit", detail=detail)
+
+
+def _shared(arch: str) -> int:
+    """Most shared memory of a program: what the device says, else the table; 0 where unknown."""
+    gpu = find_gpu()
+    if gpu is not None and gpu.arch == arch and gpu.shared_bytes:
+        return gpu.shared_bytes
+    return SHARED_BYTES.get(arch, 0)
+
+
+def _sanitised(text: str) -> str:
+    """Shorten a compiler's complaint: no paths of this machine, no control characters."""
+    text = re.sub(r"/[\w./+-]*/", "", text)
+    return re.sub(r"[^\x20-\x7e]+", " ", text).strip()[:400]
+
+
+def _cache_key(solution: Solution, arch: str, lengths: Sequence[Sequence[int]]) -> str:
+    body = f"{solution.digest}\n{gpu_environment().digest}\n{arch}\n{json.dumps(lengths)}"
+    return hashlib.sha256(body.encode()).hexdigest()

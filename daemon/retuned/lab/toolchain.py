@@ -1,0 +1,217 @@
+"""What differs between the languages of variants; gates, statistics and verdict do not.
+
+A toolchain checks and compiles (gates G1 and G2), names the environment that evidence is bound to,
+brings the program that runs variants, and says how fast and how patiently to measure.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from retuned.contract import Definition, Environment, Language, Solution
+from retuned.errors import UsageError
+from retuned.lab.harness.processes import ChildLimits, ChildProgram, ForkServer
+from retuned.lab.harness.variant import Variant, variant_of
+from retuned.lab.harness.worker import CPU_PROGRAM
+from retuned.lab.languages import cpu_cpp, gpu, triton
+from retuned.lab.languages.limits import CompileLimits
+from retuned.lab.physics import floor_us, gpu_floor_us
+
+_ROOT = Path(__file__).resolve().parents[2]
+_GPU_CHILD = Path(__file__).with_name("harness") / "gpu_child.py"
+_ZONE_ROWS = 64
+"""Tiles of a GPU kernel reach this far past a tensor whose mask was forgotten."""
+
+Shapes = Sequence[Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long measuring takes beside the launches."""
+
+    unit_overhead_us: float = 60.0
+    """What an ABBA unit costs beside its launches: poison, swaps, the interpreter."""
+    launch_timeout_s: float = 2.0
+    """Bound of one launch, beyond twenty times the incumbent's time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """What a server loads."""
+
+    variant: Variant
+    """Compiled and audited."""
+    sha256: str
+    """Hex digest of its file."""
+    file_name: str
+    """How the file is called in the artifact's folder."""
+    manifest: Mapping[str, Any]
+    """Fields of the manifest that only this language has."""
+
+
+class Toolchain(Protocol):
+    """One language on this machine."""
+
+    language: Language
+    """Of the variants."""
+    program: ChildProgram
+    """Runs them."""
+    pace: Pace
+    """How long measuring takes."""
+
+    def environment(self) -> Environment:
+        """Describe what evidence is bound to; see `cpu_environment` and `gpu_environment`."""
+        ...
+
+    def build(
+        self,
+        solution: Solution,
+        definition: Definition,
+        *,
+        folder: Path,
+        shapes: Shapes = (),
+        limits: CompileLimits | None = None,
+    ) -> Artifact:
+        """Check, compile and audit; raises `CandidateError`, `ContractViolated` among them."""
+        ...
+
+    def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:
+        """Return a time that no launch can beat; 0 where unknown."""
+        ...
+
+
+class CpuCpp:
+    """C++ for this machine's processor."""
+
+    language = Language.CPU_CPP
+    program = CPU_PROGRAM
+    pace = Pace()
+
+    def environment(self) -> Environment:
+        """See `cpu_environment`."""
+        return cpu_cpp.cpu_environment()
+
+    def build(
+        self,
+        solution: Solution,
+        definition: Definition,
+        *,
+        folder: Path,
+        shapes: Shapes = (),
+        limits: CompileLimits | None = None,
+    ) -> Artifact:
+        """See `compile_solution`; the code does not depend on shapes."""
+        del shapes
+        built = cpu_cpp.compile_solution(solution, cache_dir=folder, limits=limits)
+        variant = variant_of(solution, definition, library=built.path)
+        return Artifact(variant=variant, sha256=built.sha256, file_name="kernel.so", manifest={})
+
+    def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:
+        """See `physics`."""
+        return floor_us(definition, axes, parts=parts)
+
+
+class TritonGpu:
+    """Triton for this machine's GPU; without one, the interpreter."""
+
+    language = Language.TRITON
+
+    def __init__(self) -> None:
+        self._gpu = gpu.find_gpu()
+        here = self._gpu is not None
+        environment = {**gpu.variables(), **({} if here else {"TRITON_INTERPRET": "1"})}
+        server = ForkServer(_GPU_CHILD, paths=[str(_ROOT), *sys.path], environment=environment)
+        self.program = ChildProgram(
+            start=server.start,
+            limits=ChildLimits(start_s=120.0, cpu_s=600, memory_bytes=8 * 2**30),
+            mirrored=True,
+            fences=False,
+            zone_rows=_ZONE_ROWS,
+            settings={"device": "cuda" if here else "cpu"},
+        )
+        # Flushing the caches and the lead that launching needs take their time before every call.
+        self.pace = Pace(unit_overhead_us=2_500.0 if here else 1_000.0, launch_timeout_s=5.0)
+
+    def environment(self) -> Environment:
+        """See `gpu_environment`."""
+        return gpu.gpu_environment()
+
+    def build(
+        self,
+        solution: Solution,
+        definition: Definition,
+        *,
+        folder: Path,
+        shapes: Shapes = (),
+        limits: CompileLimits | None = None,
+    ) -> Artifact:
+        """See `triton.build`."""
+        built = triton.build(solution, definition, cache_dir=folder, shapes=shapes, limits=limits)
+        launch = triton.launch_of(solution, definition)
+        variant = variant_of(solution, definition, library=built.path)
+        return Artifact(
+            variant=replace(variant, launch=launch, note=built.note),
+            sha256=built.sha256,
+            file_name="kernel.py",
+            manifest={"grid": list(solution.grid)},
+        )
+
+    def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:
+        """See `gpu_floor_us`; the interpreter has no physics."""
+        del parts
+        if self._gpu is None:
+            return 0.0
+        return gpu_floor_us(definition, axes, arch=self._gpu.arch, cache=self._gpu.cache_bytes)
+
+
+_TOOLCHAINS: Mapping[Language, Callable[[], Toolchain]] = {
+    Language.CPU_CPP: CpuCpp,
+    Language.TRITON: TritonGpu,
+}
+
+
+@cache
+def toolchain_for(language: Language) -> Toolchain:
+    """Return this machine's toolchain of a language; one per process.
+
+    Raises
+    ------
+    UsageError
+        If this version has none.
+    """
+    try:
+        return _TOOLCHAINS[language]()
+    except KeyError:
+        raise UsageError(f"variants in {language} cannot be measured by this version") from None
+
+
+def environment_of(language: Language) -> Environment:
+    """Describe this machine as evidence about variants in a language is bound to it.
+
+    Raises
+    ------
+    MissingDependency
+        If the compiler or package it needs is absent.
+    """
+    return toolchain_for(language).environment()
+
+
+def clone_of(variant: Variant) -> Variant:
+    """Return the same bytes under another path, so that they are loaded a second time."""
+    path = variant.library.with_suffix(f".clone{variant.library.suffix}")
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        shutil.copyfile(variant.library, partial)
+        partial.replace(path)
+    return replace(variant, library=path)
+
+
+def is_timed(environment: Environment) -> bool:
+    """Whether times measured there mean anything: an interpreter's do not."""
+    return environment.arch != gpu.INTERPRETED
