@@ -124,6 +124,8 @@ class Settings(BaseSettings):
     """Cores that experiments may use, like `0,2-3`; empty picks cores that the server does not."""
     experiments_per_day: int = Field(default=24, ge=0)
     """Most experiments that begin within 24 hours; each costs `max_experiment_s` of the lab."""
+    experiment_s_per_day: float = Field(default=4 * 3600.0, ge=0.0)
+    """No experiment begins when those of the last 24 hours took so long, seconds."""
     max_candidates: int = Field(default=32, ge=1)
     """Most variants that one experiment compiles."""
     max_experiment_s: float = Field(default=120.0, gt=0.0)

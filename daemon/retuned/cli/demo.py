@@ -92,6 +92,7 @@ def _write_config(folder: Path, policy: Path) -> Path:
         "detector_preset": "demo",
         "lab_cores": [Cores.choose().lab],
         "experiments_per_day": 8,
+        "experiment_s_per_day": 110.0,
         "max_candidates": 16,
         "max_experiment_s": 45.0,
         "max_shapes": 5,

@@ -75,6 +75,8 @@ class LoopSettings:
     """When to keep and when to roll back."""
     experiments_per_day: int = 24
     """Most experiments that begin within 24 hours."""
+    experiment_s_per_day: float = 4 * 3600.0
+    """No experiment begins when those of the last 24 hours took so long, seconds."""
     hypothesis: HypothesisSettings = field(default_factory=HypothesisSettings)
     """How gains are guessed, and when trying again no longer pays."""
     shadow_every: int = 50

@@ -32,7 +32,10 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
         return ExperimentPlan.model_validate(stored.body)
     day_ago = ctx.clock.now() - timedelta(days=1)
     recent = [s for s in ctx.store.list(Kind.EXPERIMENT) if s.created_at > day_ago]
+    spent_s = sum((s.updated_at - s.created_at).total_seconds() for s in recent)
     if len(recent) >= ctx.settings.experiments_per_day:
+        return None
+    if spent_s >= ctx.settings.experiment_s_per_day:
         return None
     beliefs = [
         Hypothesis.model_validate(s.body) for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")

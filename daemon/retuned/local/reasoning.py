@@ -35,8 +35,8 @@ def explain(ctx: Context) -> None:
             report=DriftReport.model_validate(stored.body),
             total_gpu_time_ns=profile.gpu_time_ns,
             known={s.id for s in ctx.store.list(Kind.HYPOTHESIS)},
-            priors=_gains(ctx, shapes),
-            start={name: _first_structures(ctx, name) for name in shapes},
+            priors=gains(ctx, shapes),
+            start={name: first_structures(ctx, name) for name in shapes},
             settings=ctx.settings.hypothesis,
         )
         with ctx.store.transaction():
@@ -94,7 +94,7 @@ def bind(
             workload=workload,
             gpu_time_ns=stat.gpu_time_ns,
             median_ns=stat.median_ns,
-            floor_ns=ctx.catalog.floor_ns(definition, _middles(axes, ctx.settings.profile)),
+            floor_ns=ctx.catalog.floor_ns(definition, middles(axes, ctx.settings.profile)),
         )
         bound[definition].append((workload, cost))
     return {
@@ -103,8 +103,8 @@ def bind(
     }
 
 
-def _middles(axes: Mapping[str, int], settings: ProfileSettings) -> dict[str, int]:
-    """Lengths in the middle of their buckets: at the upper edge a roofline promises too little."""
+def middles(axes: Mapping[str, int], settings: ProfileSettings) -> dict[str, int]:
+    """Return the middles of buckets: at the upper edge a roofline promises too little."""
     return {name: (bucket_low(n, settings) + n + 1) // 2 for name, n in axes.items()}
 
 
@@ -161,15 +161,29 @@ def _weigh(
     ]
 
 
-def _first_structures(ctx: Context, definition: str) -> tuple[str, ...]:
-    """Start where the family was won; else with other parameters of the source that runs."""
+def first_structures(ctx: Context, definition: str) -> tuple[str, ...]:
+    """Say where to begin: where the family was won, else with the source that runs.
+
+    What was tried on the way to a variant in force is not tried again; empty means everywhere.
+    """
+    if in_force(ctx, definition) is not None:
+        tried = _tried(ctx, definition)
+        return tuple(name for name in ctx.catalog.structures(definition) if name not in tried)
     won = max(winners(ctx, definition), key=lower_bound, default=None)
     return (won.solution.structure,) if won else ctx.catalog.audited(definition)
 
 
-def _gains(ctx: Context, definitions: Iterable[str]) -> dict[str, float]:
-    """Return the gain that earlier experiments found per definition, by family."""
-    won = {name: winners(ctx, name) for name in definitions}
+def _tried(ctx: Context, definition: str) -> set[str]:
+    plans = [s.body for s in ctx.store.list(Kind.EXPERIMENT)]
+    return {name for p in plans if p["definition"] == definition for name in p["structures"]}
+
+
+def gains(ctx: Context, definitions: Iterable[str]) -> dict[str, float]:
+    """Return the gain that earlier experiments found per definition, by family.
+
+    A kernel with a variant in force has had that gain already.
+    """
+    won = {name: winners(ctx, name) for name in definitions if in_force(ctx, name) is None}
     return {name: max(map(lower_bound, found)) for name, found in won.items() if found}
 
 

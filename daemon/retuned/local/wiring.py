@@ -90,6 +90,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
             max_shapes=settings.max_shapes, max_attempts=settings.max_attempts
         ),
         experiments_per_day=settings.experiments_per_day,
+        experiment_s_per_day=settings.experiment_s_per_day,
         budget=Budget(
             max_candidates=settings.max_candidates,
             max_seconds=settings.max_experiment_s,

@@ -1,0 +1,139 @@
+"""What the loop believes after it has learned something, and when it stops spending."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.local.local_world import KERNEL, WON, World
+
+from retuned.contract import Guard, Workload
+from retuned.local import experimenting, reasoning
+from retuned.local.context import Context, Kind
+from retuned.ports import Finding
+from retuned.stages.drift import DriftAction, DriftReport
+from retuned.stages.hypothesis import Hypothesis, ShapeCost, hypothesize
+from retuned.stages.profile import ProfileSettings, Signature, SignatureStat, WorkloadProfile
+from retuned.stages.swap import SwapKind, SwapOrder
+
+SISTER = "linear_sister"
+
+
+def swap_in(ctx: Context, guard: Guard) -> None:
+    """Write the order that a swap leaves behind."""
+    order = SwapOrder(
+        id="order-1",
+        kind=SwapKind.SWAP,
+        proposal="p",
+        target="demo",
+        definition=KERNEL,
+        artifact=WON.solution.digest,
+        guard=guard,
+        epoch=1,
+        shadow_every=50,
+        previous=None,
+    )
+    ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="done")
+
+
+def window(*rows: int) -> WorkloadProfile:
+    stats = tuple(
+        SignatureStat(
+            signature=Signature(kernel=f"retuned::{KERNEL}", dims=((m, 64), (64, 64))),
+            launches=10,
+            gpu_time_ns=10_000_000,
+            median_ns=1_000_000,
+        )
+        for m in rows
+    )
+    return WorkloadProfile(window_start_ns=0, window_ns=10**9, observed_ns=10**9, stats=stats)
+
+
+def belief(definition: str = KERNEL, structures: tuple[str, ...] = ("panels",)) -> Hypothesis:
+    report = DriftReport(
+        detected=True,
+        action=DriftAction.RETUNE,
+        reasons=(),
+        distance=0.5,
+        window_start_ns=0,
+        sentence="longer prompts",
+    )
+    cost = ShapeCost(
+        workload=Workload(definition=definition, axes={"M": 256}, weight=10.0),
+        gpu_time_ns=500_000_000,
+        median_ns=1_000_000,
+        floor_ns=900_000,
+    )
+    (made,) = hypothesize(
+        {definition: [cost]},
+        report=report,
+        total_gpu_time_ns=10**9,
+        start={definition: structures},
+    )
+    return made
+
+
+def conclude(ctx: Context, tested: Hypothesis, found: Finding) -> None:
+    """Run an experiment on a belief that finds just this."""
+    ctx.store.add(Kind.HYPOTHESIS, tested.id, tested.model_dump(mode="json"), phase="open")
+    plan = experimenting.open_experiment(ctx)
+    assert plan is not None
+    assert plan.definition == tested.definition
+    experimenting.run_experiment(ctx, plan)
+
+
+def test_an_untested_belief_learns_from_a_win_in_its_family_though_it_stays_the_same_try(
+    world: World,
+) -> None:
+    ctx = world.loop.ctx
+    waiting = belief(SISTER)
+    ctx.store.add(Kind.HYPOTHESIS, waiting.id, waiting.model_dump(mode="json"), phase="open")
+    tested = belief().model_copy(update={"expected_saving": 0.4})
+    conclude(ctx, tested, WON)
+    stored = ctx.store.get(Kind.HYPOTHESIS, waiting.id)
+    assert stored is not None
+    assert stored.phase == "open"
+    assert WON.verdict.speedup is not None
+    assert stored.body["expected_gain_ratio"] == pytest.approx(WON.verdict.speedup.lower)
+    assert stored.body["expected_saving"] > waiting.expected_saving
+    assert KERNEL in stored.body["because"]
+
+
+def test_no_experiment_begins_when_the_day_s_time_is_spent(world: World) -> None:
+    ctx = world.loop.ctx
+    conclude(ctx, belief(), WON)
+    ctx.store.add(Kind.HYPOTHESIS, "next", belief(SISTER).model_dump(mode="json"), phase="open")
+    limits = replace(ctx.settings, experiment_s_per_day=0.0)
+    assert experimenting.open_experiment(replace(ctx, settings=limits)) is None
+    assert experimenting.open_experiment(ctx) is not None
+
+
+def test_only_shapes_that_the_live_variant_serves_are_tuned_against_it(world: World) -> None:
+    ctx = world.loop.ctx
+    before = reasoning.bind(ctx, window(2, 64, 256), counters={})
+    assert [cost.workload.axes["M"] for cost in before[KERNEL]] == [2, 64, 256]
+    swap_in(ctx, Guard(bounds={"M": (64, 256)}))
+    after = reasoning.bind(ctx, window(2, 64, 256), counters={})
+    assert [cost.workload.axes["M"] for cost in after[KERNEL]] == [64, 256]
+
+
+def test_a_gain_that_is_in_force_is_not_hoped_for_again(world: World) -> None:
+    ctx = world.loop.ctx
+    conclude(ctx, belief(), WON)
+    assert reasoning.gains(ctx, [KERNEL, SISTER]).keys() == {KERNEL, SISTER}
+    swap_in(ctx, Guard(bounds={"M": (64, 256)}))
+    assert reasoning.gains(ctx, [KERNEL, SISTER]).keys() == {SISTER}
+
+
+def test_beside_a_variant_in_force_only_what_was_not_tried_is_tried(world: World) -> None:
+    ctx = world.loop.ctx
+    assert reasoning.first_structures(ctx, KERNEL) == ("rows",), "the source that runs"
+    conclude(ctx, belief(structures=("panels",)), WON)
+    assert reasoning.first_structures(ctx, KERNEL) == ("panels",), "where it was won"
+    swap_in(ctx, Guard(bounds={"M": (64, 256)}))
+    assert reasoning.first_structures(ctx, KERNEL) == ("rows",), "the one that is left"
+
+
+def test_a_roofline_is_taken_in_the_middle_of_the_bucket() -> None:
+    settings = ProfileSettings(ladder=(1, 2, 4, 64))
+    assert reasoning.middles({"M": 64, "N": 2}, settings) == {"M": 35, "N": 2}
