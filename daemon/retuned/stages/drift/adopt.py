@@ -63,7 +63,12 @@ def adopt(
     if profile.gpu_time_ns <= 0:
         return state
     library = _remembered(state.library, profile, tuned=tuned, settings=settings)
-    update: dict[str, object] = {"library": library, "cusum": 0.0, "score": 0.0, "new_windows": 0}
+    update: dict[str, object] = {
+        "library": library,
+        "cusums": (),
+        "scores": (),
+        "new_windows": 0,
+    }
     if tuned:
         stats = aligned(profile.stats, library.modes, gap_ratio=settings.mode_gap_ratio)
         medians = {stat.signature: stat.median_ns for stat in stats}

@@ -12,7 +12,8 @@ from retuned.stages.drift.state import Library, SizeClass
 from retuned.stages.profile import WorkloadProfile
 from retuned.stats import Floats, cusum_threshold, jensen_shannon, medoids, robust_centre
 
-_SCALE_FLOOR = 1e-4
+SCALE_FLOOR = 1e-4
+"""Smallest scale of a distance, bits."""
 _Ints = npt.NDArray[np.int64]
 
 
@@ -23,7 +24,7 @@ def pairwise(rows: Floats) -> Floats:
     return (distances + distances.T) / 2
 
 
-def _means(profiles: Sequence[WorkloadProfile], library: Library) -> Floats:
+def mean_durations(profiles: Sequence[WorkloadProfile], library: Library) -> Floats:
     """Mean duration of one launch of each key, ns, shape (keys + 1,)."""
     time = np.zeros(len(library.keys) + 1)
     launches = np.zeros(len(library.keys) + 1)
@@ -44,11 +45,13 @@ def size_classes(
     settings: DriftSettings,
     generator: np.random.Generator,
 ) -> tuple[SizeClass, ...]:
-    """Location, scale and threshold of the distance at each sample size.
+    """Location, scale and threshold of the distance at each sample size, for a short baseline.
+
+    Blocks are left out in turn: a roll-up meets only those of other blocks.
 
     `rows` are the profiles' weights, shape (profiles, keys + 1).
     """
-    per_launch = _means(profiles, library) ** settings.time_power
+    per_launch = mean_durations(profiles, library) ** settings.time_power
     count = len(rows)
     size = min(settings.block_windows, max(1, count // 4))
     blocks = [np.arange(at, min(at + size, count)) for at in range(0, count, size)]
@@ -58,7 +61,7 @@ def size_classes(
     for floor in settings.size_classes:
         seen = np.stack(
             [
-                _thinned(row, per_launch, floor, generator) if have > floor else row
+                thinned(row, per_launch, floor, generator) if have > floor else row
                 for row, have in zip(rows, launches, strict=True)
             ]
         )
@@ -84,7 +87,7 @@ def _size_class(
     location, scale = robust_centre(np.concatenate(distances))
     if noise:
         location, scale = max(location, noise[0]), max(scale, noise[1])
-    scale = max(scale, settings.scale_ratio_min * location, _SCALE_FLOOR)
+    scale = max(scale, settings.scale_ratio_min * location, SCALE_FLOOR)
     threshold, pair = settings.threshold_few, settings.score_high
     if not noise:
         scores = [
@@ -114,7 +117,7 @@ def _references(rows: Floats, blocks: Sequence[_Ints], count: int) -> list[Float
     return references
 
 
-def _thinned(
+def thinned(
     weights: Floats, per_launch: Floats, launches: int, generator: np.random.Generator
 ) -> Floats:
     """Weights had only `launches` launches been sampled from the window.

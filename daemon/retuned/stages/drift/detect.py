@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from retuned.stages.profile import Signature, WorkloadProfile, merge
 _DAY_NS = 86_400 * 10**9
 _PENDING_FACTOR = 4
 _REMEMBERED = 8
+_NO_SHIFTS: tuple[LatencyShift, ...] = ()
 
 
 def detect(
@@ -29,10 +31,10 @@ def detect(
     """Judge one window and return the report and the state for the next.
 
     Stage one, novelty. (a) GPU time in signatures never seen exceeds ``new_share`` for
-    ``new_windows`` windows in a row. (b) Distance d of the roll-up to the nearest library profile,
-    as ``z = clip((d - location) / scale, -3, 8)``: its sum ``S = max(0, S + z - k)`` exceeds h, for
-    slow shifts; or two z in a row exceed every pair of the baseline, for abrupt ones. (c) The
-    environment's digest is another one.
+    ``new_windows`` windows in a row. (b) Distance d of the roll-up that ends with the window to the
+    nearest library profile, as ``z = clip((d - location) / scale, low, high)``: its sum ``S =
+    max(0, S + z - k)`` over roll-ups without common windows exceeds h, for slow shifts; or two such
+    z in a row exceed ``pair``, for abrupt ones. (c) The environment's digest is another one.
 
     Stage two, worth. RETUNE if the uncovered share, averaged over the last roll-ups, reaches
     ``uncovered_share``, and what a retune would save over the fleet and horizon exceeds an
@@ -40,10 +42,10 @@ def detect(
     environment changed. Else the mix is adopted: known from now on. Apart from all that, a hot
     signature whose median latency moved at a known mix is an ALARM.
 
-    The CUSUM of (b) is calibrated to alarm once in ``run_length`` roll-ups of the baseline; the
-    pairs of (b) are bounded by the baseline's own, which gives no rate. One odd window fires
-    neither (a) nor (b). Rates measured on real weeks, where the budget was missed too, lie in
-    ``benchmarks/results/drift.json``: what moves among known mixes, and slow ramps, mostly pass.
+    The CUSUM of (b) is calibrated on the baseline, see `learn`; the pairs are not. One odd window
+    fires neither (a) nor (b). Rates measured on weeks and services that chose no setting lie in
+    ``benchmarks/results/drift.json``. What moves GPU time among known mixes is mostly no news: in
+    real traffic the next hour does that too.
 
     Parameters
     ----------
@@ -82,72 +84,95 @@ def detect(
     settings = settings or DriftSettings()
     if profile.gpu_time_ns <= 0:
         return unjudged(profile, "no-gpu-time"), state
+    span, state = _span((*state.pending, profile), state, settings)
     window = read(profile, state.library, settings)
-    pending, rolled = _roll_up((*state.pending, profile), settings)
-    judged = read(rolled, state.library, settings) if rolled else window
-    state = state.model_copy(update={"pending": pending})
-    evidence, state = _weigh(window, judged if rolled else None, state, settings, gains or {})
-    if rolled is None and profile.launches < settings.new_launches:
+    judged = read(span.profile, state.library, settings) if span else None
+    evidence, state = _weigh(window, judged, span, state, settings, gains or {})
+    if not evidence.rolled and profile.launches < settings.new_launches:
         return unjudged(profile, "too-few-launches", evidence), state
     action = _decide(evidence, state, settings)
     report = report_of(evidence, action, state, profile.window_start_ns)
     return report, _after(evidence, action, state, settings)
 
 
-def _roll_up(
-    pending: tuple[WorkloadProfile, ...], settings: DriftSettings
-) -> tuple[tuple[WorkloadProfile, ...], WorkloadProfile | None]:
-    """Windows still waiting, and the roll-up if they make one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """The windows on which the mix is judged."""
 
-    Windows that stay too thin for four roll-ups are given up: they say nothing about now.
+    profile: WorkloadProfile
+    """Merged."""
+    complete: bool
+    """Whether they are a complete roll-up, none of whose windows was in the one before."""
+    regular: bool
+    """Whether they are as many as a roll-up has at least."""
+
+
+def _span(
+    together: tuple[WorkloadProfile, ...], state: DetectorState, settings: DriftSettings
+) -> tuple[_Span | None, DetectorState]:
+    """Find the roll-up that ends now, and take its windows over.
+
+    A roll-up is complete with ``rollup_windows`` windows and enough launches. In between, the
+    trailing windows count where they hold enough. Windows that stay too thin for four roll-ups are
+    given up: they say nothing about now.
     """
-    enough = sum(p.launches for p in pending) >= settings.size_classes[0]
-    if len(pending) >= settings.rollup_windows and enough:
-        return (), pending[0] if len(pending) == 1 else merge(pending)
-    return pending[-_PENDING_FACTOR * settings.rollup_windows :], None
+    size, floor = settings.rollup_windows, settings.size_classes[0]
+    if len(together) >= size and sum(p.launches for p in together) >= floor:
+        regular = len(together) == size
+        state = state.model_copy(
+            update={"pending": (), "rolled": together if regular else ()},
+        )
+        return _Span(profile=_merged(together), complete=True, regular=regular), state
+    kept = together[-_PENDING_FACTOR * size :]
+    state = state.model_copy(update={"pending": kept})
+    recent = (*state.rolled, *kept)[-size:]
+    if len(recent) < size or sum(p.launches for p in recent) < floor:
+        return None, state
+    return _Span(profile=_merged(recent), complete=False, regular=True), state
+
+
+def _merged(windows: Sequence[WorkloadProfile]) -> WorkloadProfile:
+    return windows[0] if len(windows) == 1 else merge(windows)
 
 
 def _weigh(
     window: Reading,
-    rolled: Reading | None,
+    judged: Reading | None,
+    span: _Span | None,
     state: DetectorState,
     settings: DriftSettings,
     gains: Mapping[Signature, float],
 ) -> tuple[Evidence, DetectorState]:
     """Update every statistic by one window."""
-    profile = window.profile
-    judged = rolled or window
+    profile, reading = window.profile, judged or window
     streak = state.new_windows
     if profile.launches >= settings.new_launches:
         streak = streak + 1 if window.new_share > state.new_share else 0
-    cusum, score, mix_fired = state.cusum, state.score, False
-    latencies = state.latencies
-    shifts: tuple[LatencyShift, ...] = ()
-    recent = (*state.uncovered, judged.uncovered)[-settings.uncovered_windows :]
-    if rolled:
-        cusum, score, mix_fired = _accumulate(rolled, state, settings)
+    update: dict[str, object] = {"new_windows": streak}
+    mix_fired, shifts = False, _NO_SHIFTS
+    cusums = state.cusums
+    if judged and span:
+        cusums, scores, mix_fired = _accumulate(judged, span, state, settings)
+        update |= {"cusums": cusums, "scores": scores}
+    recent = (*state.uncovered, reading.uncovered)[-settings.uncovered_windows :]
+    complete = span is not None and span.complete
+    if complete:
+        update["uncovered"] = recent
         if not mix_fired and streak == 0:
-            latencies, shifts = watch_latency(rolled, state.latencies, settings)
+            update["latencies"], shifts = watch_latency(reading, state.latencies, settings)
     evidence = Evidence(
-        reading=judged,
-        rolled=rolled is not None,
+        reading=reading,
+        rolled=complete,
         new_share=window.new_share,
         new_fired=streak >= settings.new_windows,
         mix_fired=mix_fired,
         environment_fired=_moved(profile, state),
         shifts=shifts,
-        cusum=cusum,
+        cusum=max(cusums, default=0.0),
         uncovered=float(np.mean(recent)),
-        saving=_saving(judged, state, settings, gains),
+        saving=_saving(reading, state, settings, gains),
         end_ns=profile.window_start_ns + profile.window_ns,
     )
-    update = {
-        "new_windows": streak,
-        "cusum": cusum,
-        "score": score,
-        "latencies": latencies,
-        "uncovered": recent if rolled else state.uncovered,
-    }
     return evidence, state.model_copy(update=update)
 
 
@@ -158,17 +183,27 @@ def _moved(profile: WorkloadProfile, state: DetectorState) -> bool:
 
 
 def _accumulate(
-    rolled: Reading, state: DetectorState, settings: DriftSettings
-) -> tuple[float, float, bool]:
-    """CUSUM and score after this roll-up, and whether the mix is news."""
-    launches = rolled.profile.launches
-    fitting = [c for c in state.classes if c.launches <= launches] or [state.classes[0]]
-    size = fitting[-1]
-    score = (rolled.distance - size.location) / size.scale
+    judged: Reading, span: _Span, state: DetectorState, settings: DriftSettings
+) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
+    """CUSUMs and scores after this roll-up, and whether the mix is news.
+
+    A roll-up ends at every window, and each sum and each pair takes only those that share no window
+    with one another: there are as many sums as windows in a roll-up. A longer one, of thin windows,
+    counts for all of them.
+    """
+    fitting = [c for c in state.classes if c.launches <= judged.profile.launches]
+    size = fitting[-1] if fitting else state.classes[0]
+    score = (judged.distance - size.location) / size.scale
     score = min(settings.score_high, max(settings.score_low, score))
-    cusum = max(0.0, state.cusum + score - settings.slack)
-    twice = min(score, state.score) > size.pair
-    return cusum, score, cusum > size.threshold or twice
+    count = settings.rollup_windows
+    cusums = state.cusums if len(state.cusums) == count else (0.0,) * count
+    scores = state.scores if len(state.scores) == count else (settings.score_low,) * count
+    before, previous = (cusums[0], scores[0]) if span.regular else (max(cusums), scores[-1])
+    cusum = max(0.0, before + score - settings.slack)
+    fired = cusum > size.threshold or min(score, previous) > size.pair
+    if not span.regular:
+        return (cusum,) * count, (score,) * count, fired
+    return (*cusums[1:], cusum), (*scores[1:], score), fired
 
 
 def _saving(
@@ -227,7 +262,7 @@ def _after(
         flagged = (*state.flagged, evidence.reading.profile.environment)
         update["flagged"] = flagged[-_REMEMBERED:]
     if action is DriftAction.RETUNE:
-        update |= {"cusum": 0.0, "score": 0.0, "new_windows": 0}
+        update |= {"cusums": (), "scores": (), "new_windows": 0}
         update["retunes_ns"] = (*state.retunes_ns, evidence.end_ns)[-_REMEMBERED:]
     elif action is DriftAction.ALARM:
         update["alarm_ns"] = evidence.end_ns

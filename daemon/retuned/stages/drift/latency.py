@@ -60,9 +60,9 @@ def watch_latency(
             watched.append(watch)
             continue
         score = (log(median) - watch.log_ns) / watch.scale
-        score = min(settings.score_high, max(-settings.score_high, score))
-        slower = max(0.0, watch.slower + score - settings.slack)
-        faster = max(0.0, watch.faster - score - settings.slack)
+        score = min(settings.latency_score_high, max(-settings.latency_score_high, score))
+        slower = max(0.0, watch.slower + score - settings.latency_slack)
+        faster = max(0.0, watch.faster - score - settings.latency_slack)
         if max(slower, faster) > settings.latency_threshold:
             before = exp(watch.log_ns)
             shifts.append(LatencyShift(signature=watch.signature, before_ns=before, now_ns=median))

@@ -7,8 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from retuned.stages.drift.calibration import pairwise, size_classes
+from retuned.stages.drift.repeats import PARTS, repeat_classes, trailing
 from retuned.stages.drift.settings import DriftSettings
-from retuned.stages.drift.state import DetectorState, Latency, Library, sparse, tally
+from retuned.stages.drift.state import (
+    DetectorState,
+    Latency,
+    Library,
+    SizeClass,
+    sparse,
+    tally,
+)
 from retuned.stages.profile import OTHER, Signature, WorkloadProfile, aligned, merge
 from retuned.stats import Floats, medoids, robust_centre
 
@@ -23,12 +31,14 @@ def learn(
 ) -> DetectorState:
     """Learn a baseline from consecutive windows of traffic that the kernels are tuned for.
 
-    The library is the medoids of the roll-ups. The distance's location and scale are median and MAD
-    of each roll-up's distance to the nearest medoid *of other blocks*, so that a window never meets
-    itself; the CUSUM threshold is the smallest at which blocks drawn with replacement alarm once in
-    ``run_length`` roll-ups. With fewer than ``few_windows`` roll-ups the scale is at least the
-    sampling noise at the windows' own overdispersion. All of it stays as it is afterwards: a
-    reference that follows the traffic would chase the shift it should detect.
+    The library is the medoids of the roll-ups, also of those that begin halfway. In control means:
+    the hours of the baseline come again. How far such a repeat lies from the library is had from
+    thirds of the roll-ups (`repeats`): median and MAD are location and scale of the distance, and
+    the CUSUM threshold is the smallest at which days of them drawn with replacement alarm once in
+    ``run_length`` roll-ups. With fewer than ``few_windows`` roll-ups, each meets only those of
+    other blocks instead, the scale is at least the sampling noise at the windows' own
+    overdispersion, and the threshold is fixed. All of it stays as it is afterwards: a reference
+    that follows the traffic would chase the shift it should detect.
 
     Parameters
     ----------
@@ -64,11 +74,11 @@ def learn(
     rolled = _rolled(filled, settings.rollup_windows)
     if len(rolled) < 2:
         raise ValueError(f"a baseline needs two roll-ups with GPU time, got {len(rolled)}")
-    library, rows = _catalogue(rolled, settings)
     generator = np.random.default_rng(seed)
+    library, classes = _calibrated(filled, rolled, settings, generator)
     return DetectorState(
         library=library,
-        classes=size_classes(rolled, rows, library=library, settings=settings, generator=generator),
+        classes=classes,
         new_share=_new_share(filled, settings),
         rate_low=min(_rates(rolled), default=0.0),
         rate_high=max(_rates(rolled), default=0.0),
@@ -76,6 +86,28 @@ def learn(
         latencies=_latencies(rolled, library, settings),
         environment=rolled[-1].environment,
     )
+
+
+def _calibrated(
+    windows: Sequence[WorkloadProfile],
+    rolled: Sequence[WorkloadProfile],
+    settings: DriftSettings,
+    generator: np.random.Generator,
+) -> tuple[Library, tuple[SizeClass, ...]]:
+    """Library, and the distances that are ordinary: from repeats where the baseline is long."""
+    size = settings.rollup_windows
+    if size < PARTS or len(rolled) < settings.few_windows:
+        library, rows = _catalogue(rolled, settings)
+        classes = size_classes(
+            rolled, rows, library=library, settings=settings, generator=generator
+        )
+        return library, classes
+    windows = windows[-size * _WINDOWS_MAX :]
+    # mixes change between roll-ups too: those that begin halfway are known as well
+    step = max(max(1, size // 2), -(-len(windows) // _WINDOWS_MAX))
+    library, _ = _catalogue(trailing(windows, size=size, step=step), settings)
+    classes = repeat_classes(windows, library=library, settings=settings, generator=generator)
+    return library, classes
 
 
 def _rolled(profiles: Sequence[WorkloadProfile], size: int) -> list[WorkloadProfile]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from retuned.contract import Record
 from retuned.stages.drift.settings import DriftSettings
@@ -166,10 +166,14 @@ class DetectorState(Record):
     """Other environments already reported, newest last, at most 8."""
     pending: tuple[WorkloadProfile, ...] = ()
     """Windows of the roll-up that is not yet complete."""
-    cusum: float = Field(default=0.0, ge=0.0)
-    """Accumulated excess of the distance's score."""
-    score: float = 0.0
-    """Score of the last roll-up."""
+    rolled: tuple[WorkloadProfile, ...] = ()
+    """Windows of the last complete roll-up; with `pending` they make the trailing one."""
+    cusums: tuple[float, ...] = ()
+    """Accumulated excess of the distance's score, of the roll-ups that end now and 1, 2 ... windows
+    later, next to be updated first; empty for zeros."""
+    scores: tuple[float, ...] = ()
+    """Scores of as many last roll-ups, one ending at each window, oldest first; empty where none
+    was judged."""
     new_windows: int = Field(default=0, ge=0)
     """Consecutive windows with too much GPU time in new signatures."""
     uncovered: tuple[float, ...] = ()
@@ -180,6 +184,14 @@ class DetectorState(Record):
     """Ends of the windows that asked for a retune, newest last, at most 8."""
     alarm_ns: int | None = None
     """End of the window of the last alarm; None where there was none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_older_version(cls, data: object) -> object:
+        """Load a state that held one sum and one score; both start again, the baseline stays."""
+        if isinstance(data, Mapping) and data.keys() >= {"cusum", "score"}:
+            return {key: value for key, value in data.items() if key not in ("cusum", "score")}
+        return data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
