@@ -36,8 +36,14 @@ ODD_NAMES = st.sampled_from(
     ]
 )
 ODD_CELLS = st.sampled_from(
-    ["1", "256", "0", "", "x", "-1", "1.5", "1E+3", "9" * 25, " 7", "7 ", "1_0", '"4"', "\u0663"]
+    [
+        *("1", "256", "0", "", "x", "-1", "1.5", "1E+3", "9" * 25, "9" * 18, "123456789", "0" * 12),
+        *(" 7", "7 ", "1_0", '"4"', "\u0663", "/", "4/", "/4", "1,2", "40000", "99999999"),
+    ]
 )
+
+
+ODD_QUOTES = st.sampled_from(['"{}"', '"{}"', '"{}"', '5"{}"', '"{}"5', '"{}",', ',"{}"', "{}"])
 
 
 @st.composite
@@ -52,13 +58,15 @@ def tables(draw: st.DrawFn, header: list[str]) -> str:
                 kinds = ["KERNEL_DISPATCH", "KERNEL_DISPATCH", "MEMORY_COPY"] if odd else None
                 cells.append(f'"{draw(st.sampled_from(kinds)) if kinds else "KERNEL_DISPATCH"}"')
             elif column == "Kernel_Name":
-                cells.append(f'"{draw(ODD_NAMES) if odd else draw(st.sampled_from("pqr"))}"')
+                name = draw(ODD_NAMES) if odd else draw(st.sampled_from("pqr"))
+                around = draw(ODD_QUOTES) if odd else '"{}"'
+                cells.append(around.format(name))
             elif odd and draw(st.integers(0, 6)) == 0:
                 cells.append(draw(ODD_CELLS))
             elif column == "Start_Timestamp" or column == "End_Timestamp":
                 cells.append(str(draw(st.integers(0, 10**15))))
             elif column == "Agent_Id" and "SGPR_Count" in header:
-                cells.append('"Agent 4"')
+                cells.append(draw(st.sampled_from(['"Agent 4"'] * 3 + ['"Agent 5"'])))
             else:
                 cells.append(str(draw(st.integers(0, 3))))
         if odd and draw(st.booleans()):

@@ -64,8 +64,7 @@ class _Table:
         step = self._after_header(head.removeprefix(b"\xef\xbb\xbf").lstrip())  # as sniffed
         while step:
             cut = step.rfind(b"\n") + 1
-            # one copy: a line end before every row, so that rows can be told by what precedes them
-            part = b"".join((b"\n", rest, memoryview(step)[:cut]))
+            part = b"".join((rest, memoryview(step)[:cut]))  # one copy
             block = self._block(part) if cut else None
             if block is not None:
                 yield block
@@ -83,7 +82,7 @@ class _Table:
         if block is not None:
             self._row += len(block)
             return block
-        return None if part.count(b'"') % 2 else self._slow(part[1:])
+        return None if part.count(b'"') % 2 else self._slow(part)
 
     def _after_header(self, data: bytes) -> bytes:
         line, _, rest = data.partition(b"\n")

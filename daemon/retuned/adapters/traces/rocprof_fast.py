@@ -14,18 +14,27 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retuned.adapters.traces.blocks import BlockMaker, Ints, LaunchBlock
 from retuned.adapters.traces.rocprof_columns import KIND_FIELDS, Columns, kind_of
 from retuned.stages.trace import LaunchRecord, Skip
 
-_Key = tuple[int | bytes, ...]
-_COMMA, _NEWLINE = b",\n"
-_ZERO, _TEN = np.uint8(ord("0")), np.uint8(10)
+_Head = int | tuple[int, ...]
+_Key = tuple[_Head, bytes]
+_ZERO, _NINE = b"09"
+_KIND = b"KERNEL_DISPATCH"
 _DIGITS = 18
-_POWERS = 10 ** np.arange(_DIGITS, dtype=np.int64)
+_PAD = b"0" * _DIGITS
+_CUT = b"/"
+"""Marks where a name was; like comma and line end it sorts before the digits."""
+_POWERS = 10 ** np.arange(_DIGITS, dtype=np.int64)[::-1]
+_WORD = 8
+_ZEROS = np.uint64(0x3030_3030_3030_3030)
 _NAMES_MAX = 65_536
-_AGENTS_MAX = 64
+_TEXTS_MAX = 64
+_BITS = 15
+"""Numbers below 2^15 that make a kind, up to four of them, are packed into one: fewer objects."""
 
 
 class Layout:
@@ -49,63 +58,57 @@ class Layout:
     ) -> None:
         self._at = columns.at
         self._leading = leading
-        self._cells = columns.width - leading + 1  # the leading ones become one
-        self._name = columns.at["name"] - leading + 1
-        self._start = columns.at["start"] - leading + 1
-        self._end = columns.at["end"] - leading + 1
+        # the leading cells become an empty one, and a cut stands where the name was
+        self._marks = columns.width - leading + 2
+        self._cut = columns.at["name"] - leading + 1
+        self._start = columns.at["start"] - leading + 2
+        self._end = columns.at["end"] - leading + 2
         self._fields = [
             field
             for field in KIND_FIELDS
             if leading <= columns.at.get(field, -1) < columns.at["start"] and field != "name"
         ]
-        self._numbers = [kernel_id - leading + 1, 0]
+        self._numbers = [kernel_id - leading + 1]
         self._numbers += [columns.at[field] - leading + 1 for field in self._fields]
-        self._agents: dict[bytes, int] = {}
+        self._texts: dict[tuple[bytes, ...], int] = {}
         self._names: dict[int, bytes] = {}
         self._maker: BlockMaker[_Key] = BlockMaker(self._kind_of, skipped=skipped)
 
     def block(self, part: bytes) -> LaunchBlock | None:
-        """Read whole rows, each with the line end before it and all with one behind the last.
+        """Read whole rows; None if any of them is unusual, or the last goes on."""
+        pieces = part.split(b'"')
+        per_row = 2 * self._leading + 2
+        rows, odd = divmod(len(pieces) - 1, per_row)
+        texts = self._leading_texts(pieces, per_row) if rows and not odd else None
+        if texts is None:
+            return None
+        heads, names, tails = (pieces[at::per_row] for at in range(per_row - 2, per_row + 1))
+        table = _Table.of(heads, tails, marks=self._marks, cut=self._cut)
+        times = table.columns(self._start, self._end) if table else None
+        numbers = table.columns(*self._numbers) if table else None
+        if table is None or times is None or numbers is None:
+            return None
+        if not self._same_names(numbers[0].tolist(), names):
+            return None
+        keys = list(zip(_heads([texts, *numbers]), table.rest(tails, self._end + 1), strict=True))
+        return self._maker.block(keys, times[0], times[1])
 
-        None if any of them is unusual, or the last goes on.
-        """
-        split = self._split(part)
-        if split is None and self._learn(part):
-            split = self._split(part)
-        if split is None:
+    def _leading_texts(self, pieces: list[bytes], per_row: int) -> Ints | None:
+        """Give numbers to the texts at the start of each row; None if there is anything else."""
+        rows = len(pieces) // per_row
+        if pieces[0] or pieces[1::per_row].count(_KIND) != rows:
             return None
-        table, names = split
-        numbers = [table.column(cell) for cell in (self._start, self._end, *self._numbers)]
-        lists = [column.tolist() for column in numbers[2:] if column is not None]
-        if len(lists) < len(numbers) - 2 or numbers[0] is None or numbers[1] is None:
+        if any(pieces[at::per_row].count(b",") != rows for at in range(2, per_row - 2, 2)):
             return None
-        if max(lists[1]) >= len(self._agents) or not self._same_names(lists[0], names):
+        columns = [pieces[at::per_row] for at in range(3, per_row - 2, 2)]
+        one = all(column.count(column[0]) == rows for column in columns)  # device: most files
+        texts = [next(zip(*columns, strict=True), ())] if one else list(zip(*columns, strict=True))
+        for text in dict.fromkeys(texts):
+            self._texts.setdefault(text, len(self._texts))
+        if len(self._texts) > _TEXTS_MAX:
             return None
-        keys = list(zip(*lists, table.rest(self._end + 1), strict=True))
-        return self._maker.block(keys, numbers[0], numbers[1])
-
-    def _split(self, part: bytes) -> tuple[_Table, list[bytes]] | None:
-        """Part the names from the numbers; None if a row is not as the others."""
-        text = part
-        for agent, number in self._agents.items():
-            text = text.replace(agent, b"\n%d," % number)
-        pieces = text.split(b'"')
-        pieces[0] = pieces[0][1:]
-        rows, odd = divmod(len(pieces) - 1, 2)
-        if odd or not rows:
-            return None
-        table = _Table.of(pieces[::2], rows=rows, cells=self._cells, name=self._name)
-        return None if table is None else (table, pieces[1::2])
-
-    def _learn(self, part: bytes) -> bool:
-        """Note the texts at the starts of rows that are not known yet; True if there were any."""
-        known = len(self._agents)
-        for line in part.split(b"\n"):
-            agent = b"\n" + b",".join(line[:256].split(b",")[: self._leading]) + b","
-            usual = agent.startswith(b'\n"KERNEL_DISPATCH",')
-            if usual and agent.count(b'"') == 2 * self._leading and known < _AGENTS_MAX:
-                self._agents.setdefault(agent, len(self._agents))
-        return len(self._agents) > known
+        numbers = [self._texts[text] for text in texts]
+        return np.full(rows, numbers[0]) if one else np.array(numbers, dtype=np.int64)
 
     def _same_names(self, numbers: list[int], names: list[bytes]) -> bool:
         """Whether each kernel id goes with one name, so that keys need not hold the long names."""
@@ -117,11 +120,14 @@ class Layout:
         return all(self._names.setdefault(number, name) == name for number, name in pairs)
 
     def _kind_of(self, key: _Key) -> LaunchRecord | Skip:
-        kernel, agent, *numbers, last = key
-        rest = _text(last).split(",")
-        leading = next(csv.reader([_text(list(self._agents)[int(agent)][1:])]))
+        head, last = key
+        if isinstance(head, int):
+            head = tuple(head >> _BITS * at & 2**_BITS - 1 for at in range(len(self._numbers) + 1))
+        text, kernel, *numbers = head
+        rest = _text(last).rstrip("\n").split(",")
+        leading = ["", *map(_text, list(self._texts)[text])]
         cells = {field: str(number) for field, number in zip(self._fields, numbers, strict=True)}
-        cells["name"] = _text(self._names[int(kernel)])
+        cells["name"] = _text(self._names[kernel])
         for field in KIND_FIELDS:
             at = self._at.get(field, self._at["start"])
             if at < self._leading:
@@ -137,57 +143,77 @@ class _Table:
     Parameters
     ----------
     text
-        The rows.
-    commas
-        Offset of each comma, one row per row.
-    line_ends
-        Offset of each line end.
+        The rows; before the first are as many zeros as the longest number has digits.
+    ends
+        Offset of what ends each cell, one row per row: commas, the cut, and the line end.
     """
 
-    def __init__(self, text: bytes, commas: Ints, line_ends: Ints) -> None:
+    def __init__(self, text: bytes, ends: Ints) -> None:
         self._text = text
-        self._raw = np.frombuffer(text, dtype=np.uint8)
-        self._bounds = np.column_stack((np.concatenate(([-1], line_ends[:-1])), commas, line_ends))
+        self._ends = ends
 
     @classmethod
-    def of(cls, pieces: list[bytes], *, rows: int, cells: int, name: int) -> _Table | None:
+    def of(cls, heads: list[bytes], tails: list[bytes], *, marks: int, cut: int) -> _Table | None:
         """Join what lies around the names; None unless every row has its cells and its name."""
+        rows = len(heads)
+        pieces = [_CUT] * (3 * rows + 1)
+        pieces[0], pieces[1::3], pieces[3::3] = _PAD, heads, tails
         text = b"".join(pieces)
         raw = np.frombuffer(text, dtype=np.uint8)
-        commas = np.flatnonzero(raw == _COMMA)
-        line_ends = np.flatnonzero(raw == _NEWLINE)
-        if len(commas) != rows * (cells - 1) or len(line_ends) != rows:
+        ends = np.flatnonzero(raw < _ZERO)
+        row = b"," * cut + _CUT + b"," * (marks - cut - 2) + b"\n"
+        if raw.max() > _NINE or raw[ends].tobytes() != row * rows:
             return None
-        digits = np.count_nonzero(raw - _ZERO < _TEN)
-        if digits + len(commas) + rows != len(text) or line_ends[-1] != len(text) - 1:
-            return None
-        commas = commas.reshape(rows, cells - 1)  # type: ignore[assignment]
-        names = np.cumsum(list(map(len, pieces)))[:-1]
-        between = (commas[:, -1] < line_ends).all() and (line_ends[:-1] < commas[1:, 0]).all()
-        # the name's cell is empty now, and each name was cut out of just there
-        empty = (commas[:, name] == names).all() and (commas[:, name - 1] == names - 1).all()
-        return cls(text, commas, line_ends) if between and empty else None
+        table = ends.reshape(rows, marks)
+        alone = (table[:, cut + 1] - table[:, cut - 1] == 2).all()  # the name had its own cell
+        return cls(text, table) if alone and table[-1, -1] == len(text) - 1 else None
 
-    def column(self, cell: int) -> Ints | None:
-        """Numbers of a column; None if one is empty or too long: the careful way will judge."""
-        low, high = self._bounds[:, cell] + 1, self._bounds[:, cell + 1]
-        sizes = high - low
+    def columns(self, *cells: int) -> Sequence[Ints] | None:
+        """Numbers of columns; None if one is empty or too long: the careful way will judge."""
+        at = np.array(cells)
+        high = self._ends[:, at].T
+        sizes = high - self._ends[:, at - 1].T - 1
         shortest, longest = int(sizes.min()), int(sizes.max())
         if shortest < 1 or longest > _DIGITS:
             return None
-        back = np.arange(longest)
-        at = high[:, None] - 1 - back  # units first
-        if shortest == longest:
-            digits = self._raw[at] - _ZERO
-        else:
-            digits = np.where(back < sizes[:, None], self._raw[np.maximum(at, 0)] - _ZERO, 0)
-        numbers: Ints = digits @ _POWERS[:longest]
+        if longest <= _WORD:
+            return list(self._short(high, sizes))
+        digits = self._bytes(high, longest) - np.uint8(_ZERO)
+        if shortest < longest:
+            digits[np.arange(longest, 0, -1) > sizes[:, :, None]] = 0
+        return list(digits @ _POWERS[-longest:])
+
+    def _short(self, high: Ints, sizes: Ints) -> Ints:
+        """Numbers that fit a word: what lies before their first digit is shifted out and back."""
+        words = self._bytes(high, _WORD).view("<u8")[..., 0]
+        out = (8 * (_WORD - sizes)).astype(np.uint64)
+        digits = (((words >> out) - (_ZEROS >> out)) << out).astype("<u8", copy=False)
+        exact = digits.view(np.uint8).reshape(*high.shape, _WORD).astype(np.float64)
+        numbers: Ints = (exact @ _POWERS[-_WORD:].astype(np.float64)).astype(np.int64)
         return numbers
 
-    def rest(self, cell: int) -> list[bytes]:
-        """Text of each row from a cell to its end."""
-        low, high = (self._bounds[:, cell] + 1).tolist(), self._bounds[:, -1].tolist()
-        return [self._text[a:b] for a, b in zip(low, high, strict=True)]
+    def _bytes(self, high: Ints, count: int) -> NDArray[np.uint8]:
+        """Return so many bytes before each offset, as one more axis."""
+        places = len(self._text) - count + 1
+        windows: NDArray[np.void] = np.ndarray(places, f"V{count}", self._text, strides=1)
+        return windows[high - count].view(np.uint8).reshape(*high.shape, count)
+
+    def rest(self, tails: list[bytes], cell: int) -> list[bytes]:
+        """Text of each row from a cell behind the name to the line's end."""
+        ends = self._ends
+        starts = (ends[:, cell - 1] - ends[:, -1]).tolist()
+        return [tail[at:] for tail, at in zip(tails, starts, strict=True)]
+
+
+def _heads(columns: Sequence[Ints]) -> Sequence[_Head]:
+    """Join the numbers of each row to one that can be parted again, or else to a tuple."""
+    if len(columns) > 62 // _BITS or any(column.max() >= 2**_BITS for column in columns):
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+    packed = columns[0]
+    for place, column in enumerate(columns[1:], start=1):
+        packed = packed | column << _BITS * place
+    heads: list[int] = packed.tolist()
+    return heads
 
 
 def layout_of(
@@ -230,5 +256,5 @@ def _quoted_cells(row: bytes, cells: Sequence[str]) -> list[int] | None:
     return quoted
 
 
-def _text(raw: int | bytes) -> str:
-    return raw.decode("utf-8", "backslashreplace") if isinstance(raw, bytes) else str(raw)
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
