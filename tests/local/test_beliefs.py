@@ -13,7 +13,7 @@ from retuned.local.context import Context, Kind
 from retuned.ports import Finding
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.hypothesis import Hypothesis, ShapeCost, hypothesize
-from retuned.stages.profile import ProfileSettings, Signature, SignatureStat, WorkloadProfile
+from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.swap import SwapKind, SwapOrder
 
 SISTER = "linear_sister"
@@ -110,10 +110,10 @@ def test_no_experiment_begins_when_the_day_s_time_is_spent(world: World) -> None
 
 def test_only_shapes_that_the_live_variant_serves_are_tuned_against_it(world: World) -> None:
     ctx = world.loop.ctx
-    before = reasoning.bind(ctx, window(2, 64, 256), counters={})
+    before, _ = reasoning.bind(ctx, window(2, 64, 256), counts={})
     assert [cost.workload.axes["M"] for cost in before[KERNEL]] == [2, 64, 256]
     swap_in(ctx, Guard(bounds={"M": (64, 256)}))
-    after = reasoning.bind(ctx, window(2, 64, 256), counters={})
+    after, _ = reasoning.bind(ctx, window(2, 64, 256), counts={})
     assert [cost.workload.axes["M"] for cost in after[KERNEL]] == [64, 256]
 
 
@@ -134,6 +134,30 @@ def test_beside_a_variant_in_force_only_what_was_not_tried_is_tried(world: World
     assert reasoning.first_structures(ctx, KERNEL) == ("rows",), "the one that is left"
 
 
-def test_a_roofline_is_taken_in_the_middle_of_the_bucket() -> None:
-    settings = ProfileSettings(ladder=(1, 2, 4, 64))
-    assert reasoning.middles({"M": 64, "N": 2}, settings) == {"M": 35, "N": 2}
+def test_a_shape_that_slots_counted_but_no_trace_saw_is_not_forgotten(world: World) -> None:
+    shapes, total_ns = reasoning.bind(
+        world.loop.ctx, window(2, 64), counts={KERNEL: {"2": 900, "64": 90, "256": 50, "128": 1}}
+    )
+    known = {cost.workload.axes["M"]: cost for cost in shapes[KERNEL]}
+    assert known.keys() == {2, 64, 256}, "one launch is nothing to go by"
+    assert known[256].workload.weight == pytest.approx(50.0), "per second"
+    assert known[256].gpu_time_ns == 50 * known[256].median_ns > 0
+    assert total_ns == sum(cost.gpu_time_ns for cost in shapes[KERNEL])
+
+
+def test_a_window_has_the_counts_of_the_slots_and_the_times_of_the_trace(world: World) -> None:
+    for number in range(2):
+        world.server.launches[KERNEL] = {(8,): 1000 + 5000 * number}
+        world.window(8)
+        world.loop.observe()
+        world.clock.advance(10)
+        world.loop.observe()
+    first, second = [s.body for s in world.store.list(Kind.WINDOW)]
+    assert first["counts"] == {}, "nothing to compare with"
+    assert second["counts"] == {KERNEL: {"8": 5000}}
+    (sampled,) = first["profile"]["stats"]
+    (counted,) = second["profile"]["stats"]
+    assert sampled["launches"] == 400
+    assert counted["launches"] == 5000
+    assert counted["gpu_time_ns"] == pytest.approx(sampled["gpu_time_ns"] * 5000 / 400, rel=0.01)
+    assert second["profile"]["observed_ns"] == second["profile"]["window_ns"]

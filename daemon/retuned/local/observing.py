@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from retuned.errors import TemporaryError
+from retuned.local import counting
 from retuned.local.context import Context, Kind
 from retuned.ports import Event, Stored, TraceBatch
 from retuned.stages import drift as drift_stage
@@ -89,11 +89,13 @@ def _close(ctx: Context, start_ns: int, window_ns: int, batches: Sequence[Stored
     merged = profile_stage.merge(
         [WorkloadProfile.model_validate(batch.body["profile"]) for batch in batches]
     ).model_copy(update={"window_start_ns": start_ns, "window_ns": window_ns})
-    totals = _totals(ctx)
+    totals = counting.totals(ctx)
+    previous = ctx.store.list(Kind.WINDOW, limit=1)
+    counts = counting.since(previous[-1].body["totals"], totals) if previous else {}
     body = {
-        "profile": merged.model_dump(mode="json"),
+        "profile": counting.with_counts(ctx, merged, counts).model_dump(mode="json"),
         "totals": totals,
-        "counters": _since_last(ctx, totals),
+        "counts": counts,
     }
     with ctx.store.transaction():
         # a late file may complete a window that is closed already: it opens a second part of it
@@ -103,26 +105,6 @@ def _close(ctx: Context, start_ns: int, window_ns: int, batches: Sequence[Stored
         for batch in batches:
             ctx.store.advance(Kind.BATCH, batch.id, expect="new", to="folded")
     ctx.telemetry.gauge("retuned_window_launches", merged.launches)
-
-
-def _totals(ctx: Context) -> Mapping[str, int]:
-    """Return launches per slot since the server started; empty while it does not answer."""
-    try:
-        return {slot.definition: sum(slot.launches.values()) for slot in ctx.swapper.slots()}
-    except TemporaryError as error:
-        log.info("no counters: %s", error)
-        return {}
-
-
-def _since_last(ctx: Context, totals: Mapping[str, int]) -> dict[str, int]:
-    """Return launches per slot since the window before; a restarted server counts from zero."""
-    previous = ctx.store.list(Kind.WINDOW, limit=1)
-    before: Mapping[str, int] = previous[-1].body["totals"] if previous else {}
-    return {
-        name: total - before[name]
-        for name, total in totals.items()
-        if name in before and total >= before[name]
-    }
 
 
 def _learn(ctx: Context, fresh: Sequence[Stored]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from retuned.contract import Digest, Workload
+from retuned.local import counting
 from retuned.local.context import Context, Kind
 from retuned.local.found import lower_bound, winners
 from retuned.local.swapping import in_force, live_guard
@@ -14,7 +16,7 @@ from retuned.stages import drift as drift_stage
 from retuned.stages import hypothesis as hypothesis_stage
 from retuned.stages.drift import DetectorState, DriftReport
 from retuned.stages.hypothesis import Hypothesis, ShapeCost
-from retuned.stages.profile import ProfileSettings, WorkloadProfile, bucket_low, merge
+from retuned.stages.profile import WorkloadProfile, merge
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +28,12 @@ def explain(ctx: Context) -> None:
         if len(since) < ctx.settings.explain_windows:
             return  # the window that raised it is half old traffic, half new
         profile = merge([WorkloadProfile.model_validate(w.body["profile"]) for w in since])
-        counters: Counter[str] = Counter()
-        for window in since:
-            counters.update(window.body["counters"])
-        shapes = bind(ctx, profile, counters=counters)
+        counts = counting.together(w.body["counts"] for w in since)
+        shapes, total_ns = bind(ctx, profile, counts=counts)
         hypotheses = hypothesis_stage.hypothesize(
             shapes,
             report=DriftReport.model_validate(stored.body),
-            total_gpu_time_ns=profile.gpu_time_ns,
+            total_gpu_time_ns=total_ns,
             known={s.id for s in ctx.store.list(Kind.HYPOTHESIS)},
             priors=gains(ctx, shapes),
             start={name: first_structures(ctx, name) for name in shapes},
@@ -72,40 +72,46 @@ def settle(ctx: Context) -> None:
 
 
 def bind(
-    ctx: Context, profile: WorkloadProfile, *, counters: Mapping[str, int]
-) -> dict[str, list[ShapeCost]]:
-    """Group a window by definition: cost per shape, launches per second.
+    ctx: Context, profile: WorkloadProfile, *, counts: counting.Counts
+) -> tuple[dict[str, list[ShapeCost]], int]:
+    """Group a window by definition: cost per shape, launches per second; and the window's GPU time.
 
-    Traces say how launches are spread over shapes; where the server's counters saw the slot too,
-    they say how many launches there were, because a trace sees only a part of the time.
+    Shapes that slots counted but no trace saw are added, so that a rare one is not forgotten.
     """
-    bound: dict[str, list[tuple[Workload, ShapeCost]]] = defaultdict(list)
+    bound: dict[str, list[ShapeCost]] = defaultdict(list)
     for stat in profile.stats:
         signature = stat.signature
         named = ctx.catalog.recognise(signature.kernel, signature.dims, signature.dtypes)
-        if named is None:
-            continue
-        definition, axes = named
-        guard = live_guard(ctx, definition)
-        if guard is not None and not guard.allows(axes):
-            continue  # the original serves it, and a slot holds one variant beside the original
-        workload = Workload(definition=definition, axes=dict(axes), weight=float(stat.launches))
-        cost = ShapeCost(
-            workload=workload,
-            gpu_time_ns=stat.gpu_time_ns,
-            median_ns=stat.median_ns,
-            floor_ns=ctx.catalog.floor_ns(definition, middles(axes, ctx.settings.profile)),
-        )
-        bound[definition].append((workload, cost))
+        if named is not None:
+            workload = Workload(definition=named[0], axes=dict(named[1]), weight=stat.launches)
+            cost = ShapeCost(
+                workload=workload,
+                gpu_time_ns=stat.gpu_time_ns,
+                median_ns=stat.median_ns,
+                floor_ns=counting.floor_ns(ctx, workload),
+            )
+            bound[workload.definition].append(cost)
+    total_ns = profile.gpu_time_ns
+    for definition, shapes in bound.items():
+        unseen = counting.unseen(ctx, shapes, counts.get(definition, {}))
+        total_ns += sum(cost.gpu_time_ns for cost in unseen)
+        shapes += unseen
+    per_s = 1e9 / max(profile.observed_ns, 1)
     return {
-        definition: _weigh(shapes, profile, counted=counters.get(definition, 0))
+        definition: [_per_second(cost, per_s) for cost in shapes if _served(ctx, cost.workload)]
         for definition, shapes in bound.items()
-    }
+    }, total_ns
 
 
-def middles(axes: Mapping[str, int], settings: ProfileSettings) -> dict[str, int]:
-    """Return the middles of buckets: at the upper edge a roofline promises too little."""
-    return {name: (bucket_low(n, settings) + n + 1) // 2 for name, n in axes.items()}
+def _served(ctx: Context, workload: Workload) -> bool:
+    """Whether the live baseline serves this shape: a slot holds one variant beside the original."""
+    guard = live_guard(ctx, workload.definition)
+    return guard is None or guard.allows(workload.axes)
+
+
+def _per_second(cost: ShapeCost, per_s: float) -> ShapeCost:
+    workload = cost.workload.model_copy(update={"weight": cost.workload.weight * per_s})
+    return replace(cost, workload=workload)
 
 
 def live_baseline(ctx: Context, definition: str) -> Digest:
@@ -139,26 +145,6 @@ def _busy(ctx: Context) -> bool:
         (Kind.PROPOSAL, ("awaiting", "approved", "swapping")),
     )
     return any(ctx.store.list(kind, phase=phase) for kind, phases in unfinished for phase in phases)
-
-
-def _weigh(
-    shapes: Sequence[tuple[Workload, ShapeCost]], profile: WorkloadProfile, *, counted: int
-) -> list[ShapeCost]:
-    """Scale traced launches to launches per second."""
-    traced = sum(workload.weight for workload, _ in shapes)
-    if counted > 0 and profile.window_ns > 0 and traced > 0:
-        factor = counted / traced / (profile.window_ns / 1e9)
-    else:
-        factor = 1e9 / max(profile.observed_ns, 1)
-    return [
-        ShapeCost(
-            workload=workload.model_copy(update={"weight": workload.weight * factor}),
-            gpu_time_ns=cost.gpu_time_ns,
-            median_ns=cost.median_ns,
-            floor_ns=cost.floor_ns,
-        )
-        for workload, cost in shapes
-    ]
 
 
 def first_structures(ctx: Context, definition: str) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 Reads stage 1's launches, feeds drift. Pure: windows are given, never read off a clock.
 
 ``records``: what a profile is. ``folding``: launches to a profile. ``merging``: profiles to one,
-and which duration mode of one window is which of another.
+and which duration mode of one window is which of another. ``counting``: sampled launches to counted
+ones.
 """
 
+from retuned.stages.profile.counting import recount
 from retuned.stages.profile.folding import Folder, fold
 from retuned.stages.profile.merging import aligned, merge
 from retuned.stages.profile.records import (
@@ -16,6 +18,7 @@ from retuned.stages.profile.records import (
     WorkloadProfile,
     bucket,
     bucket_low,
+    bucket_middle,
 )
 
 __all__ = [
@@ -28,6 +31,8 @@ __all__ = [
     "aligned",
     "bucket",
     "bucket_low",
+    "bucket_middle",
     "fold",
     "merge",
+    "recount",
 ]

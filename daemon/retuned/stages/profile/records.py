@@ -125,6 +125,17 @@ def bucket_low(length: int, settings: ProfileSettings) -> int:
     return length
 
 
+def bucket_middle(length: int, settings: ProfileSettings) -> int:
+    """Return the middle of the dims that fall into this bucket, rounded up.
+
+    Examples
+    --------
+    >>> [bucket_middle(n, ProfileSettings()) for n in (1, 4, 256, 384)]
+    [1, 4, 253, 321]
+    """
+    return (bucket_low(length, settings) + length + 1) // 2
+
+
 def capped(stats: Iterable[SignatureStat], limit: int) -> tuple[SignatureStat, ...]:
     """Order by falling GPU time and fold what is beyond `limit` signatures into ``(other)``."""
     ranked = sorted(stats, key=lambda s: (-s.gpu_time_ns, s.signature.kernel, s.signature.dims))

@@ -1,0 +1,57 @@
+"""Counts from the server's slots, times from its traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from retuned.stages.profile.records import Signature, SignatureStat, WorkloadProfile
+
+
+def recount(profile: WorkloadProfile, counted: Mapping[Signature, int]) -> WorkloadProfile:
+    """Replace sampled launches by counted ones; what nobody counts is scaled by the same rate.
+
+    A trace sees a few of a window's steps and times them well; slots count every launch and time
+    none. A window whose counters say less than its trace is left as it is: the counters are of
+    another moment then, such as after a restart of the server.
+
+    Parameters
+    ----------
+    profile
+        One window, sampled.
+    counted
+        Launches in the whole window of those signatures that are slots.
+
+    Examples
+    --------
+    >>> stats = (
+    ...     SignatureStat(signature=Signature(kernel="slot"), launches=2, gpu_time_ns=200,
+    ...                   median_ns=100),
+    ...     SignatureStat(signature=Signature(kernel="other"), launches=1, gpu_time_ns=50,
+    ...                   median_ns=50),
+    ... )
+    >>> window = WorkloadProfile(window_start_ns=0, window_ns=900, observed_ns=90, stats=stats)
+    >>> whole = recount(window, {Signature(kernel="slot"): 20})
+    >>> [(stat.launches, stat.gpu_time_ns) for stat in whole.stats], whole.observed_ns
+    ([(20, 2000), (10, 500)], 900)
+    """
+    seen = [stat for stat in profile.stats if stat.signature in counted]
+    sampled = sum(stat.launches for stat in seen)
+    total = sum(counted[stat.signature] for stat in seen)
+    if sampled == 0 or total < sampled:
+        return profile
+    rate = total / sampled
+    stats = [_scaled(stat, counted.get(stat.signature), rate) for stat in profile.stats]
+    return profile.model_copy(
+        update={
+            "stats": tuple(sorted(stats, key=lambda stat: -stat.gpu_time_ns)),
+            "observed_ns": max(profile.observed_ns, profile.window_ns),
+        }
+    )
+
+
+def _scaled(stat: SignatureStat, counted: int | None, rate: float) -> SignatureStat:
+    if stat.launches == 0:
+        return stat
+    launches = round(stat.launches * rate) if counted is None else max(counted, stat.launches)
+    gpu_time_ns = round(stat.gpu_time_ns * launches / stat.launches)
+    return stat.model_copy(update={"launches": launches, "gpu_time_ns": gpu_time_ns})
