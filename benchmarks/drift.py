@@ -1,11 +1,13 @@
 """The drift detector on real weeks, beside chi-squared, PSI and ADWIN.
 
-Run as ``python -m benchmarks.drift``; about ten minutes on one core. Two weeks of
+Run as ``python -m benchmarks.drift``; under ten minutes on one core. Two weeks of
 production-derived traffic (ServeGen m-large) become kernel histograms by a seeded simulator of
-continuous batching (``benchmarks/drift_sim``). Every detector learns from week 1. In control: days
-of week 1 drawn with replacement and simulated with fresh seeds. Ordinary: week 2 as it came.
-Drifts: seven, injected at random hours. Settings were chosen on seeds 101 and 102, not on the seeds
-here. Writes benchmarks/results/drift.json.
+continuous batching (``benchmarks/drift_sim``). The 162 clients are split in two services by rank of
+volume: settings were chosen on the odd ranks (``--part tuning``), the figures are of the even ranks
+(``--part held-out``). Every detector learns from week 1. In control: days of week 1 drawn with
+replacement and simulated with fresh seeds. Ordinary: week 2 as it came. Drifts: the seven of the
+budget, and five that no setting was chosen on, injected at random windows. Writes
+benchmarks/results/drift.json.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import platform
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from benchmarks.drift_sim.scoring import detection, distinct, rate
 from benchmarks.drift_sim.streams import (
     DAY,
     DRIFTS,
+    FURTHER,
     STEPS,
     WARM_STEPS,
     WEEK,
@@ -40,14 +44,14 @@ from benchmarks.drift_sim.streams import (
     run,
 )
 from benchmarks.drift_sim.traffic import Floats
+from benchmarks.drift_sim.why import distance, ordinary_distances, ordinary_moves, unseen_days
 
-from retuned.stages.drift import DriftSettings, learn
+from retuned.stages.drift import DetectorState, DriftSettings, learn
 from retuned.stages.drift.state import tally
 from retuned.stages.profile import merge
 
 SHARED = Path(__file__).parents[1] / ".." / "shared" / "workloads"
 RESULT = Path(__file__).parent / "results" / "drift.json"
-Place = Callable[[Histograms], Floats]
 BEFORE = 12
 """Ordinary windows before an injection: 2 h."""
 SHIFT_H = 2
@@ -66,6 +70,8 @@ class Injection:
     """GPU time that moved against the same hours without the drift (total variation)."""
     novel_shift: float
     """GPU time that lies elsewhere than in the nearest library profile (total variation)."""
+    distance: float
+    """Divergence of the first two hours from the nearest library profile, bits."""
 
 
 class Tally:
@@ -117,42 +123,45 @@ class Tally:
             "in_control": rate(len(self.control), self.control_days),
             "ordinary_week": rate(len(self.ordinary), self.ordinary_days),
             "retunes_ordinary_week": rate(self.retunes, self.ordinary_days),
-            "drifts": {drift: detection(self.delays[drift]) for drift in DRIFTS},
-            "answers_within_24h": {drift: dict(self.actions[drift]) for drift in DRIFTS},
+            "drifts": {drift: detection(self.delays[drift]) for drift in (*DRIFTS, *FURTHER)},
+            "answers_within_24h": {d: dict(self.actions[d]) for d in (*DRIFTS, *FURTHER)},
             "shift_of_20_percent": {
-                "from_every_known_mix": self._large(1),
-                "from_the_hours_before": self._large(0),
+                name: {
+                    "from_every_known_mix": self._large(1, drifts),
+                    "from_the_hours_before": self._large(0, drifts),
+                }
+                for name, drifts in (("seven_drifts", DRIFTS), ("further_drifts", FURTHER))
             },
             "seconds": round(self.seconds, 1),
         }
 
-    def _large(self, measure: int) -> dict[str, Any]:
-        return detection([row[3] for row in self.shifts if (row[1], row[2])[measure] >= 0.2])
+    def _large(self, measure: int, drifts: tuple[str, ...]) -> dict[str, Any]:
+        large = [s for s in self.shifts if s[0] in drifts and (s[1], s[2])[measure] >= 0.2]
+        found = detection([row[3] for row in large])
+        found["of_each"] = {d: sum(row[0] == d for row in large) for d in drifts}
+        return found
 
 
 def injections(
-    world: World, library_mixes: Floats, place: Place, *, generator: np.random.Generator, count: int
+    world: World, state: DetectorState, settings: DriftSettings, *, draws: np.random.Generator
 ) -> Iterator[Injection]:
-    """Draw `count` places in week 1 and inject each drift into each."""
-    starts = generator.integers(WEEK // 6, size=count) * 6
-    windows = (starts[:, None] + np.arange(-BEFORE, DAY)) % WEEK
-    ages = np.tile(np.arange(DAY), count)
-    length = BEFORE + DAY
-    ordinary = run(world, windows.ravel(), generator=generator)
-    for drift in DRIFTS:
-        drifted = (
-            None
-            if drift == "D6"
-            else run(
-                world, windows[:, BEFORE:].ravel(), generator=generator, drift=drift, since=ages
-            )
-        )
-        for i in range(count):
-            twin = ordinary[i * length : (i + 1) * length]
-            after = twin[BEFORE:] if drifted is None else drifted[i * DAY : (i + 1) * DAY]
+    """Inject each drift at one random window of week 1, again and again."""
+
+    def place(stream: Histograms) -> Floats:
+        return tally(merge(profiles(stream)).stats, state.library, power=1.0)[0]
+
+    while True:
+        windows = (int(draws.integers(WEEK)) + np.arange(-BEFORE, DAY)) % WEEK
+        twin = run(world, windows, generator=draws)
+        old = place(twin[BEFORE : BEFORE + 6 * SHIFT_H])
+        for drift in (*DRIFTS, *FURTHER):
+            after = twin[BEFORE:]
+            if drift != "D6":
+                since = np.arange(DAY)
+                after = run(world, windows[BEFORE:], generator=draws, drift=drift, since=since)
             parts = joined([twin[:BEFORE], after])
             first = _marked(after, drift)[: 6 * SHIFT_H]
-            mix, old = place(first), place(twin[BEFORE : BEFORE + 6 * SHIFT_H])
+            mix = place(first)
             yield Injection(
                 drift=drift,
                 stream=Histograms(
@@ -163,7 +172,8 @@ def injections(
                     new_key_since=BEFORE,
                 ),
                 shift=float(np.abs(mix - old).sum() / 2),
-                novel_shift=float(np.abs(library_mixes - mix).sum(axis=1).min() / 2),
+                novel_shift=float(np.abs(state.library.shares - mix).sum(axis=1).min() / 2),
+                distance=distance(state, settings, first),
             )
 
 
@@ -198,26 +208,34 @@ def one_seed(
     ]
     for detector in detectors:
         tallies.setdefault(detector.name, Tally()).watch(detector, control, ordinary)
-    library = state.library
-
-    def place(stream: Histograms) -> Floats:
-        return tally(merge(profiles(stream)).stats, library, power=1.0)[0]
-
-    for injection in injections(world, library.shares, place, generator=generator, count=count):
+    distances: dict[str, list[float]] = defaultdict(list)
+    wanted = count * len((*DRIFTS, *FURTHER))
+    for injection in islice(injections(world, state, settings, draws=generator), wanted):
+        distances[injection.drift].append(injection.distance)
         for detector in detectors:
             tallies[detector.name].inject(detector, injection)
+    usual = ordinary_distances(state, settings, ordinary)
     return {
         "seed": seed,
         "learn_s": round(learn_s, 2),
         "classes": [size.model_dump() for size in state.classes],
         "new_share": state.new_share,
+        "moves_of_ordinary_traffic": ordinary_moves(natural),
+        "part_of_ordinary_week_farther_from_known_mixes_than_the_median_drift": {
+            drift: round(float(np.mean(usual > np.median(values))), 3)
+            for drift, values in distances.items()
+        },
+        "alarms_on_days_left_out_of_learning": (
+            unseen_days(natural, settings, seed=seed) if seed == 1 else None
+        ),
         "state_bytes": len(state.model_dump_json()),
     }
 
 
 def targets(ours: dict[str, Any], cost: dict[str, Any]) -> list[dict[str, Any]]:
     """Compare with the budget, one row each, missed ones included."""
-    large = ours["shift_of_20_percent"]
+    large = ours["shift_of_20_percent"]["seven_drifts"]
+    further = ours["shift_of_20_percent"]["further_drifts"]
     rows = [
         ("alarms a day in control", ours["in_control"]["per_day"], "<=", 0.15),
         (
@@ -229,6 +247,12 @@ def targets(ours: dict[str, Any], cost: dict[str, Any]) -> list[dict[str, Any]]:
         (
             "the same for shifts of >= 20 % away from every known mix (a narrower reading)",
             large["from_every_known_mix"].get("within_2h", 0.0),
+            ">=",
+            0.95,
+        ),
+        (
+            "the same, for drifts that no setting was chosen on",
+            further["from_every_known_mix"].get("within_2h", 0.0),
             ">=",
             0.95,
         ),
@@ -263,16 +287,17 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5, help="test seeds, from 1")
+    parser.add_argument("--seeds", type=int, default=4, help="seeds, from 1")
     parser.add_argument("--days", type=int, default=28, help="in-control days per seed")
-    parser.add_argument("--injections", type=int, default=12, help="per drift and seed")
+    parser.add_argument("--injections", type=int, default=7, help="per drift and seed")
+    parser.add_argument("--part", choices=("held-out", "tuning", "all"), default="held-out")
     parser.add_argument("--workloads", type=Path, default=SHARED)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     started = time.perf_counter()
     cost = folding_cost()
     print(f"folding: {cost}", flush=True)
-    world = World.load(options.workloads)
+    world = World.load(options.workloads).service(options.part)
     tallies: dict[str, Tally] = {}
     seeds = []
     for seed in range(1, options.seeds + 1):
@@ -305,17 +330,31 @@ def method(options: argparse.Namespace, seeds: list[dict[str, Any]]) -> dict[str
         "alarms": "after an alarm none is counted for 6 h; delays end with the alarm's window",
         "adoption": "a mix answered with adopt is known from then on; one answered with retune "
         "counts as tuned for at once",
+        "split": {
+            "measured": options.part,
+            "tuning": "clients of rank 1, 3, 5 ... by requests over both weeks (60 % of them)",
+            "held-out": "clients of rank 2, 4, 6 ... (40 %)",
+            "chosen_on": "the tuning clients, seeds 101 and 102, the seven drifts; the seeds here "
+            "are others",
+        },
         "caveats": [
-            "Days in control are resampled from the week that the library was learned from, so "
-            "their alarm rate is optimistic; the ordinary week is the hold-out for it.",
-            "About 30 settings were compared on development seeds 101 and 102, which replay the "
-            "same two real weeks with other draws. The seeds here are fresh draws, the weeks are "
-            "not: retunes and adoptions of week 2 had been seen when settings were chosen.",
-            "The narrower reading of the shift budget was introduced during development, after "
-            "the budget as written was seen to be missed: a shift into a mix that the library "
-            "knows is not novel by design. Both are reported; the first is the budget.",
-            "All seeds draw from the same 7 days each: 140 days in control and 35 ordinary ones "
-            "are not independent, so the Poisson and Wilson intervals are narrower than the truth.",
+            "Days in control are resampled from the week that the library was learned from: their "
+            "alarm rate is that of traffic that repeats itself. On days that were left out of "
+            "learning, and in the week after, there are far more alarms (seeds, ordinary_week): "
+            "the mix really changes, and it is adopted without a retune.",
+            "The split is by client. Both parts lie in the same two calendar weeks and go through "
+            "the same simulator. An earlier version of the detector was developed on all clients "
+            "together, and one seed of all clients was looked at while settings were chosen; no "
+            "setting was chosen on the held-out clients alone, nor on the drifts E1 to E5.",
+            "The narrower reading of the shift budget, away from every known mix, was introduced "
+            "after the budget as written was seen to be missed. Both are reported; the first is "
+            "the budget. Why it is missed: ordinary traffic moves a fifth of its GPU time in many "
+            "hours of each day (moves_of_ordinary_traffic), and what lands among known mixes lies "
+            "nearer to them than most ordinary hours of the next week do "
+            "(part_of_ordinary_week_farther...), so that whoever finds it alarms there too.",
+            "All seeds draw from the same 7 days each: days in control and ordinary days are not "
+            "independent, so the Poisson and Wilson intervals are narrower than the truth.",
+            "Hours of the detectors beside begin with the injection; ours begin with the baseline.",
             "D6 moves 3 % of GPU time; smaller new keys were not tried.",
             "Two kernels, both functions of the step's M; step times are plausible for an 8B "
             "model, not calibrated. A window observes some 30 s of its 10 minutes.",

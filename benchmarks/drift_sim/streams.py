@@ -1,8 +1,8 @@
-"""Streams of 10-minute histograms: natural weeks, resampled days, and seven injected drifts."""
+"""Streams of 10-minute histograms: natural weeks, resampled days, and injected drifts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,9 @@ from benchmarks.drift_sim.traffic import (
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 
 DRIFTS = ("D1", "D2", "D3", "D3b", "D4", "D5", "D6")
+"""The drifts of the budget; some of them chose the settings."""
+FURTHER = ("E1", "E2", "E3", "E4", "E5")
+"""Drifts that no setting was chosen on."""
 WHAT = {
     "D1": "30 % of requests become long-prompt short-answer (Azure code)",
     "D2": "20 % of requests become reasoning (DeepSeek-R1 lengths)",
@@ -28,6 +31,11 @@ WHAT = {
     "D4": "prompt chunk 2,048 becomes 8,192",
     "D5": "D1, ramped over 12 h",
     "D6": "5 % of the launches of one kernel go to a new (N, K)",
+    "E1": "half of the requests become conversations (Azure)",
+    "E2": "prompts are twice as long",
+    "E3": "answers are twice as long",
+    "E4": "prompt chunk 2,048 becomes 512",
+    "E5": "the busiest client leaves, and others take its place",
 }
 REPLICA_RPS = 8.0
 DAY = 144
@@ -38,7 +46,7 @@ _KERNELS = (("gemm_mlp", (4096, 14336), 0.65), ("gemm_attention", (4096, 4096), 
 _NEW_DIMS = (4096, 28672)
 NEW_KEY_PART = 0.05 * _KERNELS[0][2]
 """Share of GPU time that D6 moves to the new key."""
-_SHARE_D1, _SHARE_D2, _SHARE_D6, _RAMP = 0.3, 0.2, 0.05, 72
+_SHARE_D1, _SHARE_D2, _SHARE_D6, _SHARE_E1, _RAMP = 0.3, 0.2, 0.05, 0.5, 72
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +103,8 @@ class World:
     """ServeGen deepseek-r1, 1 day."""
     code: tuple[Ints, Ints]
     """Azure code: prompt and answer lengths."""
+    conversation: tuple[Ints, Ints]
+    """Azure conversation: prompt and answer lengths."""
 
     @classmethod
     def load(cls, folder: Path) -> World:
@@ -111,7 +121,22 @@ class World:
                 lengths="servegen_deepseek-r1_lengths.jsonl.gz",
             ),
             code=load_azure(folder / "azure_llm_2023_code.csv.gz"),
+            conversation=load_azure(folder / "azure_llm_2023_conv.csv.gz"),
         )
+
+    def service(self, part: str) -> World:
+        """Make a service of its own of every other client, by falling requests over both weeks.
+
+        ``tuning`` has the first, third ... client, ``held-out`` the second, fourth ...; ``all`` is
+        the service as it was.
+        """
+        if part == "all":
+            return self
+        order = np.argsort(-self.chat.rates.sum(axis=0), kind="stable")
+        rates = self.chat.rates.copy()
+        others = order[0 if part == "held-out" else 1 :: 2]
+        rates[:, others] = 0.0
+        return replace(self, chat=replace(self.chat, rates=rates))
 
 
 def run(
@@ -130,17 +155,27 @@ def run(
     ages = np.full(len(windows), 10**6) if since is None else since
     for at in range(0, len(windows), _BATCH):
         batch = windows[at : at + _BATCH]
-        total = world.chat.rates[batch].sum(axis=1)
+        traffic = _without_busiest(world.chat) if drift == "E5" else world.chat
+        total = traffic.rates[batch].sum(axis=1)
         rps = total / np.ceil(total / REPLICA_RPS) * {"D3": 2.0, "D3b": 0.5}.get(drift, 1.0)
         warm = 2 * WARM_STEPS if drift == "D2" else WARM_STEPS
         # enough for steps of 14 ms and for windows of very short answers
         count = round((warm + STEPS) * (0.014 * float(rps.max()) + 0.12))
-        requests = draw_requests(world.chat, batch, rps=rps, count=count, generator=generator)
+        requests = draw_requests(traffic, batch, rps=rps, count=count, generator=generator)
         requests = _mixed(world, requests, drift, ages[at : at + _BATCH], generator)
-        chunk = np.full(len(batch), 4 * CHUNK if drift == "D4" else CHUNK)
+        chunk = np.full(len(batch), {"D4": 4 * CHUNK, "E4": CHUNK // 4}.get(drift, CHUNK))
         steps = simulate(requests, chunk=chunk, warm_steps=warm, steps=STEPS)
         parts.append(Histograms(counts=steps.counts, tokens=steps.tokens, span_s=steps.span_s))
     return joined(parts)
+
+
+def _without_busiest(traffic: Traffic) -> Traffic:
+    rates = traffic.rates.copy()
+    rates[:, int(np.argmax(rates.sum(axis=0)))] = 0.0
+    # a window in which nobody else sent anything keeps its client
+    alone = rates.sum(axis=1) == 0
+    rates[alone] = traffic.rates[alone]
+    return replace(traffic, rates=rates)
 
 
 def _mixed(
@@ -154,6 +189,10 @@ def _mixed(
             share *= np.minimum(1.0, ages / _RAMP)
         picks = generator.integers(len(world.code[0]), size=shape)
         inputs, outputs = world.code[0][picks], world.code[1][picks]
+    elif drift == "E1":
+        share = np.full(shape[0], _SHARE_E1)
+        picks = generator.integers(len(world.conversation[0]), size=shape)
+        inputs, outputs = world.conversation[0][picks], world.conversation[1][picks]
     elif drift == "D2":
         share = np.full(shape[0], _SHARE_D2)
         busy = np.flatnonzero(world.reasoning.rates.sum(axis=1) > 0)
@@ -167,7 +206,11 @@ def _mixed(
         )
         inputs, outputs = other.inputs, other.outputs
     else:
-        return requests
+        return replace(
+            requests,
+            inputs=requests.inputs * (2 if drift == "E2" else 1),
+            outputs=requests.outputs * (2 if drift == "E3" else 1),
+        )
     replaced = generator.random(shape) < share[:, None]
     return Requests(
         arrivals_s=requests.arrivals_s,

@@ -49,7 +49,7 @@ def report_of(
 ) -> DriftReport:
     """Write the report of a window that was judged; `state` is the one it was judged by."""
     detected = evidence.novel or action is not DriftAction.NONE
-    reasons = _reasons(evidence, state) if detected else ()
+    reasons = _reasons(evidence, action, state) if detected else ()
     return DriftReport(
         detected=detected,
         action=action,
@@ -70,13 +70,16 @@ def report_of(
     )
 
 
-def _reasons(evidence: Evidence, state: DetectorState) -> tuple[DriftReason, ...]:
+def _reasons(
+    evidence: Evidence, action: DriftAction, state: DetectorState
+) -> tuple[DriftReason, ...]:
     reading, profile = evidence.reading, evidence.reading.profile
     first: list[DriftReason] = []
     if evidence.environment_fired:
         detail = "the environment is not the one that the kernels were tuned in"
         first.append(_plain(DriftCode.ENVIRONMENT_CHANGED, "", detail))
-    first.extend(shift.reason(reading) for shift in evidence.shifts)
+    if action is not DriftAction.RETUNE:  # another speed at the same work never asks for one
+        first.extend(shift.reason(reading) for shift in evidence.shifts)
     moved = share_reasons(reading, state.library) if evidence.novel or not first else []
     rate = profile.launches / (profile.observed_ns / 1e9) if profile.observed_ns > 0 else 0.0
     if moved and rate and not state.rate_low / 1.5 <= rate <= state.rate_high * 1.5:
