@@ -120,6 +120,9 @@ class Settings(BaseSettings):
     max_trace_bytes: int = Field(default=16 * 2**30, ge=1)
     """Trace files larger than this after decompression are refused, bytes."""
 
+    lab_language: Literal["auto", "cpu_cpp", "triton"] = "auto"
+    """Language of the server's kernels and of the variants: `cpu_cpp` for a server on the CPU,
+    `triton` for one on a GPU; `auto` takes `triton` where there is a GPU that PyTorch can use."""
     lab_cores: Cores = ()
     """Cores that experiments may use, like `0,2-3`; empty picks cores that the server does not."""
     experiments_per_day: int = Field(default=24, ge=0)

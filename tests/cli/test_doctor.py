@@ -12,6 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from retuned.cli.doctor import Fact, Level, Probe, doctor, examine
+from retuned.errors import MissingDependency
+from retuned.lab.languages.gpu import Gpu
 
 STATE = Path("/state")
 GFX942 = "cpu_cores_count 0\ngfx_target_version 90402\nsimd_count 1216\n"
@@ -50,6 +52,7 @@ def machine(
         "version": versions.get,
         "landlock": lambda: 4,
         "writable": lambda _: True,
+        "gpu": lambda: None,
         "environment": {},
     }
     return Probe(**(values | changes))
@@ -143,4 +146,39 @@ def test_this_machine_answers_every_question(tmp_path: Path) -> None:
     assert found["python"].level is Level.OK
     assert found["state-folder"].level is Level.OK
     assert not (tmp_path / "new").exists()  # asking changes nothing
-    assert len(found) == 16
+    assert len(found) == 17
+
+
+def gpu(arch: str) -> Gpu:
+    return Gpu(
+        name="A GPU",
+        arch=arch,
+        driver="1.2",
+        runtime="cuda 13.0",
+        memory_bytes=2**36,
+        cache_bytes=2**25,
+        units=100,
+        shared_bytes=2**16,
+    )
+
+
+def broken() -> Gpu | None:
+    raise MissingDependency("torch is built for another vendor")
+
+
+@pytest.mark.parametrize(
+    ("probe", "name", "level", "says"),
+    [
+        (machine(), "gpu-lab", Level.OK, "interpreted"),
+        (machine(gpu=lambda: gpu("sm_90")), "gpu-lab", Level.OK, "cuda 13.0, driver 1.2"),
+        (machine(gpu=lambda: gpu("gfx1100")), "gpu-lab", Level.LIMITED, "left to gain"),
+        (machine(gpu=lambda: gpu("sm_90")), "gpu-launcher", Level.LIMITED, "gcc"),
+        (machine(gpu=broken), "gpu-lab", Level.LIMITED, "another vendor"),
+    ],
+)
+def test_it_says_whether_triton_variants_can_be_measured(
+    probe: Probe, name: str, level: Level, says: str
+) -> None:
+    fact = facts(probe)[name]
+    assert fact.level is level
+    assert says in f"{fact.value} {fact.advice}"

@@ -19,6 +19,10 @@ import typer
 
 from retuned.cli.output import JsonFlag, emit_json, stdout
 from retuned.cli.state import ConfigOption, StateOption, cell
+from retuned.errors import MissingDependency
+from retuned.lab.languages.gpu import Gpu, find_gpu
+from retuned.lab.languages.triton import FALLBACK_ARCH
+from retuned.lab.physics import GPU_PEAKS
 from retuned.settings import load_settings
 
 _LANDLOCK_CREATE_RULESET = 444
@@ -109,6 +113,8 @@ class Probe:
     """Landlock version of the kernel."""
     writable: Callable[[Path], bool] = _writable
     """Whether a folder can be written."""
+    gpu: Callable[[], Gpu | None] = find_gpu
+    """The GPU as PyTorch sees it; raises `MissingDependency`."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Environment variables."""
 
@@ -146,6 +152,7 @@ def examine(probe: Probe, *, state_dir: Path) -> tuple[Fact, ...]:
         *_needed(probe, state_dir=state_dir),
         *_frameworks(probe),
         *_devices(probe),
+        *_gpu_lab(probe),
         *_sandbox(probe),
         _switch(probe),
     )
@@ -215,6 +222,25 @@ def _devices(probe: Probe) -> Iterator[Fact]:
         and (line := _gfx(text))
     ]
     yield _device("gpu-amd", "; ".join(nodes), probe.version("pyrsmi"), extra="amd")
+
+
+def _gpu_lab(probe: Probe) -> Iterator[Fact]:
+    """Say whether Triton variants can be measured here."""
+    try:
+        gpu = probe.gpu()
+    except MissingDependency as error:
+        yield _fact("gpu-lab", False, "unusable", str(error))
+        return
+    if gpu is None:
+        value = f"no GPU: Triton is interpreted and compiled for {FALLBACK_ARCH}, never timed"
+        yield _fact("gpu-lab", True, value, "")
+        return
+    advice = f"peaks of {gpu.arch} are not known here, so nothing says what is left to gain"
+    value = f"{gpu.arch}, {gpu.name}, {gpu.runtime}, driver {gpu.driver}"
+    yield _fact("gpu-lab", gpu.arch in GPU_PEAKS, value, advice)
+    compiler = next(filter(None, map(probe.which, ("cc", "gcc", "clang"))), None)
+    advice = "Triton builds its launcher with a C compiler: install gcc"
+    yield _fact("gpu-launcher", compiler is not None, compiler or "no C compiler", advice)
 
 
 def _gfx(properties: str) -> str:

@@ -27,6 +27,7 @@ class Reason(StrEnum):
     CRASHED = "crashed"
     TIMED_OUT = "timed-out"
     OUT_OF_MEMORY = "out-of-memory"
+    OVER_LIMIT = "over-limit"
     OUT_OF_BOUNDS = "out-of-bounds"
     INPUT_MODIFIED = "input-modified"
     OUTPUT_NOT_WRITTEN = "output-not-written"
