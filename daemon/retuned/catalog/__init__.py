@@ -1,7 +1,7 @@
 """Kernel definitions that ship with Retuned: reference, inputs, incumbent and search spaces.
 
-Sources are C++ for the CPU backend (``sources/``); definitions carry their float64 reference
-(``references/``).
+Sources are C++ for the CPU backend and Triton for GPUs (``sources/``); definitions carry their
+float64 reference (``references/``).
 """
 
 from retuned.catalog.entry import Cost, Entry, Space

@@ -49,6 +49,10 @@ class Space:
     """Layout that each constant input is repacked to."""
     scratch_bytes: Callable[[Params, Definition], int] = lambda _params, _definition: 0
     """Workspace per part."""
+    language: Language = Language.CPU_CPP
+    """Language of the sources."""
+    grid: tuple[str, ...] = ()
+    """Launch grid of a GPU kernel, as expressions over axes and parameters."""
 
     def constraints(self, params: Params, definition: Definition) -> bool:
         """Whether the point is in the space: all parameters named and chosen, relations hold."""
@@ -172,11 +176,12 @@ def build_solution(
     return Solution(
         name=f"{definition.op_type}.{space.name}.{point}"[:128],
         definition=definition.name,
-        language=Language.CPU_CPP,
+        language=space.language,
         entry=space.entry,
         sources=tuple(SourceFile(path=name, content=source_text(name)) for name in space.sources),
         structure=space.name,
         params={name: params[name] for name in space.params},
+        grid=space.grid,
         layouts=space.layouts(params),
         scratch_bytes=space.scratch_bytes(params, definition),
         guard=guard or Guard(),
@@ -187,7 +192,7 @@ def build_solution(
 
 @cache
 def source_text(name: str) -> str:
-    """Text of one C++ file of the catalog."""
+    """Text of one source file of the catalog."""
     return resources.files("retuned.catalog").joinpath("sources", name).read_text("utf-8")
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from retuned.catalog import attention, linear_w8, rmsnorm, silu_mul, softmax
-from retuned.catalog.entry import Entry
+from retuned.catalog import (
+    attention,
+    linear_w8,
+    rmsnorm,
+    silu_mul,
+    softmax,
+    triton_attention,
+    triton_linear,
+    triton_rows,
+)
+from retuned.catalog.entry import Entry, Params, Space, build_solution
 from retuned.catalog.family import LONGEST, Family
+from retuned.catalog.triton_space import fitting
+from retuned.contract import Definition, Language
 from retuned.errors import UsageError
 
 _FAMILIES: tuple[Family, ...] = (
@@ -18,6 +30,14 @@ _FAMILIES: tuple[Family, ...] = (
     softmax.ANY_LENGTH,
     attention.FAMILY,
 )
+_TRITON: dict[str, Callable[[Definition], tuple[tuple[Space, ...], Params]]] = {
+    "linear_w8": triton_linear.linear_w8,
+    "rmsnorm": triton_rows.rmsnorm,
+    "silu_mul": triton_rows.silu_mul,
+    "softmax": triton_rows.softmax,
+    "attention": triton_attention.attention,
+}
+"""Spaces of a family's Triton kernels, and the incumbent's point in the first."""
 _PREFIX = "retuned::"
 _LONGEST_VARIABLE = 2**30
 _SPELLINGS = {
@@ -47,23 +67,41 @@ def families() -> tuple[Family, ...]:
 
 
 @lru_cache(maxsize=256)
-def get(definition_name: str) -> Entry:
+def get(definition_name: str, *, language: Language = Language.CPU_CPP) -> Entry:
     """Return the entry of a definition.
+
+    Parameters
+    ----------
+    definition_name
+        Such as ``linear_w8_n1024_k1024``.
+    language
+        Of the spaces and the incumbent; definition, reference and inputs are the same in each.
 
     Raises
     ------
     UsageError
-        If the name is of no family; the message lists the families.
+        If the name is of no family, or the language has no kernels; the message says what there is.
     """
     for family in _FAMILIES:
         constants = family.parse(definition_name)
         if constants is not None:
-            return family.build(definition_name, constants)
+            return _in_language(family.build(definition_name, constants), language)
     known = ", ".join(family.template for family in _FAMILIES)
     raise UsageError(
         f"no definition '{definition_name[:80]}' in the catalog; names look like {known} "
         f"with lengths up to {LONGEST}"
     )
+
+
+def _in_language(entry: Entry, language: Language) -> Entry:
+    if language is Language.CPU_CPP:
+        return entry
+    if language is not Language.TRITON:
+        raise UsageError(f"the catalog has no kernels in {language}; it has cpu_cpp and triton")
+    spaces, point = _TRITON[entry.definition.op_type](entry.definition)
+    incumbent = build_solution(entry.definition, spaces[0], point)
+    fitted = tuple(fitting(space, entry.definition) for space in spaces)
+    return replace(entry, spaces=fitted, incumbent=incumbent)
 
 
 def recognise(

@@ -26,6 +26,7 @@ from typing import Any
 
 from retuned.runtime.spec import Refused, Tensor
 from retuned.runtime.triton_bind import Binding, bind
+from retuned.runtime.triton_interpret import mend_interpreter
 from retuned.runtime.triton_source import check_source
 
 Launch = Callable[[Sequence[Tensor]], None]
@@ -34,6 +35,19 @@ Launch = Callable[[Sequence[Tensor]], None]
 Compiled = tuple[int, tuple[int, ...]]
 """Device index and lengths of the constexpr axes."""
 
+_TRITON_TYPES = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e4m3fnuz": "fp8e4b8",
+    "int64": "i64",
+    "int32": "i32",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "i1",
+}
 _ALIGN = 16
 _MAX_INT32 = 2**31 - 1
 _KEPT = 256
@@ -94,8 +108,12 @@ class TritonKernel:
         self._jit = self._specialise_nothing(getattr(module, entry))
         self.interpreted = not isinstance(self._jit, self._triton.runtime.JITFunction)
         """True under ``TRITON_INTERPRET=1``: launches run in Python, on CPU tensors too."""
+        if self.interpreted:
+            mend_interpreter()
         self._compiled: dict[Compiled, Any] = {}
         self._ready: dict[tuple[int, ...], Launch] = {}
+        # said, and not left to a default that changes between versions of Triton
+        self._options = {"enable_fp_fusion": True, **self.binding.options}
         self._scratch_floats = -(-scratch_bytes // 4)
         self._limited = getattr(self._torch.version, "hip", None) is not None
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -149,6 +167,54 @@ class TritonKernel:
         with self._torch.cuda.device(key[0]):
             self._compiled[key] = self._compile(args)
 
+    def cross_compile(
+        self,
+        target: Any,  # noqa: ANN401
+        lengths: Sequence[int],
+        *,
+        dtypes: Sequence[str],
+    ) -> Any:  # noqa: ANN401 - triton.CompiledKernel
+        """Compile for a device that need not be here, as `prepare` would there.
+
+        Parameters
+        ----------
+        target
+            A ``triton.backends.compiler.GPUTarget``.
+        lengths
+            Length of every axis.
+        dtypes
+            Element types of inputs, then outputs.
+
+        Raises
+        ------
+        Refused
+            ``compile-failed``, or ``interpreted`` under ``TRITON_INTERPRET=1``.
+        """
+        if self.interpreted:
+            raise Refused("interpreted", detail="unset TRITON_INTERPRET to compile")
+        pointers = ["*" + _TRITON_TYPES[name] for name in dtypes]
+        binding = self.binding
+        args = binding.arguments(lengths, tensors=pointers, scratch="*fp32")
+        signature: dict[str, str] = {}
+        constants: dict[tuple[int, ...], Any] = {}
+        aligned: dict[tuple[int, ...], Any] = {}
+        for place, (parameter, value) in enumerate(zip(binding.parameters, args, strict=True)):
+            if parameter.constexpr:
+                signature[parameter.name] = "constexpr"
+                constants[(place,)] = value
+            elif isinstance(value, str):
+                signature[parameter.name] = value
+                aligned[(place,)] = [["tt.divisibility", _ALIGN]]
+            else:
+                signature[parameter.name] = "i32"
+        compiler = self._triton.compiler
+        try:
+            source = compiler.ASTSource(self._jit, signature, constants, aligned)
+            return compiler.compile(source, target=target, options=self._options)
+        except Exception as error:  # as in _compile
+            detail = f"{type(error).__name__}: {str(error)[-1500:]}"
+            raise Refused("compile-failed", detail=detail) from error
+
     def at(self, lengths: Sequence[int], *, device: Any) -> Launch:  # noqa: ANN401 - torch.device
         """Return what launches at these lengths on a device, prepared before.
 
@@ -198,7 +264,7 @@ class TritonKernel:
 
     def _compile(self, args: Sequence[object]) -> Any:  # noqa: ANN401 - triton.CompiledKernel
         try:
-            compiled = self._jit.warmup(*args, grid=(1,), **self.binding.options)
+            compiled = self._jit.warmup(*args, grid=(1,), **self._options)
             compiled._init_handles()  # loads the binary, so that too much shared memory shows now
         except Exception as error:  # the compiler on a stranger's source: whatever it raises
             reason = "out-of-resources" if "OutOfResources" in repr(type(error)) else ""

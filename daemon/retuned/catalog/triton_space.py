@@ -1,0 +1,89 @@
+"""What the Triton spaces of all families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice, product
+
+from retuned.catalog.entry import Params, Space, constant
+from retuned.contract import Definition, Language
+
+PREFIX = "triton_"
+"""Sources of Triton kernels are called this and their entry."""
+WHOLE_ROW = 1 << 16
+"""Longest row that one program holds in registers."""
+
+
+def space(
+    name: str,
+    source: str,
+    *,
+    grid: tuple[str, ...],
+    params: Mapping[str, tuple[int | str, ...]],
+    starts: Callable[[Mapping[str, int]], tuple[Params, ...]],
+    rank: Callable[[Mapping[str, int]], int],
+    valid: Callable[[Params, Definition], bool] = lambda _params, _definition: True,
+) -> Space:
+    """Return the space of one Triton source; its entry is the file's name."""
+    return Space(
+        name=name,
+        sources=(source,),
+        entry=source.removeprefix(PREFIX).removesuffix(".py"),
+        params=params,
+        starts=starts,
+        rank=rank,
+        valid=valid,
+        language=Language.TRITON,
+        grid=grid,
+    )
+
+
+def fitting(space: Space, definition: Definition) -> Space:
+    """Return the space with only those starts that the definition's constant axes allow.
+
+    Where none is left, any point of the space is one: small definitions have small tiles.
+    """
+
+    def starts(axes: Mapping[str, int]) -> tuple[Params, ...]:
+        found = tuple(p for p in space.starts(axes) if space.constraints(p, definition))
+        return found or tuple(islice(_points(space, definition), 1))
+
+    return replace(space, starts=starts)
+
+
+def _points(space: Space, definition: Definition) -> Iterator[Params]:
+    for values in product(*space.params.values()):
+        point = dict(zip(space.params, values, strict=True))
+        if space.constraints(point, definition):
+            yield point
+
+
+def next_pow2(length: int) -> int:
+    """Return the least power of two that is not below `length`.
+
+    Examples
+    --------
+    >>> [next_pow2(n) for n in (1, 5, 8)]
+    [1, 8, 8]
+    """
+    return 1 << max(0, length - 1).bit_length()
+
+
+def fits(definition: Definition, axis: str, block: int) -> bool:
+    """Whether a block is not mostly past the end of a constant axis; the least is always right."""
+    return block <= max(16, next_pow2(constant(definition, axis)))
+
+
+def warps(params: Params, elements: int, *, least: float, most: float) -> bool:
+    """Whether each of the threads of a block holds a sensible number of elements.
+
+    A warp is counted as 32 threads; AMD's 64 halve the numbers.
+    """
+    threads = 32 * int(params["num_warps"])
+    return least <= elements / threads <= most
+
+
+def warps_for(elements: int, *, each: int, most: int = 8) -> int:
+    """Return the warps with which each thread holds about `each` of the elements."""
+    return max(1, min(most, next_pow2(elements // (32 * each) or 1)))
