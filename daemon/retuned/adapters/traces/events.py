@@ -118,7 +118,7 @@ class EventStream(Generic[Event]):
             if between is None:
                 continue
             cut = between.start() + 1
-            events = self._decode(self._buffer[:cut])
+            events = self._decode(cut)
             if events is not None:
                 self._buffer = self._buffer[high:]
                 return events
@@ -129,7 +129,7 @@ class EventStream(Generic[Event]):
         end = self._closing()
         if end is None:
             return None
-        events = self._decode(self._buffer[:end])
+        events = self._decode(end)
         if events is None:
             raise self._fail("an event cannot be read")
         self._buffer = self._buffer[end:]
@@ -154,9 +154,11 @@ class EventStream(Generic[Event]):
             raise self._fail("values are nested too deeply") from None
         return len(self._buffer.rstrip(_SPACE)) - 1
 
-    def _decode(self, text: bytes) -> list[Event] | None:
+    def _decode(self, end: int) -> list[Event] | None:
+        """Events up to an offset; None if it does not lie between two of them."""
+        text = b"".join((b"[", memoryview(self._buffer)[:end], b"]"))  # one copy
         try:
-            return self._decoder.decode(b"[" + text + b"]")
+            return self._decoder.decode(text)
         except (msgspec.ValidationError, UnicodeDecodeError) as error:
             raise self._fail(_short(error)) from None
         except msgspec.DecodeError:

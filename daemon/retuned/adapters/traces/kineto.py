@@ -119,17 +119,17 @@ def _collect(
 
 def _add_op(links: Links, event: _Event, skipped: Counter[str]) -> None:
     ts, dur, args = event.ts, event.dur, event.args or _NO_ARGS
-    if not isinstance(ts, float) or not isinstance(dur, float):
+    if ts.__class__ is not float or dur.__class__ is not float:
         skipped[Skip.BAD_TIMESTAMP] += 1
         return
+    texts = links.texts
     shape = None
     if args.dims:
-        shape = links.texts.shape((bytes(args.dims), bytes(args.types), bytes(args.strides)))
-    external = args.external_id
-    if external is None:
-        external = args.external_id_old
-    thread = (event.pid, event.tid)
-    links.ops.append(Op(links.texts.name(event.name), thread, ts, ts + dur, external, shape))
+        shape = texts.shape((bytes(args.dims), bytes(args.types), bytes(args.strides)))
+    external = args.external_id if args.external_id is not None else args.external_id_old
+    links.ops.append(
+        Op(texts.name(event.name), (event.pid, event.tid), ts, ts + dur, external, shape)
+    )
 
 
 def _add_kernel(links: Links, event: _Event, skipped: Counter[str]) -> None:
@@ -137,16 +137,16 @@ def _add_kernel(links: Links, event: _Event, skipped: Counter[str]) -> None:
     if not isinstance(ts, float) or not isinstance(dur, float):
         skipped[Skip.BAD_TIMESTAMP] += 1
         return
-    keep = links.texts.keep
+    texts, start_ns = links.texts, us_to_ns(ts)
     links.kernels.append(
         Kernel(
-            links.texts.name(event.name),
-            us_to_ns(ts),
-            us_to_ns(ts) + us_to_ns(dur),
+            texts.name(event.name),
+            start_ns,
+            start_ns + us_to_ns(dur),
             args.correlation,
             args.external_id if args.external_id is not None else args.external_id_old,
-            (keep(bytes(args.device)), keep(bytes(args.stream)), keep(bytes(args.registers))),
-            (keep(bytes(args.grid)), keep(bytes(args.block)), keep(bytes(args.shared))),
+            texts.three((bytes(args.device), bytes(args.stream), bytes(args.registers))),
+            texts.three((bytes(args.grid), bytes(args.block), bytes(args.shared))),
         )
     )
 
@@ -159,15 +159,15 @@ def _add_host(links: Links, event: _Event) -> None:
     external = args.external_id if args.external_id is not None else args.external_id_old
     if external is None and not args.grid:  # no launch: most of the calls
         return
-    keep = links.texts.keep
+    texts = links.texts
     links.hosts.append(
         Host(
-            links.texts.name(event.name),
+            texts.name(event.name),
             (event.pid, event.tid),
             ts,
             args.correlation,
             external,
-            keep(bytes(args.kernel)),
-            (keep(bytes(args.grid)), keep(bytes(args.block)), keep(bytes(args.shared))),
+            texts.keep(bytes(args.kernel)),
+            texts.three((bytes(args.grid), bytes(args.block), bytes(args.shared))),
         )
     )

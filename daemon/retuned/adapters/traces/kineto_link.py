@@ -80,7 +80,8 @@ class Links:
         geometry = self._meanings.geometry(kernel.geometry)
         place = self._meanings.place(kernel.place)
         return LaunchRecord(
-            kernel=kernel.name,
+            # a slot's launch keeps its name whatever variant runs: a swap is no drift
+            kernel=op if op.startswith(OWN) else kernel.name,
             start_ns=kernel.start_ns,
             duration_ns=kernel.end_ns - kernel.start_ns,
             blocks=geometry.blocks(host.name if host else ""),

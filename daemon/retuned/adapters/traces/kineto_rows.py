@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from retuned.adapters.traces.events import json_value
 from retuned.stages.trace import (
     blocks_from_work_items,
@@ -64,7 +66,7 @@ class Place(NamedTuple):
     vgprs: int = 0
 
 
-class Op(NamedTuple):
+class Op(msgspec.Struct, frozen=True, gc=False):
     """An operator on the host."""
 
     name: str
@@ -75,7 +77,7 @@ class Op(NamedTuple):
     shape: Texts | None
 
 
-class Host(NamedTuple):
+class Host(msgspec.Struct, frozen=True, gc=False):
     """A call of the runtime on the host."""
 
     name: str
@@ -87,7 +89,7 @@ class Host(NamedTuple):
     geometry: Texts
 
 
-class Kernel(NamedTuple):
+class Kernel(msgspec.Struct, frozen=True, gc=False):
     """A kernel on the device."""
 
     name: str
@@ -112,6 +114,7 @@ class TextStore:
         self._raw: dict[bytes, bytes] = {b"": b""}
         self._names: dict[str | None, str] = {None: ""}
         self._shapes: dict[Texts, Texts] = {}
+        self._threes: dict[Texts, Texts] = {}
 
     def keep(self, raw: bytes) -> bytes:
         """Return the kept copy; nothing for a text that no honest trace holds."""
@@ -121,6 +124,15 @@ class TextStore:
                 return b""
             self.held_bytes += len(raw) + _OVERHEAD
             found = self._raw[raw] = raw
+        return found
+
+    def three(self, texts: Texts) -> Texts:
+        """Return the kept copy of three texts; each is nothing where no honest trace holds it."""
+        found = self._threes.get(texts)
+        if found is None:
+            kept = self.keep(texts[0]), self.keep(texts[1]), self.keep(texts[2])
+            found = self._threes.setdefault(kept, kept)
+            self.held_bytes += _OVERHEAD
         return found
 
     def shape(self, texts: Texts) -> Texts | None:
