@@ -26,13 +26,22 @@ from pydantic import Field, ValidationError
 
 from retuned import catalog
 from retuned.adapters.local_lab import LocalLab
-from retuned.contract import Digest, Record, Solution
-from retuned.errors import HarnessError, MissingDependency, RetunedError, UnreadableInput
+from retuned.contract import Digest, Language, Record, Solution
+from retuned.errors import (
+    HarnessError,
+    MissingDependency,
+    RetunedError,
+    UnreadableInput,
+    UsageError,
+)
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.search import SearchGenerator
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings, Verdict
+
+_LANGUAGES = (Language.CPU_CPP, Language.TRITON)
+"""Languages that the catalog has kernels in."""
 
 GeneratorFactory = Callable[[ExperimentPlan], Generator]
 """Makes a generator for a plan."""
@@ -107,12 +116,12 @@ def open_lab(
         return catalog.get(name)
 
     def find(digest: Digest) -> Solution | None:
-        incumbents = (catalog.get(name).incumbent for name in sorted(asked))
-        known = {solution.digest: solution for solution in incumbents}
-        return extra.get(digest) or known.get(digest)
+        return extra.get(digest) or shipped(digest, sorted(asked))
 
     def search(plan: ExperimentPlan) -> Generator:
-        return search_for(plan, cores=len(cores) or os.cpu_count() or 1)
+        incumbent = find(plan.incumbent)
+        language = incumbent.language if incumbent is not None else Language.CPU_CPP
+        return search_for(plan, cores=len(cores) or os.cpu_count() or 1, language=language)
 
     return LocalLab(
         root,
@@ -125,13 +134,28 @@ def open_lab(
     )
 
 
-def search_for(plan: ExperimentPlan, *, cores: int) -> Generator:
+def shipped(digest: Digest, names: Sequence[str]) -> Solution | None:
+    """Return the catalog's incumbent with this digest, of any of the definitions and languages."""
+    for name in names:
+        for language in _LANGUAGES:
+            try:
+                incumbent = catalog.get(name, language=language).incumbent
+            except UsageError:  # not every definition has kernels in every language
+                continue
+            if incumbent.digest == digest:
+                return incumbent
+    return None
+
+
+def search_for(
+    plan: ExperimentPlan, *, cores: int, language: Language = Language.CPU_CPP
+) -> Generator:
     """Return the search over the catalog's structures, those the plan names or else all.
 
     The plan's id seeds it: an interrupted plan, run again, proposes the same again.
     """
     seed = int.from_bytes(hashlib.sha256(plan.id.encode()).digest()[:4], "little")
-    entry = catalog.get(plan.definition)
+    entry = catalog.get(plan.definition, language=language)
     return SearchGenerator(entry, cores=cores, seed=seed, structures=plan.structures)
 
 

@@ -28,13 +28,13 @@ from retuned.errors import UnreadableInput, UsageError
 from retuned.experiment import open_lab
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.given import GivenGenerator
-from retuned.lab.languages.cpu_cpp import cpu_environment
+from retuned.lab.toolchain import environment_of, is_timed
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Status, Verdict
 
 _MAX_BYTES = 2_000_000
-_HEADER = re.compile(r"\A\s*// ---[ \t]*\n((?://[^\n]*\n)*?)// ---[ \t]*\n")
+_HEADER = re.compile(r"\A\s*(//|#) ---[ \t]*\n((?:\1[^\n]*\n)*?)\1 ---[ \t]*\n")
 _LENGTHS = (1, 64, 256)
 """Lengths of the first variable axis where nobody says which shapes matter."""
 _OTHER_LENGTH = 256
@@ -42,7 +42,7 @@ _OTHER_LENGTH = 256
 
 
 class Header(Record):
-    """What the first lines of a ``.cpp`` candidate say, between two lines ``// ---``, as YAML."""
+    """What a candidate says in its first lines, as YAML between ``// ---`` (``.py``: ``# ---``)."""
 
     definition: Name | None = None
     """What it computes; ``--definition`` is stronger."""
@@ -54,6 +54,8 @@ class Header(Record):
     """Layout of constant inputs."""
     scratch_bytes: int = Field(default=0, ge=0)
     """Workspace per part."""
+    grid: tuple[str, ...] = ()
+    """Programs per dimension of a Triton launch, such as ``cdiv(M, BLOCK_M)``."""
     shapes: tuple[dict[Name, Dim], ...] = ()
     """Shapes to validate at; ``--at`` is stronger."""
 
@@ -61,7 +63,10 @@ class Header(Record):
 def validate(
     candidate: Annotated[
         Path,
-        typer.Argument(help="A .cpp file with a header between two lines `// ---`, or a .json."),
+        typer.Argument(
+            help="A .cpp file with a header between two lines `// ---`, a Triton .py file with one "
+            "between `# ---`, or a .json."
+        ),
     ],
     definition: Annotated[
         str | None, typer.Option(help="What it computes, such as rmsnorm_h1024.")
@@ -77,7 +82,13 @@ def validate(
 ) -> None:
     """Prove or refute a candidate: contract, memory, numerics, speed. Exit code 0 if it wins."""
     solution, shapes = read_candidate(candidate, definition=definition)
-    entry = catalog.get(solution.definition)
+    entry = catalog.get(solution.definition, language=solution.language)
+    timed = is_timed(environment_of(solution.language))
+    if not timed:
+        stderr().print(
+            "No GPU here: Triton is interpreted. What is wrong is found; times mean nothing, and "
+            "nothing is promoted."
+        )
     workloads = _workloads(entry.definition, [_shape(text) for text in at or ()] or list(shapes))
     stderr().print(
         f"Validating {solution.name} against {entry.incumbent.name} at {len(workloads)} shapes, "
@@ -85,10 +96,10 @@ def validate(
     )
     finding = _measure(solution, entry, workloads, seconds=seconds)
     if as_json:
-        emit_json(answer(finding.verdict))
+        emit_json({**answer(finding.verdict), "timed": timed})
     else:
         _print(finding.verdict)
-    raise typer.Exit(0 if finding.verdict.status is Status.PROMOTE else 1)
+    raise typer.Exit(0 if timed and finding.verdict.status is Status.PROMOTE else 1)
 
 
 def read_candidate(
@@ -110,16 +121,18 @@ def read_candidate(
     name = definition or header.definition
     if name is None:
         raise UsageError(f"{path}: say what it computes with --definition, or in its header")
+    triton = path.suffix == ".py"
     body: dict[str, Any] = {
         "name": re.sub(r"[^a-zA-Z0-9_.-]", "_", path.stem)[:100] or "candidate",
         "definition": name,
-        "language": Language.CPU_CPP,
+        "language": Language.TRITON if triton else Language.CPU_CPP,
         "entry": header.entry,
-        "sources": (SourceFile(path="candidate.cpp", content=text),),
+        "sources": (SourceFile(path="candidate.py" if triton else "candidate.cpp", content=text),),
         "structure": "given",
         "params": header.params,
         "layouts": header.layouts,
         "scratch_bytes": header.scratch_bytes,
+        "grid": header.grid,
         "trust": TrustClass.GENERATED,
         "author": "validate",
     }
@@ -155,7 +168,7 @@ def _measure(
         incumbent=entry.incumbent.digest,
         generators=("given",),
         budget=Budget(max_candidates=1, max_seconds=seconds, finalists=1),
-        environment=cpu_environment().digest,
+        environment=environment_of(solution.language).digest,
     )
     lab = open_lab(
         _cache_dir(),
@@ -187,7 +200,8 @@ def _header(text: str, path: Path) -> Header:
     match = _HEADER.match(text)
     if match is None:
         return Header()
-    lines = [line.removeprefix("//").removeprefix(" ") for line in match.group(1).splitlines()]
+    mark, block = match.groups()
+    lines = [line.removeprefix(mark).removeprefix(" ") for line in block.splitlines()]
     try:
         return Header.model_validate(yaml.safe_load("\n".join(lines)) or {})
     except (yaml.YAMLError, ValidationError) as error:

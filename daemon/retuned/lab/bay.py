@@ -20,7 +20,7 @@ from retuned.lab.harness.worker import Worker
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.oracle import Tolerance
 from retuned.lab.subject import Array, Subject, make_inputs
-from retuned.lab.toolchain import Toolchain, clone_of, toolchain_for
+from retuned.lab.toolchain import Toolchain, clone_of, lend_tools, toolchain_for
 
 _ARENA_MAX_BYTES = 8 * 2**30
 
@@ -160,6 +160,7 @@ class Bay:
     @contextmanager
     def runner(self, variant: Variant) -> Iterator[Runner]:
         """Open a fresh child with one variant."""
+        lend_tools(self.incumbent, variant)
         definition = self.subject.definition
         size = max(
             arena_bytes(

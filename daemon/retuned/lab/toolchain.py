@@ -6,6 +6,7 @@ brings the program that runs variants, and says how fast and how patiently to me
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from retuned.contract import Definition, Environment, Language, Solution
 from retuned.errors import UsageError
 from retuned.lab.harness.processes import ChildLimits, ChildProgram, ForkServer
 from retuned.lab.harness.variant import Variant, variant_of
-from retuned.lab.harness.worker import CPU_PROGRAM
+from retuned.lab.harness.worker import CPU_PROGRAM, cache_of
 from retuned.lab.languages import cpu_cpp, gpu, triton
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.physics import floor_us, gpu_floor_us
@@ -210,6 +211,24 @@ def clone_of(variant: Variant) -> Variant:
         shutil.copyfile(variant.library, partial)
         partial.replace(path)
     return replace(variant, library=path)
+
+
+def lend_tools(source: Variant, target: Variant) -> None:
+    """Give a variant's children what compiling the other one left: launchers, the vendor's stubs.
+
+    Each variant's children keep compiled code in a folder of its own, so that no candidate finds
+    what another left. What a C compiler builds for every launch is the same for all; it comes from
+    the incumbent's folder, and costs seconds otherwise.
+    """
+    given, wanted = cache_of(source.library), cache_of(target.library)
+    if wanted.exists() or not given.is_dir():
+        return
+    partial = wanted.with_suffix(f".{os.getpid()}.partial")
+    try:
+        shutil.copytree(given, partial)
+        partial.rename(wanted)
+    except OSError:  # only slower without
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def is_timed(environment: Environment) -> bool:

@@ -1,11 +1,11 @@
-"""The catalog as the loop asks for it, with this machine's roofline."""
+"""The catalog as the loop asks for it: kernels of one language, with this machine's roofline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from retuned import catalog
-from retuned.contract import Solution
+from retuned.contract import Language, Solution
 from retuned.errors import UsageError
 
 
@@ -14,13 +14,23 @@ class KnownKernels:
 
     Parameters
     ----------
+    language
+        Language of the server's kernels, and so of the variants.
     gflops
-        Float32 operations per second that one core reaches at best, in 1e9; 0 means unknown.
+        Float32 operations per second that one core, or the GPU, reaches at best, in 1e9; 0 means
+        unknown.
     gbytes_per_s
-        Bytes per second that one core can move at best, in 1e9.
+        Bytes per second that it can move at best, in 1e9; 0 means unknown.
     """
 
-    def __init__(self, *, gflops: float = 0.0, gbytes_per_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        language: Language = Language.CPU_CPP,
+        gflops: float = 0.0,
+        gbytes_per_s: float = 0.0,
+    ) -> None:
+        self._language = language
         self._gflops = gflops
         self._gbytes_per_s = gbytes_per_s
 
@@ -33,27 +43,30 @@ class KnownKernels:
 
     def incumbent(self, definition: str) -> Solution:
         """Return the variant that the server comes with."""
-        return catalog.get(definition).incumbent
+        return self._entry(definition).incumbent
 
     def family(self, definition: str) -> str:
         """Return the operator type."""
-        return catalog.get(definition).definition.op_type
+        return self._entry(definition).definition.op_type
 
     def audited(self, definition: str) -> tuple[str, ...]:
         """Return the structure that runs in production: its other parameters are tried first."""
-        return (catalog.get(definition).incumbent.structure,)
+        return (self._entry(definition).incumbent.structure,)
 
     def structures(self, definition: str) -> tuple[str, ...]:
         """Return all source structures."""
-        return tuple(space.name for space in catalog.get(definition).spaces)
+        return tuple(space.name for space in self._entry(definition).spaces)
 
     def floor_ns(self, definition: str, axes: Mapping[str, int]) -> int:
         """Return the roofline time; 0 where unknown."""
         if self._gflops <= 0.0 or self._gbytes_per_s <= 0.0:
             return 0
         try:
-            entry = catalog.get(definition)
+            entry = self._entry(definition)
         except UsageError:
             return 0
         floor_us = entry.floor_us(axes, gflops=self._gflops, gbytes_per_s=self._gbytes_per_s)
         return int(floor_us * 1e3)
+
+    def _entry(self, definition: str) -> catalog.Entry:
+        return catalog.get(definition, language=self._language)

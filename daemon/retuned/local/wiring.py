@@ -17,8 +17,11 @@ from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.trace_folder import TraceFolders
 from retuned.adapters.traces import ReadLimits
-from retuned.contract import Digest, Solution
-from retuned.lab.languages.cpu_cpp import cpu_environment
+from retuned.contract import Digest, Language, Solution
+from retuned.errors import MissingDependency, UsageError
+from retuned.lab.languages.gpu import find_gpu
+from retuned.lab.physics import GPU_PEAKS, Peak
+from retuned.lab.toolchain import environment_of, is_timed
 from retuned.local.context import Context, Kind, LoopSettings
 from retuned.local.known_kernels import KnownKernels
 from retuned.local.program import Loop
@@ -31,11 +34,10 @@ from retuned.stages.profile import ProfileSettings
 
 log = logging.getLogger(__name__)
 
-_CORE_GFLOPS = 100.0
-"""Float32 peak of one core of today's servers, 1e9 a second: two 256-bit FMA units at 3 GHz. A
-guess that only ranks hypotheses; what is gained is measured."""
-_CORE_GBYTES_PER_S = 20.0
-"""What one core of today's servers streams from memory, 1e9 bytes a second. The same applies."""
+_CORE = Peak(gflops=100.0, gbytes_per_s=20.0, cache_bytes=0)
+"""One core of today's servers: two 256-bit FMA units at 3 GHz, and what one core streams from
+memory. A guess that only ranks hypotheses; what is gained is measured."""
+_UNKNOWN = Peak(gflops=0.0, gbytes_per_s=0.0, cache_bytes=0)
 _DEMO_PROFILE = ProfileSettings(ladder=(1, 2, 4, 8, 16, 32, 64, 128, 256))
 """Windows of seconds hold few launches: with wider buckets each is seen often enough."""
 
@@ -46,14 +48,18 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
     Raises
     ------
     MissingDependency
-        If there is no C++ compiler.
+        If there is no C++ compiler, or no PyTorch and Triton where a GPU is tuned.
     UnreadableInput
         If the state or a policy cannot be read.
     """
     clock = SystemClock()
     store = SqliteStore(settings.state_dir, clock=clock)
     telemetry = PrometheusTelemetry()
-    environment = cpu_environment()
+    language = language_of(settings)
+    environment = environment_of(language)
+    if not is_timed(environment):
+        log.warning("no GPU here: Triton kernels are interpreted, and their times mean nothing")
+    peak = _peak(language)
     context = Context(
         store=store,
         clock=clock,
@@ -68,11 +74,31 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         bench=_lab(settings, store),
         settings=loop_settings(settings),
         environment=environment.digest,
-        catalog=KnownKernels(gflops=_CORE_GFLOPS, gbytes_per_s=_CORE_GBYTES_PER_S),
+        catalog=KnownKernels(language=language, gflops=peak.gflops, gbytes_per_s=peak.gbytes_per_s),
         policies=_policies(settings),
         labels={**settings.labels, "env": settings.env},
     )
     return Loop(context), telemetry
+
+
+def language_of(settings: Settings) -> Language:
+    """Return the language of the server's kernels: what is set, or what this machine has."""
+    if settings.lab_language != "auto":
+        return Language(settings.lab_language)
+    try:
+        found = find_gpu()
+    except MissingDependency as error:
+        log.info("kernels are taken to run on the CPU: %s", error)
+        return Language.CPU_CPP
+    return Language.CPU_CPP if found is None else Language.TRITON
+
+
+def _peak(language: Language) -> Peak:
+    """Return the roofline of what the kernels run on; zeros where unknown."""
+    if language is Language.CPU_CPP:
+        return _CORE
+    gpu = find_gpu()
+    return GPU_PEAKS.get(gpu.arch, _UNKNOWN) if gpu is not None else _UNKNOWN
 
 
 def loop_settings(settings: Settings) -> LoopSettings:
@@ -116,9 +142,10 @@ def _solutions(store: Store) -> Callable[[Digest], Solution | None]:
 
     def find(digest: Digest) -> Solution | None:
         for plan in store.list(Kind.EXPERIMENT):
-            incumbent = catalog.get(str(plan.body["definition"])).incumbent
-            if incumbent.digest == digest:
-                return incumbent
+            for language in (Language.CPU_CPP, Language.TRITON):
+                incumbent = _incumbent(str(plan.body["definition"]), language)
+                if incumbent is not None and incumbent.digest == digest:
+                    return incumbent
         for stored in store.list(Kind.FINDING):
             solution = Solution.model_validate(stored.body["solution"])
             if solution.digest == digest:
@@ -126,6 +153,13 @@ def _solutions(store: Store) -> Callable[[Digest], Solution | None]:
         return None
 
     return find
+
+
+def _incumbent(definition: str, language: Language) -> Solution | None:
+    try:
+        return catalog.get(definition, language=language).incumbent
+    except UsageError:  # not every definition has kernels in every language
+        return None
 
 
 def _policies(settings: Settings) -> PolicyFiles:

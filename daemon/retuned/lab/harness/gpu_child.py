@@ -144,12 +144,11 @@ def main() -> None:
     if settings is None:
         return
     sandbox.enter(parent=settings["parent"], cores=settings["cores"])
-    libraries = settings["libraries"]
     # Compiled code is kept per candidate: no candidate can leave something for another to find.
-    os.environ["TRITON_CACHE_DIR"] = libraries[min(1, len(libraries) - 1)]["path"] + ".cache"
+    os.environ["TRITON_CACHE_DIR"] = settings["cache"]
     runner = _Runner(settings)
     try:
-        for library in libraries:
+        for library in settings["libraries"]:
             runner.load(library)
     except Refused as error:
         lines.write(refusal(error))

@@ -20,7 +20,7 @@ from retuned.errors import CandidateCrashed, CandidateError, CandidateTimedOut, 
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.processes import ChildLimits, ChildProgram, fresh
 
-__all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker"]
+__all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker", "cache_of"]
 
 _ROOT = Path(retuned.__file__).resolve().parent.parent
 _PREPARE_S = 60.0
@@ -48,6 +48,11 @@ class Library:
     """Shares of a launch, each on its own thread."""
     launch: Mapping[str, Any] = field(default_factory=dict)
     """What the language's child needs beside, as plain JSON."""
+
+
+def cache_of(library: Path) -> Path:
+    """Return the folder where children that load this variant as the candidate keep its code."""
+    return library.with_name(f"{library.name}.cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +114,8 @@ class Worker:
             "memory_bytes": limits.memory_bytes,
             "cpu_s": limits.cpu_s,
             "libraries": [_as_json(library) for library in libraries],
+            # The incumbent is first where two are compared.
+            "cache": str(cache_of(libraries[min(1, len(libraries) - 1)].path.resolve())),
             **program.settings,
         }
         try:
