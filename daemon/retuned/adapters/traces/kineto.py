@@ -24,25 +24,26 @@ _COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
 _WANTED = frozenset({"cpu_op", "kernel", *_HOST, *_COPIES})
 
 
+# Fields in the order in which Kineto writes them: the decoder looks for the next one first.
 class _Args(msgspec.Struct, gc=False):
     external_id: Id = msgspec.field(default=None, name="External id")
-    external_id_old: Id = msgspec.field(default=None, name="external id")
-    correlation: Id = None
-    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
     strides: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Strides")
-    kernel: msgspec.Raw = msgspec.Raw()
-    grid: msgspec.Raw = msgspec.Raw()
-    block: msgspec.Raw = msgspec.Raw()
+    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     device: msgspec.Raw = msgspec.Raw()
     stream: msgspec.Raw = msgspec.Raw()
-    shared: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="shared memory")
+    kernel: msgspec.Raw = msgspec.Raw()
+    correlation: Id = None
     registers: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="registers per thread")
+    shared: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="shared memory")
+    grid: msgspec.Raw = msgspec.Raw()
+    block: msgspec.Raw = msgspec.Raw()
+    external_id_old: Id = msgspec.field(default=None, name="external id")
 
 
 class _Event(msgspec.Struct, gc=False):
-    cat: str | None = None
     ph: str | None = None
+    cat: str | None = None
     name: str | None = None
     pid: Id = None
     tid: Id = None
