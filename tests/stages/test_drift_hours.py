@@ -128,8 +128,8 @@ def test_what_an_hour_brings_is_judged_at_every_window_once_an_hour_is_there(
 
 
 def test_a_state_stored_by_an_older_version_loads_and_goes_on(learned: DetectorState) -> None:
-    stored = learned.model_dump(mode="json", exclude={"rolled", "cusums", "scores"})
-    stored |= {"cusum": 3.5, "score": 1.25}
+    stored = learned.model_dump(mode="json", exclude={"rolled", "cusums", "scores", "new_recent"})
+    stored |= {"cusum": 3.5, "score": 1.25, "new_windows": 1}
     state = DetectorState.model_validate(stored)
     assert (state.library, state.classes) == (learned.library, learned.classes)
     assert (state.rolled, state.cusums, state.scores) == ((), (), ())
@@ -150,3 +150,24 @@ def test_the_library_also_holds_what_lies_between_hours(learned: DetectorState) 
     profiles = day(np.random.default_rng(8), 0, [0.0] * 12)
     starts = [p.window_start_ns // (600 * S) for p in trailing(profiles, size=6, step=3)]
     assert starts == [0, 3, 6]
+
+
+@pytest.mark.parametrize(("span", "found"), [(2, False), (3, True)])
+def test_what_is_new_in_every_other_window_is_news_where_windows_are_short(
+    learned: DetectorState, span: int, found: bool
+) -> None:
+    settings = SETTINGS.model_copy(update={"new_span": span})
+    rng = np.random.default_rng(9)
+    state = learned
+    detected = False
+    for place, profile in enumerate(day(rng, 432, [0.0] * 5)):
+        stat = profile.stats[0].model_copy(update={"signature": Signature(kernel="moe")})
+        new = profile.model_copy(update={"stats": (*profile.stats, stat)})
+        report, state = detect(new if place % 2 else profile, state=state, settings=settings)
+        detected = detected or report.detected
+    assert detected is found
+
+
+def test_more_new_windows_than_their_span_cannot_be_meant() -> None:
+    with pytest.raises(ValueError, match="new_span"):
+        DriftSettings(new_windows=3, new_span=2)

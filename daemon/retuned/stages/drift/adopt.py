@@ -67,7 +67,7 @@ def adopt(
         "library": library,
         "cusums": (),
         "scores": (),
-        "new_windows": 0,
+        "new_recent": (),
     }
     if tuned:
         stats = aligned(profile.stats, library.modes, gap_ratio=settings.mode_gap_ratio)

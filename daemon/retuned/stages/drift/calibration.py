@@ -70,15 +70,17 @@ def size_classes(
             for block, reference in zip(blocks, references, strict=True)
         ]
         noise = None
-        if count < settings.few_windows:
+        few = count < settings.few_windows
+        if few and settings.noise_floor:
             noise = _sampling_noise(seen, per_launch, np.minimum(launches, floor), generator)
-        classes.append(_size_class(floor, distances, noise, settings, generator))
+        classes.append(_size_class(floor, distances, few, noise, settings, generator))
     return tuple(classes)
 
 
 def _size_class(
     launches: int,
     distances: Sequence[Floats],
+    few: bool,
     noise: tuple[float, float] | None,
     settings: DriftSettings,
     generator: np.random.Generator,
@@ -89,7 +91,7 @@ def _size_class(
         location, scale = max(location, noise[0]), max(scale, noise[1])
     scale = max(scale, settings.scale_ratio_min * location, SCALE_FLOOR)
     threshold, pair = settings.threshold_few, settings.score_high
-    if not noise:
+    if not few:
         scores = [
             np.clip((d - location) / scale, settings.score_low, settings.score_high)
             for d in distances

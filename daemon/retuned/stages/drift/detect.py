@@ -30,11 +30,12 @@ def detect(
 ) -> tuple[DriftReport, DetectorState]:
     """Judge one window and return the report and the state for the next.
 
-    Stage one, novelty. (a) GPU time in signatures never seen exceeds ``new_share`` for
-    ``new_windows`` windows in a row. (b) Distance d of the roll-up that ends with the window to the
-    nearest library profile, as ``z = clip((d - location) / scale, low, high)``: its sum ``S =
-    max(0, S + z - k)`` over roll-ups without common windows exceeds h, for slow shifts; or two such
-    z in a row exceed ``pair``, for abrupt ones. (c) The environment's digest is another one.
+    Stage one, novelty. (a) GPU time in signatures never seen exceeds ``new_share`` in
+    ``new_windows`` of the last ``new_span`` windows. (b) Distance d of the roll-up that ends with
+    the window to the nearest library profile, as ``z = clip((d - location) / scale, low, high)``:
+    its sum ``S = max(0, S + z - k)`` over roll-ups without common windows exceeds h, for slow
+    shifts; or two such z in a row exceed ``pair``, for abrupt ones. (c) The environment's digest is
+    another one.
 
     Stage two, worth. RETUNE if the uncovered share, averaged over the last roll-ups, reaches
     ``uncovered_share``, and what a retune would save over the fleet and horizon exceeds an
@@ -72,9 +73,9 @@ def detect(
     ...     report, state = detect(window(start, 900, large), state=state, settings=DEMO_SETTINGS)
     ...     print(report.action.value, round(report.cusum, 1), report.sentence[:60])
     none 0.0 The workload is one that is known.
-    none 7.0 The workload may be leaving the known ones; one window alone
-    retune 14.0 gemm at 256x64 rose from 26 % to 88 % of GPU time; gemm at 8
-    none 7.0 The workload may be leaving the known ones; one window alone
+    none 1.5 The workload may be leaving the known ones; one window alone
+    none 3.0 The workload may be leaving the known ones; one window alone
+    retune 4.5 gemm at 256x64 rose from 26 % to 88 % of GPU time; gemm at 8
 
     References
     ----------
@@ -145,10 +146,10 @@ def _weigh(
 ) -> tuple[Evidence, DetectorState]:
     """Update every statistic by one window."""
     profile, reading = window.profile, judged or window
-    streak = state.new_windows
+    fresh = state.new_recent
     if profile.launches >= settings.new_launches:
-        streak = streak + 1 if window.new_share > state.new_share else 0
-    update: dict[str, object] = {"new_windows": streak}
+        fresh = (*fresh, window.new_share > state.new_share)[-settings.new_span :]
+    update: dict[str, object] = {"new_recent": fresh}
     mix_fired, shifts = False, _NO_SHIFTS
     cusums = state.cusums
     if judged and span:
@@ -158,13 +159,13 @@ def _weigh(
     complete = span is not None and span.complete
     if complete:
         update["uncovered"] = recent
-        if not mix_fired and streak == 0:
+        if not mix_fired and not any(fresh[-1:]):
             update["latencies"], shifts = watch_latency(reading, state.latencies, settings)
     evidence = Evidence(
         reading=reading,
         rolled=complete,
         new_share=window.new_share,
-        new_fired=streak >= settings.new_windows,
+        new_fired=sum(fresh) >= settings.new_windows and any(fresh[-1:]),
         mix_fired=mix_fired,
         environment_fired=_moved(profile, state),
         shifts=shifts,
@@ -262,7 +263,7 @@ def _after(
         flagged = (*state.flagged, evidence.reading.profile.environment)
         update["flagged"] = flagged[-_REMEMBERED:]
     if action is DriftAction.RETUNE:
-        update |= {"cusums": (), "scores": (), "new_windows": 0}
+        update |= {"cusums": (), "scores": (), "new_recent": ()}
         update["retunes_ns"] = (*state.retunes_ns, evidence.end_ns)[-_REMEMBERED:]
     elif action is DriftAction.ALARM:
         update["alarm_ns"] = evidence.end_ns

@@ -65,7 +65,7 @@ def learn(
     >>> from retuned.stages.drift.settings import DEMO_SETTINGS
     >>> state = learn([window(i, 900 + 9 * i, 9 + i % 2) for i in range(6)], settings=DEMO_SETTINGS)
     >>> len(state.library.profiles), state.baseline_windows, state.classes[-1].threshold
-    (6, 6, 10.0)
+    (6, 6, 4.0)
     """
     settings = settings or DriftSettings()
     filled = sorted(

@@ -14,6 +14,8 @@ from retuned.stages.drift.settings import DriftSettings
 from retuned.stages.profile import OTHER, Signature, SignatureStat, WorkloadProfile, aligned
 from retuned.stats import Floats, jensen_shannon
 
+_OLDER = frozenset({"cusum", "score", "new_windows"})
+
 
 class LibraryProfile(Record):
     """One remembered profile, sparse."""
@@ -174,8 +176,8 @@ class DetectorState(Record):
     scores: tuple[float, ...] = ()
     """Scores of as many last roll-ups, one ending at each window, oldest first; empty where none
     was judged."""
-    new_windows: int = Field(default=0, ge=0)
-    """Consecutive windows with too much GPU time in new signatures."""
+    new_recent: tuple[bool, ...] = ()
+    """Which of the last windows had too much GPU time in new signatures, newest last."""
     uncovered: tuple[float, ...] = ()
     """Uncovered share of the last roll-ups, newest last."""
     novel: bool = False
@@ -188,9 +190,9 @@ class DetectorState(Record):
     @model_validator(mode="before")
     @classmethod
     def _of_an_older_version(cls, data: object) -> object:
-        """Load a state that held one sum and one score; both start again, the baseline stays."""
-        if isinstance(data, Mapping) and data.keys() >= {"cusum", "score"}:
-            return {key: value for key, value in data.items() if key not in ("cusum", "score")}
+        """Load a state that held one sum, score and streak; they start again, all else stays."""
+        if isinstance(data, Mapping) and data.keys() >= _OLDER:
+            return {key: value for key, value in data.items() if key not in _OLDER}
         return data
 
 
