@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,22 @@ import pytest
 torch = pytest.importorskip("torch", reason="the demo's kernels are called with tensors")
 
 from retuned import catalog  # noqa: E402
-from retuned.demo.kernels import Incumbent, definition_names, incumbents  # noqa: E402
+from retuned.contract import Language  # noqa: E402
+from retuned.demo.batching import Chunk  # noqa: E402
+from retuned.demo.kernels import (  # noqa: E402
+    Incumbent,
+    Kernel,
+    TritonIncumbent,
+    definition_names,
+    incumbents,
+    slotted_operators,
+)
+from retuned.demo.model import DecoderModel  # noqa: E402
 from retuned.demo.operators import Tensor, plain_operators  # noqa: E402
 from retuned.demo.shapes import SHAPES  # noqa: E402
+from retuned.errors import MissingDependency  # noqa: E402
 from retuned.lab.languages.cpu_cpp import compile_solution  # noqa: E402
+from retuned.runtime import attach  # noqa: E402
 
 TINY = SHAPES["tiny"]
 
@@ -23,7 +36,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compiled(cache_dir: Path) -> dict[str, Incumbent]:
+def compiled(cache_dir: Path) -> dict[str, Kernel]:
     return {found.definition.name: found for found in incumbents(TINY, cache_dir=cache_dir)}
 
 
@@ -49,7 +62,7 @@ def _inputs(op_type: str, name: str, rows: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", definition_names(TINY))
 @pytest.mark.parametrize("rows", [1, 3, 37])
 def test_an_incumbent_computes_what_the_plain_operator_does(
-    compiled: dict[str, Incumbent], name: str, rows: int
+    compiled: dict[str, Kernel], name: str, rows: int
 ) -> None:
     incumbent = compiled[name]
     op_type = incumbent.definition.op_type
@@ -58,7 +71,7 @@ def test_an_incumbent_computes_what_the_plain_operator_does(
     torch.testing.assert_close(incumbent(*inputs), expected, atol=2e-4, rtol=2e-4)
 
 
-def test_inputs_that_are_not_contiguous_are_made_so(compiled: dict[str, Incumbent]) -> None:
+def test_inputs_that_are_not_contiguous_are_made_so(compiled: dict[str, Kernel]) -> None:
     incumbent = compiled[f"rmsnorm_h{TINY.hidden}"]
     wide, gain = torch.randn(TINY.hidden, 5), torch.randn(TINY.hidden)
     assert torch.equal(incumbent(wide.t(), gain), incumbent(wide.t().contiguous(), gain))
@@ -82,3 +95,55 @@ def test_every_operator_of_the_demo_model_is_in_the_catalog() -> None:
     found = {catalog.get(name).definition.op_type for name in names}
     assert found == {"linear_w8", "rmsnorm", "silu_mul", "attention", "softmax"}
     assert len(names) == len(set(names)) == 9
+
+
+@pytest.fixture
+def interpreted() -> None:
+    triton = pytest.importorskip("triton")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("runs in Triton's interpreter; tests/gpu has the same on a device")
+
+
+@pytest.mark.parametrize("name", definition_names(TINY))
+def test_a_triton_incumbent_computes_what_the_plain_operator_does(
+    interpreted: None, name: str
+) -> None:
+    entry = catalog.get(name, language=Language.TRITON)
+    incumbent = TritonIncumbent(entry.definition, entry.incumbent, device="cpu")
+    inputs = _inputs(entry.definition.op_type, name, 3)
+    expected = getattr(plain_operators(), entry.definition.op_type)(*inputs)
+    torch.testing.assert_close(incumbent(*inputs), expected, atol=2e-4, rtol=2e-4)
+
+
+def test_a_triton_launch_that_is_refused_fails_the_step_and_not_the_server(
+    interpreted: None,
+) -> None:
+    entry = catalog.get("rmsnorm_h64", language=Language.TRITON)
+    incumbent = TritonIncumbent(entry.definition, entry.incumbent, device="cpu")
+    with pytest.raises(RuntimeError, match="rmsnorm_h64: tensor-unaligned"):
+        incumbent(torch.randn(65)[1:].view(1, 64), torch.randn(64))
+
+
+def test_a_model_on_triton_kernels_says_what_one_on_plain_operators_says(
+    interpreted: None, tmp_path: Path
+) -> None:
+    runtime = attach(server="test")
+    try:
+        # anything but "cpu" asks for the Triton kernels; "cpu:0" runs them in the interpreter
+        made = slotted_operators(TINY, runtime, cache_dir=tmp_path, device="cpu:0")
+        tokens = []
+        for operators in (made.operators, plain_operators()):
+            model = DecoderModel(TINY, operators, max_sequences=1, seed=5, device="cpu")
+            chunk = Chunk([3, 1, 4], model.new_cache(), True)
+            tokens.append(model.forward([chunk]))
+        assert tokens[0] == tokens[1]
+        assert all(slot.total() > 0 for slot in made.slots.values())
+    finally:
+        runtime.close()
+
+
+def test_a_machine_without_triton_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    entry = catalog.get("rmsnorm_h64", language=Language.TRITON)
+    with pytest.raises(MissingDependency, match="triton-missing"):
+        TritonIncumbent(entry.definition, entry.incumbent, device="cuda")

@@ -42,7 +42,7 @@ def _tile_fits(params: Params, definition: Definition) -> bool:
         and 4 * (rows + columns) * depth <= 96 << 10
         and staged * int(params["num_stages"]) <= 160 << 10
         and fits(definition, "N", columns)
-        and fits(definition, "K", depth)
+        and fits(definition, "K", depth, least=32)
     )
 
 
@@ -51,7 +51,7 @@ def _dots_fit(params: Params, definition: Definition) -> bool:
     return (
         warps(params, columns * depth, least=4, most=64)
         and fits(definition, "N", columns)
-        and fits(definition, "K", depth)
+        and fits(definition, "K", depth, least=64)
     )
 
 
@@ -107,10 +107,9 @@ SPLIT = space(
 
 def linear_w8(definition: Definition) -> tuple[tuple[Space, ...], Params]:
     """Return the spaces, and the point of the first that is tuned for one stream of chat, M = 1."""
-    for columns in (8, 4, 2, 1):
-        point = {"BLOCK_N": columns, "BLOCK_K": 256, "num_warps": 4, "num_stages": 3}
+    small = {"BLOCK_N": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 1}
+    for depth in (256, 128):
+        point = {"BLOCK_N": 8, "BLOCK_K": depth, "num_warps": 4, "num_stages": 3}
         if ROW_DOTS.constraints(point, definition):
-            break
-    else:
-        point = {"BLOCK_N": 4, "BLOCK_K": 64, "num_warps": 1, "num_stages": 1}
-    return (ROW_DOTS, TILES, SPLIT), point
+            return (ROW_DOTS, TILES, SPLIT), point
+    return (ROW_DOTS, TILES, SPLIT), small

@@ -70,9 +70,9 @@ def next_pow2(length: int) -> int:
     return 1 << max(0, length - 1).bit_length()
 
 
-def fits(definition: Definition, axis: str, block: int) -> bool:
-    """Whether a block is not mostly past the end of a constant axis; the least is always right."""
-    return block <= max(16, next_pow2(constant(definition, axis)))
+def fits(definition: Definition, axis: str, block: int, *, least: int = 16) -> bool:
+    """Whether a block is not mostly past the end of a constant axis; `least` is always right."""
+    return block <= max(least, next_pow2(constant(definition, axis)))
 
 
 def warps(params: Params, elements: int, *, least: float, most: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -9,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +20,7 @@ from retuned.adapters.approvals import Approvals, local_identity
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.cli.output import JsonFlag, emit_json, stderr, stdout
 from retuned.demo.processes import Cores
+from retuned.demo.server import DEVICE_VARIABLE
 from retuned.demo.story import DemoOptions, Story
 from retuned.errors import MissingDependency, UsageError
 from retuned.report import pages, text
@@ -25,6 +28,14 @@ from retuned.stages.gate import DecisionKind, SwapDecision
 
 _POLICY = Path(__file__).resolve().parents[3] / "policies" / "laptop-demo.yaml"
 _HTML = Path("retuned-demo-report.html")
+
+
+class Device(StrEnum):
+    """Where the demo serves."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
 
 
 def demo(
@@ -36,20 +47,29 @@ def demo(
     ] = None,
     policy: Annotated[Path, typer.Option(help="Gate policy.")] = _POLICY,
     seed: Annotated[int, typer.Option(help="Of weights and traffic.")] = 0,
+    device: Annotated[
+        Device, typer.Option(help="Where to serve; auto takes a GPU if PyTorch has one.")
+    ] = Device.AUTO,
 ) -> None:
     """Serve, drift, detect, experiment, validate, approve, swap, watch, and roll a fault back."""
-    _check(policy)
-    folder = keep or Path(tempfile.mkdtemp(prefix="retuned-demo-"))
     progress = stderr()
+    where, said = choose_device(device)
+    _check(policy, where)
+    progress.print(said)
+    folder = keep or Path(tempfile.mkdtemp(prefix="retuned-demo-"))
     try:
-        config = _write_config(folder.resolve(), policy.resolve())
+        os.environ[DEVICE_VARIABLE] = where.value  # the server inherits it
+        config = _write_config(folder.resolve(), policy.resolve(), where)
         options = DemoOptions(
             folder=folder.resolve(),
             config=config,
             approve=_approver(folder.resolve()) if yes else None,
             seed=seed,
         )
-        data = {**Story(options, lambda line: progress.print(line)).run(), "machine": _machine()}
+        data = {
+            **Story(options, lambda line: progress.print(line)).run(),
+            "machine": _machine(where),
+        }
         html.write_text(pages.demo_page(data), encoding="utf-8")
     finally:
         if keep is None:
@@ -63,8 +83,47 @@ def demo(
     progress.print(f"the same as a page, with plots: {html}")
 
 
-def _check(policy: Path) -> None:
-    if shutil.which("g++") is None and shutil.which("c++") is None:
+def choose_device(asked: Device) -> tuple[Device, str]:
+    """Return where to serve, and the sentence that says so.
+
+    Raises
+    ------
+    MissingDependency
+        If a GPU is asked for and there is none, or no Triton for it.
+    """
+    problem = _gpu_problem()
+    if asked is Device.CPU:
+        return Device.CPU, "on the CPU, with C++ kernels, as asked"
+    if not problem:
+        return Device.CUDA, f"on the GPU ({_gpu_name()}), with Triton kernels"
+    if asked is Device.CUDA:
+        raise MissingDependency(f"{problem}; --device cpu needs neither")
+    return Device.CPU, f"on the CPU, with C++ kernels: {problem}"
+
+
+def _gpu_problem() -> str:
+    """Return why no GPU can be used; nothing if one can."""
+    try:
+        import torch
+    except ImportError:
+        return "PyTorch is missing"
+    if not torch.cuda.is_available():
+        return "PyTorch sees no GPU here"
+    if importlib.util.find_spec("triton") is None:
+        return "there is a GPU, but Triton is missing (pip install triton)"
+    return ""
+
+
+def _gpu_name() -> str:
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    arch = getattr(properties, "gcnArchName", "").partition(":")[0]
+    return f"{properties.name}, {arch}" if arch else str(properties.name)
+
+
+def _check(policy: Path, device: Device) -> None:
+    if device is Device.CPU and not (shutil.which("g++") or shutil.which("c++")):
         raise MissingDependency("no C++ compiler; install g++ (Debian: apt install g++)")
     try:
         import torch  # noqa: F401
@@ -74,7 +133,7 @@ def _check(policy: Path) -> None:
         raise UsageError(f"no policy at {policy}; name one with --policy")
 
 
-def _write_config(folder: Path, policy: Path) -> Path:
+def _write_config(folder: Path, policy: Path, device: Device) -> Path:
     """Write the daemon's settings as a user would; time runs faster than in production."""
     for name in ("state", "traces", "sockets", "cache"):
         (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,6 +150,7 @@ def _write_config(folder: Path, policy: Path) -> Path:
         "explain_windows": 4,
         "detector_preset": "demo",
         "lab_cores": [Cores.choose().lab],
+        "lab_language": "triton" if device is Device.CUDA else "cpu_cpp",
         "experiments_per_day": 8,
         "experiment_s_per_day": 110.0,
         "max_candidates": 16,
@@ -132,13 +192,13 @@ def _approver(folder: Path) -> Callable[[str], None]:
     return approve
 
 
-def _machine() -> dict[str, Any]:
+def _machine(device: Device) -> dict[str, Any]:
     pages_of_memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(pages_of_memory / 2**30),
-        "gpu": None,
+        "gpu": _gpu_name() if device is Device.CUDA else None,
     }
 
 

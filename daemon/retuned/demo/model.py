@@ -79,18 +79,27 @@ class DecoderModel:
     max_sequences
         Caches that the pools hold.
     seed
-        Of the random weights.
+        Of the random weights; the same seed gives other weights on another kind of device.
+    device
+        Where weights, caches and activations are.
     """
 
     def __init__(
-        self, shape: ModelShape, operators: Operators, *, max_sequences: int = 16, seed: int = 0
+        self,
+        shape: ModelShape,
+        operators: Operators,
+        *,
+        max_sequences: int = 16,
+        seed: int = 0,
+        device: str = "cpu",
     ) -> None:
         self.shape = shape
         self._ops = operators
+        self._device = torch.device(device)
         self._bases = iter(range(0, max_sequences * shape.max_tokens, shape.max_tokens))
         sizes = (max_sequences * shape.max_tokens, shape.heads, shape.head_dim)
-        self._pools = [(torch.zeros(sizes), torch.zeros(sizes)) for _ in range(shape.layers)]
-        self._generator = torch.Generator().manual_seed(seed)
+        self._pools = [(self._zeros(sizes), self._zeros(sizes)) for _ in range(shape.layers)]
+        self._generator = torch.Generator(self._device).manual_seed(seed)
         self._embedding = self._normal(shape.vocab, shape.hidden)
         self._position = self._normal(shape.max_tokens, shape.hidden)
         self._layers = tuple(self._layer() for _ in range(shape.layers))
@@ -148,9 +157,9 @@ class DecoderModel:
             if chunk.sample:
                 last.append(len(tokens) - 1)
         return _Batch(
-            tokens=torch.tensor(tokens),
-            places=torch.tensor(places),
-            rows=torch.tensor(rows),
+            tokens=torch.tensor(tokens, device=self._device),
+            places=torch.tensor(places, device=self._device),
+            rows=torch.tensor(rows, device=self._device),
             lengths=tuple(len(chunk.tokens) for chunk in chunks),
             ranges=tuple(ranges),
             last=tuple(last),
@@ -209,13 +218,18 @@ class DecoderModel:
 
     def _linear(self, name: str) -> _Linear:
         rows, depth = self.shape.linears()[name]
-        weight = torch.randint(-127, 128, (rows, depth), generator=self._generator)
+        weight = torch.randint(
+            -127, 128, (rows, depth), generator=self._generator, device=self._device
+        )
         # Uniform int8 has a deviation of 73: this scale keeps a normed input at unit variance.
-        scale = torch.full((rows,), 1.0 / (73.0 * depth**0.5)) * (1 + 0.1 * self._normal(rows))
+        scale = (1 + 0.1 * self._normal(rows)) * (1.0 / (73.0 * depth**0.5))
         return _Linear(weight.to(torch.int8), scale)
 
     def _gain(self) -> Tensor:
         return 1 + 0.1 * self._normal(self.shape.hidden)
 
     def _normal(self, *sizes: int) -> Tensor:
-        return torch.randn(*sizes, generator=self._generator)
+        return torch.randn(*sizes, generator=self._generator, device=self._device)
+
+    def _zeros(self, sizes: tuple[int, ...]) -> Tensor:
+        return torch.zeros(sizes, device=self._device)

@@ -48,7 +48,7 @@ def plain_operators() -> Operators:
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows, total = q.shape[0], k.shape[0]
-        seen = torch.ones(rows, total, dtype=torch.bool).tril(total - rows)
+        seen = torch.ones(rows, total, dtype=torch.bool, device=q.device).tril(total - rows)
         query, key, value = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
         return mixed.squeeze(0).transpose(0, 1).contiguous()

@@ -48,10 +48,13 @@ class ProfilerWindows:
         Where the files go; made if absent.
     settings
         How often and how long.
+    gpu
+        Also record what runs on the GPU.
     """
 
-    def __init__(self, trace_dir: Path, *, settings: WindowSettings) -> None:
+    def __init__(self, trace_dir: Path, *, settings: WindowSettings, gpu: bool = False) -> None:
         trace_dir.mkdir(parents=True, exist_ok=True)
+        self._gpu = gpu
         self._dir = trace_dir
         self._settings = settings
         self._profiler: Any = None
@@ -103,8 +106,11 @@ class ProfilerWindows:
     def _start(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
+        activities = [ProfilerActivity.CPU]
+        if self._gpu:
+            activities.append(ProfilerActivity.CUDA)
         try:
-            profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+            profiler = profile(activities=activities, record_shapes=True)
             profiler.start()
         except RuntimeError:
             log.exception("the profiler does not start; no more windows")

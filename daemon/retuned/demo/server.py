@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retuned.errors import HarnessError, RetunedError, UsageError
+from retuned.errors import HarnessError, MissingDependency, RetunedError, UsageError
 
 if TYPE_CHECKING:
     from retuned.demo.operators import Operators
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DEVICE_VARIABLE = "RETUNED_DEMO_DEVICE"
+"""Environment variable that says where the server computes, where the command line does not."""
 _PR_SET_PDEATHSIG = 1
 _KEEP_ALIVE_S = 600  # longer than any client keeps a connection: it never sees one close under it
 _GRACE_S = 3
@@ -42,16 +44,26 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--trace-dir", type=Path, help="profiler windows go here; none if absent")
     parser.add_argument("--cache-dir", type=Path, required=True, help="for compiled kernels")
     parser.add_argument("--cores", default="", help="cores to stay on, for example 0 or 0,2")
-    parser.add_argument("--model", choices=("demo", "tiny"), default="demo")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default=os.environ.get(DEVICE_VARIABLE, "cpu"),
+        help=f"cuda is any GPU that PyTorch has; {DEVICE_VARIABLE} is the default",
+    )
+    parser.add_argument("--model", choices=("demo", "gpu", "tiny"), help="by the device if absent")
     parser.add_argument("--kernels", choices=("catalog", "plain"), default="catalog")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights")
     parser.add_argument("--max-running", type=int, default=16, help="sequences in the batch")
-    parser.add_argument("--token-budget", type=int, default=256, help="tokens in a step")
+    parser.add_argument("--token-budget", type=int, help="tokens in a step; 256, on a GPU 1024")
     parser.add_argument("--window-every-s", type=float, default=2.5)
     parser.add_argument("--window-steps", type=int, default=10)
     parser.add_argument("--keep-traces", type=int, default=64, help="older files are removed")
     parser.add_argument("--allow-fault", action="store_true", help="take POST /demo/fault")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    gpu = options.device == "cuda"
+    options.model = options.model or ("gpu" if gpu else "demo")
+    options.token_budget = options.token_budget or (1024 if gpu else 256)
+    return options
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -70,6 +82,7 @@ def main(arguments: Sequence[str]) -> None:
     # Read by libraries when torch is imported, which is why torch is imported only below.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TRITON_CACHE_DIR", str(options.cache_dir / "triton"))
     with ExitStack() as cleanup:
         serve(options, cleanup, started_s=started_s)
 
@@ -89,9 +102,17 @@ def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) 
     from retuned.demo.shapes import SHAPES
 
     torch.set_num_threads(1)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise MissingDependency("no GPU that PyTorch can use; --device cpu needs none")
     shape = SHAPES[options.model]
     operators, inject_fault = _operators(options, shape)
-    model = DecoderModel(shape, operators, max_sequences=options.max_running, seed=options.seed)
+    model = DecoderModel(
+        shape,
+        operators,
+        max_sequences=options.max_running,
+        seed=options.seed,
+        device=options.device,
+    )
     metrics = ServerMetrics(CollectorRegistry())
     mailboxes = Mailboxes()
     hooks: list[StepHook] = [metrics]
@@ -133,7 +154,7 @@ def _operators(
     from retuned.runtime import attach
 
     runtime = attach(server="demo", socket_dir=options.socket_dir)
-    slotted = slotted_operators(shape, runtime, cache_dir=options.cache_dir)
+    slotted = slotted_operators(shape, runtime, cache_dir=options.cache_dir, device=options.device)
     if not options.allow_fault:
         return slotted.operators, None
     return slotted.operators, FaultInjector(slotted.slots).inject
@@ -147,7 +168,7 @@ def _windows(options: argparse.Namespace) -> ProfilerWindows:
         max_steps=options.window_steps,
         keep_files=options.keep_traces,
     )
-    windows = ProfilerWindows(options.trace_dir, settings=settings)
+    windows = ProfilerWindows(options.trace_dir, settings=settings, gpu=options.device == "cuda")
     windows.warm_up()
     return windows
 

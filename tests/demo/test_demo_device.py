@@ -1,0 +1,57 @@
+"""Where the demo serves: what is asked for, what is here, and what is said about it."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from retuned.cli import demo
+from retuned.demo import server
+from retuned.errors import MissingDependency
+
+torch = pytest.importorskip("torch")
+
+ARGUMENTS = ["--socket-dir", "s", "--cache-dir", "c"]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    properties = SimpleNamespace(name="AMD Instinct MI300X", gcnArchName="gfx942:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+
+def test_a_gpu_is_taken_where_there_is_one(gpu: Any) -> None:
+    pytest.importorskip("triton")
+    where, said = demo.choose_device(demo.Device.AUTO)
+    assert where is demo.Device.CUDA
+    assert "MI300X, gfx942)" in said
+    assert demo.choose_device(demo.Device.CPU)[0] is demo.Device.CPU
+
+
+@pytest.mark.parametrize("missing", ["gpu", "triton"])
+def test_without_one_or_without_triton_the_cpu_serves_and_the_reason_is_said(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    if missing == "gpu":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    else:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    where, said = demo.choose_device(demo.Device.AUTO)
+    assert where is demo.Device.CPU
+    assert ("no GPU" if missing == "gpu" else "Triton is missing") in said
+    with pytest.raises(MissingDependency, match="--device cpu"):
+        demo.choose_device(demo.Device.CUDA)
+
+
+def test_a_gpu_gets_a_larger_model_and_larger_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = server.parse(ARGUMENTS)
+    assert (cpu.device, cpu.model, cpu.token_budget) == ("cpu", "demo", 256)
+    monkeypatch.setenv(server.DEVICE_VARIABLE, "cuda")
+    found = server.parse(ARGUMENTS)
+    assert (found.device, found.model, found.token_budget) == ("cuda", "gpu", 1024)
+    chosen = server.parse([*ARGUMENTS, "--device", "cpu", "--model", "tiny"])
+    assert (chosen.device, chosen.model) == ("cpu", "tiny")
