@@ -26,6 +26,7 @@ from retuned.contract import Solution, Workload
 from retuned.errors import CompileFailed
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.examiner import Examiner
+from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.languages.triton import build
 from retuned.stages.verdict import Check, Reason
@@ -176,13 +177,11 @@ MEMORY: dict[str, tuple[Solution, tuple[Reason, ...]]] = {
     "never ends": (
         softmax(
             changed(
-                "    row =", "    turn = M\n    while turn > 0:\n        turn += M - M\n    row ="
+                "    tl.store(y",
+                "    turn = M\n    while turn > 0:\n        turn += M - M\n"
+                "        tl.atomic_add(y + at, 0.0, mask=mask)\n    tl.store(y",
             )
         ),
-        (Reason.TIMED_OUT,),
-    ),
-    "launches a million programs per row": (
-        softmax(changed("tl.program_id(0)", "tl.program_id(0) % M"), grid=("M * 1000000",)),
         (Reason.TIMED_OUT,),
     ),
 }
@@ -340,6 +339,12 @@ def test_a_triton_source_outside_the_contract_is_refused_before_it_runs(
     sentence: str, examine: Admit
 ) -> None:
     refused(examine(NOT_THE_FORM[sentence]), {"G1"}, (Reason.CONTRACT,))
+
+
+@pytest.mark.skipif(find_gpu() is not None, reason="a GPU is done with them in time")
+def test_a_grid_of_millions_of_programs_is_stopped_in_time(examine: Admit) -> None:
+    source = changed("tl.program_id(0)", "tl.program_id(0) % M")
+    refused(examine(softmax(source, grid=("M * 1000000",))), {"G3"}, (Reason.TIMED_OUT,))
 
 
 def test_a_triton_kernel_that_wears_out_the_compiler_is_refused_in_time(tmp_path: Path) -> None:

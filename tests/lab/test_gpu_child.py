@@ -22,6 +22,7 @@ from retuned.lab.harness.processes import ForkServer
 from retuned.lab.harness.runs import Fill, Runner, arena_bytes
 from retuned.lab.harness.variant import Variant
 from retuned.lab.harness.worker import Worker
+from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.subject import make_inputs
 from retuned.lab.toolchain import toolchain_for
 
@@ -104,6 +105,7 @@ def test_red_zones_of_a_device_are_as_wide_as_a_tile(opened: Open) -> None:
     assert "fences" not in runner.memory_check
 
 
+@pytest.mark.skipif(find_gpu() is not None, reason="only the interpreter cannot do this")
 def test_a_failing_launch_is_named_and_its_text_is_plain(opened: Open) -> None:
     # What the interpreter cannot do stands for what a device reports.
     runner = opened(softmax(changed("out, mask=mask", "out, mask=mask & (row < 3)")))
@@ -115,8 +117,11 @@ def test_a_failing_launch_is_named_and_its_text_is_plain(opened: Open) -> None:
 
 
 def test_a_kernel_that_never_ends_is_killed_in_time(opened: Open) -> None:
-    body = "    turn = M\n    while turn > 0:\n        turn += M - M\n    row ="
-    runner = opened(softmax(changed("    row =", body)))
+    body = (
+        "    turn = M\n    while turn > 0:\n        turn += M - M\n"
+        "        tl.atomic_add(y + at, 0.0, mask=mask)\n    tl.store(y"
+    )
+    runner = opened(softmax(changed("    tl.store(y", body)))
     inputs = make_inputs(catalog.get(SOFTMAX), {"M": 2}, seed=3, family="randn")
     begin = time.monotonic()
     with pytest.raises(CandidateTimedOut):
@@ -183,16 +188,19 @@ def test_host_memory_beyond_the_limit_is_refused_to_the_child() -> None:
 
 def test_every_child_is_a_process_of_its_own_that_the_parent_reaps(folder: Path) -> None:
     libraries = [compiled(softmax(), folder).as_library(catalog.get(SOFTMAX).definition)]
-    pids = set()
+    pids, folders = set(), list[Path]()
     for _ in range(2):
         with Arena(1 << 20) as arena, Worker(libraries, arena, program=PROGRAM) as worker:
             pid = worker._process.pid
             assert os.getpgid(pid) == pid
             assert parent_of(pid) == os.getpid()
+            folders.append(Path(worker._temp.name))
+            assert any(folders[-1].iterdir())  # the source, as Triton wants to read it
             pids.add(pid)
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert len(pids) == 2
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_a_fork_server_that_cannot_import_says_so(tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def _swap(left: Any, right: Any) -> None:  # noqa: ANN401 - torch.Tensor
 def main() -> None:
     """Serve commands until the parent closes the pipe."""
     import gc
+    import tempfile
 
     from retuned.lab.harness import sandbox
     from retuned.lab.harness.child import Lines
@@ -146,6 +147,7 @@ def main() -> None:
     sandbox.enter(parent=settings["parent"], cores=settings["cores"])
     # Compiled code is kept per candidate: no candidate can leave something for another to find.
     os.environ["TRITON_CACHE_DIR"] = settings["cache"]
+    tempfile.tempdir = os.environ["TMPDIR"] = settings["temp"]
     runner = _Runner(settings)
     try:
         for library in settings["libraries"]:

@@ -8,6 +8,7 @@ import re
 import secrets
 import select
 import signal
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 import retuned
 from retuned.errors import CandidateCrashed, CandidateError, CandidateTimedOut, HarnessError
 from retuned.lab.harness.arena import Arena
-from retuned.lab.harness.processes import ChildLimits, ChildProgram, fresh
+from retuned.lab.harness.processes import Child, ChildLimits, ChildProgram, fresh
 
 __all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker", "cache_of"]
 
@@ -104,7 +105,9 @@ class Worker:
         self._pending = b""
         self._mirrored = program.mirrored
         self._prepared: set[tuple[int, ...]] = set()
-        self._process, memory = program.start(arena.fd)
+        # What a killed child leaves lying about goes with its folder.
+        self._temp = tempfile.TemporaryDirectory(prefix="retuned-child-")
+        self._process, memory = self._started(program, arena)
         settings = {
             "root": str(_ROOT),
             "parent": os.getpid(),
@@ -115,6 +118,7 @@ class Worker:
             "cpu_s": limits.cpu_s,
             "libraries": [_as_json(library) for library in libraries],
             # The incumbent is first where two are compared.
+            "temp": self._temp.name,
             "cache": str(cache_of(libraries[min(1, len(libraries) - 1)].path.resolve())),
             **program.settings,
         }
@@ -204,6 +208,14 @@ class Worker:
     def close(self) -> None:
         """Kill the child and everything it may have started."""
         self._process.close()
+        self._temp.cleanup()
+
+    def _started(self, program: ChildProgram, arena: Arena) -> tuple[Child, int]:
+        try:
+            return program.start(arena.fd)
+        except BaseException:
+            self._temp.cleanup()
+            raise
 
     def _send(self, body: Mapping[str, Any]) -> None:
         data = json.dumps(body, separators=(",", ":")).encode() + b"\n"
