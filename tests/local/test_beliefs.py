@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from tests.local.local_world import KERNEL, WON, World
@@ -12,6 +13,7 @@ from retuned.local import experimenting, reasoning
 from retuned.local.context import Context, Kind
 from retuned.ports import Finding
 from retuned.stages.drift import DriftAction, DriftReport
+from retuned.stages.gate import TuningFreeze
 from retuned.stages.hypothesis import Hypothesis, ShapeCost, hypothesize
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.swap import SwapKind, SwapOrder
@@ -102,10 +104,34 @@ def test_an_untested_belief_learns_from_a_win_in_its_family_though_it_stays_the_
 def test_no_experiment_begins_when_the_day_s_time_is_spent(world: World) -> None:
     ctx = world.loop.ctx
     conclude(ctx, belief(), WON)
-    ctx.store.add(Kind.HYPOTHESIS, "next", belief(SISTER).model_dump(mode="json"), phase="open")
-    limits = replace(ctx.settings, experiment_s_per_day=0.0)
-    assert experimenting.open_experiment(replace(ctx, settings=limits)) is None
+    reasoning.open_belief(ctx, belief(SISTER))
+    limits = replace(ctx.settings, experiment_s_per_day=1.0)
+    for _ in range(3):
+        assert experimenting.open_experiment(replace(ctx, settings=limits)) is None
+    said = [event for event in ctx.store.events() if event.what == "budget-spent"]
+    assert len(said) == 1, "said once, not at every look"
+    assert "2 s of candidates" in str(said[0].detail["sentence"])
     assert experimenting.open_experiment(ctx) is not None
+
+
+def test_no_experiment_begins_behind_a_stop_sign_until_it_ends(world: World) -> None:
+    ctx = world.loop.ctx
+    reasoning.open_belief(ctx, belief())
+    until = world.clock.now() + timedelta(hours=2)
+    freeze = TuningFreeze(id="release", user="ada", at=world.clock.now(), until=until)
+    ctx.store.add(Kind.FREEZE, freeze.id, freeze.model_dump(mode="json"), phase="active")
+    assert experimenting.open_experiment(ctx) is None
+    world.clock.advance(2 * 3600.0)
+    assert experimenting.open_experiment(ctx) is not None
+
+
+def test_a_belief_that_was_dropped_untested_may_be_believed_again(world: World) -> None:
+    ctx = world.loop.ctx
+    for dropped in ("outdated", "abandoned"):
+        reasoning.open_belief(ctx, belief())
+        assert ctx.store.advance(Kind.HYPOTHESIS, belief().id, expect="open", to=dropped)
+    reasoning.open_belief(ctx, belief())
+    assert world.phases(Kind.HYPOTHESIS) == ["open"]
 
 
 def test_only_shapes_that_the_live_variant_serves_are_tuned_against_it(world: World) -> None:

@@ -159,3 +159,16 @@ def test_refinement_tries_the_structures_that_were_not_tried() -> None:
 def test_refinement_stops_where_the_saving_would_not_pay() -> None:
     belief = believe(share=0.02, floor=0.4)
     assert refine(belief, Attempt(experiment="e", reason="slower")) is None
+
+
+def test_in_another_world_it_is_another_belief() -> None:
+    def believed(world: str) -> Hypothesis:
+        (found,) = hypothesize(
+            {"linear": [cost("linear", 64, share=0.5)]},
+            report=report(),
+            total_gpu_time_ns=SECOND,
+            worlds={"linear": world},
+        )
+        return found
+
+    assert believed("one").id == believed("one").id != believed("other").id

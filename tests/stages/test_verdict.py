@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retuned.stages.profile import ProfileSettings
 from retuned.stages.verdict import (
     Check,
     Evidence,
@@ -152,6 +153,13 @@ def test_the_guard_leaves_out_the_shape_that_gets_slower() -> None:
     assert verdict.guard.bounds == {"M": (57, 256)}
     inside = [shape.axes["M"] for shape in verdict.shapes if verdict.guard.allows(shape.axes)]
     assert inside == [64, 256]
+
+
+def test_the_guard_reaches_down_to_all_lengths_that_the_profile_rounded_up() -> None:
+    coarse = ProfileSettings(ladder=(1, 2, 4, 64, 256))
+    measured = timing(shape(256, interval(1.9, 2.0, 2.1)), groups={(0,): interval(1.9, 2.0, 2.1)})
+    verdict = judge(evidence(measured), JudgeSettings(buckets=coarse))
+    assert verdict.guard.bounds == {"M": (65, 256)}
 
 
 def test_a_rare_shape_may_lose_a_little_and_a_common_one_may_not() -> None:

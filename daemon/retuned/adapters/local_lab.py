@@ -85,10 +85,9 @@ class LocalLab:
             cores=self._cores,
             settings=self._lab,
         )
+        judge = self._judge.model_copy(update={"buckets": plan.buckets})
         try:
-            session = Session(
-                plan, bay=bay, root=self._root, incumbent=incumbent, settings=self._judge
-            )
+            session = Session(plan, bay=bay, root=self._root, incumbent=incumbent, settings=judge)
             contenders: list[Contender] = []
             search_until = deadline - _FINAL_SHARE * plan.budget.max_seconds
             for solution in self._proposals(plan, session, known, until=search_until):

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from retuned.errors import HarnessError, MissingDependency
 from retuned.local.context import Context, Kind
+from retuned.local.deciding import freezes
 from retuned.local.found import best_finding, findings, lower_bound, saved_us
 from retuned.local.reasoning import live_baseline, open_belief
 from retuned.ports import Event, Finding
@@ -20,6 +21,8 @@ from retuned.stages.proposal import covered_share
 
 log = logging.getLogger(__name__)
 
+_BUDGET = "daily-budget"
+"""Id of the event that says that no experiment begins for a while."""
 _SMALL_STEP = 3
 """A try of one structure's parameters gets this part of the budget."""
 _ENOUGH = 0.5
@@ -30,17 +33,11 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
     """Return the plan to run now: an interrupted one first, else the most promising hypothesis."""
     for stored in ctx.store.list(Kind.EXPERIMENT, phase="running"):
         return ExperimentPlan.model_validate(stored.body)
-    day_ago = ctx.clock.now() - timedelta(days=1)
-    recent = [s for s in ctx.store.list(Kind.EXPERIMENT) if s.created_at > day_ago]
-    spent_s = sum((s.updated_at - s.created_at).total_seconds() for s in recent)
-    if len(recent) >= ctx.settings.experiments_per_day:
-        return None
-    if spent_s >= ctx.settings.experiment_s_per_day:
-        return None
     beliefs = [
         Hypothesis.model_validate(s.body) for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
     ]
-    if not beliefs:
+    beliefs = [belief for belief in beliefs if not _frozen(ctx, belief)]
+    if not beliefs or _spent(ctx):
         return None
     best = max(beliefs, key=lambda h: (h.expected_saving, h.id))
     plan = experiment_stage.plan(
@@ -48,13 +45,16 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
         incumbent=live_baseline(ctx, best.definition),
         environment=ctx.environment,
         budget=_budget(ctx, best),
+        buckets=ctx.settings.profile,
     )
     with ctx.store.transaction():
-        new = ctx.store.add(Kind.EXPERIMENT, plan.id, plan.model_dump(mode="json"), phase="running")
-        ctx.store.advance(
-            Kind.HYPOTHESIS, best.id, expect="open", to="testing" if new else "abandoned"
-        )
-    return plan if new else None
+        body = plan.model_dump(mode="json")
+        if not ctx.store.advance(Kind.HYPOTHESIS, best.id, expect="open", to="testing"):
+            return None  # a newer drift report has replaced it
+        if ctx.store.add(Kind.EXPERIMENT, plan.id, body, phase="running"):
+            return plan
+        ctx.store.advance(Kind.HYPOTHESIS, best.id, expect="testing", to="abandoned")
+    return None
 
 
 def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
@@ -71,6 +71,47 @@ def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
             _say(ctx, plan, what="experiment-failed", detail=str(error))
         return
     _conclude(ctx, plan)
+
+
+def _frozen(ctx: Context, belief: Hypothesis) -> bool:
+    """Whether a stop sign stands before this kernel."""
+    now = ctx.clock.now()
+    return any(
+        (freeze.until is None or now < freeze.until)
+        and freeze.scope.covers(target=ctx.settings.target, kernel=belief.definition)
+        for freeze in freezes(ctx)
+    )
+
+
+def _spent(ctx: Context) -> bool:
+    """Whether the day's experiments are used up; said once a day."""
+    day_ago = ctx.clock.now() - timedelta(days=1)
+    recent = {s.id for s in ctx.store.list(Kind.EXPERIMENT) if s.created_at > day_ago}
+    seconds = sum(
+        float(stored.body["seconds"])
+        for stored in ctx.store.list(Kind.FINDING)
+        if stored.body["experiment"] in recent
+    )
+    settings = ctx.settings
+    if len(recent) < settings.experiments_per_day and seconds < settings.experiment_s_per_day:
+        return False
+    if not any(event.at > day_ago for event in ctx.store.events(id=_BUDGET)):
+        sentence = (
+            f"{len(recent)} experiments and {seconds:.0f} s of candidates in 24 hours; allowed are"
+            f" {settings.experiments_per_day} and {settings.experiment_s_per_day:.0f} s"
+        )
+        log.warning("no experiment begins: %s", sentence)
+        ctx.store.record(
+            Event(
+                at=ctx.clock.now(),
+                kind=Kind.EXPERIMENT,
+                id=_BUDGET,
+                what="budget-spent",
+                who="retuned",
+                detail={"sentence": sentence},
+            )
+        )
+    return True
 
 
 def _budget(ctx: Context, belief: Hypothesis) -> Budget:

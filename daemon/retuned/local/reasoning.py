@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from retuned.contract import Digest, Workload
+from retuned.contract import Digest, Workload, digest_of
 from retuned.local import counting
 from retuned.local.context import Context, Kind
 from retuned.local.found import lower_bound, winners
@@ -34,9 +34,12 @@ def explain(ctx: Context) -> None:
             shapes,
             report=DriftReport.model_validate(stored.body),
             total_gpu_time_ns=total_ns,
-            known={s.id for s in ctx.store.list(Kind.HYPOTHESIS)},
+            known=_answered(ctx),
             priors=gains(ctx, shapes),
             start={name: first_structures(ctx, name) for name in shapes},
+            worlds={
+                name: digest_of([live_baseline(ctx, name), ctx.environment]) for name in shapes
+            },
             settings=ctx.settings.hypothesis,
         )
         with ctx.store.transaction():
@@ -125,6 +128,16 @@ def share_of(ctx: Context, hypothesis: str) -> float:
     return float(stored.body["share"]) if stored is not None else 0.0
 
 
+def _world(ctx: Context, definition: str) -> Digest:
+    return digest_of([live_baseline(ctx, definition), ctx.environment])
+
+
+def _answered(ctx: Context) -> set[str]:
+    """Return beliefs that were tested, or are being tested; others may be believed again."""
+    again = {"open", "outdated", "abandoned"}
+    return {s.id for s in ctx.store.list(Kind.HYPOTHESIS) if s.phase not in again}
+
+
 def _news(ctx: Context, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Leave out kernels that are being experimented on; replace beliefs nobody has tested yet."""
     tested = {s.body["definition"] for s in ctx.store.list(Kind.HYPOTHESIS, phase="testing")}
@@ -174,8 +187,11 @@ def gains(ctx: Context, definitions: Iterable[str]) -> dict[str, float]:
 
 
 def open_belief(ctx: Context, hypothesis: Hypothesis) -> None:
-    """Write a belief that waits for an experiment; one that exists stays as it is."""
+    """Write a belief that waits for an experiment, again where it was dropped untested."""
     body = hypothesis.model_dump(mode="json")
-    if ctx.store.add(Kind.HYPOTHESIS, hypothesis.id, body, phase="open"):
+    if ctx.store.add(Kind.HYPOTHESIS, hypothesis.id, body, phase="open") or any(
+        ctx.store.advance(Kind.HYPOTHESIS, hypothesis.id, expect=phase, to="open", body=body)
+        for phase in ("outdated", "abandoned")
+    ):
         log.info("hypothesis: %s", hypothesis.because)
         ctx.telemetry.count("retuned_hypotheses_total")

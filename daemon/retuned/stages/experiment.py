@@ -6,6 +6,7 @@ from pydantic import Field
 
 from retuned.contract import Digest, Name, Record, Workload, digest_of
 from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.profile import ProfileSettings
 
 
 class Budget(Record):
@@ -40,6 +41,8 @@ class ExperimentPlan(Record):
     """Limits."""
     environment: Digest
     """Where it must run: evidence from elsewhere does not count."""
+    buckets: ProfileSettings = ProfileSettings()
+    """How the profile rounded lengths: each workload stands for its whole bucket."""
 
 
 def plan(
@@ -49,6 +52,7 @@ def plan(
     environment: Digest,
     budget: Budget | None = None,
     generators: tuple[Name, ...] = ("search",),
+    buckets: ProfileSettings | None = None,
 ) -> ExperimentPlan:
     """Write the experiment for a hypothesis; the same belief about the same world is the same plan.
 
@@ -64,6 +68,8 @@ def plan(
         Limits; the default ones where None.
     generators
         Who proposes variants, in order.
+    buckets
+        How the profile rounded lengths; the usual ladder where None.
 
     Examples
     --------
@@ -86,6 +92,7 @@ def plan(
         "structures": hypothesis.structures,
         "budget": budget or Budget(),
         "environment": environment,
+        "buckets": buckets or ProfileSettings(),
     }
     # The id is taken over everything else, so a replayed plan is recognised before it is paid for.
     unnamed = ExperimentPlan.model_validate({"id": "", **body})

@@ -43,6 +43,9 @@ class Hypothesis(Record):
     """Source structures to try first; empty means all."""
     attempts: tuple[Attempt, ...] = ()
     """Earlier tries, oldest first; a refined hypothesis carries them."""
+    world: str = ""
+    """Digest of what it was believed of: the variant in production and the environment. In another
+    world it is another belief, and may be tested again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ def hypothesize(
     priors: Mapping[str, float] | None = None,
     known: Collection[str] = (),
     start: Mapping[str, tuple[str, ...]] | None = None,
+    worlds: Mapping[str, str] | None = None,
     settings: HypothesisSettings | None = None,
 ) -> tuple[Hypothesis, ...]:
     """Turn a drift report that asks for it into beliefs worth an experiment, most saving first.
@@ -108,6 +112,8 @@ def hypothesize(
     start
         Structures to try first per definition, such as the audited one in production, where other
         parameters are the smallest change; all of them where a definition is not named.
+    worlds
+        Per definition, the digest of the variant in production and of the environment.
     settings
         How gains are guessed.
 
@@ -120,12 +126,19 @@ def hypothesize(
     if report.action is not DriftAction.RETUNE or total_gpu_time_ns <= 0:
         return ()
     found = []
-    for definition in sorted(shapes):
+    for definition in sorted(name for name, costs in shapes.items() if costs):
         costs = sorted(shapes[definition], key=lambda cost: -cost.gpu_time_ns)
         costs = costs[: settings.max_shapes]
         prior = (priors or {}).get(definition)
-        first = (start or {}).get(definition, ())
-        belief = _believe(definition, costs, report, total_gpu_time_ns, prior, first, settings)
+        belief = _believe(
+            costs,
+            report,
+            total_gpu_time_ns,
+            prior,
+            structures=(start or {}).get(definition, ()),
+            world=(worlds or {}).get(definition, ""),
+            settings=settings,
+        )
         if belief is not None and belief.id not in known:
             found.append(belief)
     return tuple(sorted(found, key=lambda each: (-each.expected_saving, each.definition)))
@@ -174,6 +187,7 @@ def refine(
         f"may still save {saving:.1%} of GPU time",
         "structures": left if hypothesis.structures else (),
         "attempts": attempts,
+        "world": hypothesis.world,
     }
     return _named(body)
 
@@ -206,14 +220,16 @@ def learn_from(hypothesis: Hypothesis, *, structure: str, gain: float, source: s
 
 
 def _believe(
-    definition: str,
     costs: Sequence[ShapeCost],
     report: DriftReport,
     total_ns: int,
     prior: float | None,
+    *,
     structures: tuple[str, ...],
+    world: str,
     settings: HypothesisSettings,
 ) -> Hypothesis | None:
+    definition = costs[0].workload.definition
     spent = sum(cost.gpu_time_ns for cost in costs)
     if spent > total_ns:
         raise ValueError(f"{definition}: {spent} ns in shapes, but {total_ns} ns in the window")
@@ -235,6 +251,7 @@ def _believe(
         f"{_source(costs, prior)} let expect {gain:.2f}x, {saving:.1%} of GPU time "
         f"({report.sentence})",
         "structures": structures,
+        "world": world,
     }
     return _named(body)
 
@@ -273,5 +290,6 @@ def _named(body: Mapping[str, object]) -> Hypothesis:
         "shapes": sorted(_lengths(workload) for workload in unnamed.workloads),
         "structures": unnamed.structures,
         "attempts": [attempt.experiment for attempt in unnamed.attempts],
+        "world": unnamed.world,
     }
     return unnamed.model_copy(update={"id": digest_of(core)})

@@ -30,7 +30,7 @@ def groups_of(axes: Sequence[dict[str, int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def guard_for(axes: Sequence[dict[str, int]], *, profile: ProfileSettings | None = None) -> Guard:
+def guard_for(axes: Sequence[dict[str, int]], *, buckets: ProfileSettings | None = None) -> Guard:
     """Return the box around shapes, each stretched down to the lengths that its bucket stands for.
 
     Examples
@@ -38,10 +38,10 @@ def guard_for(axes: Sequence[dict[str, int]], *, profile: ProfileSettings | None
     >>> str(guard_for([{"M": 64}, {"M": 256}]))
     '57 <= M <= 256'
     """
-    profile = profile or ProfileSettings()
+    buckets = buckets or ProfileSettings()
     box = _box(axes)
     return Guard(
-        bounds={axis: (bucket_low(low, profile), high) for axis, (low, high) in box.bounds.items()}
+        bounds={axis: (bucket_low(low, buckets), high) for axis, (low, high) in box.bounds.items()}
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retuned.contract import Digest, Guard
+from retuned.stages.profile import ProfileSettings
 from retuned.stages.verdict.guards import guard_for
 from retuned.stages.verdict.records import (
     Evidence,
@@ -122,7 +123,7 @@ def _judge_finalist(evidence: Evidence, settings: JudgeSettings) -> Verdict:
     if not winners:
         return _judge_loser(evidence, timing, settings)
     best = max(winners, key=lambda group: (_saving(group, timing), len(group.members)))
-    return _promote(evidence, timing, best)
+    return _promote(evidence, timing, best, settings.buckets)
 
 
 def _too_few(timing: Timing, settings: JudgeSettings) -> bool:
@@ -159,8 +160,10 @@ def _saving(group: GroupTiming, timing: Timing) -> float:
     return cost * (1.0 - 1.0 / group.speedup.lower)
 
 
-def _promote(evidence: Evidence, timing: Timing, group: GroupTiming) -> Verdict:
-    guard = guard_for([timing.shapes[index].axes for index in group.members])
+def _promote(
+    evidence: Evidence, timing: Timing, group: GroupTiming, buckets: ProfileSettings
+) -> Verdict:
+    guard = guard_for([timing.shapes[index].axes for index in group.members], buckets=buckets)
     low = group.speedup
     detail = (
         f"{low.point:.3f}x, above {low.lower:.3f}x with {low.confidence:.0%} confidence, "

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field, model_validator
 
 from retuned.contract import Digest, Guard, Record
+from retuned.stages.profile import ProfileSettings
 
 
 class Status(StrEnum):
@@ -184,6 +185,8 @@ class Evidence(Record):
 class JudgeSettings(Record):
     """Thresholds of a promotion."""
 
+    buckets: ProfileSettings = ProfileSettings()
+    """How the profile rounded lengths: a guard reaches down to the lengths a shape stands for."""
     min_gain_ratio: float = Field(default=0.01, ge=0.0)
     """Least saving of the kernel's own time that is worth a swap."""
     alpha: float = Field(default=0.01, gt=0.0, lt=0.5)
