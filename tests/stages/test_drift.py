@@ -173,6 +173,35 @@ def test_after_a_retune_the_new_mix_is_home() -> None:
     assert sum(report.detected for report in reports) == 0
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_kernel_made_faster_by_a_swap_is_no_drift_once_windows_after_it_were_adopted(
+    told: bool,
+) -> None:
+    """Shares of all other kernels grow when one gets faster: whoever swaps has to say so."""
+
+    def after_swap(index: int, speedup: float) -> WorkloadProfile:
+        rng = np.random.default_rng([30, index])
+        slow = window(index, CHAT, rng, steps=400)
+        stats = tuple(
+            stat.model_copy(
+                update={
+                    "gpu_time_ns": round(stat.gpu_time_ns / speedup),
+                    "median_ns": round(stat.median_ns / speedup),
+                }
+            )
+            if stat.signature.kernel == "linear_w8"
+            else stat
+            for stat in slow.stats
+        )
+        return slow.model_copy(update={"stats": stats})
+
+    state = learn([after_swap(i, 1.0) for i in range(6)], settings=DEMO_SETTINGS)
+    for index in range(6, 11) if told else ():
+        state = adopt(state, after_swap(index, 4.0), tuned=True, settings=DEMO_SETTINGS)
+    reports, _ = follow(state, [after_swap(i, 4.0) for i in range(11, 30)])
+    assert any(report.detected for report in reports) is not told
+
+
 def test_state_survives_json_and_gives_the_same_answers() -> None:
     rng = np.random.default_rng(6)
     state = chat_state(rng)
