@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from typing import Any
 from retuned.contract import Digest, Solution
 from retuned.errors import HarnessError, UsageError
 from retuned.lab.bay import Bay, LabSettings
-from retuned.lab.session import Contender, Session
+from retuned.lab.notebook import Note, Notebook
+from retuned.lab.session import Session
 from retuned.lab.subject import Subject
 from retuned.lab.toolchain import environment_of, toolchain_for
 from retuned.ports import Finding, Generator
@@ -76,7 +77,9 @@ class LocalLab:
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         """Yield a finding per candidate as soon as it is final; see `Bench.run`."""
         incumbent = self._check_plan(plan)
-        deadline = time.monotonic() + plan.budget.max_seconds
+        notebook = Notebook(self._root / "notes" / plan.id.removeprefix("sha256:"))
+        notes = [note for note in notebook.read() if note.solution.digest not in known]
+        deadline = time.monotonic() + _left_s(plan, known.values(), notes)
         bay = Bay(
             self._subjects(plan.definition),
             plan.workloads,
@@ -87,16 +90,26 @@ class LocalLab:
         )
         judge = self._judge.model_copy(update={"buckets": plan.buckets})
         try:
-            session = Session(plan, bay=bay, root=self._root, incumbent=incumbent, settings=judge)
-            contenders: list[Contender] = []
+            session = Session(
+                plan,
+                bay=bay,
+                root=self._root,
+                incumbent=incumbent,
+                settings=judge,
+                notebook=notebook,
+            )
+            session.history.extend(known.values())
+            contenders = [session.resume(note) for note in notes]
+            seen = {plan.incumbent, *known, *(note.solution.digest for note in notes)}
             search_until = deadline - _FINAL_SHARE * plan.budget.max_seconds
-            for solution in self._proposals(plan, session, known, until=search_until):
+            for solution in self._proposals(plan, session, seen, until=search_until):
                 contender = session.examine(solution)
                 if contender.failed:
                     yield session.finding(contender)
                 else:
                     contenders.append(contender)
             yield from session.decide(contenders, deadline=deadline)
+            notebook.close()
         finally:
             bay.close()
 
@@ -157,14 +170,12 @@ class LocalLab:
         self,
         plan: ExperimentPlan,
         session: Session,
-        known: Mapping[Digest, Finding],
+        seen: set[Digest],
         *,
         until: float,
     ) -> Iterator[Solution]:
         """Yield new candidates until the budget or every generator is exhausted."""
         definition = self._subjects(plan.definition).definition
-        seen = {plan.incumbent, *known}
-        session.history.extend(known.values())
         for name in plan.generators:
             generator = self._generators[name](plan)
             while len(seen) - 1 < plan.budget.max_candidates and time.monotonic() < until:
@@ -190,6 +201,12 @@ class LocalLab:
         """Return raw numbers; see `Bench.evidence`."""
         path = self._root / "evidence" / f"{digest.removeprefix('sha256:')}.json"
         return path.read_bytes() if path.is_file() else None
+
+
+def _left_s(plan: ExperimentPlan, known: Iterable[Finding], notes: Iterable[Note]) -> float:
+    """Seconds that a resumed plan has left: what was spent counts, finalists are measured still."""
+    spent_s = sum(found.seconds for found in known) + sum(note.spent_s for note in notes)
+    return max(plan.budget.max_seconds - spent_s, _FINAL_SHARE * plan.budget.max_seconds)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retuned.adapters.traces import ReadLimits, read_trace
-from retuned.adapters.traces.source import content_digest
+from retuned.adapters.traces.source import check_size, content_digest
 from retuned.contract import Digest
 from retuned.errors import UnreadableInput
 from retuned.ports import Clock, TraceBatch
@@ -148,18 +148,20 @@ class TraceFolders:
     def _take(self, path: str, *, room: int) -> TraceBatch | None:
         seen = self._seen[path]
         try:
+            limits = self._limits or ReadLimits()
+            check_size(Path(path), limits=limits)
             digest = content_digest(Path(path))
             if digest in self._known:
                 self._seen[path] = replace(seen, done=True)
                 return None
-            batch = read_trace(Path(path), max_launches=room, limits=self._limits)
+            batch = read_trace(Path(path), max_launches=room, limits=limits, digest=digest)
             status = os.lstat(path)
         except UnreadableInput as error:
             self._refused(path, seen, error)
             return None
         except OSError:
             return None  # gone between listing and reading
-        if batch.digest != digest or not seen.same(status):
+        if not seen.same(status):
             return None  # it changed while it was read: it was not complete
         self._known.add(digest)
         self._seen[path] = replace(seen, done=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,23 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Return the memory this process may still take: the machine's, or its control group's."""
+    """Return what this process may still take: of the machine, its control group, its limits."""
+    return max(0, min(_machine_bytes(), _address_space_bytes()))
+
+
+def _address_space_bytes() -> int:
+    """Return what is left below ``ulimit -v``; where none is set, more than any machine has."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return 2**62
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return limit // 2
+    return limit - pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _machine_bytes() -> int:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -14,7 +14,8 @@ from retuned.adapters.traces.blocks import LaunchBlock
 from retuned.adapters.traces.limits import ReadLimits
 from retuned.adapters.traces.rocpd import Database
 from retuned.adapters.traces.sniff import SNIFF_BYTES, Format, sniff
-from retuned.adapters.traces.source import ByteSource, content_digest
+from retuned.adapters.traces.source import ByteSource, check_size, content_digest
+from retuned.contract import Digest
 from retuned.errors import UnreadableInput
 from retuned.ports import TraceBatch
 from retuned.stages.trace import CapturedLaunch, LaunchRecord, Skip
@@ -86,7 +87,7 @@ class TraceStream:
             As soon as the file turns out to be damaged; ``nothing-believable`` at the end if rows
             were there and every one had to be left out.
         """
-        for block in self._blocks:
+        for block in self._in_memory():
             if len(block):
                 first = int(block.start_ns.min())
                 last = int((block.start_ns + block.duration_ns).max())
@@ -101,6 +102,17 @@ class TraceStream:
                 where=self.origin,
                 message=f"no launch can be believed ({counts}); record the trace again",
             )
+
+    def _in_memory(self) -> Iterator[LaunchBlock]:
+        try:
+            yield from self._blocks
+        except MemoryError:  # limits are guesses; the machine has the last word
+            raise UnreadableInput(
+                "out-of-memory",
+                where=self.origin,
+                message="this machine's memory does not hold what must be linked in this file; "
+                "record fewer steps, or as CSV or rocpd, which are read piece by piece",
+            ) from None
 
     def records(self) -> Iterator[LaunchRecord]:
         """Yield launches one by one, in file order."""
@@ -117,6 +129,7 @@ def open_trace(path: Path, *, limits: ReadLimits | None = None) -> TraceStream:
         With a stable code, the place and what to do.
     """
     limits = limits or ReadLimits()
+    check_size(path, limits=limits)
     skipped: Counter[str] = Counter()
     source = ByteSource(path, limits=limits)
     try:
@@ -140,7 +153,11 @@ def open_trace(path: Path, *, limits: ReadLimits | None = None) -> TraceStream:
 
 
 def read_trace(
-    path: Path, *, max_launches: int | None = None, limits: ReadLimits | None = None
+    path: Path,
+    *,
+    max_launches: int | None = None,
+    limits: ReadLimits | None = None,
+    digest: Digest | None = None,
 ) -> TraceBatch:
     """Read a whole trace, launches in order of start.
 
@@ -152,17 +169,21 @@ def read_trace(
         Keep this many; the rest is read (the file must be whole) and counted as ``over-limit``.
     limits
         Bounds; by default what this machine's memory allows.
+    digest
+        The file's digest, where the caller has it: a large file takes seconds to read.
 
     Raises
     ------
     UnreadableInput
         With a stable code, the place and what to do.
     """
-    digest = content_digest(path)
     with open_trace(path, limits=limits) as stream:
-        records = stream.records()
-        launches = list(islice(records, max_launches))
-        dropped = sum(1 for _ in records) if max_launches is not None else 0
+        digest = digest or content_digest(path)
+        launches: list[LaunchRecord] = []
+        for block in stream.blocks():
+            room = None if max_launches is None else max_launches - len(launches)
+            launches.extend(islice(block.records(), room))
+        dropped = stream.launches - len(launches)
     launches.sort(key=lambda launch: launch.start_ns)
     span_ns = stream.span_ns
     if dropped:  # rates divide by the span: it must be that of the launches kept

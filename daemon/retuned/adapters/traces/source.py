@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 import zlib
 from pathlib import Path
@@ -53,6 +54,24 @@ def content_digest(path: Path) -> str:
         while step := file.read(_STEP):
             digest.update(step)
     return "sha256:" + digest.hexdigest()
+
+
+def check_size(path: Path, *, limits: ReadLimits) -> None:
+    """Refuse what is too large before a byte of it is read; what expands is watched as it does.
+
+    Raises
+    ------
+    UnreadableInput
+        ``too-large``, or as `open_regular`.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    if size > limits.input_bytes:
+        raise UnreadableInput(
+            "too-large",
+            where=str(path),
+            message=f"{size} bytes, more than {limits.input_bytes}; record a shorter window",
+        )
 
 
 class ByteSource:
