@@ -32,17 +32,17 @@ def test_a_gpu_is_taken_where_there_is_one(gpu: Any) -> None:
     assert demo.choose_device(demo.Device.CPU)[0] is demo.Device.CPU
 
 
-@pytest.mark.parametrize("missing", ["gpu", "triton"])
+@pytest.mark.parametrize("missing", ["device", "triton"])
 def test_without_one_or_without_triton_the_cpu_serves_and_the_reason_is_said(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    if missing == "gpu":
+    if missing == "device":
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     else:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     where, said = demo.choose_device(demo.Device.AUTO)
     assert where is demo.Device.CPU
-    assert ("no GPU" if missing == "gpu" else "Triton is missing") in said
+    assert ("no GPU" if missing == "device" else "Triton is missing") in said
     with pytest.raises(MissingDependency, match="--device cpu"):
         demo.choose_device(demo.Device.CUDA)
 
