@@ -10,19 +10,20 @@ import pytest
 from tests.hostile.triton_kernels import LINEAR, SOFTMAX, changed, linear, softmax
 
 from retuned import catalog
+from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, Workload
 from retuned.errors import CandidateError, CandidateTimedOut
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.examiner import Examiner
+from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.harness.runs import Fill
 from retuned.lab.harness.schedule import CANDIDATE, CLONE
 from retuned.lab.harness.timing import samples_of, units_for
 from retuned.lab.languages.gpu import find_gpu
-from retuned.lab.session import Session
 from retuned.lab.subject import make_inputs
 from retuned.lab.toolchain import environment_of
 from retuned.stages.experiment import Budget, ExperimentPlan
-from retuned.stages.verdict import JudgeSettings, Reason, Status
+from retuned.stages.verdict import Reason, Status
 
 pytestmark = [
     pytest.mark.gpu,
@@ -142,19 +143,22 @@ def test_more_shared_memory_than_the_device_has_is_refused(tmp_path: Path) -> No
 
 
 def test_a_faster_variant_is_promoted_on_a_device(tmp_path: Path) -> None:
-    bay = bay_of(SLOW, tmp_path, rows=(4_096, MANY))
     plan = ExperimentPlan(
         id="gpu",
         hypothesis="h",
         definition=SOFTMAX,
-        workloads=bay.workloads,
+        workloads=tuple(Workload(definition=SOFTMAX, axes={"M": rows}) for rows in (4_096, MANY)),
         incumbent=SLOW.digest,
-        budget=Budget(max_candidates=1, max_seconds=120.0, finalists=1),
+        generators=("given",),
+        budget=Budget(max_candidates=1, max_seconds=240.0, finalists=1),
         environment=environment_of(Language.TRITON).digest,
     )
-    session = Session(plan, bay=bay, root=tmp_path, incumbent=SLOW, settings=JudgeSettings())
-    contender = session.examine(softmax())
-    assert not contender.failed, contender.checks
-    (finding,) = session.decide([contender], deadline=float("inf"))
-    bay.close()
+    lab = LocalLab(
+        tmp_path,
+        subjects=catalog.get,
+        solutions={SLOW.digest: SLOW}.get,
+        generators={"given": lambda _plan: GivenGenerator([softmax()])},
+        lab=LabSettings(final_s=2.0),
+    )
+    (finding,) = lab.run(plan, known={})
     assert finding.verdict.status is Status.PROMOTE, finding.verdict

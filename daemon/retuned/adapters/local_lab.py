@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retuned.contract import Digest, Solution
+from retuned.contract import Digest, Solution, digest_of
 from retuned.errors import HarnessError, UsageError
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.notebook import Note, Notebook
@@ -77,7 +77,7 @@ class LocalLab:
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         """Yield a finding per candidate as soon as it is final; see `Bench.run`."""
         incumbent = self._check_plan(plan)
-        notebook = Notebook(self._root / "notes" / plan.id.removeprefix("sha256:"))
+        notebook = Notebook(self._root / "notes" / digest_of(plan.id).removeprefix("sha256:"))
         notes = [note for note in notebook.read() if note.solution.digest not in known]
         deadline = time.monotonic() + _left_s(plan, known.values(), notes)
         bay = Bay(

@@ -22,6 +22,7 @@ from retuned.lab.evidence import (
 )
 from retuned.lab.examiner import Examiner, Timed
 from retuned.lab.harness.variant import Variant
+from retuned.lab.notebook import Note, Notebook
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import Check, Interval, JudgeSettings, judge, rank
@@ -69,6 +70,8 @@ class Session:
         The variant in production.
     settings
         Thresholds of the decision.
+    notebook
+        Where candidates that passed the search are noted.
     """
 
     def __init__(
@@ -79,12 +82,14 @@ class Session:
         root: Path,
         incumbent: Solution,
         settings: JudgeSettings,
+        notebook: Notebook,
     ) -> None:
         self._plan = plan
         self._bay = bay
         self._root = root
         self._incumbent = incumbent
         self._settings = settings
+        self._notebook = notebook
         self._examiner = Examiner(bay)
         self.history: list[Finding] = []
 
@@ -100,6 +105,28 @@ class Session:
             contender.checks += contender.search.checks
             contender.interval = search_interval(contender.search)
         contender.spent_s = time.monotonic() - begin
+        self.history.append(self.finding(contender))
+        if not contender.failed:
+            self._notebook.write(
+                Note(
+                    solution=solution,
+                    checks=tuple(contender.checks),
+                    interval=contender.interval,
+                    spent_s=contender.spent_s,
+                )
+            )
+        return contender
+
+    def resume(self, note: Note) -> Contender:
+        """Take up a candidate where an interrupted run left it: compiled, not measured again."""
+        variant, checks = self._examiner.admit(note.solution)
+        contender = Contender(
+            solution=note.solution,
+            variant=variant,
+            checks=list(note.checks if variant is not None else checks),
+            spent_s=note.spent_s,
+            interval=note.interval if variant is not None else None,
+        )
         self.history.append(self.finding(contender))
         return contender
 
