@@ -11,8 +11,11 @@ from typer.testing import CliRunner
 
 from retuned import catalog
 from retuned.cli.validate import Header, read_candidate, validate
-from retuned.contract import TrustClass
+from retuned.contract import Language, TrustClass
 from retuned.errors import UnreadableInput, UsageError
+from retuned.lab.languages.gpu import find_gpu
+from retuned.ports import Finding
+from retuned.stages.verdict import Interval, Reason, ShapeResult, Status, Verdict
 
 HEADER = """// ---
 // definition: softmax_n32
@@ -134,3 +137,84 @@ def test_a_candidate_that_says_nothing_needs_the_flag(tmp_path: Path) -> None:
         read_candidate(written(tmp_path, SOFTMAX), definition=None)
     solution, _ = read_candidate(written(tmp_path, SOFTMAX), definition="softmax_n32")
     assert solution.entry == Header().entry
+
+
+TRITON = '''# ---
+# definition: softmax_n32
+# params: {BLOCK: 32, num_warps: 2}
+# grid: [M]
+# shapes: [{M: 3}]
+# ---
+"""One row per program."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, y, M, N: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    v = tl.load(x + tl.program_id(0) * N + at, mask=at < N, other=float("-inf"))
+    e = tl.exp(v - tl.max(v, axis=0))
+    tl.store(y + tl.program_id(0) * N + at, e / tl.sum(e, axis=0), mask=at < N)
+'''
+
+
+def test_a_python_file_is_a_triton_candidate_with_its_grid(tmp_path: Path) -> None:
+    solution, shapes = read_candidate(written(tmp_path, TRITON, "mine.py"), definition=None)
+    assert solution.language is Language.TRITON
+    assert solution.sources[0].path.endswith(".py")
+    assert solution.grid == ("M",)
+    assert solution.params == {"BLOCK": 32, "num_warps": 2}
+    assert solution.trust is TrustClass.GENERATED
+    assert shapes == ({"M": 3},)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("import triton\n", "import os\nimport triton\n", "contract-violated"),
+        ("e / tl.sum(e, axis=0)", "e", "wrong-output"),
+    ],
+)
+def test_a_triton_candidate_is_refused_with_its_reason_without_a_gpu_too(
+    old: str, new: str, reason: str, app: typer.Typer, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    path = written(tmp_path, TRITON.replace(old, new), "mine.py")
+    result = CliRunner().invoke(app, [str(path), "--json", "--seconds", "5"])
+    assert result.exit_code == 1
+    body = json.loads(result.stdout)
+    assert (body["status"], body["reason"]) == ("reject", reason)
+    assert body["timed"] is (find_gpu() is not None)
+
+
+def test_a_win_of_the_interpreter_is_no_win(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = Verdict(
+        status=Status.PROMOTE,
+        reason=Reason.FASTER,
+        gate="G6",
+        candidate="sha256:" + "c" * 64,
+        incumbent="sha256:" + "d" * 64,
+        speedup=Interval(lower=1.5, point=1.6, upper=1.7, confidence=0.99),
+        noise_floor_ratio=1.01,
+        shapes=(
+            ShapeResult(
+                axes={"M": 3},
+                weight=1.0,
+                incumbent_us=2.0,
+                candidate_us=1.0,
+                speedup=Interval(lower=1.5, point=1.6, upper=1.7, confidence=0.99),
+            ),
+        ),
+    )
+    path = written(tmp_path, TRITON, "mine.py")
+    solution, _ = read_candidate(path, definition=None)
+    finding = Finding(solution=solution, verdict=verdict, seconds=1.0)
+    monkeypatch.setattr("retuned.cli.validate._measure", lambda *_, **__: finding)
+    for timed, code in ((True, 0), (False, 1)):
+        monkeypatch.setattr("retuned.cli.validate.is_timed", lambda _, timed=timed: timed)
+        result = CliRunner().invoke(app, [str(path), "--json"])
+        assert result.exit_code == code

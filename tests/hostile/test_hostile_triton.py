@@ -34,7 +34,7 @@ from retuned.stages.verdict import Check, Reason
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-QUICK = LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=1.5)
+QUICK = LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=1.0)
 SHAPES = ({"M": 4}, {"M": 12})
 PASSED = {
     "one row per program": softmax(),
@@ -350,7 +350,7 @@ def test_a_grid_of_millions_of_programs_is_stopped_in_time(examine: Admit) -> No
 def test_a_triton_kernel_that_wears_out_the_compiler_is_refused_in_time(tmp_path: Path) -> None:
     body = "    for turn in tl.static_range(1000000000):\n        v = v + turn\n    e = tl.exp"
     solution = softmax(changed("    e = tl.exp", body))
-    limits = CompileLimits(wall_s=6.0, cpu_s=4, memory_bytes=4 * 2**30)
+    limits = CompileLimits(wall_s=4.0, cpu_s=3, memory_bytes=4 * 2**30)
     with pytest.raises(CompileFailed):
         build(
             solution,
@@ -361,7 +361,7 @@ def test_a_triton_kernel_that_wears_out_the_compiler_is_refused_in_time(tmp_path
         )
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm_90"])
+@pytest.mark.parametrize("arch", ["gfx950", "sm_90"])
 def test_a_variant_is_compiled_for_gpus_that_are_not_here(arch: str, tmp_path: Path) -> None:
     built = build(linear(), catalog.get(LINEAR).definition, cache_dir=tmp_path, arch=arch)
     assert built.figures[0]["registers"] > 0

@@ -24,11 +24,11 @@ from retuned.contract import (
     TrustClass,
     Workload,
 )
-from retuned.errors import UnreadableInput, UsageError
+from retuned.errors import HarnessError, UnreadableInput, UsageError
 from retuned.experiment import open_lab
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.given import GivenGenerator
-from retuned.lab.toolchain import environment_of, is_timed
+from retuned.lab.toolchain import environment_of, is_timed, toolchain_for
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Status, Verdict
@@ -160,6 +160,9 @@ def answer(verdict: Verdict) -> dict[str, Any]:
 def _measure(
     solution: Solution, entry: catalog.Entry, workloads: tuple[Workload, ...], *, seconds: float
 ) -> Finding:
+    if solution.digest == entry.incumbent.digest:
+        raise UsageError("this is the incumbent itself; there is nothing to compare")
+    toolchain = toolchain_for(solution.language)
     plan = ExperimentPlan(
         id=f"validate-{solution.digest[7:19]}",
         hypothesis="given",
@@ -167,8 +170,8 @@ def _measure(
         workloads=workloads,
         incumbent=entry.incumbent.digest,
         generators=("given",),
-        budget=Budget(max_candidates=1, max_seconds=seconds, finalists=1),
-        environment=environment_of(solution.language).digest,
+        budget=Budget(max_candidates=1, max_seconds=seconds + toolchain.pace.start_s, finalists=1),
+        environment=toolchain.environment().digest,
     )
     lab = open_lab(
         _cache_dir(),
@@ -177,7 +180,7 @@ def _measure(
     )
     found = list(lab.run(plan, known={}))
     if not found:
-        raise UsageError("this is the incumbent itself; there is nothing to compare")
+        raise HarnessError("the time was over before it could be tried; give more with --seconds")
     return found[0]
 
 

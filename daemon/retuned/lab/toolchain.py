@@ -38,6 +38,9 @@ class Pace:
 
     unit_overhead_us: float = 60.0
     """What an ABBA unit costs beside its launches: poison, swaps, the interpreter."""
+    start_s: float = 0.0
+    """What may pass before the first candidate is looked at: imports, the incumbent's compilation.
+    """
     launch_timeout_s: float = 2.0
     """Bound of one launch, beyond twenty times the incumbent's time."""
 
@@ -137,7 +140,9 @@ class TritonGpu:
             settings={"device": "cuda" if here else "cpu"},
         )
         # Flushing the caches and the lead that launching needs take their time before every call.
-        self.pace = Pace(unit_overhead_us=2_500.0 if here else 1_000.0, launch_timeout_s=5.0)
+        self.pace = Pace(
+            unit_overhead_us=2_500.0 if here else 1_000.0, start_s=60.0, launch_timeout_s=5.0
+        )
 
     def environment(self) -> Environment:
         """See `gpu_environment`."""

@@ -1,0 +1,81 @@
+"""Which language the loop tunes, and what its roofline is."""
+
+from __future__ import annotations
+
+import pytest
+
+from retuned.contract import Language
+from retuned.errors import MissingDependency
+from retuned.lab.languages.gpu import Gpu
+from retuned.lab.physics import GPU_PEAKS, gpu_floor_us
+from retuned.local import wiring
+from retuned.local.known_kernels import KnownKernels
+from retuned.settings import Settings
+
+SOFTMAX = "softmax_n1024"
+H100 = Gpu(
+    name="NVIDIA H100 80GB HBM3",
+    arch="sm_90",
+    driver="580.65",
+    runtime="cuda 13.0",
+    memory_bytes=80 * 2**30,
+    cache_bytes=50 * 2**20,
+    units=132,
+    shared_bytes=227 * 2**10,
+)
+
+
+def broken() -> Gpu | None:
+    raise MissingDependency("no torch")
+
+
+@pytest.mark.parametrize(
+    ("set_to", "found", "language"),
+    [
+        ("auto", lambda: None, Language.CPU_CPP),
+        ("auto", lambda: H100, Language.TRITON),
+        ("auto", broken, Language.CPU_CPP),
+        ("cpu_cpp", lambda: H100, Language.CPU_CPP),
+        ("triton", lambda: None, Language.TRITON),
+    ],
+)
+def test_the_language_is_what_is_set_or_what_the_machine_has(
+    set_to: str, found: object, language: Language, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "find_gpu", found)
+    assert wiring.language_of(Settings.model_validate({"lab_language": set_to})) is language
+
+
+def test_each_language_has_its_own_incumbent_and_structures() -> None:
+    cpu, gpu = KnownKernels(), KnownKernels(language=Language.TRITON)
+    assert cpu.incumbent(SOFTMAX).language is Language.CPU_CPP
+    assert gpu.incumbent(SOFTMAX).language is Language.TRITON
+    assert set(gpu.audited(SOFTMAX)) <= set(gpu.structures(SOFTMAX))
+    assert set(gpu.structures(SOFTMAX)) != set(cpu.structures(SOFTMAX))
+    assert gpu.family(SOFTMAX) == cpu.family(SOFTMAX)
+
+
+def test_the_roofline_is_the_devices_and_unknown_devices_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wiring, "find_gpu", lambda: H100)
+    assert wiring._peak(Language.TRITON) is GPU_PEAKS["sm_90"]
+    monkeypatch.setattr(wiring, "find_gpu", lambda: None)
+    assert wiring._peak(Language.TRITON).gbytes_per_s == 0.0
+    peak = GPU_PEAKS["sm_90"]
+    known = KnownKernels(
+        language=Language.TRITON, gflops=peak.gflops, gbytes_per_s=peak.gbytes_per_s
+    )
+    rows, moved_bytes = 65_536, 65_536 * 1024 * 4 * 2
+    assert known.floor_ns(SOFTMAX, {"M": rows}) >= int(moved_bytes / 3_350.0)
+
+
+def test_no_launch_beats_the_physics_of_a_device() -> None:
+    from retuned import catalog
+
+    definition = catalog.get(SOFTMAX).definition
+    moved_bytes = 65_536 * 1024 * 4 * 2
+    floor = gpu_floor_us(definition, {"M": 65_536}, arch="sm_90", cache=50 * 2**20)
+    # Below what the best kernel on the fastest device of this architecture (4.8 TB/s) reaches.
+    assert 0.5 * moved_bytes / 4.8e6 < floor < moved_bytes / 4.8e6
+    assert gpu_floor_us(definition, {"M": 65_536}, arch="gfx1", cache=0) == 0.0
