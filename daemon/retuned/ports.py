@@ -248,9 +248,25 @@ class Store(Protocol):
         ...
 
     def list(
-        self, kind: str, *, phase: str | None = None, limit: int | None = None
+        self,
+        kind: str,
+        *,
+        phase: str | None = None,
+        prefix: str = "",
+        above: str = "",
+        limit: int | None = None,
     ) -> Sequence[Stored]:
-        """Return records of a kind, oldest first (`limit` keeps the newest)."""
+        """Return records of a kind, oldest first (`limit` keeps the newest).
+
+        `prefix` and `above` keep ids that begin so, and ids that sort after: what else there is of
+        the kind is not read.
+        """
+        ...
+
+    def ids(
+        self, kind: str, *, phase: str | None = None, prefix: str = "", above: str = ""
+    ) -> Sequence[str]:
+        """Return what `list` would, as ids only: cheap however large the bodies are."""
         ...
 
     def record(self, event: Event) -> None:

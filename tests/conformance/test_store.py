@@ -106,6 +106,34 @@ def test_lists_are_oldest_first_and_a_limit_keeps_the_newest(store: Store) -> No
         store.list("proposal", limit=-1)
 
 
+def test_lists_are_narrowed_by_the_beginning_of_the_id_and_by_what_it_sorts_after(
+    store: Store,
+) -> None:
+    for id in ("plan-2/b", "plan-1/z", "plan-10/a", "plan-1/a", "plan-1"):
+        store.add("finding", id, {"id": id}, phase="odd" if "1/" in id else "even")
+    store.add("other", "plan-1/q", {}, phase="odd")
+    assert [s.id for s in store.list("finding", prefix="plan-1/")] == ["plan-1/z", "plan-1/a"]
+    assert store.ids("finding", prefix="plan-1") == ["plan-1/z", "plan-10/a", "plan-1/a", "plan-1"]
+    assert store.ids("finding", above="plan-1/z") == ["plan-2/b", "plan-10/a"]
+    assert store.ids("finding", above="plan-10/a", phase="even") == ["plan-2/b"]
+    assert store.ids("finding", prefix="plan-1/", above="plan-1/a") == ["plan-1/z"]
+    assert store.ids("finding", phase="odd") == ["plan-1/z", "plan-1/a"]
+    assert [s.id for s in store.list("finding", prefix="plan-1/", limit=1)] == ["plan-1/a"]
+    assert store.ids("finding", prefix="plan-3") == store.ids("nothing") == []
+    with pytest.raises(ValueError, match="limit"):
+        store.list("finding", prefix="plan-1", limit=-1)
+
+
+@pytest.mark.parametrize("last", ["\ud7ff", "\U0010ffff", "z", "%", "_", "*", "'", "\u00e9"])
+def test_a_prefix_is_text_and_no_pattern(store: Store, last: str) -> None:
+    inside = [f"a{last}", f"a{last}\U0010ffff", f"a{last}b"]
+    for id in (*inside, "a", "b", "aa", "a\ue000"):
+        store.add("k", id, {}, phase="p")
+    assert [id for id in store.ids("k", prefix=f"a{last}") if id not in inside] == []
+    assert store.ids("k", prefix=f"a{last}") == inside
+    assert [s.id for s in store.list("k", prefix=f"a{last}")] == inside
+
+
 def test_the_trail_keeps_order_and_filters_by_id(store: Store) -> None:
     for n in range(3):
         store.record(event("p1", n=n))
@@ -248,6 +276,13 @@ def advancing(id: str, expect: str, to: str, n: int) -> Step:
     return lambda store: store.advance("k", id, expect=expect, to=to, body={"n": n})
 
 
+def naming(prefix: str, above: str, phase: str | None) -> Step:
+    return lambda store: (
+        store.ids("k", prefix=prefix, above=above, phase=phase),
+        [s.id for s in store.list("k", prefix=prefix, above=above, phase=phase)],
+    )
+
+
 def listing(phase: str, limit: int) -> Step:
     return lambda store: [(s.id, s.body) for s in store.list("k", phase=phase, limit=limit)]
 
@@ -256,6 +291,7 @@ STEP: st.SearchStrategy[Step] = st.one_of(
     st.builds(adding, NAMES, PHASES, st.integers()),
     st.builds(advancing, NAMES, PHASES, PHASES, st.integers()),
     st.builds(listing, PHASES, st.integers(0, 4)),
+    st.builds(naming, st.sampled_from(["", "p", "p1", "q"]), NAMES, PHASES | st.none()),
     st.builds(lambda id: lambda store: store.record(event(id)), NAMES),
     st.builds(lambda id: lambda store: store.events(id=id), NAMES),
 )

@@ -101,19 +101,37 @@ class MemoryStore:
         return row.stored() if row else None
 
     def list(
-        self, kind: str, *, phase: str | None = None, limit: int | None = None
+        self,
+        kind: str,
+        *,
+        phase: str | None = None,
+        prefix: str = "",
+        above: str = "",
+        limit: int | None = None,
     ) -> Sequence[Stored]:
-        """Return records of a kind, oldest first (`limit` keeps the newest)."""
+        """Return records of a kind, oldest first; see `Store.list`."""
         check_limit(limit)
-        with self._lock:
-            rows = [
-                row
-                for row in self._rows.values()
-                if row.kind == kind and phase in (None, row.phase)
-            ]
+        rows = self._found(kind, phase, prefix, above)
         return [
             row.stored() for row in rows[max(0, len(rows) - limit) if limit is not None else 0 :]
         ]
+
+    def ids(
+        self, kind: str, *, phase: str | None = None, prefix: str = "", above: str = ""
+    ) -> Sequence[str]:
+        """Return what `list` would, as ids only."""
+        return [row.id for row in self._found(kind, phase, prefix, above)]
+
+    def _found(self, kind: str, phase: str | None, prefix: str, above: str) -> Sequence[_Row]:
+        with self._lock:
+            return [
+                row
+                for row in self._rows.values()
+                if row.kind == kind
+                and phase in (None, row.phase)
+                and row.id.startswith(prefix)
+                and row.id > above
+            ]
 
     def record(self, event: Event) -> None:
         """Append to the audit trail."""

@@ -1,11 +1,16 @@
-"""Versions of the state database and the way from each to the next."""
+"""The state database: its versions, the way from each to the next, and how rows are asked for."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from retuned.adapters.store_rules import past_prefix
 from retuned.errors import UnreadableInput
+from retuned.ports import Stored
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -90,6 +95,34 @@ def migrate(
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
+
+
+def where_clause(
+    kind: str, phase: str | None, prefix: str, above: str
+) -> tuple[str, tuple[str, ...]]:
+    """Say which rows are meant, with only the conditions that hold: an index serves each."""
+    conditions = [
+        ("kind = ?", kind),
+        ("phase = ?", phase),
+        ("id >= ?", prefix or None),
+        ("id < ?", past_prefix(prefix)),
+        ("id > ?", above or None),
+    ]
+    held = [(text, value) for text, value in conditions if value is not None]
+    return " AND ".join(text for text, _ in held), tuple(value for _, value in held)
+
+
+def stored_row(row: tuple[Any, ...]) -> Stored:
+    """Return the record that a row of all columns but its number is."""
+    kind, id, phase, body, created_at, updated_at = row
+    return Stored(
+        kind=kind,
+        id=id,
+        phase=phase,
+        body=json.loads(body),
+        created_at=datetime.fromisoformat(created_at),
+        updated_at=datetime.fromisoformat(updated_at),
+    )
 
 
 def _version(db: sqlite3.Connection) -> int:

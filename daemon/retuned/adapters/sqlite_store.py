@@ -19,7 +19,7 @@ from typing import Any
 
 from retuned.adapters.blobs import BlobFolder, no_hook
 from retuned.adapters.clock import SystemClock
-from retuned.adapters.sqlite_schema import migrate
+from retuned.adapters.sqlite_schema import migrate, stored_row, where_clause
 from retuned.adapters.store_rules import check_limit, check_mutable, check_name, encode
 from retuned.contract import Digest
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
@@ -117,19 +117,34 @@ class SqliteStore:
             "WHERE kind = ? AND id = ?",
             (kind, id),
         )
-        return _stored(rows[0]) if rows else None
+        return stored_row(rows[0]) if rows else None
 
     def list(
-        self, kind: str, *, phase: str | None = None, limit: int | None = None
+        self,
+        kind: str,
+        *,
+        phase: str | None = None,
+        prefix: str = "",
+        above: str = "",
+        limit: int | None = None,
     ) -> Sequence[Stored]:
-        """Return records of a kind, oldest first (`limit` keeps the newest)."""
+        """Return records of a kind, oldest first; see `Store.list`."""
         check_limit(limit)
+        where, values = where_clause(kind, phase, prefix, above)
         rows = self._read(
             "SELECT kind, id, phase, body, created_at, updated_at FROM records "
-            "WHERE kind = ? AND (? IS NULL OR phase = ?) ORDER BY seq DESC LIMIT ?",
-            (kind, phase, phase, -1 if limit is None else limit),
+            f"WHERE {where} ORDER BY seq DESC LIMIT ?",
+            (*values, -1 if limit is None else limit),
         )
-        return [_stored(row) for row in reversed(rows)]
+        return [stored_row(row) for row in reversed(rows)]
+
+    def ids(
+        self, kind: str, *, phase: str | None = None, prefix: str = "", above: str = ""
+    ) -> Sequence[str]:
+        """Return what `list` would, as ids only; bodies are not read from the disk."""
+        where, values = where_clause(kind, phase, prefix, above)
+        rows = self._read(f"SELECT id FROM records WHERE {where} ORDER BY seq", values)
+        return [id for (id,) in rows]
 
     def record(self, event: Event) -> None:
         """Append to the audit trail."""
@@ -272,16 +287,4 @@ def _damaged(path: Path, text: str) -> UnreadableInput:
         message=f"the database is damaged ({text}); stop the daemon, move {path.name} and its "
         "-wal and -shm files aside (or put back a copy) and start again. The server keeps "
         "serving what it runs now",
-    )
-
-
-def _stored(row: tuple[Any, ...]) -> Stored:
-    kind, id, phase, body, created_at, updated_at = row
-    return Stored(
-        kind=kind,
-        id=id,
-        phase=phase,
-        body=json.loads(body),
-        created_at=datetime.fromisoformat(created_at),
-        updated_at=datetime.fromisoformat(updated_at),
     )

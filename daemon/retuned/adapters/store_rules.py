@@ -53,6 +53,21 @@ def check_limit(limit: int | None) -> None:
         raise ValueError("limit is zero or more")
 
 
+def past_prefix(prefix: str) -> str | None:
+    """Return the least string that sorts after all that begin with `prefix`; None if all do.
+
+    Examples
+    --------
+    >>> past_prefix("ab"), past_prefix("a" + chr(0x10FFFF)), past_prefix("")
+    ('ac', 'b', None)
+    """
+    head = prefix.rstrip(chr(0x10FFFF))
+    if not head:
+        return None
+    code = ord(head[-1]) + 1
+    return head[:-1] + chr(0xE000 if code == 0xD800 else code)  # surrogates are no text
+
+
 def encode(body: Mapping[str, Any]) -> str:
     """Write a body as JSON; NaN and infinity are no JSON.
 
