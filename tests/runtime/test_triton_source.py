@@ -105,6 +105,7 @@ def test_what_kernels_need_is_accepted(line: str) -> None:
         "b = b'bytes'",
         "b = ...",
         "c = 3j",
+        "c = 'a' * 1000000000",
         "import os",
         "from os import system",
         "global N",
@@ -225,8 +226,38 @@ def test_text_that_others_would_read_differently_is_refused(text: str) -> None:
     refused(text)
 
 
+HIDDEN = """@triton.jit
+def \\
+k(x):
+    '''
+def k(x):
+    tl.core.os.system("true")
+# '''
+"""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        HIDDEN,
+        HIDDEN.replace("def \\\nk", "def  k"),
+        HIDDEN.replace("def \\\nk", "def\tk"),
+        HIDDEN.replace("def \\\nk(", "def k\\\n("),
+        KERNEL.replace("@triton.jit", "@(triton.jit)"),
+        KERNEL.replace("@triton.jit", "@triton \\\n.jit"),
+    ],
+)
+def test_what_triton_compiles_is_what_was_checked(function: str) -> None:
+    """Triton looks for the function's first line by its text, not in the syntax tree."""
+    assert "must begin" in refused(HEAD + function).detail
+
+
 def test_the_refusal_names_the_line() -> None:
     assert "line 11" in refused(body("x.__class__")).detail
+
+
+def test_a_comment_may_follow_the_decorator() -> None:
+    check_source(HEAD + KERNEL.replace("@triton.jit", "@triton.jit  # fast"), entry="k")
 
 
 def test_an_entry_that_is_not_there_is_refused() -> None:

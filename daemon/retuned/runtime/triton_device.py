@@ -106,6 +106,8 @@ class DeviceCheck:
             raise _refused(node.lineno, f"holds a {type(node.value).__name__}")
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             raise _refused(node.lineno, "uses **; write the product, or tl.exp2")
+        if isinstance(node, ast.BinOp) and (_is_text(node.left) or _is_text(node.right)):
+            raise _refused(node.lineno, "computes with text")
         if isinstance(node, ast.Call):
             self._call(node)
         for child in ast.iter_child_nodes(node):
@@ -145,6 +147,10 @@ class DeviceCheck:
         for keyword in node.keywords:
             if keyword.arg is None or keyword.arg.startswith("_"):
                 raise _refused(node.lineno, "passes arguments by ** or a private name")
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _is_math(node: ast.Attribute) -> bool:

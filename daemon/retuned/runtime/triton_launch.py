@@ -296,8 +296,12 @@ def _import(source: str) -> tuple[types.ModuleType, Path]:
     linecache.cache[str(path)] = (len(source), None, lines, str(path))  # what was checked is read
     module = types.ModuleType(name)
     module.__file__ = str(path)
-    with _IMPORT_LOCK:
-        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    try:
+        with _IMPORT_LOCK:
+            exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    except Exception as error:  # what triton.jit does not take
+        shutil.rmtree(folder, ignore_errors=True)
+        raise Refused("compile-failed", detail=f"{type(error).__name__}: {error}"[:400]) from error
     return module, folder
 
 

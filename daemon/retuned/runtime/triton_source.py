@@ -64,12 +64,14 @@ def check_source(text: str, *, entry: str) -> KernelSignature:
     """
     _check_text(text)
     try:
-        tree = ast.parse(text)
-        functions = _check_module(tree)
+        functions = _check_module(ast.parse(text))
     except (SyntaxError, ValueError) as error:
         raise _refused(getattr(error, "lineno", None), f"is no Python: {error}"[:200]) from error
     except (MemoryError, RecursionError) as error:
         raise _refused(None, "is nested too deeply") from error
+    lines = text.split("\n")
+    for function in functions.values():
+        _check_lines(function, lines)
     found = functions.get(entry)
     if found is None:
         raise _refused(None, f"has no @triton.jit function '{entry[:80]}'")
@@ -178,6 +180,20 @@ def _check_header(node: ast.FunctionDef, imported: set[str]) -> None:
     for default in arguments.defaults:
         if not is_literal(default):
             raise _refused(default.lineno, "has a default that is no literal")
+
+
+def _check_lines(node: ast.FunctionDef, lines: list[str]) -> None:
+    r"""Make sure that Triton compiles the function that was checked.
+
+    Triton takes the function's text from its decorator on and searches it for ``def NAME(`` at the
+    start of a line. With ``def \`` and the name on the next line, it would find one inside a
+    docstring, which to Python is a comment.
+    """
+    decorator = lines[node.decorator_list[0].lineno - 1]
+    first = lines[node.lineno - 1]
+    plain = decorator.partition("#")[0].rstrip() == "@triton.jit"
+    if not plain or not first.startswith(f"def {node.name}("):
+        raise _refused(node.lineno, f"must begin with '@triton.jit' and 'def {node.name}('")
 
 
 def is_literal(node: ast.expr) -> bool:
