@@ -116,6 +116,24 @@ def test_a_failing_launch_is_named_and_its_text_is_plain(opened: Open) -> None:
     assert caught.value.detail.isprintable()
 
 
+@pytest.mark.parametrize("layout", ["as-is", "transposed", "panels-8"])
+def test_wide_zones_leave_room_for_weights_in_every_layout(layout: str, folder: Path) -> None:
+    entry = catalog.get("linear_w8_n512_k32")
+    solution = linear(layouts={"wq": layout}).model_copy(
+        update={"definition": entry.definition.name}
+    )
+    variant = compiled(solution, folder)
+    size = arena_bytes(
+        entry.definition, {"M": 3}, scratch_bytes=0, parts=1, zone_rows=PROGRAM.zone_rows
+    )
+    inputs = make_inputs(entry, {"M": 3}, seed=3, family="randn")
+    with (
+        Arena(size) as arena,
+        Runner(entry.definition, variant, arena=arena, program=PROGRAM) as runner,
+    ):
+        assert set(runner.run(inputs, {"M": 3}, timeout_s=20.0)) == {"y"}
+
+
 def test_a_kernel_that_never_ends_is_killed_in_time(opened: Open) -> None:
     body = (
         "    turn = M\n    while turn > 0:\n        turn += M - M\n"

@@ -101,6 +101,7 @@ class Bay:
         self._sets: dict[tuple[object, ...], list[dict[str, Array]]] = {}
         self._slowest_us = 0.0
         try:
+            self.toolchain.program.warm()
             self.incumbent = self.compiled(incumbent)
             self.seeds = Seeds()
             self.book = self.open_book(self.seeds, self._stack)

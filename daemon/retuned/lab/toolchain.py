@@ -133,6 +133,7 @@ class TritonGpu:
         server = ForkServer(_GPU_CHILD, paths=[str(_ROOT), *sys.path], environment=environment)
         self.program = ChildProgram(
             start=server.start,
+            warm=server.warm,
             limits=ChildLimits(start_s=120.0, cpu_s=600, memory_bytes=8 * 2**30),
             mirrored=True,
             fences=False,

@@ -96,6 +96,8 @@ class ChildProgram:
 
     start: Starter
     """How a child of it comes to be."""
+    warm: Callable[[], None] = lambda: None
+    """Begins what the first child waits for, and returns at once."""
     limits: ChildLimits = field(default_factory=ChildLimits)
     """Bounds of each child."""
     mirrored: bool = False
@@ -164,6 +166,7 @@ class ForkServer:
         self._environment = {**_ENVIRONMENT, **environment}
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._ready = False
 
     def start(self, memory: int) -> tuple[Child, int]:
         """Fork one child.
@@ -173,9 +176,15 @@ class ForkServer:
         HarnessError
             If the server cannot import what it needs, or is gone.
         """
-        if self._socket is None:
-            self._open()
+        self.warm()
         assert self._socket is not None
+        if not self._ready:
+            self._ready = self._receive(_IMPORT_S) == b"ready"
+        if not self._ready:
+            self.close()
+            raise HarnessError(
+                "the process that forks children did not start: are torch and triton importable?"
+            )
         to_child, from_child = os.pipe(), os.pipe()
         try:
             socket.send_fds(self._socket, [b"f"], [to_child[0], from_child[1], memory])
@@ -199,7 +208,10 @@ class ForkServer:
             self._server.wait()
             self._server = None
 
-    def _open(self) -> None:
+    def warm(self) -> None:
+        """Begin to import, unless that was begun; `start` waits until it is done."""
+        if self._socket is not None:
+            return
         if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise HarnessError("this kernel knows no subreaper; Linux 3.4 or newer is needed")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -216,12 +228,7 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self._socket = ours
-        if self._receive(_IMPORT_S) != b"ready":
-            self.close()
-            raise HarnessError(
-                "the process that forks children did not start: are torch and triton importable?"
-            )
+        self._socket, self._ready = ours, False
 
     def _receive(self, timeout_s: float) -> bytes:
         assert self._socket is not None

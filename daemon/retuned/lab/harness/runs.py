@@ -183,7 +183,8 @@ def arena_bytes(
     total = 0
     for spec in (*definition.inputs.values(), *definition.outputs.values()):
         shape, item = shape_of(spec, lengths), numpy_dtype(spec).itemsize
-        total += int(np.prod(shape)) * item + 2 * _zone_bytes(shape, item, zone_rows) + 4 * PAGE
+        longest = (max(shape),)  # repacking may make any axis the innermost
+        total += int(np.prod(shape)) * item + 2 * _zone_bytes(longest, item, zone_rows) + 4 * PAGE
     return total + parts * (scratch_bytes + 4 * PAGE)
 
 
