@@ -89,8 +89,8 @@ def _spent(ctx: Context) -> bool:
     recent = {s.id for s in ctx.store.list(Kind.EXPERIMENT) if s.created_at > day_ago}
     seconds = sum(
         float(stored.body["seconds"])
-        for stored in ctx.store.list(Kind.FINDING)
-        if stored.body["experiment"] in recent
+        for experiment in recent
+        for stored in ctx.store.list(Kind.FINDING, prefix=f"{experiment}/")
     )
     settings = ctx.settings
     if len(recent) < settings.experiments_per_day and seconds < settings.experiment_s_per_day:

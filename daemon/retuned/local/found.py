@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retuned.contract import Solution
+from retuned.contract import Digest, Solution
 from retuned.local.context import Context, Kind
-from retuned.ports import Finding
+from retuned.ports import Finding, Store
 from retuned.stages.verdict import Status, Verdict
 
 
@@ -18,9 +18,17 @@ def findings(ctx: Context, experiment: str) -> Sequence[Finding]:
             verdict=Verdict.model_validate(stored.body["verdict"]),
             seconds=float(stored.body["seconds"]),
         )
-        for stored in ctx.store.list(Kind.FINDING)
-        if stored.body["experiment"] == experiment
+        for stored in ctx.store.list(Kind.FINDING, prefix=f"{experiment}/")
     ]
+
+
+def found_solution(store: Store, digest: Digest) -> Solution | None:
+    """Return a variant that an experiment tried; None if none did."""
+    for id in store.ids(Kind.FINDING):
+        stored = store.get(Kind.FINDING, id) if id.endswith(f"/{digest}") else None
+        if stored is not None:
+            return Solution.model_validate(stored.body["solution"])
+    return None
 
 
 def best_finding(found: Sequence[Finding]) -> Finding | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from retuned.contract import Digest, Guard, Solution
 from retuned.errors import CandidateError, TemporaryError
 from retuned.local.context import Context, Kind
+from retuned.local.found import found_solution
 from retuned.ports import Event, SlotState, Stored
 from retuned.stages import swap as swap_stage
 from retuned.stages import watch as watch_stage
@@ -189,11 +190,10 @@ def _drive(ctx: Context, order: SwapOrder) -> None:
 
 
 def _solution(ctx: Context, digest: Digest) -> Solution:
-    for stored in ctx.store.list(Kind.FINDING):
-        solution = Solution.model_validate(stored.body["solution"])
-        if solution.digest == digest:
-            return solution
-    raise CandidateError("artifact-missing", detail=f"{digest} is not in the store")
+    solution = found_solution(ctx.store, digest)
+    if solution is None:
+        raise CandidateError("artifact-missing", detail=f"{digest} is not in the store")
+    return solution
 
 
 def _carried_out(ctx: Context, order: SwapOrder, took_ns: int | None) -> None:

@@ -23,6 +23,7 @@ from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.physics import GPU_PEAKS, Peak
 from retuned.lab.toolchain import environment_of, is_timed
 from retuned.local.context import Context, Kind, LoopSettings
+from retuned.local.found import found_solution
 from retuned.local.known_kernels import KnownKernels
 from retuned.local.program import Loop
 from retuned.ports import Bench, Store
@@ -67,7 +68,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         traces=TraceFolders(
             settings.watch_dirs,
             clock=clock,
-            known=[batch.id for batch in store.list(Kind.BATCH)],
+            known=store.ids(Kind.BATCH),
             limits=ReadLimits(input_bytes=settings.max_trace_bytes),
         ),
         swapper=RuntimeSocket(settings.sockets),
@@ -146,11 +147,7 @@ def _solutions(store: Store) -> Callable[[Digest], Solution | None]:
                 incumbent = _incumbent(str(plan.body["definition"]), language)
                 if incumbent is not None and incumbent.digest == digest:
                     return incumbent
-        for stored in store.list(Kind.FINDING):
-            solution = Solution.model_validate(stored.body["solution"])
-            if solution.digest == digest:
-                return solution
-        return None
+        return found_solution(store, digest)
 
     return find
 
