@@ -8,9 +8,9 @@ import numpy as np
 
 from retuned.stages.drift.calibration import SCALE_FLOOR, mean_durations, thinned
 from retuned.stages.drift.settings import DriftSettings
-from retuned.stages.drift.state import Library, SizeClass, tally
-from retuned.stages.profile import WorkloadProfile, aligned, merge
-from retuned.stats import Floats, cusum_threshold, jensen_shannon, robust_centre
+from retuned.stages.drift.state import Library, SizeClass
+from retuned.stages.profile import OTHER, WorkloadProfile, aligned, merge
+from retuned.stats import Floats, cusum_threshold, robust_centre
 
 PARTS = 3
 _STEP = 0.5
@@ -46,34 +46,66 @@ def repeat_classes(
     per_launch = mean_durations(windows, library) ** settings.time_power
     size = settings.rollup_windows
     used = size // PARTS
-    parts = [
-        [
-            merge([windows[start + part + PARTS * i] for i in range(used)])
-            for start in range(len(windows) - size + 1)
-        ]
-        for part in range(PARTS)
-    ]
-    rows = [np.stack([_weights(p, library, settings) for p in part]) for part in parts]
+    launches, times = _tables(windows, library, settings)
+    count = len(windows) - size + 1
+    parts = []
+    for part in range(PARTS):
+        starts = [slice(part + PARTS * i, part + PARTS * i + count) for i in range(used)]
+        held, took = (np.sum([table[at] for at in starts], axis=0) for table in (launches, times))
+        parts.append((held.sum(axis=1), _weights(held, took, settings.time_power)))
+    nearest = _Nearest(library.weights)
     classes = []
     for floor in settings.size_classes:
         distances = []
-        for part, weights in zip(parts, rows, strict=True):
+        for totals, weights in parts:
             # a part stands for a roll-up with as many times its launches
             seen = [
-                thinned(row, per_launch, floor, generator)
-                if p.launches * size > floor * used
-                else row
-                for p, row in zip(part, weights, strict=True)
+                thinned(row, per_launch, floor, generator) if total * size > floor * used else row
+                for total, row in zip(totals, weights, strict=True)
             ]
-            nearest = [jensen_shannon(row, library.weights).min() for row in seen]
-            distances.append(np.array(nearest))
+            distances.append(np.array([nearest.distance(row) for row in seen]))
         classes.append(_class(floor, distances, settings, generator))
     return tuple(classes)
 
 
-def _weights(profile: WorkloadProfile, library: Library, settings: DriftSettings) -> Floats:
-    stats = aligned(profile.stats, library.modes, gap_ratio=settings.mode_gap_ratio)
-    return tally(stats, library, power=settings.time_power)[1]
+def _tables(
+    windows: Sequence[WorkloadProfile], library: Library, settings: DriftSettings
+) -> tuple[Floats, Floats]:
+    """Count launches and GPU time in ns of each window by key, shapes (windows, keys + 1)."""
+    launches, times = (np.zeros((len(windows), len(library.keys) + 1)) for _ in range(2))
+    for row, window in enumerate(windows):
+        for stat in aligned(window.stats, library.modes, gap_ratio=settings.mode_gap_ratio):
+            place = library.index.get(stat.signature, -1)
+            if place >= 0 or stat.signature.kernel != OTHER:
+                launches[row, place] += stat.launches
+                times[row, place] += stat.gpu_time_ns
+    return launches, times
+
+
+def _weights(launches: Floats, times: Floats, power: float) -> Floats:
+    weights: Floats = launches ** (1.0 - power) * times**power
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
+
+
+class _Nearest:
+    """Distance to the nearest of many rows; their own entropy is taken once."""
+
+    def __init__(self, rows: Floats) -> None:
+        self._rows = rows
+        self._entropies = _entropy(rows)
+
+    def distance(self, weights: Floats) -> float:
+        """Jensen-Shannon divergence to the nearest row, bits."""
+        mixed = _entropy((self._rows + weights) / 2)
+        divergences = mixed - (self._entropies + _entropy(weights)) / 2
+        return float(np.clip(divergences, 0.0, 1.0).min())
+
+
+def _entropy(rows: Floats) -> Floats:
+    """Shannon entropy over the last axis, bits."""
+    held: Floats = -np.sum(rows * np.log2(np.maximum(rows, 1e-300)), axis=-1)
+    return held
 
 
 def _class(
