@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from retuned.settings import PREFIX, Settings
+from retuned.settings import PREFIX, RESERVED, Settings
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -16,9 +16,9 @@ HEAD = """# Configuration
 
 Strength, weakest first: defaults, a file (YAML or TOML, `--config` or `RETUNED_CONFIG`), the
 environment, flags. What is not known is refused with its place, in the file and in the environment
-alike. `RETUNED_RUNTIME` and names beginning with `RETUNED_TORCH` belong to others and are left
-aside. In the environment lists of paths are separated by colons, cores are written `0,2-3` and
-pairs `a=b,c=d`.
+alike. Names that others read are left aside: {reserved}.
+In the environment lists of paths are separated by colons, cores are written `0,2-3` and pairs
+`a=b,c=d`.
 
 ```yaml
 # retuned.yaml
@@ -39,7 +39,8 @@ def render() -> str:
     for name, field in Settings.model_fields.items():
         text = " ".join((field.description or "").split()).replace("|", "\\|")
         rows.append(f"| `{name}` | `{PREFIX}{name.upper()}` | {_default(name, field)} | {text} |\n")
-    return HEAD + "".join(rows)
+    reserved = ", ".join(f"`{name}`" for name in sorted(RESERVED))
+    return HEAD.replace("{reserved}", reserved) + "".join(rows)
 
 
 def _default(name: str, field: Any) -> str:  # noqa: ANN401 - pydantic's FieldInfo

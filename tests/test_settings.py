@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retuned.errors import UsageError
-from retuned.settings import Settings, load_settings
+from retuned.settings import PREFIX, RESERVED, Settings, load_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -127,7 +127,28 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(
     assert "did you mean RETUNED_WINDOW_S?" in str(caught.value) or name == "RETUNED_X"
 
 
-@pytest.mark.parametrize("name", ["RETUNED_RUNTIME", "RETUNED_TORCH", "RETUNED_TORCH_INDEX"])
+@pytest.mark.parametrize("name", ["RETUNED_CONFIG_FILE", "RETUNED_RUNTIMES", "RETUNED_TORCHES"])
+def test_a_longer_name_than_one_that_belongs_to_others_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(UsageError, match=rf"{name}.*did you mean {name[:12]}"):
+        load_settings()
+
+
+def test_every_variable_that_the_code_reads_is_known_or_left_aside() -> None:
+    """The daemon inherits what the demo and the runtime are told; it must start all the same."""
+    files = [*ROOT.glob("daemon/**/*.py"), ROOT / "scripts" / "setup"]
+    read = {
+        name
+        for file in files
+        for name in re.findall(r"\bRETUNED_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8"))
+    }
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    assert read - known == RESERVED
+
+
+@pytest.mark.parametrize("name", ["RETUNED_RUNTIME", "RETUNED_TORCH", "RETUNED_DEMO_DEVICE"])
 def test_names_that_belong_to_others_are_left_aside(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -25,8 +25,17 @@ from retuned.errors import UsageError
 from retuned.strict_yaml import NotPlainYaml, Tree, parse, problems_of, read_text, suggest
 
 PREFIX = "RETUNED_"
-RESERVED = ("RETUNED_CONFIG", "RETUNED_RUNTIME", "RETUNED_TORCH")
-"""Names, and beginnings of names, in the environment that are not settings of the daemon."""
+RESERVED = frozenset(
+    {
+        "RETUNED_ARTIFACTS_DIR",
+        "RETUNED_CONFIG",
+        "RETUNED_DEMO_DEVICE",
+        "RETUNED_RUNTIME",
+        "RETUNED_TORCH",
+        "RETUNED_TORCH_INDEX",
+    }
+)
+"""Names in the environment that are not settings of the daemon: others read them."""
 
 
 def _split(separator: str) -> BeforeValidator:
@@ -240,8 +249,11 @@ def _check_environment() -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in sorted(os.environ):
         upper = name.upper()
-        if upper.startswith(PREFIX) and upper not in known and not upper.startswith(RESERVED):
-            hint = suggest(upper, sorted(known)) or "; docs/configuration.md lists what is known"
+        if upper.startswith(PREFIX) and upper not in known | RESERVED:
+            hint = (
+                suggest(upper, sorted(known | RESERVED))
+                or "; docs/configuration.md lists what is known"
+            )
             raise UsageError(f"unknown setting {name} in the environment{hint}")
 
 
