@@ -2,6 +2,7 @@
 
 RetunedError
 ├── UsageError            the command or its settings are wrong                          exit 2
+├── Refused               the answer is no: not allowed, or nothing to do it to          exit 1
 ├── UnreadableInput       a file, record or answer from outside cannot be understood     exit 3
 │   └── PolicyInvalid     a gate policy, with each problem and its line                  exit 1
 ├── MissingDependency     a compiler, GPU, server or package that is needed is absent    exit 4
@@ -9,10 +10,11 @@ RetunedError
 │   ├── CompileFailed
 │   ├── CandidateCrashed  died by a signal, or ran out of its memory limit
 │   └── CandidateTimedOut
-├── HarnessError          our own measuring machinery failed; says nothing about the candidate
-└── TemporaryError        trying again later may succeed; carries the delay
+├── HarnessError          our own machinery failed; says nothing about the candidate     exit 5
+└── TemporaryError        trying again later may succeed; carries the delay              exit 5
 
-A message says what happened, where, and what to do about it.
+A message says what happened, where, and what to do about it. Each error has a stable `code` as
+well, which is what a program reads; all that is not listed above ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -21,15 +23,37 @@ from dataclasses import dataclass
 
 
 class RetunedError(Exception):
-    """Base of all; catch it at a program's edge to print one clear line."""
+    """Base of all; catch it at a program's edge to print one clear line.
+
+    Parameters
+    ----------
+    args
+        The message, for a person.
+    """
 
     exit_code = 1
+    """Exit code of a program that ends with it."""
+    code: str = "failed"
+    """Stable reason, kebab-case, for a program."""
+    where: str = ""
+    """The place; empty where the message names it."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.message = str(self)
 
 
 class UsageError(RetunedError):
     """The command line or the settings are wrong; nothing was done."""
 
     exit_code = 2
+    code = "wrong-usage"
+
+
+class Refused(RetunedError):
+    """What was asked for is not allowed, or has no meaning now; nothing was done."""
+
+    code = "refused"
 
 
 class UnreadableInput(RetunedError):
@@ -81,6 +105,7 @@ class MissingDependency(RetunedError):
     """A thing that is needed is not on this machine; the message says how to get it."""
 
     exit_code = 4
+    code = "missing-dependency"
 
 
 class CandidateError(RetunedError):
@@ -96,6 +121,8 @@ class CandidateError(RetunedError):
 
     def __init__(self, reason: str, *, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
+        self.code = reason
+        self.message = detail
         self.reason = reason
         self.detail = detail
 
@@ -115,6 +142,9 @@ class CandidateTimedOut(CandidateError):
 class HarnessError(RetunedError):
     """Our own machinery failed; no conclusion about the candidate may be drawn."""
 
+    exit_code = 5
+    code = "harness-failed"
+
 
 class TemporaryError(RetunedError):
     """Trying again may succeed.
@@ -126,6 +156,9 @@ class TemporaryError(RetunedError):
     delay_s
         Seconds to wait before the next try.
     """
+
+    exit_code = 5
+    code = "temporary"
 
     def __init__(self, message: str, *, delay_s: float) -> None:
         super().__init__(message)

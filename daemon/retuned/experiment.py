@@ -8,7 +8,7 @@ file::
 
 ``solutions`` are variants that the catalog does not have, such as an incumbent that an earlier
 experiment found. Each answer is one line: ``{"finding": {...}}``, and at the end ``{"done": true}``
-or ``{"failed": {"code", "message"}}``. Exit codes: 0 done, 3 unreadable plan, 4 no compiler, 1 the
+or ``{"failed": {"code", "message"}}``. Exit codes: 0 done, 3 unreadable plan, 4 no compiler, 5 the
 lab failed.
 """
 

@@ -16,9 +16,10 @@ from retuned.adapters.approvals import Approvals, Identity
 from retuned.adapters.policy_files import load_policy
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.cli import freezes, review
-from retuned.cli.state import safe, until
+from retuned.cli.output import safe
+from retuned.cli.state import until
 from retuned.contract import Guard, TrustClass
-from retuned.errors import RetunedError, UnreadableInput, UsageError
+from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
 from retuned.ports import Event
 from retuned.stages.gate import GateState, decide
 from retuned.stages.proposal import Proposal, Risk
@@ -104,6 +105,8 @@ def run(state: SqliteStore) -> Run:
         result = CliRunner().invoke(
             app, [*args, "--state-dir", str(state.path.parent)], env={"COLUMNS": "200"}
         )
+        if isinstance(result.exception, Refused) and code == result.exception.exit_code:
+            return result.output + str(result.exception)
         if isinstance(result.exception, RetunedError):
             raise result.exception
         assert result.exit_code == code, result.output

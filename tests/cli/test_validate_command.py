@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,39 @@ def test_an_absent_file_and_one_that_is_not_text_are_unreadable(tmp_path: Path) 
     path = tmp_path / "binary.cpp"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UnreadableInput, match="byte 0"):
+        read_candidate(path, definition="softmax_n32")
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "says"),
+    [
+        ("// params: " + "[" * 5000, 3, "nested deeper"),
+        ("// params: &a {x: 1}\n// layouts: *a", 4, "aliases"),
+        ("// params: {}\n// params: {}", 4, "twice"),
+        ("// params: !!python/name:os.system x", 3, "tags"),
+    ],
+    ids=["deep", "alias", "twice", "tag"],
+)
+def test_a_header_is_read_as_data_and_refused_with_its_line(
+    header: str, line: int, says: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, f"// ---\n// definition: softmax_n32\n{header}\n// ---\n")
+    with pytest.raises(UnreadableInput, match=says) as caught:
+        read_candidate(path, definition=None)
+    assert (caught.value.code, caught.value.where) == ("bad-header", f"{path}:{line}")
+
+
+def test_a_pipe_or_device_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.cpp"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(UnreadableInput, match="expected a file"):
+            read_candidate(path, definition="softmax_n32")
+
+
+def test_a_candidate_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "//" + "x" * 2_000_000)
+    with pytest.raises(UnreadableInput, match="too-large"):
         read_candidate(path, definition="softmax_n32")
 
 

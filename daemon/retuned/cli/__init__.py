@@ -7,7 +7,7 @@ import sys
 import typer
 
 from retuned.cli import analyze, demo, doctor, freezes, policy, review, run, validate
-from retuned.cli.output import stderr
+from retuned.cli.output import JSON_FLAG, say, say_error
 from retuned.errors import RetunedError
 
 app = typer.Typer(
@@ -41,12 +41,14 @@ app.add_typer(policy.app, name="policy")
 
 
 def main() -> None:
-    """Run the command line; exit codes are those of DESIGN section 11."""
+    """Run the command line; `retuned.errors` lists the exit codes.
+
+    With ``--json`` an error is one object on stdout too: ``{"error": {code, where, message}}``.
+    """
     try:
         app()
     except RetunedError as error:
-        stderr().print(f"retuned: {error}")
-        sys.exit(error.exit_code)
+        sys.exit(say_error(error, as_json=JSON_FLAG in sys.argv[1:]))
     except KeyboardInterrupt:
-        stderr().print("retuned: interrupted")
+        say("retuned: interrupted")
         sys.exit(130)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from retuned.adapters.traces import ReadLimits, TraceStream, open_trace, read_capture, read_trace
-from retuned.cli.output import JsonFlag, emit_json, stderr, stdout
-from retuned.errors import UnreadableInput, UsageError
+from retuned.cli.output import JsonFlag, check_writable, emit_json, say, stdout, write_page
+from retuned.errors import UnreadableInput
 from retuned.stages.profile import Folder, SignatureStat, WorkloadProfile, merge
 from retuned.stages.trace import CapturedLaunch, ShapeSource, align_capture
 
@@ -38,6 +38,8 @@ def analyze(
 
     Exit code 3 if a file could not be read; the others are reported all the same.
     """
+    if html:
+        check_writable(html)
     limits = ReadLimits()
     captured = read_capture(capture, limits=limits) if capture else ()
     entries: list[_Body] = []
@@ -51,7 +53,7 @@ def analyze(
     if html:
         from retuned.report.pages import analyze_page
 
-        _write(html, analyze_page(body))
+        write_page(html, analyze_page(body))
     if as_json:
         emit_json(body)
     else:
@@ -61,8 +63,7 @@ def analyze(
     for entry in entries:
         if entry["error"]:
             error = entry["error"]
-            text = f"retuned: {error['where']}: {error['message']} [{error['code']}]"
-            stderr().print(text, soft_wrap=True)
+            say(f"retuned: {error['where']}: {error['message']} [{error['code']}]")
     if len(profiles) < len(files):
         raise typer.Exit(UnreadableInput.exit_code)
 
@@ -83,9 +84,13 @@ def diff(
     ------
     UnreadableInput
         If either trace cannot be read.
+    UsageError
+        If the page cannot be written.
     """
     from retuned.stages.drift import compare
 
+    if html:
+        check_writable(html)
     limits = ReadLimits()
     old, new = (_read_profile(path, limits) for path in (before, after))
     report = compare(old, new)
@@ -98,7 +103,7 @@ def diff(
     if html:
         from retuned.report.pages import diff_page
 
-        _write(html, diff_page(page))
+        write_page(html, diff_page(page))
     if as_json:
         emit_json(body)
     else:
@@ -211,10 +216,3 @@ _EMPTY = _profile(Folder(), 0)
 def _read_profile(path: Path, limits: ReadLimits) -> WorkloadProfile:
     with open_trace(path, limits=limits) as stream:
         return _folded(stream)[0]
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None

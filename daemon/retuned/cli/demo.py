@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from retuned.adapters.approvals import Approvals, local_identity
-from retuned.adapters.sqlite_store import SqliteStore
-from retuned.cli.output import JsonFlag, emit_json, stderr, stdout
+from retuned.adapters.sqlite_store import DATABASE, SqliteStore
+from retuned.cli.output import JsonFlag, check_writable, emit_json, say, stdout, write_page
 from retuned.demo.processes import Cores
 from retuned.demo.server import DEVICE_VARIABLE
 from retuned.demo.story import DemoOptions, Story
@@ -51,11 +51,15 @@ def demo(
         Device, typer.Option(help="Where to serve; auto takes a GPU if PyTorch has one.")
     ] = Device.AUTO,
 ) -> None:
-    """Serve, drift, detect, experiment, validate, approve, swap, watch, and roll a fault back."""
-    progress = stderr()
+    """Serve, drift, detect, experiment, validate, approve, swap, watch, and roll a fault back.
+
+    Exit code 1 unless no request failed, a kernel that is proven faster was swapped in, and the
+    fault was rolled back.
+    """
     where, said = choose_device(device)
     _check(policy, where)
-    progress.print(said)
+    _check_places(html, keep)
+    say(said)
     folder = keep or Path(tempfile.mkdtemp(prefix="retuned-demo-"))
     try:
         os.environ[DEVICE_VARIABLE] = where.value  # the server inherits it
@@ -67,20 +71,54 @@ def demo(
             seed=seed,
         )
         data = {
-            **Story(options, lambda line: progress.print(line)).run(),
+            **Story(options, say).run(),
             "machine": _machine(where),
         }
-        html.write_text(pages.demo_page(data), encoding="utf-8")
+        write_page(html, pages.demo_page(data))
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
+    _tell(data, html=html, as_json=as_json)
+
+
+def _tell(data: Mapping[str, Any], *, html: Path, as_json: bool) -> None:
+    """Print what happened; exit with 1 if it is not what the demo promises."""
+    missing = shortcomings(data)
     if as_json:
-        emit_json(data)
+        emit_json({**data, "passed": not missing, "shortcomings": list(missing)})
     else:
         console = stdout()
         for block in text.demo_text(data, width=console.width):
             console.print(block)
-    progress.print(f"the same as a page, with plots: {html}")
+    say(f"the same as a page, with plots: {html}")
+    for shortcoming in missing:
+        say(f"retuned: the demo did not show what it promises: {shortcoming}")
+    if missing:
+        raise typer.Exit(1)
+
+
+def shortcomings(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a run did not show; empty if it showed all that the demo promises.
+
+    Throughput is reported and does not decide: it is the machine's as much as the kernel's. What
+    decides is the lower bound that the lab proved.
+
+    Parameters
+    ----------
+    data
+        What `Story.run` returns.
+    """
+    requests, swaps = data["requests"], data["swaps"]
+    found = []
+    if requests["failed"] or not requests["ok"]:
+        found.append(f"{requests['failed']} of {requests['sent']} requests failed")
+    if not swaps:
+        found.append("no kernel was swapped")
+    elif not any(swap["speedup"]["lower"] > 1.0 for swap in swaps):
+        found.append("no swapped kernel is proven faster than the one it replaced")
+    if data["rollback"].get("reverted") is not True:
+        found.append("the fault was not rolled back")
+    return tuple(found)
 
 
 def choose_device(asked: Device) -> tuple[Device, str]:
@@ -131,6 +169,26 @@ def _check(policy: Path, device: Device) -> None:
         raise MissingDependency("PyTorch is missing; run `make setup`") from error
     if not policy.is_file():
         raise UsageError(f"no policy at {policy}; name one with --policy")
+
+
+def _check_places(html: Path, keep: Path | None) -> None:
+    """Find out before minutes of work whether its results have a place.
+
+    Raises
+    ------
+    UsageError
+        If the page cannot be written, or the folder holds the state of another run.
+    """
+    check_writable(html)
+    if keep is None:
+        return
+    if keep.exists() and not keep.is_dir():
+        raise UsageError(f"--keep {keep}: is no folder")
+    if (keep / "state" / DATABASE).exists():
+        raise UsageError(
+            f"--keep {keep}: holds the state of an earlier run, which would be told as part of "
+            "this one; name another folder, or remove that one"
+        )
 
 
 def _write_config(folder: Path, policy: Path, device: Device) -> Path:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import typer
 
-from retuned.cli.output import JsonFlag, emit_json, stdout
-from retuned.cli.state import ConfigOption, StateOption, cell
+from retuned.cli.output import JsonFlag, cell, emit_json, stdout
+from retuned.cli.state import ConfigOption, StateOption
 from retuned.errors import MissingDependency
 from retuned.lab.languages.gpu import Gpu, find_gpu
 from retuned.lab.languages.triton import FALLBACK_ARCH

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from retuned.cli.output import JsonFlag, emit_json, stdout
-from retuned.cli.state import ConfigOption, StateOption, desk, refuse, safe, until
-from retuned.errors import UsageError
+from retuned.cli.output import JsonFlag, emit_json, safe, stdout
+from retuned.cli.state import ConfigOption, StateOption, desk, until
+from retuned.errors import Refused, UsageError
 from retuned.stages.gate import FreezeScope, StopPolicy, TuningFreeze
 
 
@@ -26,7 +26,11 @@ def freeze(
     state_dir: StateOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Stop everything new, at once, with or without a daemon."""
+    """No new experiments and swaps, at once, with or without a daemon.
+
+    What is measured or swapped already goes on, and so do watching and rollbacks; --stop takes
+    swaps back as well.
+    """
     with desk(config, state_dir, create=True) as at:
         sign = TuningFreeze(
             id=f"freeze-{at.now:%Y%m%d-%H%M%S-%f}",
@@ -67,8 +71,8 @@ def thaw(
             if at.approvals.thaw(id, who=at.identity.user, at=at.now, reason=reason)
         ]
     if not lifted:
-        refuse(f"no freeze {safe(name, limit=60)!r} stands" if name else "nothing is frozen")
+        raise Refused(f"no freeze {name[:60]!r} stands" if name else "nothing is frozen")
     if json:
         emit_json({"thawed": lifted})
         return
-    stdout().print(f"Lifted {', '.join(lifted)}.")
+    stdout().print(safe(f"Lifted {', '.join(lifted)}.", limit=1000))

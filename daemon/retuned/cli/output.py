@@ -1,20 +1,33 @@
-"""What commands print: one JSON object on stdout with ``--json``, else text; messages on stderr."""
+"""What commands print: one JSON object on stdout with ``--json``, else text; messages on stderr.
+
+Paths, names and comments are strangers' text wherever they come from: `safe` and `cell` for an
+answer, `say` for every message. The rule itself is `report.words.clean`, the same as in reports.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+from retuned.errors import RetunedError, UsageError
+from retuned.report import words
+
+JSON_FLAG = "--json"
+JsonFlag = Annotated[bool, typer.Option(JSON_FLAG, help="Print one JSON object on stdout.")]
+
+_LONGEST = 8_000
+"""Longest message that is printed, characters."""
 
 
 def emit_json(body: Any) -> None:  # noqa: ANN401 - any JSON-able object
-    """Print one object on stdout and nothing else."""
-    json.dump(body, sys.stdout, ensure_ascii=False, indent=2, allow_nan=False)
+    """Print one object on stdout and nothing else; ASCII, so that no name reaches a terminal."""
+    json.dump(body, sys.stdout, ensure_ascii=True, indent=2, allow_nan=False)
     sys.stdout.write("\n")
 
 
@@ -23,6 +36,72 @@ def stdout() -> Console:
     return Console(markup=False, highlight=False, soft_wrap=False)
 
 
-def stderr() -> Console:
-    """Console for messages and progress."""
-    return Console(stderr=True, markup=False, highlight=False)
+def say(text: object, *, limit: int = _LONGEST) -> None:
+    """Print a message or a line of progress on stderr; the only way there."""
+    shown = lines(str(text)[:limit])
+    Console(stderr=True, markup=False, highlight=False).print(shown, soft_wrap=True)
+
+
+def say_error(error: RetunedError, *, as_json: bool) -> int:
+    """Print an error as one message, with `as_json` on stdout too; return the exit code."""
+    if as_json:
+        body = {"code": error.code, "where": error.where, "message": error.message}
+        emit_json({"error": body})
+    say(f"retuned: {error}")
+    return error.exit_code
+
+
+def lines(text: str) -> str:
+    r"""Make several lines harmless; what follows the first is set in, so none looks a message.
+
+    Examples
+    --------
+    >>> lines("no file\nretuned: all is well")
+    'no file\n  retuned: all is well'
+    """
+    return "\n  ".join(words.clean(line) for line in text.rstrip("\n").split("\n"))
+
+
+def safe(text: object, *, limit: int = 200) -> str:
+    """Make text from outside harmless to a terminal, on one line of at most `limit` characters."""
+    clean = words.clean(str(text))
+    return clean if len(clean) <= limit else clean[: limit - 1] + words.ELLIPSIS
+
+
+def cell(text: object) -> Text:
+    """Return text from outside as a table cell, never read as markup."""
+    return Text(safe(text))
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the work whether its result can be written.
+
+    Raises
+    ------
+    UsageError
+        With what is in the way.
+    """
+    there = path.exists()
+    if there and not path.is_file() and not path.is_dir():
+        return  # a pipe or device: opening it would already be its use
+    try:
+        with path.open("ab"):  # what permissions promise, a read-only file system may refuse
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a report.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be written.
+    """
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from retuned.adapters.policy_files import check_policy
-from retuned.cli.output import JsonFlag, emit_json, stdout
-from retuned.cli.state import safe
+from retuned.cli.output import JsonFlag, emit_json, safe, stdout
 from retuned.errors import Problem, UnreadableInput
 
 app = typer.Typer(help="Gate policies.", no_args_is_help=True)

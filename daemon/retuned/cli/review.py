@@ -12,7 +12,7 @@ import typer
 
 from retuned.adapters.approvals import Identity
 from retuned.cli import review_text
-from retuned.cli.output import JsonFlag, emit_json, stderr, stdout
+from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
 from retuned.cli.state import (
     ConfigOption,
     Desk,
@@ -23,11 +23,9 @@ from retuned.cli.state import (
     gate_of,
     newest,
     read_proposal,
-    refuse,
-    safe,
     short,
 )
-from retuned.errors import UsageError
+from retuned.errors import Refused, UsageError
 from retuned.stages.gate import (
     DecisionKind,
     GateDecision,
@@ -115,9 +113,13 @@ def approve(
         _same_artifact(proposal, digest)
         gate = gate_of(at.store, stored.id)
         if stored.phase != "awaiting":
-            refuse(f"{short(stored.id)} is {stored.phase}; only what is awaiting can be approved")
+            raise Refused(
+                f"{short(stored.id)} is {stored.phase}; only what is awaiting can be approved"
+            )
         if gate is None:
-            refuse("the daemon has not judged it yet, so no policy is known; start `retuned run`")
+            raise Refused(
+                "the daemon has not judged it yet, so no policy is known; start `retuned run`"
+            )
         decision = _give(at, proposal, kind=kind, comment=comment, gate=gate)
         doubts = _doubts(proposal, gate, at.identity, comment=comment, kind=kind)
     _report(decision, proposal, doubts=doubts, json=json)
@@ -134,7 +136,9 @@ def reject(
     with desk(config, state_dir) as at:
         stored, proposal = find(at.store, id)
         if stored.phase not in OPEN:
-            refuse(f"{short(stored.id)} is {stored.phase}; `retuned rollback` takes a swap back")
+            raise Refused(
+                f"{short(stored.id)} is {stored.phase}; `retuned rollback` takes a swap back"
+            )
         gate = gate_of(at.store, stored.id)
         decision = _give(at, proposal, kind=DecisionKind.REJECT, comment=comment, gate=gate)
     _report(decision, proposal, doubts=(), json=json)
@@ -151,7 +155,7 @@ def abort(
     with desk(config, state_dir) as at:
         stored, proposal = find(at.store, id)
         if stored.phase not in OPEN + SWAPPED:
-            refuse(f"{short(stored.id)} is {stored.phase}; there is nothing to stop")
+            raise Refused(f"{short(stored.id)} is {stored.phase}; there is nothing to stop")
         gate = gate_of(at.store, stored.id)
         decision = _give(at, proposal, kind=DecisionKind.ABORT, comment=comment, gate=gate)
         at.approvals.request(
@@ -181,12 +185,14 @@ def rollback(
                 ]
             )
             if last is None:
-                refuse(f"nothing is swapped into {safe(slot, limit=60)!r}; see `retuned proposals`")
+                raise Refused(
+                    f"nothing is swapped into {safe(slot, limit=60)!r}; see `retuned proposals`"
+                )
             stored = last
         else:
             stored, _ = find(at.store, id)
         if stored.phase not in SWAPPED:
-            refuse(f"{short(stored.id)} is {stored.phase}; there is nothing to take back")
+            raise Refused(f"{short(stored.id)} is {stored.phase}; there is nothing to take back")
         request = at.approvals.request(
             "rollback", target=stored.id, who=at.identity.user, at=at.now, reason=reason
         )
@@ -217,7 +223,7 @@ def history(
 
 def _same_artifact(proposal: Proposal, digest: str) -> None:
     if digest and digest.removeprefix("sha256:") != proposal.artifact.removeprefix("sha256:"):
-        refuse(
+        raise Refused(
             f"the artifact is {proposal.artifact}, not {safe(digest, limit=80)}; "
             "look again with `retuned show` before you approve"
         )
@@ -265,4 +271,4 @@ def _report(
     else:
         review_text.print_decision(decision, proposal)
     for doubt in doubts:
-        stderr().print(f"retuned: may not count: {safe(doubt)}")
+        say(f"retuned: may not count: {doubt}")

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from retuned.cli.output import stdout
-from retuned.cli.state import ago, cell, safe, short
+from retuned.cli.output import cell, safe, stdout
+from retuned.cli.state import ago, short
 from retuned.ports import Event, Stored
 from retuned.stages.gate import (
     DecisionKind,

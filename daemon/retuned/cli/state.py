@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.text import Text
 
 from retuned.adapters.approvals import Approvals, Identity, local_identity
 from retuned.adapters.sqlite_store import DATABASE, SqliteStore
-from retuned.cli.output import stderr
 from retuned.errors import UnreadableInput, UsageError
 from retuned.ports import Store, Stored
 from retuned.settings import load_settings
@@ -132,20 +129,6 @@ def short(digest: str, *, length: int = 12) -> str:
     return digest.removeprefix("sha256:")[:length]
 
 
-def safe(text: object, *, limit: int = 200) -> str:
-    """Make text from outside harmless to a terminal: no control or direction characters."""
-    clean = "".join(
-        "?" if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"} else c
-        for c in str(text)
-    )
-    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
-
-
-def cell(text: object) -> Text:
-    """Return text from outside as a table cell, never read as markup."""
-    return Text(safe(text))
-
-
 def until(text: str, *, now: datetime) -> datetime:
     """Read a moment: ``2h`` from now, or a date and time (local where it names no zone).
 
@@ -184,9 +167,3 @@ def ago(moment: datetime, *, now: datetime) -> str:
 def newest(found: Sequence[Stored]) -> Stored | None:
     """Return the last record of a list that is oldest first."""
     return found[-1] if found else None
-
-
-def refuse(message: str) -> NoReturn:
-    """Say why the answer is no, and end with exit code 1."""
-    stderr().print(f"retuned: {safe(message, limit=1000)}", soft_wrap=True)
-    raise typer.Exit(1)

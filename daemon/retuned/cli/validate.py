@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from pydantic import Field, ValidationError
 
 from retuned import catalog
-from retuned.cli.output import JsonFlag, emit_json, stderr, stdout
+from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
 from retuned.contract import (
     Definition,
     Dim,
@@ -32,6 +31,7 @@ from retuned.lab.toolchain import environment_of, is_timed, toolchain_for
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Status, Verdict
+from retuned.strict_yaml import NotPlainYaml, parse, read_text
 
 _MAX_BYTES = 2_000_000
 _HEADER = re.compile(r"\A\s*(//|#) ---[ \t]*\n((?:\1[^\n]*\n)*?)\1 ---[ \t]*\n")
@@ -85,12 +85,12 @@ def validate(
     entry = catalog.get(solution.definition, language=solution.language)
     timed = is_timed(environment_of(solution.language))
     if not timed:
-        stderr().print(
+        say(
             "No GPU here: Triton is interpreted. What is wrong is found; times mean nothing, and "
             "nothing is promoted."
         )
     workloads = _workloads(entry.definition, [_shape(text) for text in at or ()] or list(shapes))
-    stderr().print(
+    say(
         f"Validating {solution.name} against {entry.incumbent.name} at {len(workloads)} shapes, "
         f"about {seconds:.0f} s."
     )
@@ -114,7 +114,7 @@ def read_candidate(
     UsageError
         If nobody says what it computes.
     """
-    text = _text(path)
+    text = read_text(path, max_bytes=_MAX_BYTES)
     if path.suffix == ".json":
         return _from_json(text, path, definition), ()
     header = _header(text, path)
@@ -184,30 +184,18 @@ def _measure(
     return found[0]
 
 
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UnreadableInput(
-                "too-large", where=str(path), message=f"longer than {_MAX_BYTES} bytes"
-            )
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise UnreadableInput("unreadable", where=str(path), message=reason) from None
-    except UnicodeDecodeError as error:
-        where = f"{path}, byte {error.start}"
-        raise UnreadableInput("not-text", where=where, message="not UTF-8 text") from None
-
-
 def _header(text: str, path: Path) -> Header:
     match = _HEADER.match(text)
     if match is None:
         return Header()
     mark, block = match.groups()
     lines = [line.removeprefix(mark).removeprefix(" ") for line in block.splitlines()]
+    before = "\n" * text.count("\n", 0, match.start(2))  # so that lines are those of the file
     try:
-        return Header.model_validate(yaml.safe_load("\n".join(lines)) or {})
-    except (yaml.YAMLError, ValidationError) as error:
+        return Header.model_validate(parse(before + "\n".join(lines), path=path).data or {})
+    except NotPlainYaml as error:
+        raise UnreadableInput("bad-header", where=error.where, message=error.message) from None
+    except ValidationError as error:
         raise UnreadableInput(
             "bad-header", where=str(path), message=_first_problem(error)
         ) from None
@@ -235,12 +223,10 @@ def _validated(body: dict[str, Any], path: Path) -> Solution:
         ) from None
 
 
-def _first_problem(error: yaml.YAMLError | ValidationError) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "header"
-        return f"{place}: {first['msg']}"
-    return " ".join(str(error).split())[:200]
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"]) or "header"
+    return f"{place}: {first['msg']}"
 
 
 def _shape(text: str) -> dict[str, int]:
@@ -270,7 +256,7 @@ def _cache_dir() -> Path:
 def _print(verdict: Verdict) -> None:
     console = stdout()
     console.print(f"{verdict.status}: {verdict.reason} at gate {verdict.gate}")
-    console.print(verdict.detail)
+    console.print(safe(verdict.detail, limit=2000))
     for shape in verdict.shapes:
         axes = ", ".join(f"{name}={length}" for name, length in shape.axes.items())
         speedup = shape.speedup

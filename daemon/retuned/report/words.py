@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 NOTHING = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 MINUS = "\N{MINUS SIGN}"
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
-_BAD = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
-)
+_BAD = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories that steer a terminal or a reader, or show as nothing."""
 _TENSILE = re.compile(
     r"(Cijk_[A-Z][a-z]+_[A-Z][a-z]+_[A-Z0-9]{1,12})(?=_).{0,2000}?(MT\d+x\d+x\d+)"
     r"(?:.{0,4000}_(WG\d+_\d+_\d+))?"
@@ -33,7 +32,13 @@ def clean(text: str) -> str:
     >>> clean("a\tb\x1b[31m") == "a b\ufffd[31m"
     True
     """
-    return _BAD.sub("\N{REPLACEMENT CHARACTER}", re.sub(r"[\t\n\r]+", " ", text))
+    folded = re.sub(r"[\t\n\r]+", " ", text)
+    if folded.isprintable():
+        return folded
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(char) in _BAD else char
+        for char in folded
+    )
 
 
 def short(text: object, limit: int = 64) -> str:
