@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WINDOW_S = 5
 BASELINE = 5
 DRIFTED = 4
-PATIENCE_S = 45.0
+PATIENCE_S = 90.0
 """Longest wait for what must come."""
 _POLICY = ROOT / "policies" / "laptop-demo.yaml"
 _TRACE_EVERY_S = 0.25
