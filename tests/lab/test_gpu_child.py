@@ -16,15 +16,16 @@ from tests.hostile.triton_kernels import LINEAR, ROW, SOFTMAX, changed, linear, 
 import retuned
 from retuned import catalog
 from retuned.contract import Language, Solution
-from retuned.errors import CandidateCrashed, CandidateTimedOut, HarnessError
+from retuned.errors import CandidateError, CandidateTimedOut, HarnessError
+from retuned.lab.harness import gpu_child
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.processes import ForkServer
 from retuned.lab.harness.runs import Fill, Runner, arena_bytes
 from retuned.lab.harness.variant import Variant
 from retuned.lab.harness.worker import Worker
-from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.subject import make_inputs
 from retuned.lab.toolchain import toolchain_for
+from retuned.runtime.spec import Refused
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -105,14 +106,31 @@ def test_red_zones_of_a_device_are_as_wide_as_a_tile(opened: Open) -> None:
     assert "fences" not in runner.memory_check
 
 
-@pytest.mark.skipif(find_gpu() is not None, reason="only the interpreter cannot do this")
-def test_a_failing_launch_is_named_and_its_text_is_plain(opened: Open) -> None:
-    # What the interpreter cannot do stands for what a device reports.
-    runner = opened(softmax(changed("out, mask=mask", "out, mask=mask & (row < 3)")))
-    inputs = make_inputs(catalog.get(SOFTMAX), {"M": 2}, seed=3, family="randn")
-    with pytest.raises(CandidateCrashed) as caught:
-        runner.run(inputs, {"M": 2}, timeout_s=20.0)
-    assert caught.value.reason == "crashed"
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Refused("out-of-resources", detail="shared memory"), "over-limit"),
+        (Refused("grid-invalid", detail="zero"), "contract-violated"),
+        (Refused("compile-failed", detail="no"), "compile-failed"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "crashed"),
+    ],
+)
+def test_what_a_device_reports_is_named_and_its_text_is_plain(
+    error: Exception, reason: str, opened: Open
+) -> None:
+    runner = opened(softmax())
+    told = gpu_child.failure(error)
+    told["detail"] = f"{told['detail']}\x1b[31m\n"
+
+    def answer(*_: object) -> dict[str, object]:
+        return {**told, "nonce": sent[-1]["nonce"]}
+
+    sent: list[dict[str, object]] = []
+    worker = runner._worker
+    worker._send, worker._receive = sent.append, answer  # type: ignore[method-assign,assignment]
+    with pytest.raises(CandidateError) as caught:
+        worker.command({"op": "run"}, timeout_s=1.0)
+    assert caught.value.reason == reason
     assert caught.value.detail.isprintable()
 
 
@@ -236,9 +254,11 @@ def test_a_forked_child_dies_with_its_parent(folder: Path) -> None:
 import os, signal
 from pathlib import Path
 from retuned.contract import Language
+from retuned.lab.harness import gpu_child
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.worker import Library, Worker
 from retuned.lab.toolchain import toolchain_for
+from retuned.runtime.spec import Refused
 from tests.hostile.triton_kernels import softmax
 from retuned.lab.languages.triton import launch_of
 from retuned import catalog

@@ -108,20 +108,23 @@ class _Runner:
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         """Carry out one command; say so where a kernel, not this program, is at fault."""
-        from retuned.lab.harness.mirrored import refusal
-        from retuned.runtime.spec import Refused
-
         try:
             answer: dict[str, Any] = getattr(self, command["op"])(command)
-        except MemoryError:
-            answer = {"memory": True}
-        except Refused as error:
-            answer = refusal(error)
-        except self._torch.OutOfMemoryError:
+        except (MemoryError, self._torch.OutOfMemoryError):
             answer = {"memory": True}
         except Exception as error:  # whatever a launch of a stranger's kernel raises
-            answer = {"refused": "crashed", "detail": f"{type(error).__name__}: {error}"[-400:]}
+            answer = failure(error)
         return answer
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """Return what is answered where compiling or launching failed; its text is a stranger's."""
+    from retuned.lab.harness.mirrored import refusal
+    from retuned.runtime.spec import Refused
+
+    if isinstance(error, Refused):
+        return refusal(error)
+    return {"refused": "crashed", "detail": f"{type(error).__name__}: {error}"[-400:]}
 
 
 def _swap(left: Any, right: Any) -> None:  # noqa: ANN401 - torch.Tensor
