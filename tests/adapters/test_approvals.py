@@ -100,6 +100,41 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
     assert "gid:3999999998" in who.groups
 
 
+@pytest.fixture
+def by_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root, by sudo from an ordinary user that this machine knows."""
+    daemon = pwd.getpwnam("daemon")
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setenv("SUDO_USER", daemon.pw_name)
+    monkeypatch.setenv("SUDO_UID", str(daemon.pw_uid))
+
+
+def test_root_by_sudo_is_the_person_behind_it_with_that_persons_groups(by_sudo: None) -> None:
+    who = local_identity({"user:daemon": "sre-oncall", "root": "sre-leads"})
+    assert who.user == "daemon"
+    assert "sre-oncall" in who.groups
+    assert "root" not in who.groups
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"SUDO_UID": "4294967"}, {"SUDO_USER": "nobody-of-this-name"}, {"SUDO_USER": ""}],
+    ids=["another-id", "unknown", "empty"],
+)
+def test_a_sudo_that_does_not_fit_together_is_not_believed(
+    by_sudo: None, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    for name, value in changes.items():
+        monkeypatch.setenv(name, value)
+    assert local_identity({}).user == "root"
+
+
+def test_only_root_may_name_another_by_sudo(by_sudo: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = pwd.getpwnam("nobody")
+    monkeypatch.setattr(os, "getuid", lambda: nobody.pw_uid)
+    assert local_identity({}).user == "nobody"
+
+
 def test_policy_groups_come_from_groups_and_users() -> None:
     mapping = {"wheel": "sre-oncall", "user:ada": "sre-leads", "other": "gpu-platform"}
     assert _mapped("ada", ["wheel", "users"], mapping) == (

@@ -21,12 +21,13 @@ from retuned.cli.state import until
 from retuned.contract import Guard, TrustClass
 from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
 from retuned.ports import Event
-from retuned.stages.gate import GateState, decide
+from retuned.stages.gate import GateState, Mode, decide, explain
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.verdict import Interval
 
 ROOT = Path(__file__).resolve().parents[2]
 POLICY = load_policy(ROOT / "policies" / "laptop-demo.yaml")
+OBSERVER = load_policy(ROOT / "policies" / "observe-only.yaml")
 ID = "sha256:" + "ab12" * 16
 TWIN = "sha256:" + "ab13" * 16
 ARTIFACT = "sha256:" + "cd" * 32
@@ -188,6 +189,41 @@ def test_only_what_waits_can_be_approved(state: SqliteStore, run: Run, phase: st
 def test_what_no_policy_has_judged_cannot_be_approved(state: SqliteStore, run: Run) -> None:
     put(state, judged=False)
     assert "has not judged it yet" in run("approve", "ab12", code=1)
+
+
+@pytest.mark.parametrize("flags", [(), ("--break-glass", "--comment", "now")])
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"policy": None, "policy_digest": None}, "no policy decides, so nothing moves"),
+        ({"policy": OBSERVER, "policy_digest": OBSERVER.digest}, "Observed only"),
+    ],
+    ids=["no-policy", "observe-only"],
+)
+def test_an_approval_without_effect_is_refused_with_the_gates_sentence(
+    state: SqliteStore, run: Run, changes: dict[str, Any], says: str, flags: tuple[str, ...]
+) -> None:
+    one = put(state, judged=False)
+    answer = ask(state, one, **changes)
+    state.add("gate", one.id, answer.model_dump(mode="json"), phase="current")
+    text = run("approve", "ab12", *flags, code=1)
+    assert says in text
+    assert explain(answer) in text
+    assert Approvals(state).decisions(ID) == ()
+    run("reject", "ab12")  # what stops is never held back
+
+
+def test_an_approval_under_a_dry_run_is_kept_and_says_that_nothing_is_swapped(
+    state: SqliteStore, run: Run
+) -> None:
+    spec = POLICY.spec.model_copy(update={"mode": Mode.DRY_RUN})
+    dry = POLICY.model_copy(update={"spec": spec})
+    one = put(state, judged=False)
+    answer = ask(state, one, policy=dry, policy_digest=dry.digest)
+    state.add("gate", one.id, answer.model_dump(mode="json"), phase="current")
+    assert run("approve", "ab12", "--json")["doubts"] == [
+        "the policy is a dry run: it is counted, and nothing is swapped"
+    ]
 
 
 def test_who_asked_is_told_that_it_may_not_count(state: SqliteStore, run: Run) -> None:

@@ -37,22 +37,44 @@ class Identity:
 def local_identity(group_map: Mapping[str, str]) -> Identity:
     """Ask the operating system; environment variables such as ``USER`` are not believed.
 
+    Root by sudo is the person whom sudo names, with that person's groups: two administrators are
+    two people. This keeps honest people apart and no more; root owns the state and can be anybody.
+
     Parameters
     ----------
     group_map
         Policy group by group of this machine; ``user:NAME`` as key maps one user.
     """
+    admin = _behind_sudo()
+    if admin is not None:
+        gids = os.getgrouplist(admin.pw_name, admin.pw_gid)
+        return Identity(
+            user=admin.pw_name, groups=_mapped(admin.pw_name, _group_names(gids), group_map)
+        )
     uid = os.getuid()
     try:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
         user = f"uid:{uid}"
-    return Identity(user=user, groups=_mapped(user, _group_names(), group_map))
+    groups = _group_names([os.getgid(), *os.getgroups()])
+    return Identity(user=user, groups=_mapped(user, groups, group_map))
 
 
-def _group_names() -> list[str]:
+def _behind_sudo() -> pwd.struct_passwd | None:
+    """Return who became root by sudo; None for everybody else, and where name and id disagree."""
+    if os.getuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam(os.environ.get("SUDO_USER", ""))
+    except KeyError:
+        return None
+    same = str(entry.pw_uid) == os.environ.get("SUDO_UID", "")
+    return entry if same and entry.pw_uid != 0 else None
+
+
+def _group_names(gids: Iterable[int]) -> list[str]:
     names = []
-    for gid in {os.getgid(), *os.getgroups()}:
+    for gid in set(gids):
         try:
             names.append(grp.getgrgid(gid).gr_name)
         except KeyError:

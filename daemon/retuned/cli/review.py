@@ -29,7 +29,9 @@ from retuned.errors import Refused, UsageError
 from retuned.stages.gate import (
     DecisionKind,
     GateDecision,
+    GateReason,
     SwapDecision,
+    explain,
     person,
 )
 from retuned.stages.proposal import Proposal
@@ -120,6 +122,7 @@ def approve(
             raise Refused(
                 "the daemon has not judged it yet, so no policy is known; start `retuned run`"
             )
+        _has_effect(gate)
         decision = _give(at, proposal, kind=kind, comment=comment, gate=gate)
         doubts = _doubts(proposal, gate, at.identity, comment=comment, kind=kind)
     _report(decision, proposal, doubts=doubts, json=json)
@@ -229,6 +232,15 @@ def _same_artifact(proposal: Proposal, digest: str) -> None:
         )
 
 
+def _has_effect(gate: GateDecision) -> None:
+    """Refuse what would look like an approval and be none: no policy, or one that only observes."""
+    if gate.policy_digest is None or gate.reason is GateReason.OBSERVE_ONLY:
+        raise Refused(
+            f"{explain(gate)} An approval would have no effect; set policy_files, check the file "
+            "with `retuned policy check`, and let the daemon look again"
+        )
+
+
 def _give(
     at: Desk, proposal: Proposal, *, kind: DecisionKind, comment: str, gate: GateDecision | None
 ) -> SwapDecision:
@@ -257,6 +269,8 @@ def _doubts(
     entries = {f"user {who.user}"} | {f"group {group}" for group in who.groups}
     if kind is DecisionKind.APPROVE and gate.missing_from and not entries & set(gate.missing_from):
         doubts.append(f"still asked is {' or '.join(gate.missing_from)}, and you are none of them")
+    if gate.reason is GateReason.DRY_RUN:
+        doubts.append("the policy is a dry run: it is counted, and nothing is swapped")
     if kind is DecisionKind.BREAK_GLASS and not comment.strip():
         doubts.append("break-glass needs a --comment")
     return tuple(doubts)
