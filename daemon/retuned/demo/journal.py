@@ -9,6 +9,9 @@ from typing import Any
 
 from retuned.ports import Event, Store
 
+_REFUSED = "refused"
+"""Phase of an order that the server did not carry out."""
+
 
 class Journal:
     """Read-only view of a daemon's store."""
@@ -96,6 +99,24 @@ class Journal:
             for order in done
             if order["kind"] == "swap"
         ]
+
+    def reverted(self, slot: str, *, active: str | None) -> bool:
+        """Whether the way back is where a slot stands: the original, or the artifact before.
+
+        Parameters
+        ----------
+        active
+            Artifact that the server runs in the slot; None is the original.
+        """
+        orders = [
+            s
+            for s in self._store.list("order")
+            if s.body["definition"] == slot and s.phase != _REFUSED
+        ]
+        newest = max(orders, key=lambda s: int(s.body["epoch"]), default=None)
+        if newest is None or newest.body["kind"] != "rollback":
+            return False
+        return newest.phase == "done" and newest.body["artifact"] == active
 
     def decided(self) -> list[dict[str, Any]]:
         """Return every proposal with its gate and who decided."""
