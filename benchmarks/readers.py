@@ -258,13 +258,16 @@ def measure(path: Path, readers: tuple[str, ...], rounds: int) -> dict[str, Any]
 def _summary(runs: list[dict[str, Any]], size: int, launches: int) -> dict[str, Any]:
     seconds = sorted(run["seconds"] for run in runs)
     median = statistics.median(seconds)
+    cpu = statistics.median(run["cpu_seconds"] for run in runs)
     return {
         "median_s": median,
         "min_s": seconds[0],
         "max_s": seconds[-1],
-        "median_cpu_s": statistics.median(run["cpu_seconds"] for run in runs),
+        "median_cpu_s": cpu,
         "launches_per_s": launches / median,
         "mb_per_s": size / median / 1e6,
+        "launches_per_cpu_s": launches / cpu,
+        "mb_per_cpu_s": size / cpu / 1e6,
         "peak_mib": statistics.median(run["peak_kib"] for run in runs) / 1024,
         "peak_above_imports_mib": statistics.median(
             (run["peak_kib"] - run["before_kib"]) / 1024 for run in runs
@@ -302,8 +305,9 @@ def main() -> None:
     body: dict[str, Any] = {
         "machine": machine(),
         "method": (
-            f"{given.rounds} rounds, readers in turn, one fresh process each; wall time of the "
-            "read after imports; peak is VmHWM; files grown from real traces"
+            f"{given.rounds} rounds, readers in turn, one fresh process each; wall and "
+            "processor time of the read after imports (processor time, since others may share the "
+            "machine); peak is VmHWM; files grown from real traces"
         ),
         "files": {},
     }
@@ -339,7 +343,9 @@ def _print(name: str, found: dict[str, Any]) -> None:
         print(
             f"  {reader:20s} {row['launches_per_s'] / 1e6:7.3f} M launches/s "
             f"{row['mb_per_s']:7.0f} MB/s  {row['median_s']:6.2f} s "
-            f"[{row['min_s']:.2f}, {row['max_s']:.2f}]  peak {row['peak_mib']:5.0f} MiB "
+            f"[{row['min_s']:.2f}, {row['max_s']:.2f}]  cpu {row['median_cpu_s']:.2f} s = "
+            f"{row['launches_per_cpu_s'] / 1e6:.3f} M/s {row['mb_per_cpu_s']:.0f} MB/s  "
+            f"peak {row['peak_mib']:5.0f} MiB "
             f"(+{row['peak_above_imports_mib']:.0f})"
         )
 
