@@ -230,6 +230,7 @@ def test_every_child_is_a_process_of_its_own_that_the_parent_reaps(folder: Path)
             pid = worker._process.pid
             assert os.getpgid(pid) == pid
             assert parent_of(pid) == os.getpid()
+            assert worker._temp is not None
             folders.append(Path(worker._temp.name))
             assert any(folders[-1].iterdir())  # the source, as Triton wants to read it
             pids.add(pid)

@@ -105,8 +105,13 @@ class Worker:
         self._pending = b""
         self._mirrored = program.mirrored
         self._prepared: set[tuple[int, ...]] = set()
-        # What a killed child leaves lying about goes with its folder.
-        self._temp = tempfile.TemporaryDirectory(prefix="retuned-child-")
+        # What a killed child leaves lying about goes with its folder; should this process be killed
+        # too, it lies beside the compiled variants and not where everybody looks.
+        self._temp = (
+            tempfile.TemporaryDirectory(prefix=".child-", dir=libraries[0].path.resolve().parent)
+            if program.mirrored
+            else None
+        )
         self._process, memory = self._started(program, arena)
         settings = {
             "root": str(_ROOT),
@@ -118,7 +123,7 @@ class Worker:
             "cpu_s": limits.cpu_s,
             "libraries": [_as_json(library) for library in libraries],
             # The incumbent is first where two are compared.
-            "temp": self._temp.name,
+            "temp": self._temp.name if self._temp else "",
             "cache": str(cache_of(libraries[min(1, len(libraries) - 1)].path.resolve())),
             **program.settings,
         }
@@ -208,14 +213,18 @@ class Worker:
     def close(self) -> None:
         """Kill the child and everything it may have started."""
         self._process.close()
-        self._temp.cleanup()
+        self._clean()
 
     def _started(self, program: ChildProgram, arena: Arena) -> tuple[Child, int]:
         try:
             return program.start(arena.fd)
         except BaseException:
-            self._temp.cleanup()
+            self._clean()
             raise
+
+    def _clean(self) -> None:
+        if self._temp is not None:
+            self._temp.cleanup()
 
     def _send(self, body: Mapping[str, Any]) -> None:
         data = json.dumps(body, separators=(",", ":")).encode() + b"\n"
