@@ -21,8 +21,24 @@ def check(path: Path, *flags: str) -> tuple[int, str]:
 @pytest.mark.parametrize("path", sorted(POLICIES.glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_policies_that_ship_are_valid(path: Path) -> None:
     code, text = check(path, "--json")
-    assert (code, json.loads(text)) == (0, {"valid": True, "problems": []})
-    assert check(path) == (0, f"{path}: valid\n")
+    body = json.loads(text)
+    assert (code, body["valid"], body["problems"]) == (0, True, [])
+    code, text = check(path)
+    assert (code, text.splitlines()[-1]) == (0, f"{path}: valid")
+    assert len(text.splitlines()) == len(body["not_enforced"]) + 1
+
+
+def test_what_one_machine_does_not_enforce_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    good = (POLICIES / "laptop-demo.yaml").read_text()
+    path.write_text(good + "  experiments: {maxConcurrent: 0}\n")
+    code, text = check(path, "--json")
+    (told,) = json.loads(text)["not_enforced"]
+    assert code == 0
+    assert told["path"] == "spec.experiments.maxConcurrent"
+    assert told["line"] == len(good.splitlines()) + 1
+    assert told["message"].startswith("not enforced on one machine: ")
+    assert f"{path}:{told['line']}: {told['path']}: {told['message']}" in check(path)[1]
 
 
 def test_an_invalid_policy_exits_1_with_path_line_and_message(tmp_path: Path) -> None:
@@ -33,6 +49,7 @@ def test_an_invalid_policy_exits_1_with_path_line_and_message(tmp_path: Path) ->
     code, text = check(path, "--json")
     (problem,) = json.loads(text)["problems"]
     assert code == 1
+    assert json.loads(text)["not_enforced"] == []
     assert (problem["path"], problem["line"]) == ("spec.validation.minSpeedupp", line)
     assert "did you mean minSpeedup?" in problem["message"]
     code, text = check(path)

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from retuned.errors import PolicyInvalid, Problem, RetunedError, UnreadableInput
-from retuned.stages.gate import KernelTuningPolicy
-from retuned.strict_yaml import parse, problems_of, read_text
+from retuned.stages.gate import KernelTuningPolicy, unenforced
+from retuned.strict_yaml import Tree, parse, problems_of, read_text
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,40 @@ def load_policy(path: Path) -> KernelTuningPolicy:
     UnreadableInput
         If the file is absent, not UTF-8, too large or not plain YAML.
     """
+    return _load(path)[0]
+
+
+def _load(path: Path) -> tuple[KernelTuningPolicy, Tree]:
     tree = parse(read_text(path), path=path)
     try:
-        return KernelTuningPolicy.model_validate_json(
+        policy = KernelTuningPolicy.model_validate_json(
             json.dumps(tree.data), strict=True, by_alias=True, by_name=False
         )
     except ValidationError as error:
         problems = problems_of(error, schema=_schema(), tree=tree)
         raise PolicyInvalid(str(path), problems=problems) from error
+    return policy, tree
+
+
+def unenforced_in(path: Path) -> tuple[Problem, ...]:
+    """Return what a policy says and one machine does not enforce, each with its line.
+
+    Raises
+    ------
+    PolicyInvalid
+        With every problem and its line.
+    UnreadableInput
+        If the file cannot be read.
+    """
+    policy, tree = _load(path)
+    return tuple(
+        Problem(
+            path=field.path,
+            line=tree.lines.get(field.place),
+            message=f"not enforced on one machine: {field.instead}",
+        )
+        for field in unenforced(policy)
+    )
 
 
 def check_policy(path: Path) -> tuple[Problem, ...]:

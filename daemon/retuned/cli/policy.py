@@ -1,13 +1,13 @@
-"""``retuned policy check``: may this policy be used, and if not, what is wrong on which line?"""
+"""``retuned policy check``: may this policy be used, what is wrong, what has no effect here?"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from retuned.adapters.policy_files import check_policy
+from retuned.adapters.policy_files import check_policy, unenforced_in
 from retuned.cli.output import JsonFlag, emit_json, safe, stdout
 from retuned.errors import Problem, UnreadableInput
 
@@ -23,11 +23,16 @@ def policy() -> None:
 def check(
     file: Annotated[Path, typer.Argument(help="Policy in YAML.")], json: JsonFlag = False
 ) -> None:
-    """Check a policy; exit 0 valid, 1 invalid, 3 unreadable."""
+    """Check a policy, and say what of it one machine does not enforce.
+
+    Exit 0 valid, 1 invalid, 3 unreadable.
+    """
     code = 0
+    idle: tuple[Problem, ...] = ()
     try:
         problems = check_policy(file)
         code = 1 if problems else 0
+        idle = () if problems else unenforced_in(file)
     except UnreadableInput as error:
         text = f"{error.message} [{error.code}]"
         problems = (Problem(path="", line=getattr(error, "line", None), message=text),)
@@ -36,21 +41,24 @@ def check(
         emit_json(
             {
                 "valid": not problems,
-                "problems": [
-                    {"path": p.path, "line": p.line, "message": p.message} for p in problems
-                ],
+                "problems": _bodies(problems),
+                "not_enforced": _bodies(idle),
             }
         )
     else:
-        _print(file, problems)
+        _print(file, problems, idle)
     raise typer.Exit(code)
 
 
-def _print(file: Path, problems: tuple[Problem, ...]) -> None:
+def _bodies(problems: tuple[Problem, ...]) -> list[dict[str, Any]]:
+    return [{"path": p.path, "line": p.line, "message": p.message} for p in problems]
+
+
+def _print(file: Path, problems: tuple[Problem, ...], idle: tuple[Problem, ...]) -> None:
     out = stdout()
-    for problem in problems:
+    for problem in problems + idle:
         place = f"{file}:{problem.line}" if problem.line else str(file)
         path = f"{problem.path}: " if problem.path else ""
         out.print(safe(f"{place}: {path}{problem.message}", limit=1000), soft_wrap=True)
     if not problems:
-        out.print(f"{file}: valid", soft_wrap=True)
+        out.print(safe(f"{file}: valid", limit=1000), soft_wrap=True)

@@ -2,10 +2,18 @@
 
 Reads proposals, policies, people's decisions and freezes; feeds swap. A stage of several files:
 `policy` and `limits` are the schema of ``KernelTuningPolicy``, `windows` the change windows,
-`records` what people and the gate say, `quorum` and `decide` the decision, `explain` its sentence.
+`records` what people and the gate say, `quorum` and `decide` the decision, `explain` its sentence,
+`enforcement` what of a policy one machine leaves aside.
 """
 
 from retuned.stages.gate.decide import decide
+from retuned.stages.gate.enforcement import (
+    NOT_ENFORCED,
+    PolicyLimits,
+    Unenforced,
+    limits_of,
+    unenforced,
+)
 from retuned.stages.gate.explain import explain
 from retuned.stages.gate.limits import Experiments, Rollout, Validation
 from retuned.stages.gate.policy import (
@@ -32,7 +40,7 @@ from retuned.stages.gate.records import (
     SwapDecision,
     TuningFreeze,
 )
-from retuned.stages.gate.select import GPU_MODEL_LABEL, PolicyChoice, select_policy
+from retuned.stages.gate.select import GPU_MODEL_LABEL, PolicyChoice, policy_for, select_policy
 from retuned.stages.gate.windows import (
     Overrun,
     Window,
@@ -44,6 +52,7 @@ from retuned.stages.gate.windows import (
 
 __all__ = [
     "GPU_MODEL_LABEL",
+    "NOT_ENFORCED",
     "Approvals",
     "Approver",
     "BreakGlass",
@@ -62,11 +71,13 @@ __all__ = [
     "Mode",
     "Overrun",
     "PolicyChoice",
+    "PolicyLimits",
     "PolicySpec",
     "Rollout",
     "StopPolicy",
     "SwapDecision",
     "TuningFreeze",
+    "Unenforced",
     "Validation",
     "Window",
     "WindowKind",
@@ -75,7 +86,10 @@ __all__ = [
     "explain",
     "is_program",
     "judge_windows",
+    "limits_of",
     "may_finish",
     "person",
+    "policy_for",
     "select_policy",
+    "unenforced",
 ]

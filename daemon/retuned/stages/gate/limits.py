@@ -1,4 +1,7 @@
-"""What a policy limits: drift, experiments, the floor of validation, and how a swap spreads."""
+"""What a policy limits: drift, experiments, the floor of validation, and how a swap spreads.
+
+On one machine most of this is not enforced; `enforcement.NOT_ENFORCED` says which, and what holds.
+"""
 
 from __future__ import annotations
 

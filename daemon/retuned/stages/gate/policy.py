@@ -1,8 +1,9 @@
 """KernelTuningPolicy: what may be tried, what must be proven, who must agree, and when.
 
-The same file works on one machine and in a cluster. The gate itself reads `selector`, `kernels`,
+The same file is valid on one machine and in a cluster. The gate reads `selector`, `kernels`,
 `gpuModels`, `mode`, `validation.minSpeedup`, `validation.confidence`, `gates`, `windows` and
-`breakGlass`; the lab reads the rest of `validation` and `experiments`, the watch reads `rollout`.
+`breakGlass`. The rest is for the operator of a cluster: one machine does not read it, and says so
+wherever it is written (`enforcement.NOT_ENFORCED` names each field and what holds instead).
 """
 
 from __future__ import annotations

@@ -35,6 +35,13 @@ class PolicyChoice:
 def select_policy(
     policies: Sequence[KernelTuningPolicy], proposal: Proposal, *, labels: Mapping[str, str]
 ) -> PolicyChoice:
+    """Pick the policy that decides about a proposal, see `policy_for`."""
+    return policy_for(policies, proposal.definition, labels=labels)
+
+
+def policy_for(
+    policies: Sequence[KernelTuningPolicy], kernel: str, *, labels: Mapping[str, str]
+) -> PolicyChoice:
     """Pick the matching policy of highest priority.
 
     A tie at the top is nobody's decision and no match is no permission: both wait.
@@ -45,7 +52,7 @@ def select_policy(
         Labels of the target; its accelerator under `GPU_MODEL_LABEL`.
     """
     matching = sorted(
-        (p for p in policies if _matches(p, proposal.definition, labels)),
+        (p for p in policies if _matches(p, kernel, labels)),
         key=lambda p: (-p.spec.priority, p.full_name),
     )
     names = tuple(p.full_name for p in matching)

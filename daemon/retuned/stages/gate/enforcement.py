@@ -1,0 +1,143 @@
+"""What one machine makes of a policy: the limits it takes over, and the fields nobody reads there.
+
+The same file is for a cluster too, so fields without a reader are valid; but whoever wrote one
+believes in it, and is told. `NOT_ENFORCED` is the only list of them: the policy check, the daemon's
+start and the docs use it, and a test holds it against what is really read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MappingProxyType
+
+from retuned.stages.gate.policy import KernelTuningPolicy
+from retuned.stages.gate.values import PolicyModel
+
+Place = tuple[str | int, ...]
+
+_ONE_SERVER = "there is one server, and all its processes are swapped together"
+
+NOT_ENFORCED: Mapping[str, str] = MappingProxyType(
+    {
+        "spec.drift": "the setting detector_preset says when a change is worth an experiment",
+        "spec.experiments.maxConcurrent": (
+            "one experiment runs at a time, also with 0; the setting experiments_per_day: 0 "
+            "forbids them"
+        ),
+        "spec.experiments.budget": (
+            "the settings experiments_per_day, experiment_s_per_day, max_candidates and "
+            "max_experiment_s limit experiments"
+        ),
+        "spec.experiments.priorityClassName": "there are no pods; experiments run at low priority",
+        "spec.experiments.pauseWhen": "no alerts are read; `retuned freeze` pauses",
+        "spec.validation.minSamples": "the lab measures until the interval or the time is used up",
+        "spec.validation.correctness": "the lab's own oracle says what the same answer is",
+        "spec.validation.independentReplay": "finalists are always measured again from zero",
+        "spec.validation.maxVRAMIncrease": "device memory of variants is not compared",
+        "spec.rollout.canary": _ONE_SERVER,
+        "spec.rollout.waves": _ONE_SERVER,
+        "spec.rollout.maxConcurrentSwaps": "one swap is under way at a time",
+        "spec.rollout.minHealthyPercent": _ONE_SERVER,
+        "spec.rollout.minInterval": "the next swap may start as soon as one is carried out",
+        "spec.rollout.analysis": "counters and shadow checks judge a swap; no queries are asked",
+        "spec.rollout.autoRollback.enabled": "a swap that is found wrong always goes back",
+        "spec.rollout.autoRollback.on": (
+            "mismatches, errors and a variant that does not engage send it back; nothing else does"
+        ),
+        "spec.rollout.autoRollback.quarantine": "the setting quarantine_s says how long",
+        "spec.rollout.postPromotionWatch": "a promoted swap is watched as long as it is in force",
+        "spec.windows.overrun": "a swap that has started stays, also when its window closes",
+        "spec.breakGlass.maxPods": _ONE_SERVER,
+    }
+)
+"""What holds instead, by field; a name stands for everything below it. List indices are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unenforced:
+    """A field that a policy gives and that one machine does not enforce."""
+
+    place: Place
+    """Where it stands, for example ``("spec", "windows", 0, "overrun")``."""
+    instead: str
+    """What holds instead."""
+
+    @property
+    def path(self) -> str:
+        """The place as text, for example ``spec.windows.0.overrun``."""
+        return ".".join(map(str, self.place))
+
+
+def unenforced(policy: KernelTuningPolicy) -> tuple[Unenforced, ...]:
+    """Return what a policy says and one machine does not do, in the order of the schema.
+
+    Only what is written counts: a default promises nothing to anybody.
+    """
+    found = {}
+    for place in _given(policy, ()):
+        row = _row(place)
+        if row is not None:
+            found[row] = Unenforced(place=row, instead=NOT_ENFORCED[_name(row)])
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLimits:
+    """What a policy says to the loop outside the gate."""
+
+    experiments: bool
+    """Whether experiments may begin at all."""
+    experiment_time_per_day: timedelta
+    """Device time of all experiments in 24 hours."""
+    max_trials: int
+    """Most variants in one experiment."""
+    quarantine: timedelta
+    """How long an artifact that was rolled back is not proposed again."""
+
+
+def limits_of(policy: KernelTuningPolicy) -> PolicyLimits:
+    """Return the limits for whoever plans experiments and quarantines artifacts.
+
+    Parameters
+    ----------
+    policy
+        The one that decides about the kernel, see `policy_for`.
+    """
+    experiments = policy.spec.experiments
+    budget = experiments.budget
+    return PolicyLimits(
+        experiments=experiments.max_concurrent > 0 and budget.gpu_hours_per_day > 0,
+        experiment_time_per_day=timedelta(hours=budget.gpu_hours_per_day),
+        max_trials=budget.max_trials,
+        quarantine=policy.spec.rollout.auto_rollback.quarantine,
+    )
+
+
+def _given(model: PolicyModel, place: Place) -> Iterator[Place]:
+    """Yield the places of all values that were written, leaves only."""
+    for name, info in type(model).model_fields.items():
+        if name not in model.model_fields_set:
+            continue
+        here = (*place, info.serialization_alias or name)
+        value = getattr(model, name)
+        if isinstance(value, PolicyModel):
+            yield from _given(value, here)
+        elif isinstance(value, tuple) and any(isinstance(item, PolicyModel) for item in value):
+            for index, item in enumerate(value):
+                yield from _given(item, (*here, index))
+        else:
+            yield here
+
+
+def _row(place: Place) -> Place | None:
+    """Return the part of a place that is in the table."""
+    for length in range(len(place), 0, -1):
+        if _name(place[:length]) in NOT_ENFORCED:
+            return place[:length]
+    return None
+
+
+def _name(place: Place) -> str:
+    return ".".join(part for part in place if isinstance(part, str))

@@ -1,0 +1,199 @@
+"""What one machine leaves aside of a policy is listed; the list is held against what is read."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.local.local_world import KERNEL, World
+
+from retuned.adapters.approvals import Approvals
+from retuned.adapters.policy_files import load_policy, unenforced_in
+from retuned.local.context import Kind
+from retuned.stages.gate import (
+    NOT_ENFORCED,
+    DecisionKind,
+    KernelTuningPolicy,
+    SwapDecision,
+    limits_of,
+    policy_for,
+    unenforced,
+)
+from retuned.stages.gate.values import PolicyModel
+
+POLICIES = Path(__file__).resolve().parents[2] / "policies"
+NOTES = {"apiVersion", "kind", "metadata.labels", "metadata.annotations"}
+"""They promise nothing: what the file is, and free text."""
+
+Fields = dict[str, tuple[type[PolicyModel], str]]
+
+
+def leaves(model: type[PolicyModel], path: str = "") -> Fields:
+    """Every field of the schema that is no part of its own, by its path in YAML."""
+    found: Fields = {}
+    for name, info in model.model_fields.items():
+        here = f"{path}{info.serialization_alias or name}"
+        inner = next(parts(info.annotation), None)
+        if inner is None:
+            found[here] = (model, name)
+        else:
+            found |= leaves(inner, f"{here}.")
+    return found
+
+
+def parts(annotation: Any) -> Iterator[type[PolicyModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, PolicyModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from parts(argument)
+
+
+def whole() -> KernelTuningPolicy:
+    """A policy in which every field is written."""
+    body = load_policy(POLICIES / "break-glass.yaml").model_dump(mode="json", by_alias=True)
+    spec = body["spec"]
+    spec["selector"]["matchLabels"] = {}
+    spec["validation"]["minSpeedup"] = 1.02
+    spec["gates"] = [
+        {
+            "name": "one",
+            "when": {"risk": ["low", "medium", "high"], "env": ["prod"]},
+            "approvals": {"required": 1, "from": [{"user": "ada"}, {"group": "sre"}]},
+        }
+    ]
+    spec["windows"] = [
+        {"kind": "allow", "schedule": "* * * * *", "duration": "2m", "overrun": "Stop"}
+    ]
+    spec["gpuModels"] = []
+    spec["experiments"]["maxConcurrent"] = 0
+    again = KernelTuningPolicy.model_validate(body).model_dump(mode="json", by_alias=True)
+    return KernelTuningPolicy.model_validate(again)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> set[tuple[type[PolicyModel], str]]:
+    """Every field of a policy that is read from now on."""
+    seen: set[tuple[type[PolicyModel], str]] = set()
+    plain = PolicyModel.__getattribute__
+
+    def watched(self: PolicyModel, name: str) -> Any:
+        seen.add((type(self), name))
+        return plain(self, name)
+
+    monkeypatch.setattr(PolicyModel, "__getattribute__", watched, raising=False)
+    return seen
+
+
+def break_glass(world: World) -> None:
+    """Without a comment, so it does not count."""
+    for stored in world.store.list(Kind.PROPOSAL, phase="awaiting"):
+        Approvals(world.store).give(
+            SwapDecision(
+                proposal=stored.id,
+                digest=stored.body["artifact"],
+                decision=DecisionKind.BREAK_GLASS,
+                user="grace",
+                groups=("sre-leads",),
+                at=stored.created_at + timedelta(microseconds=1),
+                policy_digest=world.policies[0].digest,
+            )
+        )
+
+
+def a_whole_life(world: World) -> None:
+    """Drift, experiments, a swap by approval, a fault, the way back and the quarantine."""
+    for m in (8,) * 5 + (256,) * 4:
+        world.window(m)
+        world.loop.turn()
+    for _ in range(6):
+        break_glass(world)
+        world.approve_what_waits()
+        world.clock.advance(2.0)
+        if world.server.slots()[0].active is not None:
+            world.server.counts[KERNEL] = {"swapped_launches": 900, "shadow_checks": 30}
+        world.loop.turn()
+    world.server.counts[KERNEL] = {
+        "swapped_launches": 2_000,
+        "shadow_checks": 60,
+        "shadow_mismatches": 1,
+        "worst_ratio": 3.0,
+    }
+    world.loop.turn()
+    assert world.phases(Kind.PROPOSAL) == ["rolled-back"]
+    assert len(world.store.list(Kind.QUARANTINE)) == 1
+
+
+def test_the_list_is_exactly_what_the_loop_on_one_machine_does_not_read(
+    tmp_path: Path, read: set[tuple[type[PolicyModel], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new field, a new reader and a reader that goes away all have to touch the list."""
+    policy = whole()
+    world = World(tmp_path)
+    world.policies = (policy,)
+    monkeypatch.setattr("tests.local.local_world.auto_policy", lambda: policy)
+    world.loop.ctx.labels["env"] = "prod"  # type: ignore[index]
+    read.clear()
+    a_whole_life(world)
+    world.store.close()
+    schema = leaves(KernelTuningPolicy)
+    idle = {path for path, field in schema.items() if field not in read} - NOTES
+    listed = {path for path in schema for row in NOT_ENFORCED if f"{path}.".startswith(f"{row}.")}
+    assert idle == listed
+
+
+def test_every_row_names_a_field_and_says_what_holds_instead() -> None:
+    schema = leaves(KernelTuningPolicy)
+    for row, instead in NOT_ENFORCED.items():
+        assert any(f"{path}.".startswith(f"{row}.") for path in schema), row
+        assert len(instead.split()) >= 4
+        assert not instead.endswith(".")
+
+
+def test_a_policy_that_writes_everything_is_told_every_row() -> None:
+    found = unenforced(whole())
+    names = [".".join(p for p in one.place if isinstance(p, str)) for one in found]
+    assert sorted(names) == sorted(NOT_ENFORCED)
+    assert next(one.path for one in found if "windows" in one.place) == "spec.windows.0.overrun"
+
+
+def test_what_is_not_written_promises_nothing() -> None:
+    for name in ("laptop-demo", "observe-only"):
+        assert unenforced_in(POLICIES / f"{name}.yaml") == ()
+
+
+def test_each_field_comes_with_its_line() -> None:
+    path = POLICIES / "production-two-person.yaml"
+    found = {problem.path: problem for problem in unenforced_in(path)}
+    lines = path.read_text().splitlines()
+    assert found.keys() >= {"spec.rollout.minInterval", "spec.rollout.autoRollback.quarantine"}
+    for problem in found.values():
+        assert problem.line is not None
+        assert problem.path.rpartition(".")[2] in lines[problem.line - 1]
+    assert "quarantine_s" in found["spec.rollout.autoRollback.quarantine"].message
+
+
+@pytest.mark.parametrize(
+    ("experiments", "allowed"),
+    [
+        ({}, True),
+        ({"maxConcurrent": 0}, False),
+        ({"budget": {"gpuHoursPerDay": 0}}, False),
+        ({"maxConcurrent": 2, "budget": {"gpuHoursPerDay": 0.5}}, True),
+    ],
+)
+def test_limits_say_whether_experiments_may_begin(
+    experiments: dict[str, Any], allowed: bool
+) -> None:
+    body = load_policy(POLICIES / "laptop-demo.yaml").model_dump(mode="json", by_alias=True)
+    body["spec"]["experiments"] = experiments
+    body["spec"]["rollout"] = {"autoRollback": {"quarantine": "1h"}}
+    policy = KernelTuningPolicy.model_validate(body)
+    limits = limits_of(policy)
+    assert limits.experiments is allowed
+    assert limits.quarantine == timedelta(hours=1)
+    assert limits.max_trials == 64
+    assert policy_for([policy], "any", labels={}).policy == policy
