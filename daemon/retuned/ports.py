@@ -78,6 +78,8 @@ class SlotState:
     """Artifact in use; None is the original."""
     epoch: int
     """Last order carried out; 0 before the first."""
+    newest_epoch: int = 0
+    """Last order that any process carried out; 0 says no more than `epoch`."""
     launches: Mapping[tuple[int, ...], int]
     """Launches since start, per lengths of the variable axes in declaration order."""
     other_launches: int = 0
@@ -174,6 +176,13 @@ class Bench(Protocol):
 
     def evidence(self, digest: Digest) -> bytes | None:
         """Return the raw numbers that a verdict names; None if the lab has none of that name."""
+        ...
+
+    def stop(self) -> None:
+        """End the run in flight, from another thread, and begin none any more.
+
+        The run raises `TemporaryError`: what it has yielded is kept, the rest is resumed later.
+        """
         ...
 
 

@@ -26,7 +26,7 @@ class Proposal(Record):
     """A swap that a policy and people decide on; immutable, bound to digests."""
 
     id: str
-    """Digest of target, artifact and baseline."""
+    """Digest of target, artifact, baseline and environment."""
     target: str
     """Server or deployment."""
     definition: Name
@@ -59,6 +59,8 @@ class Proposal(Record):
     """When."""
     expires_at: AwareDatetime
     """After this it is expired, never approved."""
+    environment: Digest | None = None
+    """Where it was measured; evidence expires with it. None in records of earlier versions."""
 
 
 class RefusalReason(StrEnum):
@@ -72,6 +74,8 @@ class RefusalReason(StrEnum):
     NARROWER_THAN_LIVE = "narrower-than-live"
     NOTHING_COVERED = "nothing-covered"
     NOT_WORTH_IT = "not-worth-it"
+    STALE_ENVIRONMENT = "stale-environment"
+    ALREADY_DECIDED = "already-decided"
 
 
 class Refusal(Record):
@@ -173,7 +177,7 @@ def propose(
         verdict, first_swap=first_swap, over_library=over_library, limits=limits
     )
     return Proposal(
-        id=digest_of([target, verdict.candidate, live_baseline]),
+        id=digest_of([target, verdict.candidate, live_baseline, plan.environment]),
         target=target,
         definition=plan.definition,
         artifact=verdict.candidate,
@@ -190,6 +194,7 @@ def propose(
         requested_by=requested_by,
         created_at=now,
         expires_at=now + ttl,
+        environment=plan.environment,
     )
 
 

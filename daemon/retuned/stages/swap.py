@@ -63,6 +63,10 @@ class SlotFacts:
     """Artifact in use; None is the original."""
     epoch: int
     """Last order carried out; 0 before the first and after a restart."""
+    newest_epoch: int = 0
+    """Last order that any process carried out; 0 says no more than `epoch`."""
+    tripped: str = ""
+    """Why the runtime took the order back by itself; empty if it did not."""
 
 
 def order_swap(
@@ -105,11 +109,12 @@ def order_swap(
     )
 
 
-def order_rollback(order: SwapOrder, *, epoch: int) -> SwapOrder:
+def order_rollback(order: SwapOrder, *, epoch: int, to_original: bool = False) -> SwapOrder:
     """Return the order that undoes `order`: what was active before becomes active again.
 
     Where an artifact was active before but its shapes are not known, the way back ends at the
-    original: an artifact without its guard could meet shapes nobody proved it on.
+    original: an artifact without its guard could meet shapes nobody proved it on. So does a way
+    back that is told `to_original`, because what was active before cannot be had again.
 
     Examples
     --------
@@ -126,7 +131,7 @@ def order_rollback(order: SwapOrder, *, epoch: int) -> SwapOrder:
     """
     if epoch <= order.epoch:
         raise ValueError(f"a rollback of epoch {order.epoch} needs a later epoch, got {epoch}")
-    known = order.previous is not None and order.previous_guard is not None
+    known = not to_original and order.previous is not None and order.previous_guard is not None
     return SwapOrder(
         id=_order_id(order.proposal, kind=SwapKind.ROLLBACK, epoch=epoch),
         kind=SwapKind.ROLLBACK,
@@ -180,6 +185,69 @@ def reconcile(desired: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> tupl
     return tuple(sorted(due, key=lambda order: order.epoch))
 
 
+def is_carried_out(order: SwapOrder, fact: SlotFacts) -> bool:
+    """Whether a slot stands where the order put it, or took that very order back by itself.
+
+    The epoch alone proves nothing: a daemon that lost its state counts from one again.
+
+    Examples
+    --------
+    >>> order = SwapOrder(id="x", kind="swap", proposal="p", target="t", definition="d",
+    ...     artifact="sha256:" + "a" * 64, previous=None, guard=Guard(), epoch=4)
+    >>> is_carried_out(order, SlotFacts(definition="d", active=None, epoch=4))
+    False
+    >>> is_carried_out(order, SlotFacts(definition="d", active=None, epoch=4, tripped="errors"))
+    True
+    """
+    same = fact.active == order.artifact or fact.tripped != ""
+    return fact.definition == order.definition and fact.epoch == order.epoch and same
+
+
+def is_overtaken(order: SwapOrder, states: Sequence[SlotFacts]) -> bool:
+    """Whether a process would refuse the order: it has done a later one, or another of its epoch.
+
+    Examples
+    --------
+    >>> order = SwapOrder(id="x", kind="rollback", proposal="p", target="t", definition="d",
+    ...     artifact=None, previous=None, guard=Guard(), epoch=4)
+    >>> is_overtaken(order, [SlotFacts(definition="d", active=None, epoch=3, newest_epoch=9)])
+    True
+    >>> is_overtaken(order, [SlotFacts(definition="d", active=None, epoch=4)])
+    False
+    """
+    mine = [state for state in states if state.definition == order.definition]
+    return any(
+        max(state.epoch, state.newest_epoch) > order.epoch
+        or (state.epoch == order.epoch and not is_carried_out(order, state))
+        for state in mine
+    )
+
+
+def reissue(order: SwapOrder, *, epoch: int) -> SwapOrder:
+    """Return the same order under a later epoch.
+
+    Raises
+    ------
+    ValueError
+        If `epoch` is not after the order's.
+    """
+    if epoch <= order.epoch:
+        raise ValueError(f"epoch {order.epoch} is issued again later, not at {epoch}")
+    id = _order_id(order.proposal, kind=order.kind, epoch=epoch)
+    return order.model_copy(update={"id": id, "epoch": epoch})
+
+
+def to_original(order: SwapOrder, *, epoch: int) -> SwapOrder:
+    """Return the way back that cannot fail: in place of a rollback whose artifact is not to be had.
+
+    Raises
+    ------
+    ValueError
+        If `epoch` is not after the order's.
+    """
+    return reissue(order, epoch=epoch).model_copy(update={"artifact": None, "guard": Guard()})
+
+
 def next_epoch(orders: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> int:
     """Return an epoch that every process will accept, even if the orders' history was lost.
 
@@ -188,7 +256,8 @@ def next_epoch(orders: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> int:
     >>> next_epoch([], [SlotFacts(definition="d", active=None, epoch=6)])
     7
     """
-    return 1 + max((*(o.epoch for o in orders), *(s.epoch for s in states)), default=0)
+    carried_out = (max(state.epoch, state.newest_epoch) for state in states)
+    return 1 + max((*(order.epoch for order in orders), *carried_out), default=0)
 
 
 def _order_id(proposal: str, *, kind: SwapKind, epoch: int) -> str:

@@ -88,6 +88,10 @@ class WatchSample(Record):
     """Processes of the server that this adds up."""
     idle_processes: int = Field(default=0, ge=0)
     """Processes of them in which no launch ran the artifact."""
+    quiet_processes: int = Field(default=0, ge=0)
+    """Processes of those whose slot was not called at all since the order: no traffic, no fault."""
+    members: tuple[str, ...] = ()
+    """Names of the processes, where known: another set has to prove itself anew."""
 
 
 class WatchReport(Record):
@@ -140,7 +144,8 @@ def assess(
     samples
         Reports of this slot, oldest first; those of other epochs are left out.
     seconds_since_commit
-        Time since the order was carried out, seconds.
+        Time since these processes have had the order, seconds; a server that was restarted begins
+        at 0 again.
     settings
         How much is enough.
 
@@ -158,7 +163,7 @@ def assess(
     mine = [s for s in samples if s.definition == order.definition]
     if any(sample.epoch > order.epoch for sample in mine):
         return _report(WatchAction.WAIT, WatchReason.SUPERSEDED, "a later order is in force")
-    mine = [sample for sample in mine if sample.epoch == order.epoch]
+    mine = [sample for sample in mine if _is_of(order, sample)]
     late = seconds_since_commit >= settings.engage_within_s
     if not mine:
         if late:
@@ -172,7 +177,7 @@ def assess(
     if order.artifact is None:
         return _report(WatchAction.KEEP, WatchReason.CLEAN, "the original is in force")
     if newest.swapped_launches == 0 or newest.idle_processes:
-        if late:
+        if late and not _no_traffic(newest):
             return _report(
                 WatchAction.ROLLBACK,
                 WatchReason.NOT_ENGAGED,
@@ -181,6 +186,19 @@ def assess(
             )
         return _report(WatchAction.WAIT, WatchReason.TOO_FEW_CHECKS, "waiting for launches")
     return _enough(newest, seconds_since_commit, settings)
+
+
+def _is_of(order: SwapOrder, sample: WatchSample) -> bool:
+    """Whether a report is about this order: its epoch with its artifact, or taken back."""
+    same = sample.artifact == order.artifact or sample.tripped != ""
+    return sample.epoch == order.epoch and same
+
+
+def _no_traffic(newest: WatchSample) -> bool:
+    """Whether nothing ran the artifact because nothing called the slot; that is no evidence."""
+    if newest.idle_processes:
+        return newest.idle_processes <= newest.quiet_processes
+    return newest.fallback_launches == 0
 
 
 def _enough(newest: WatchSample, seconds: float, settings: WatchSettings) -> WatchReport:

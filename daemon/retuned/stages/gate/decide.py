@@ -148,11 +148,14 @@ class _Case:
 
 
 def _stopped(case: _Case) -> GateDecision | None:
-    """One rejection or abort of this artifact ends it, whoever it comes from."""
+    """One rejection or abort of this artifact ends it, whoever it comes from and whenever.
+
+    A clock that was put back must not unsay it; the proposal's id says what it was about.
+    """
     for decision in sorted(case.decisions, key=lambda d: (d.at, d.user, d.decision)):
         ends = decision.decision in {DecisionKind.REJECT, DecisionKind.ABORT}
         same = decision.digest == case.proposal.artifact
-        if ends and same and decision.at >= case.proposal.created_at:
+        if ends and same:
             rejected = decision.decision is DecisionKind.REJECT
             reason = GateReason.REJECTED_BY_PERSON if rejected else GateReason.ABORTED
             said = f"by {decision.user}" + (f": {decision.comment}" if decision.comment else "")
