@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from retuned.contract import Digest, Solution
-from retuned.errors import HarnessError, MissingDependency
+from retuned.errors import HarnessError, MissingDependency, TemporaryError
 from retuned.ports import Bench, Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import Verdict
@@ -57,6 +58,9 @@ class LabProcess:
         self._cores = tuple(cores)
         self._solution = solution
         self._builder = builder
+        self._child: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         """Yield findings as the child reports them; see `Bench.run`."""
@@ -68,16 +72,15 @@ class LabProcess:
             "known": [_record(finding) for finding in known.values()],
             "solutions": [incumbent.model_dump(mode="json")] if incumbent is not None else [],
         }
-        child = subprocess.Popen(
-            [sys.executable, "-m", "retuned.experiment"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            preexec_fn=_die_with_daemon,
-            text=True,
-        )
+        child = self._start()
         try:
             yield from self._converse(child, json.dumps(task))
+        except HarnessError as error:
+            if self._stopped:  # it died because it was told to
+                raise _stopped() from error
+            raise
         finally:
+            self._child = None
             child.kill()
             child.wait()
             for pipe in (child.stdin, child.stdout):
@@ -91,6 +94,28 @@ class LabProcess:
     def evidence(self, digest: Digest) -> bytes | None:
         """Return raw numbers; see `Bench.evidence`."""
         return self._builder.evidence(digest)
+
+    def stop(self) -> None:
+        """Kill the child; see `Bench.stop`."""
+        with self._lock:
+            self._stopped = True
+            child = self._child
+        if child is not None:
+            child.kill()
+        self._builder.stop()
+
+    def _start(self) -> subprocess.Popen[str]:
+        with self._lock:
+            if self._stopped:
+                raise _stopped()
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "retuned.experiment"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                preexec_fn=_die_with_daemon,
+                text=True,
+            )
+            return self._child
 
     def _converse(self, child: subprocess.Popen[str], task: str) -> Iterator[Finding]:
         assert child.stdin is not None, "stdin is a pipe"
@@ -108,6 +133,10 @@ class LabProcess:
                 raise _failure(message["failed"])
             yield _finding(message)
         raise HarnessError(f"the lab's process ended early with status {child.wait()}")
+
+
+def _stopped() -> TemporaryError:
+    return TemporaryError("the lab was stopped; the experiment is resumed later", delay_s=0.0)
 
 
 def _die_with_daemon() -> None:

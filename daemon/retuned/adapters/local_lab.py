@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from retuned.contract import Digest, Solution, digest_of
-from retuned.errors import HarnessError, UsageError
+from retuned.errors import HarnessError, TemporaryError, UsageError
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.notebook import Note, Notebook
 from retuned.lab.session import Session
@@ -72,6 +73,7 @@ class LocalLab:
         self._cores = tuple(cores)
         self._lab = lab or LabSettings()
         self._judge = judge_settings or JudgeSettings()
+        self._stop = threading.Event()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
@@ -103,6 +105,8 @@ class LocalLab:
             seen = {plan.incumbent, *known, *(note.solution.digest for note in notes)}
             search_until = deadline - _FINAL_SHARE * plan.budget.max_seconds
             for solution in self._proposals(plan, session, seen, until=search_until):
+                if self._stop.is_set():
+                    raise TemporaryError("the lab was stopped between candidates", delay_s=0.0)
                 contender = session.examine(solution)
                 if contender.failed:
                     yield session.finding(contender)
@@ -202,6 +206,10 @@ class LocalLab:
         path = self._root / "evidence" / f"{digest.removeprefix('sha256:')}.json"
         return path.read_bytes() if path.is_file() else None
 
+    def stop(self) -> None:
+        """End before the next candidate; see `Bench.stop`."""
+        self._stop.set()
+
 
 def _left_s(plan: ExperimentPlan, known: Iterable[Finding], notes: Iterable[Note]) -> float:
     """Seconds that a resumed plan has left: what was spent counts, finalists are measured still."""
@@ -221,11 +229,15 @@ class FakeBench:
     """Raised instead of the finding after the first."""
     runs: list[ExperimentPlan] = field(default_factory=list)
     """Plans that were run, for assertions."""
+    stopped: bool = False
+    """Whether it was told to stop."""
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         """Yield what the script says, without those that are known."""
         self.runs.append(plan)
         for number, finding in enumerate(self.script.get(plan.definition, ())):
+            if self.stopped:
+                raise TemporaryError("the fake lab was stopped", delay_s=0.0)
             if number and self.failure is not None:
                 raise self.failure
             if finding.solution.digest not in known:
@@ -243,6 +255,10 @@ class FakeBench:
     def evidence(self, digest: Digest) -> bytes | None:
         """Have no raw numbers."""
         return None
+
+    def stop(self) -> None:
+        """End before the next finding; see `Bench.stop`."""
+        self.stopped = True
 
 
 def _manifest(

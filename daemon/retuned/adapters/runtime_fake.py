@@ -24,6 +24,10 @@ class FakeSwapper:
     """Its slots."""
     refuse: dict[Digest, str] = field(default_factory=dict)
     """Artifacts that prepare refuses, with the reason."""
+    refuse_commit: dict[Digest, str] = field(default_factory=dict)
+    """Artifacts that commit refuses, with the reason."""
+    half: bool = False
+    """Whether a commit that is refused was carried out by another process before."""
     away: bool = False
     """Whether the server does not answer."""
     flips: list[str] = field(default_factory=list)
@@ -32,6 +36,7 @@ class FakeSwapper:
     """Fields of `WatchSample` to report per slot, set by the test."""
     launches: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
     """Launches to report per slot, set by the test."""
+    _half_done: dict[str, int] = field(default_factory=dict)
     _orders: dict[str, SwapOrder] = field(default_factory=dict)
     _prepared: set[tuple[str, Digest]] = field(default_factory=set)
     _bypassed: set[str] = field(default_factory=set)
@@ -40,6 +45,7 @@ class FakeSwapper:
         """Lose everything, as a server does that is started anew."""
         self._orders.clear()
         self._prepared.clear()
+        self._half_done.clear()
         self._bypassed.clear()
         self.counts.clear()
 
@@ -51,6 +57,7 @@ class FakeSwapper:
                 definition=name,
                 active=self._active(name),
                 epoch=self._epoch(name),
+                newest_epoch=max(self._epoch(name), self._half_done.get(name, 0)),
                 launches=dict(self.launches.get(name, {})),
                 tripped=str(self.counts.get(name, {}).get("tripped", "")),
                 bypassed=name in self._bypassed,
@@ -94,10 +101,14 @@ class FakeSwapper:
         current = self._orders.get(order.definition)
         if order.id in self.flips and current is not None and current.epoch >= order.epoch:
             return 1000
-        if order.epoch <= self._epoch(order.definition):
+        half_done = self._half_done.get(order.definition, 0)
+        if order.epoch <= max(self._epoch(order.definition), half_done):
             raise CandidateError("stale-epoch", detail=f"epoch {order.epoch}")
         if order.artifact and (order.definition, order.artifact) not in self._prepared:
             raise CandidateError("not-prepared", detail=order.artifact)
+        if order.artifact in self.refuse_commit:
+            self._half_done |= {order.definition: order.epoch} if self.half else {}
+            raise CandidateError(self.refuse_commit[order.artifact], detail="as the test wished")
         self._orders[order.definition] = order
         self._bypassed.discard(order.definition)
         self.counts.pop(order.definition, None)

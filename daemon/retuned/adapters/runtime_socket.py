@@ -1,34 +1,45 @@
 """The runtime's control socket as a `Swapper`, for one process or for all workers of a server.
 
 Every request opens a connection of its own: nothing has to be reconnected after either side
-restarts. Several processes are driven alike and reported as one: counts are added, and of what
-differs the state furthest behind is told, so that an order is repeated until every process has it.
+restarts. Several processes are driven alike, at the same time, and reported as one: counts are
+added, and of what differs the state furthest behind is told, so that an order is repeated until
+every process has it. All are told before an error is raised: one that hangs or refuses must not
+keep the others from going back. What was counted is that of the processes that have the newest
+order; the others count as idle. Reports are made of the answers that come, as long as one does.
 A socket that nobody listens on belongs to a process that died, and is skipped.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from retuned.adapters.runtime_fake import FakeSwapper
-from retuned.errors import CandidateError, TemporaryError
+from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.ports import SlotState
 from retuned.stages.swap import SwapOrder
 from retuned.stages.watch import WatchSample
 
 __all__ = ["FakeSwapper", "RuntimeSocket"]
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 MAX_ANSWER_BYTES = 32 << 20
 """Longest answer taken from a server."""
 _RETRY_S = 1.0
+_MOST_AT_ONCE = 32
+"""Processes that are asked at the same time."""
 
 
 class RuntimeSocket:
@@ -53,22 +64,23 @@ class RuntimeSocket:
 
     def hello(self) -> Sequence[Mapping[str, Any]]:
         """Return pid, protocol version, server name and environment of every process."""
-        return self._ask_all({"op": "hello"})
+        return [answer for answer in self._reports({"op": "hello"}, _hello).values()]
 
     def slots(self) -> Sequence[SlotState]:
         """Report every slot; see `Swapper.slots`."""
         found: dict[str, list[SlotState]] = defaultdict(list)
-        for answer in self._ask_all({"op": "slots"}):
-            for state in _parsed(answer, "slots", _slot_state):
+        for states in self._reports({"op": "slots"}, _entries("slots", _slot_state)).values():
+            for state in states:
                 found[state.definition].append(state)
         return [_merge_states(states) for states in found.values()]
 
     def samples(self) -> Sequence[WatchSample]:
         """Return what was counted per slot; see `Swapper.samples`."""
-        found: dict[str, list[WatchSample]] = defaultdict(list)
-        for answer in self._ask_all({"op": "samples"}):
-            for sample in _parsed(answer, "samples", WatchSample.model_validate):
-                found[sample.definition].append(sample)
+        found: dict[str, dict[str, WatchSample]] = defaultdict(dict)
+        parse = _entries("samples", WatchSample.model_validate)
+        for process, samples in self._reports({"op": "samples"}, parse).items():
+            for sample in samples:
+                found[sample.definition][process] = sample
         return [_merge_samples(samples) for samples in found.values()]
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
@@ -99,26 +111,56 @@ class RuntimeSocket:
         """
         self._ask_all({"op": "bypass", "definition": definition, "on": on})
 
+    def _reports(
+        self, request: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], T]
+    ) -> dict[str, T]:
+        """Return what processes say, by their socket's name; those that fail are left out.
+
+        Raises
+        ------
+        TemporaryError
+            If there is no answer that can be read.
+        """
+        answers, errors = self._tell(request, timeout_s=self._timeout_s)
+        reports: dict[str, T] = {}
+        for name, answer in answers.items():
+            try:
+                reports[name] = parse(answer)
+            except TemporaryError as error:
+                errors.append(error)
+        if not reports:
+            raise errors[0]
+        for left_out in errors:
+            log.warning("left out of the report: %s", left_out)
+        return reports
+
     def _ask_all(
         self, request: Mapping[str, Any], *, timeout_s: float | None = None
     ) -> list[dict[str, Any]]:
-        answers = []
-        for path in self._sockets():
-            try:
-                answer = _ask(path, request, timeout_s=timeout_s or self._timeout_s)
-            except (ConnectionRefusedError, FileNotFoundError):
-                continue  # its process is gone
-            except (OSError, ValueError, RecursionError) as error:
-                message = f"{path}: the runtime does not answer: {error}"
-                raise TemporaryError(message, delay_s=_RETRY_S) from error
-            if answer.get("ok") is not True:
-                reason, detail = str(answer.get("reason")), str(answer.get("detail"))
-                raise CandidateError(reason[:64], detail=detail[:2000])
-            answers.append(answer)
-        if not answers:
+        """Tell every process, and then raise what went wrong: a refusal first, it is final."""
+        answers, errors = self._tell(request, timeout_s=timeout_s or self._timeout_s)
+        for error in sorted(errors, key=lambda each: not isinstance(each, CandidateError)):
+            raise error
+        return list(answers.values())
+
+    def _tell(
+        self, request: Mapping[str, Any], *, timeout_s: float
+    ) -> tuple[dict[str, dict[str, Any]], list[RetunedError]]:
+        """Return the answers by socket, and the errors, of which there is one if nobody listens."""
+        paths = self._sockets()
+        answers: dict[str, dict[str, Any]] = {}
+        errors: list[RetunedError] = []
+        with ThreadPoolExecutor(max(1, min(len(paths), _MOST_AT_ONCE))) as pool:
+            said = pool.map(lambda path: _told(path, request, timeout_s=timeout_s), paths)
+            for path, answer in zip(paths, said, strict=True):
+                if isinstance(answer, RetunedError):
+                    errors.append(answer)
+                elif answer is not None:
+                    answers[path.name] = answer
+        if not answers and not errors:
             message = f"{self._path}: no server listens; it may be starting"
-            raise TemporaryError(message, delay_s=_RETRY_S)
-        return answers
+            errors.append(TemporaryError(message, delay_s=_RETRY_S))
+        return answers, errors
 
     def _sockets(self) -> list[Path]:
         try:
@@ -128,6 +170,23 @@ class RuntimeSocket:
             return [path for path in paths if stat.S_ISSOCK(path.lstat().st_mode)]
         except OSError as error:
             raise TemporaryError(f"{self._path}: {error}", delay_s=_RETRY_S) from error
+
+
+def _told(
+    path: Path, request: Mapping[str, Any], *, timeout_s: float
+) -> dict[str, Any] | RetunedError | None:
+    """Ask one process; its error is returned, so that the others are told too. None is gone."""
+    try:
+        answer = _ask(path, request, timeout_s=timeout_s)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return None  # its process is gone
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"{path}: the runtime does not answer: {error}"
+        return TemporaryError(message, delay_s=_RETRY_S)
+    if answer.get("ok") is not True:
+        reason, detail = str(answer.get("reason")), str(answer.get("detail"))
+        return CandidateError(reason[:64], detail=detail[:2000])
+    return answer
 
 
 def _ask(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
@@ -160,13 +219,21 @@ def _ask(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> dict[st
     return answer
 
 
-def _parsed(answer: Mapping[str, Any], name: str, parse: Callable[[Any], Any]) -> list[Any]:
+def _entries(name: str, parse: Callable[[Any], T]) -> Callable[[Mapping[str, Any]], list[T]]:
     """Read the entries of an answer; a runtime that talks nonsense is a server to ask again."""
-    try:
-        return [parse(entry) for entry in answer[name]]
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
-        message = f"the runtime's {name} cannot be read: {error}"
-        raise TemporaryError(message[:500], delay_s=_RETRY_S) from error
+
+    def read(answer: Mapping[str, Any]) -> list[T]:
+        try:
+            return [parse(entry) for entry in answer[name]]
+        except (KeyError, TypeError, ValueError, ValidationError) as error:
+            message = f"the runtime's {name} cannot be read: {error}"
+            raise TemporaryError(message[:500], delay_s=_RETRY_S) from error
+
+    return read
+
+
+def _hello(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    return answer
 
 
 def _slot_state(entry: Mapping[str, Any]) -> SlotState:
@@ -191,6 +258,7 @@ def _merge_states(states: Sequence[SlotState]) -> SlotState:
         definition=behind.definition,
         active=behind.active,
         epoch=behind.epoch,
+        newest_epoch=max(state.epoch for state in states),
         launches=dict(launches),
         other_launches=sum(state.other_launches for state in states),
         tripped=next((state.tripped for state in states if state.tripped), ""),
@@ -198,17 +266,21 @@ def _merge_states(states: Sequence[SlotState]) -> SlotState:
     )
 
 
-def _merge_samples(samples: Sequence[WatchSample]) -> WatchSample:
-    behind = min(samples, key=lambda sample: sample.epoch)
+def _merge_samples(by_process: Mapping[str, WatchSample]) -> WatchSample:
+    """Add up those that have the newest order: harm in one must not hide behind one that waits."""
+    newest = max(by_process.values(), key=lambda sample: (sample.epoch, not sample.tripped))
+    samples = [sample for sample in by_process.values() if sample.epoch == newest.epoch]
+    waiting = len(by_process) - len(samples)
+    idle = [sample for sample in samples if sample.swapped_launches == 0]
     ineligible: dict[str, int] = defaultdict(int)
     for sample in samples:
         for reason, count in sample.ineligible_launches.items():
             ineligible[reason] += count
     checks = sum(sample.shadow_checks for sample in samples)
     return WatchSample(
-        definition=behind.definition,
-        artifact=behind.artifact,
-        epoch=behind.epoch,
+        definition=newest.definition,
+        artifact=newest.artifact,
+        epoch=newest.epoch,
         swapped_launches=sum(sample.swapped_launches for sample in samples),
         fallback_launches=sum(sample.fallback_launches for sample in samples),
         ineligible_launches=dict(ineligible),
@@ -219,6 +291,8 @@ def _merge_samples(samples: Sequence[WatchSample]) -> WatchSample:
         last_mean_ratio=max(sample.last_mean_ratio for sample in samples),
         errors=sum(sample.errors for sample in samples),
         tripped=next((sample.tripped for sample in samples if sample.tripped), ""),
-        processes=len(samples),
-        idle_processes=sum(sample.swapped_launches == 0 for sample in samples),
+        processes=len(by_process),
+        idle_processes=waiting + len(idle),
+        quiet_processes=sum(sample.fallback_launches == 0 for sample in idle),
+        members=tuple(sorted(by_process)),
     )
