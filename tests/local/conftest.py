@@ -14,4 +14,5 @@ def world(tmp_path: Path) -> Iterator[World]:
     """A daemon, a server, a folder of traces and people."""
     made = World(tmp_path)
     yield made
+    assert made.unexpected() == 0, "a step failed and was logged; see the output"
     made.store.close()

@@ -16,6 +16,7 @@ from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import FakeTelemetry
 from retuned.adapters.trace_folder import FakeTraceSource
 from retuned.contract import Digest, Language, Solution, SourceFile, TrustClass, digest_of
+from retuned.errors import CandidateError
 from retuned.local.context import Context, Kind, LoopSettings
 from retuned.local.program import Loop
 from retuned.ports import Finding, TraceBatch
@@ -108,6 +109,12 @@ class Lab(FakeBench):
 
     paid: list[tuple[str, Digest]]
     boundary: Callable[[str], None]
+    failures: dict[Digest, Exception]
+
+    def build(self, solution: Solution) -> Path:
+        if solution.digest in self.failures:
+            raise self.failures[solution.digest]
+        return super().build(solution)
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         for found in (LOST,) if plan.structures == ("rows",) else (LOST, WON):
@@ -121,6 +128,8 @@ class Server(FakeSwapper):
     """The server outlives the daemon; kills fall before and after what it is told."""
 
     boundary: Callable[[str], None]
+    unknown: frozenset[str] = frozenset()
+    """Slots that a process reports no more when it is told something."""
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
         self.boundary("before-prepare")
@@ -129,6 +138,8 @@ class Server(FakeSwapper):
 
     def commit(self, order: SwapOrder) -> int:
         self.boundary("before-commit-order")
+        if order.definition in self.unknown:
+            raise CandidateError("unknown-slot", detail=order.definition)
         took = super().commit(order)
         self.boundary("after-commit-order")
         return took
@@ -158,17 +169,27 @@ class World:
     clock: FakeClock = field(default_factory=FakeClock)
     files: list[TraceBatch] = field(default_factory=list)
     paid: list[tuple[str, Digest]] = field(default_factory=list)
+    bench_failures: dict[Digest, Exception] = field(default_factory=dict)
+    policies_gone: bool = False
     boundaries: int = 0
     kill_at: int | None = None
-    watch: WatchSettings = field(
-        default_factory=lambda: WatchSettings(min_checks=10, min_s=1.0, engage_within_s=1e6)
-    )
+    watch: WatchSettings = field(default_factory=lambda: WatchSettings(min_checks=10, min_s=1.0))
 
     def __post_init__(self) -> None:
         self.server = Server(definitions=[KERNEL])
         self.server.boundary = self.boundary
+        self.telemetry = FakeTelemetry()
         self.policies: Sequence[KernelTuningPolicy] = (auto_policy(),)
         self.start()
+
+    def read_policies(self) -> Sequence[KernelTuningPolicy]:
+        if self.policies_gone:
+            raise OSError("the folder of policies is gone")
+        return self.policies
+
+    def unexpected(self) -> float:
+        """Count what went wrong in some step and was nobody's plan."""
+        return self.telemetry.total("retuned_step_errors_total", expected="false")
 
     def boundary(self, _where: str) -> None:
         self.boundaries += 1
@@ -181,11 +202,12 @@ class World:
         known = [batch.id for batch in self.store.list(Kind.BATCH)]
         bench = Lab(script={}, root=self.folder)
         bench.paid, bench.boundary = self.paid, self.boundary
+        bench.failures = self.bench_failures
         self.loop = Loop(
             Context(
                 store=self.store,
                 clock=self.clock,
-                telemetry=FakeTelemetry(),
+                telemetry=self.telemetry,
                 traces=FakeTraceSource(self.files, known=known),
                 swapper=self.server,
                 bench=bench,
@@ -199,7 +221,7 @@ class World:
                 ),
                 environment=ENVIRONMENT,
                 catalog=Kernels(),
-                policies=lambda: self.policies,
+                policies=self.read_policies,
             )
         )
 

@@ -36,11 +36,19 @@ class Kind(StrEnum):
     FINDING = "finding"
     """One candidate's verdict in one experiment: final."""
     PROPOSAL = "proposal"
-    """awaiting -> approved -> swapping -> watching -> promoted, or one of the ends."""
+    """awaiting <-> approved -> swapping -> watching -> promoted -> superseded.
+
+    From swapping, watching and promoted: rolling-back (rollback-failed while it is tried again) ->
+    rolled-back; what comes back into force by that is watching again. Other ends: rejected,
+    expired, aborted, refused, superseded. A swap called off before delivery is awaiting again.
+    """
     GATE = "gate"
     """What the policy said of a proposal last: current."""
     ORDER = "order"
-    """One epoch of one slot: new -> prepared -> done | refused | superseded."""
+    """One epoch of one slot: new -> prepared -> done | refused | superseded; new -> withdrawn.
+
+    While it is new no process has been told to commit it.
+    """
     DECISION = "decision"
     """What a person said; immutable."""
     FREEZE = "freeze"
@@ -48,7 +56,7 @@ class Kind(StrEnum):
     REQUEST = "request"
     """Rollback or abort asked for by a person: new -> done."""
     QUARANTINE = "quarantine"
-    """A digest that was rolled back: current."""
+    """A digest that the watch rolled back: current, renewed by another rollback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,194 +3,217 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime
+from collections.abc import Mapping
+from typing import Any
 
+from retuned.adapters.approvals import Approvals
+from retuned.errors import RetunedError
+from retuned.local import asking
 from retuned.local.context import Context, Kind
 from retuned.local.found import best_finding, findings
+from retuned.local.ordering import IN_PLACE, call_off, in_phases, latest, quarantined, say
 from retuned.local.reasoning import live_baseline, share_of
 from retuned.local.swapping import live_guard, roll_back
 from retuned.ports import Event, Stored
 from retuned.stages import gate as gate_stage
 from retuned.stages import proposal as proposal_stage
 from retuned.stages.experiment import ExperimentPlan
-from retuned.stages.gate import (
-    GateDecision,
-    GateReason,
-    GateState,
-    StopPolicy,
-    SwapDecision,
-    TuningFreeze,
-)
-from retuned.stages.proposal import Proposal, ProposalLimits
+from retuned.stages.gate import GateDecision, StopPolicy, TuningFreeze
+from retuned.stages.proposal import Proposal, ProposalLimits, Refusal, RefusalReason
+from retuned.stages.swap import SwapKind
 
 log = logging.getLogger(__name__)
 
-_ENDS = {
-    GateState.REJECTED: "rejected",
-    GateState.EXPIRED: "expired",
-    GateState.APPROVED: "approved",
-}
-"""Answers of the gate that move a proposal on; all others leave it waiting."""
+OPEN = ("awaiting", "approved")
+"""Phases of a proposal that the gate is asked about."""
 
 
 def propose(ctx: Context) -> None:
     """Write a proposal, or the reason for none, for each experiment that was won."""
     for stored in ctx.store.list(Kind.EXPERIMENT, phase="won"):
         plan = ExperimentPlan.model_validate(stored.body)
-        best = best_finding(findings(ctx, plan.id))
-        assert best is not None, "an experiment is won by a finding"
-        answer = proposal_stage.propose(
-            best.verdict,
-            plan=plan,
-            share=share_of(ctx, plan.hypothesis),
-            target=ctx.settings.target,
-            trust=best.solution.trust,
-            first_swap=not ctx.store.list(Kind.ORDER),
-            limits=ProposalLimits(min_saving=ctx.settings.min_saving),
-            now=ctx.clock.now(),
-            ttl=ctx.settings.proposal_ttl,
-            quarantined=_quarantined(ctx),
-            live_baseline=live_baseline(ctx, plan.definition),
-            live_guard=live_guard(ctx, plan.definition),
-        )
+        answer = _weigh(ctx, plan)
         with ctx.store.transaction():
             if isinstance(answer, Proposal):
-                _supersede_open(ctx, answer)
-                ctx.store.add(
-                    Kind.PROPOSAL, answer.id, answer.model_dump(mode="json"), phase="awaiting"
-                )
-                ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="won", to="proposed")
-                _say(ctx, answer.id, what="proposed", slot=answer.definition)
-            else:
-                ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="won", to="refused")
-                ctx.store.record(
-                    Event(
-                        at=ctx.clock.now(),
-                        kind=Kind.EXPERIMENT,
-                        id=plan.id,
-                        what="not-proposed",
-                        who="retuned",
-                        detail={"reason": str(answer.reason), "detail": answer.detail},
-                    )
-                )
+                body = answer.model_dump(mode="json")
+                if ctx.store.add(Kind.PROPOSAL, answer.id, body, phase="awaiting"):
+                    _supersede_open(ctx, answer)
+                    ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="won", to="proposed")
+                    say(ctx, answer.id, what="proposed", slot=answer.definition)
+                    continue
+                known = f"proposal {answer.id} says the same, and was or is decided on"
+                answer = Refusal(reason=RefusalReason.ALREADY_DECIDED, detail=known)
+            _not_proposed(ctx, plan, answer)
 
 
-def gate(ctx: Context) -> None:
-    """Ask the policy about every open proposal, on fresh facts each time."""
-    for stored in ctx.store.list(Kind.PROPOSAL, phase="awaiting"):
-        proposal = Proposal.model_validate(stored.body)
-        if live_baseline(ctx, proposal.definition) != proposal.baseline:
-            _move(ctx, proposal.id, "superseded", what="baseline-changed")
-            continue
-        _settle(ctx, proposal, _ask(ctx, proposal))
-
-
-def carry_out_requests(ctx: Context) -> None:
-    """Roll back and abort what people asked for, and what a freeze takes back; never gated."""
-    for request in ctx.store.list(Kind.REQUEST, phase="new"):
-        proposal = ctx.store.get(Kind.PROPOSAL, str(request.body["target"]))
-        if proposal is not None:
-            _carry_out(ctx, request, proposal)
-        ctx.store.advance(Kind.REQUEST, request.id, expect="new", to="done")
-    for freeze in freezes(ctx):
-        _take_back(ctx, freeze)
-
-
-def freezes(ctx: Context) -> list[TuningFreeze]:
-    """Return the stop signs that stand."""
-    return [
-        TuningFreeze.model_validate(s.body) for s in ctx.store.list(Kind.FREEZE, phase="active")
-    ]
-
-
-def _ask(ctx: Context, proposal: Proposal) -> GateDecision:
-    choice = gate_stage.select_policy(ctx.policies(), proposal, labels=ctx.labels)
-    return gate_stage.decide(
-        proposal,
-        policy=choice.policy,
-        policy_digest=choice.digest,
-        decisions=[
-            SwapDecision.model_validate(s.body)
-            for s in ctx.store.list(Kind.DECISION)
-            if s.body["proposal"] == proposal.id
-        ],
-        freezes=freezes(ctx),
-        env=ctx.labels.get("env", ""),
+def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
+    best = best_finding(findings(ctx, plan.id))
+    assert best is not None, "an experiment is won by a finding"
+    if plan.environment != ctx.environment:
+        return Refusal(
+            reason=RefusalReason.STALE_ENVIRONMENT,
+            detail=f"measured in {plan.environment}, this machine is {ctx.environment} now",
+        )
+    return proposal_stage.propose(
+        best.verdict,
+        plan=plan,
+        share=share_of(ctx, plan.hypothesis),
+        target=ctx.settings.target,
+        trust=best.solution.trust,
+        first_swap=not _was_swapped(ctx, plan.definition),
+        limits=ProposalLimits(min_saving=ctx.settings.min_saving),
         now=ctx.clock.now(),
-        absent=choice.reason or GateReason.NO_POLICY,
+        ttl=ctx.settings.proposal_ttl,
+        quarantined=quarantined(ctx),
+        live_baseline=live_baseline(ctx, plan.definition),
+        live_guard=live_guard(ctx, plan.definition),
     )
 
 
-def _settle(ctx: Context, proposal: Proposal, answer: GateDecision) -> None:
+def _was_swapped(ctx: Context, definition: str) -> bool:
+    done = ctx.store.list(Kind.ORDER, phase="done")
+    return any(stored.body["definition"] == definition for stored in done)
+
+
+def _not_proposed(ctx: Context, plan: ExperimentPlan, answer: Refusal) -> None:
+    ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="won", to="refused")
+    ctx.store.record(
+        Event(
+            at=ctx.clock.now(),
+            kind=Kind.EXPERIMENT,
+            id=plan.id,
+            what="not-proposed",
+            who="retuned",
+            detail={"reason": str(answer.reason), "detail": answer.detail},
+        )
+    )
+
+
+def gate(ctx: Context) -> None:
+    """Ask the policy about every open proposal, on fresh facts each time.
+
+    What it once approved is asked about until it is swapped: people may still say no.
+    """
+    for stored in in_phases(ctx, OPEN):
+        try:
+            _judge(ctx, stored)
+        except RetunedError as error:  # says nothing about the next proposal
+            log.error("gate of %s: %s", stored.id, error)
+
+
+def _judge(ctx: Context, stored: Stored) -> None:
+    proposal = Proposal.model_validate(stored.body)
+    if asking.evidence_expired(ctx, proposal):
+        _move(ctx, stored, "superseded", what="environment-changed")
+    elif live_baseline(ctx, proposal.definition) != proposal.baseline:
+        _move(ctx, stored, "superseded", what="baseline-changed")
+    else:
+        _settle(ctx, stored, asking.ask(ctx, proposal))
+
+
+def _settle(ctx: Context, stored: Stored, answer: GateDecision) -> None:
+    """Keep an answer that says something new, and let the proposal follow it."""
     body = answer.model_dump(mode="json")
+    phase = asking.phase_of(answer)
     with ctx.store.transaction():
-        known = ctx.store.get(Kind.GATE, proposal.id)
+        known = ctx.store.get(Kind.GATE, stored.id)
         if known is None:
-            ctx.store.add(Kind.GATE, proposal.id, body, phase="current")
-        else:
-            ctx.store.advance(Kind.GATE, proposal.id, expect="current", to="current", body=body)
+            ctx.store.add(Kind.GATE, stored.id, body, phase="current")
+        elif _said(known.body) != _said(body):
+            ctx.store.advance(Kind.GATE, stored.id, expect="current", to="current", body=body)
         if known is None or known.body["state"] != body["state"]:
             sentence = gate_stage.explain(answer)
             log.info("gate: %s", sentence)
-            _say(ctx, proposal.id, what=f"gate-{answer.state}", sentence=sentence)
-        if answer.state in _ENDS:
-            _move(ctx, proposal.id, _ENDS[answer.state], what=_ENDS[answer.state])
+            say(ctx, stored.id, what=f"gate-{answer.state}", sentence=sentence)
+        if phase != stored.phase:
+            _move(ctx, stored, phase, what=phase)
+
+
+def _said(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer without the moment it was given at."""
+    return {name: value for name, value in body.items() if name != "evaluated_at"}
+
+
+def carry_out_requests(ctx: Context) -> None:
+    """Roll back and abort what people asked for; never gated."""
+    for request in ctx.store.list(Kind.REQUEST, phase="new"):
+        try:
+            proposal = ctx.store.get(Kind.PROPOSAL, str(request.body["target"]))
+            if proposal is not None:
+                _carry_out(ctx, request, proposal)
+            ctx.store.advance(Kind.REQUEST, request.id, expect="new", to="done")
+        except RetunedError as error:  # asked for again at the next look, after the others
+            log.error("request %s: %s", request.id, error)
 
 
 def _carry_out(ctx: Context, request: Stored, proposal: Stored) -> None:
     who, reason = str(request.body["who"]), str(request.body.get("reason", ""))
-    if proposal.phase in {"awaiting", "approved"}:
+    if proposal.phase in OPEN:
         with ctx.store.transaction():
-            ctx.store.advance(Kind.PROPOSAL, proposal.id, expect=proposal.phase, to="aborted")
-            _say(ctx, proposal.id, what="aborted", who=who, reason=reason)
-    elif proposal.phase in {"swapping", "watching", "promoted", "rollback-failed"}:
+            if ctx.store.advance(Kind.PROPOSAL, proposal.id, expect=proposal.phase, to="aborted"):
+                say(ctx, proposal.id, what="aborted", who=who, reason=reason)
+    elif proposal.phase == "swapping":
+        call_off(ctx, proposal, to="aborted", reason="requested", detail=reason, who=who)
+    elif proposal.phase in (*IN_PLACE, "rollback-failed"):
         roll_back(ctx, proposal, reason="requested", detail=reason, who=who)
+    else:
+        say(ctx, proposal.id, what="request-void", who=who, phase=proposal.phase)
 
 
-def _take_back(ctx: Context, freeze: TuningFreeze) -> None:
+def take_back(ctx: Context) -> None:
+    """Roll back what freezes that stand take back; never gated.
+
+    What is ordered and not delivered is held back by the gate, whatever the freeze says.
+    """
+    for freeze in freezes(ctx):
+        for stored in _taken_back(ctx, freeze):
+            try:
+                roll_back(ctx, stored, reason="freeze", detail=freeze.reason, who=freeze.user)
+            except RetunedError as error:  # tried again at the next look, after the others
+                log.error("freeze %s, %s: %s", freeze.id, stored.id, error)
+
+
+def freezes(ctx: Context) -> tuple[TuningFreeze, ...]:
+    """Return the stop signs that stand now.
+
+    Raises
+    ------
+    UnreadableInput
+        If one cannot be understood: treat that as frozen.
+    """
+    return Approvals(ctx.store).freezes(now=ctx.clock.now())
+
+
+def _taken_back(ctx: Context, freeze: TuningFreeze) -> list[Stored]:
     phases = {
         StopPolicy.HOLD: (),
-        StopPolicy.HOLD_AND_DRAIN: ("swapping", "watching"),
-        StopPolicy.HOLD_AND_ROLLBACK: ("swapping", "watching", "promoted"),
+        StopPolicy.HOLD_AND_DRAIN: ("watching",),
+        StopPolicy.HOLD_AND_ROLLBACK: IN_PLACE,
     }[freeze.stop_policy]
-    for phase in phases:
-        for stored in ctx.store.list(Kind.PROPOSAL, phase=phase):
-            proposal = Proposal.model_validate(stored.body)
-            if freeze.scope.covers(target=proposal.target, kernel=proposal.definition):
-                roll_back(ctx, stored, reason="freeze", detail=freeze.reason, who=freeze.user)
+    found = []
+    for stored in in_phases(ctx, phases):
+        proposal = Proposal.model_validate(stored.body)
+        if not freeze.scope.covers(target=proposal.target, kernel=proposal.definition):
+            continue
+        if freeze.stop_policy is StopPolicy.HOLD_AND_DRAIN and _came_back(ctx, proposal):
+            continue  # it was proven before; only what replaced it was under way
+        found.append(stored)
+    return found
+
+
+def _came_back(ctx: Context, proposal: Proposal) -> bool:
+    kept = latest(ctx).get(proposal.definition)
+    return kept is not None and kept.order.kind is SwapKind.ROLLBACK
 
 
 def _supersede_open(ctx: Context, new: Proposal) -> None:
     """End the proposals that still wait when a newer one for the same kernel comes."""
-    for phase in ("awaiting", "approved"):
-        for stored in ctx.store.list(Kind.PROPOSAL, phase=phase):
-            if stored.body["definition"] == new.definition and stored.id != new.id:
-                ctx.store.advance(Kind.PROPOSAL, stored.id, expect=phase, to="superseded")
-                _say(ctx, stored.id, what="superseded", by=new.id)
+    for stored in in_phases(ctx, OPEN):
+        if stored.body["definition"] == new.definition and stored.id != new.id:
+            ctx.store.advance(Kind.PROPOSAL, stored.id, expect=stored.phase, to="superseded")
+            say(ctx, stored.id, what="superseded", by=new.id)
 
 
-def _quarantined(ctx: Context) -> frozenset[str]:
-    now = ctx.clock.now()
-    return frozenset(
-        stored.id
-        for stored in ctx.store.list(Kind.QUARANTINE)
-        if datetime.fromisoformat(str(stored.body["until"])) > now
-    )
-
-
-def _move(ctx: Context, proposal: str, phase: str, *, what: str) -> None:
-    if ctx.store.advance(Kind.PROPOSAL, proposal, expect="awaiting", to=phase):
-        _say(ctx, proposal, what=what)
-
-
-def _say(ctx: Context, proposal: str, *, what: str, who: str = "retuned", **detail: object) -> None:
-    ctx.store.record(
-        Event(
-            at=ctx.clock.now(),
-            kind=Kind.PROPOSAL,
-            id=proposal,
-            what=what,
-            who=who,
-            detail=detail,
-        )
-    )
+def _move(ctx: Context, stored: Stored, phase: str, *, what: str) -> None:
+    if ctx.store.advance(Kind.PROPOSAL, stored.id, expect=stored.phase, to=phase):
+        say(ctx, stored.id, what=what)

@@ -11,15 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from retuned.errors import RetunedError, UsageError
-from retuned.local import deciding, experimenting, observing, reasoning, swapping
+from retuned.local import deciding, experimenting, observing, reasoning, swapping, watching
 from retuned.local.context import Context
 
 log = logging.getLogger(__name__)
+
+_STOP_S = 5.0
+"""Longest wait for the steps in flight once the daemon is to stop."""
 
 
 class Loop:
@@ -31,7 +35,7 @@ class Loop:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self._history = swapping.History()
+        self._history = watching.History()
         self._orders = threading.Lock()
 
     def observe(self) -> None:
@@ -50,13 +54,25 @@ class Loop:
         deciding.propose(self.ctx)
 
     def steer(self) -> None:
-        """Stages 8 to 10: people, policy, orders, watching. Short: a rollback waits for it."""
+        """Stages 8 to 10: people, policy, orders, watching. Short: a rollback waits for it.
+
+        Ways back come first, and each part stands alone: no error in one keeps a later one from
+        running, least of all the watch.
+        """
+        ctx = self.ctx
+        parts: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("requests", lambda: deciding.carry_out_requests(ctx)),
+            ("freezes", lambda: deciding.take_back(ctx)),
+            ("delivered", lambda: swapping.close_carried_out(ctx)),
+            ("watch", lambda: watching.watch(ctx, self._history)),
+            ("gate", lambda: deciding.gate(ctx)),
+            ("hold", lambda: swapping.hold_back(ctx)),
+            ("start", lambda: swapping.start_swaps(ctx)),
+            ("drive", lambda: self._history.restart(swapping.drive_orders(ctx))),
+        )
         with self._orders:
-            deciding.carry_out_requests(self.ctx)
-            deciding.gate(self.ctx)
-            swapping.start_swaps(self.ctx)
-            swapping.drive_orders(self.ctx)
-            swapping.watch(self.ctx, self._history)
+            for name, part in parts:
+                _attempt(ctx, name, part)
 
     def turn(self) -> None:
         """Do every step once, in order: what tests and replays use."""
@@ -72,31 +88,56 @@ def only_one(state_dir: Path) -> Iterator[None]:
     Raises
     ------
     UsageError
-        If another daemon holds it.
+        If another daemon holds it, or the folder cannot be made or written.
     """
-    state_dir.mkdir(parents=True, exist_ok=True)
-    with (state_dir / "daemon.lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            raise UsageError(
-                f"another daemon (pid {holder}) runs on {state_dir}; "
-                "stop it or name another state_dir"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    with _open_lock(state_dir):
         yield
 
 
+def _open_lock(state_dir: Path) -> IO[str]:
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (state_dir / "daemon.lock").open("a+")
+        try:
+            _take(lock, state_dir)
+        except BaseException:
+            lock.close()
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or state_dir}: cannot keep state here ({error.strerror}); "
+            "name another state_dir or fix its owner"
+        ) from error
+    return lock
+
+
+def _take(lock: IO[str], state_dir: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        raise UsageError(
+            f"another daemon (pid {holder}) runs on {state_dir}; stop it or name another state_dir"
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+
+
 def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
-    """Schedule the steps until SIGTERM or SIGINT. An error in one step never stops another."""
+    """Schedule the steps until SIGTERM or SIGINT. An error in one step never stops another.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If SIGINT was what stopped it, once every thread has ended.
+    """
     stop = threading.Event()
+    signals: list[int] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        log.info("stopping on signal %d", number)
+        signals.append(number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,22 +156,43 @@ def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
         scheduler.add_job(_guard(loop.ctx, step), "interval", seconds=seconds, id=step.__name__)
     scheduler.start()
     stop.wait()
+    log.info("stopping on signal %d", signals[0])
     # an experiment in flight is not waited for: what it has stored is kept, the rest is resumed
-    scheduler.shutdown(wait=False)
+    loop.ctx.bench.stop()
+    interrupted = signals[0] == signal.SIGINT
+    _end_threads(scheduler, status=130 if interrupted else 0)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _end_threads(scheduler: BackgroundScheduler, *, status: int) -> None:
+    """Wait until no step runs: who takes the state's lock after us must find nobody at work.
+
+    A step that hangs, on a server that does not answer, ends with the process, as by a kill; the
+    lock is held until then.
+    """
+    scheduler.pause()
+    ending = threading.Thread(target=scheduler.shutdown, name="shutdown", daemon=True)
+    ending.start()
+    ending.join(_STOP_S)
+    if ending.is_alive():
+        log.warning("a step has not ended after %.0f s; leaving it, nothing is lost", _STOP_S)
+        logging.shutdown()
+        os._exit(status)
 
 
 def _guard(ctx: Context, step: Callable[[], None]) -> Callable[[], None]:
+    """Make a step of the schedule one that never raises."""
+    return lambda: _attempt(ctx, step.__name__, step)
+
+
+def _attempt(ctx: Context, name: str, step: Callable[[], object]) -> None:
     """One of the program's loops: the only place where any exception is caught, logged, counted."""
-    name = step.__name__
-
-    def guarded() -> None:
-        try:
-            step()
-        except RetunedError as error:
-            log.warning("%s: %s", name, error)
-            ctx.telemetry.count("retuned_step_errors_total", step=name, expected="true")
-        except Exception:
-            log.exception("%s failed", name)
-            ctx.telemetry.count("retuned_step_errors_total", step=name, expected="false")
-
-    return guarded
+    try:
+        step()
+    except RetunedError as error:
+        log.warning("%s: %s", name, error)
+        ctx.telemetry.count("retuned_step_errors_total", step=name, expected="true")
+    except Exception:
+        log.exception("%s failed", name)
+        ctx.telemetry.count("retuned_step_errors_total", step=name, expected="false")

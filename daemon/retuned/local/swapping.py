@@ -1,282 +1,294 @@
-"""Steps 9 and 10: drive orders into the server, watch what they do, go back when it is wrong."""
+"""Step 9, the deeds: bring the server to what is ordered, whichever side died in between.
+
+Each order is carried out for itself: what goes wrong with one never keeps another back. A way back
+does not end before it has arrived: where its artifact cannot be had it leads to the original, and a
+way to the original is tried until the server takes it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from dataclasses import dataclass, field
+from typing import Any
 
-from retuned.contract import Digest, Guard, Solution
-from retuned.errors import CandidateError, TemporaryError
+from retuned.errors import (
+    CandidateError,
+    HarnessError,
+    MissingDependency,
+    RetunedError,
+    TemporaryError,
+    UnreadableInput,
+)
 from retuned.local.context import Context, Kind
 from retuned.local.found import found_solution
-from retuned.ports import Event, SlotState, Stored
+from retuned.local.ordering import (
+    IN_PLACE,
+    OPEN,
+    Kept,
+    call_off,
+    facts_of,
+    fresh_epoch,
+    hold_back,
+    in_force,
+    in_phases,
+    latest,
+    live_guard,
+    order_back,
+    owner,
+    say,
+    start_swaps,
+)
+from retuned.ports import Stored
 from retuned.stages import swap as swap_stage
-from retuned.stages import watch as watch_stage
-from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder
-from retuned.stages.watch import WatchAction, WatchReport, WatchSample
+
+__all__ = [
+    "call_off",
+    "close_carried_out",
+    "drive_orders",
+    "hold_back",
+    "in_force",
+    "live_guard",
+    "roll_back",
+    "start_swaps",
+]
 
 log = logging.getLogger(__name__)
 
-_HISTORY = 256
-"""Samples kept per order for the slow-decay test; totals survive a restart in the runtime."""
+_PASSES = 3
+"""An order that is refused may be followed by another, and that by the way to the original."""
+_GOING_BACK = ("rolling-back", "rollback-failed")
 
 
-@dataclass(slots=True)
-class History:
-    """Samples seen per order. Not durable: the runtime's totals are."""
+def drive_orders(ctx: Context, *, only: str | None = None) -> frozenset[str]:
+    """Carry out every order that the server has not, and return the ids of those it was told.
 
-    samples: dict[str, deque[WatchSample]] = field(default_factory=dict)
+    Parameters
+    ----------
+    only
+        Just this slot: a way back waits for no other order.
+    """
+    told: set[str] = set()
+    for _ in range(_PASSES):
+        due = _due(ctx, only)
+        told |= {kept.order.id for kept in due}
+        # a list: every order gets its turn, whatever becomes of those before it
+        if not any([_drive(ctx, kept) for kept in due]):
+            break
+    return frozenset(told)
 
-    def extend(self, order: SwapOrder, sample: WatchSample) -> list[WatchSample]:
-        """Add one sample and return all of that order, oldest first."""
-        series = self.samples.setdefault(order.id, deque(maxlen=_HISTORY))
-        series.append(sample)
-        return list(series)
 
-    def forget_all_but(self, orders: set[str]) -> None:
-        """Drop orders that are no longer in force."""
-        for gone in self.samples.keys() - orders:
-            del self.samples[gone]
-
-
-def start_swaps(ctx: Context) -> None:
-    """Write an order for one approved proposal at a time; the way back is part of the order."""
-    if ctx.store.list(Kind.PROPOSAL, phase="swapping"):
+def close_carried_out(ctx: Context) -> None:
+    """Close orders that the server carried out just before we died, or without telling us."""
+    waiting = [kept for kept in latest(ctx).values() if kept.phase in OPEN]
+    if not waiting:
         return
-    for stored in ctx.store.list(Kind.PROPOSAL, phase="approved"):
-        proposal = Proposal.model_validate(stored.body)
-        before = _last_order(ctx, proposal.definition)
-        with ctx.store.transaction():
-            order = swap_stage.order_swap(
-                proposal,
-                epoch=_next_epoch(ctx),
-                previous=before.artifact if before else None,
-                previous_guard=before.guard if before else None,
-                shadow_every=ctx.settings.shadow_every,
-            )
-            ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
-            ctx.store.advance(Kind.PROPOSAL, proposal.id, expect="approved", to="swapping")
-            for phase in ("watching", "promoted"):
-                for older in ctx.store.list(Kind.PROPOSAL, phase=phase):
-                    if older.body["definition"] == proposal.definition:
-                        ctx.store.advance(Kind.PROPOSAL, older.id, expect=phase, to="superseded")
-        return
+    facts = _facts(ctx)
+    for kept in waiting:
+        if any(swap_stage.is_carried_out(kept.order, fact) for fact in facts):
+            _carried_out(ctx, kept.order, None)
 
 
-def drive_orders(ctx: Context) -> None:
-    """Carry out every order that the server has not, whichever side died in between."""
-    orders = _latest_orders(ctx)
-    if not orders:
-        return
+def roll_back(
+    ctx: Context,
+    proposal: Stored,
+    *,
+    reason: str,
+    detail: str,
+    who: str,
+    after: int = 0,
+    quarantine: bool = False,
+) -> None:
+    """Order the way back and carry it out at once; see `order_back`. Safe to call again."""
+    if order_back(
+        ctx,
+        proposal,
+        reason=reason,
+        detail=detail,
+        who=who,
+        after=after,
+        quarantine=quarantine,
+    ):
+        drive_orders(ctx, only=str(proposal.body["definition"]))
+
+
+def _facts(ctx: Context) -> list[SlotFacts]:
+    """Ask the server; nothing where it does not answer."""
     try:
-        facts = [_facts(slot) for slot in ctx.swapper.slots()]
-        for order in swap_stage.reconcile(orders, facts):
-            _drive(ctx, order)
-        _close_carried_out(ctx)
+        return [facts_of(slot) for slot in ctx.swapper.slots()]
     except TemporaryError as error:
         log.info("server does not answer, orders wait: %s", error)
-
-
-def watch(ctx: Context, history: History) -> list[WatchReport]:
-    """Judge every swap in force on what the runtime counted; roll back what is wrong."""
-    watched = [p for phase in ("watching", "promoted") for p in _proposals(ctx, phase)]
-    if not watched:
-        history.forget_all_but(set())
         return []
-    try:
-        samples = {sample.definition: sample for sample in ctx.swapper.samples()}
-    except TemporaryError as error:
-        log.info("nothing to watch: %s", error)
-        return []
-    reports = []
-    orders = set()
-    for stored in watched:
-        order, since = _order_of(ctx, stored.id)
-        sample = samples.get(order.definition)
-        orders.add(order.id)
-        if sample is None or sample.epoch != order.epoch:
-            continue  # drive_orders will bring the server up to it
-        report = watch_stage.assess(
-            order,
-            history.extend(order, sample),
-            seconds_since_commit=(ctx.clock.now() - since.updated_at).total_seconds(),
-            settings=ctx.settings.watch,
-        )
-        reports.append(report)
-        _act(ctx, stored, report)
-    history.forget_all_but(orders)
-    return reports
 
 
-def roll_back(ctx: Context, proposal: Stored, *, reason: str, detail: str, who: str) -> None:
-    """Order the way back and carry it out at once. Never gated; safe to call again."""
-    body = Proposal.model_validate(proposal.body)
-    log.warning("rolling back %s: %s %s", body.definition, reason, detail)
-    with ctx.store.transaction():
-        if not ctx.store.advance(
-            Kind.PROPOSAL, proposal.id, expect=proposal.phase, to="rolling-back"
-        ):
-            return
-        forward, _ = _order_of(ctx, proposal.id)
-        order = swap_stage.order_rollback(forward, epoch=_next_epoch(ctx))
-        ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
-        ctx.store.add(
-            Kind.QUARANTINE,
-            body.artifact,
-            {
-                "until": (ctx.clock.now() + ctx.settings.quarantine).isoformat(),
-                "reason": reason,
-            },
-            phase="current",
-        )
-        ctx.store.record(
-            Event(
-                at=ctx.clock.now(),
-                kind=Kind.PROPOSAL,
-                id=proposal.id,
-                what="alarm",
-                who=who,
-                detail={"reason": reason, "detail": detail, "slot": body.definition},
-            )
-        )
-    ctx.telemetry.count("retuned_rollbacks_total", reason=reason)
-    drive_orders(ctx)
+def _due(ctx: Context, only: str | None) -> list[Kept]:
+    """Return the orders to tell the server, with a later epoch where it would refuse theirs."""
+    wanted = [kept for kept in latest(ctx).values() if only in (None, kept.order.definition)]
+    facts = _facts(ctx) if wanted else []
+    for kept in wanted:
+        if kept.phase in OPEN and swap_stage.is_overtaken(kept.order, facts):
+            _reissue(ctx, kept)
+    current = latest(ctx)
+    mine = [kept.order for kept in current.values() if only in (None, kept.order.definition)]
+    return [current[order.definition] for order in swap_stage.reconcile(mine, facts)]
 
 
-def in_force(ctx: Context, definition: str) -> Digest | None:
-    """Digest of the artifact that the last order put into a slot; None is the original."""
-    order = _last_order(ctx, definition)
-    return order.artifact if order else None
-
-
-def live_guard(ctx: Context, definition: str) -> Guard | None:
-    """Shapes that a swapped-in variant serves; None where the original serves all."""
-    order = _last_order(ctx, definition)
-    return order.guard if order is not None and order.artifact is not None else None
-
-
-def _last_order(ctx: Context, definition: str) -> SwapOrder | None:
-    return next((o for o in _latest_orders(ctx) if o.definition == definition), None)
-
-
-def _latest_orders(ctx: Context) -> list[SwapOrder]:
-    """Return the newest order per slot: what ought to be in force."""
-    latest: dict[str, SwapOrder] = {}
-    for stored in ctx.store.list(Kind.ORDER):
-        if stored.phase == "refused":
-            continue
-        order = SwapOrder.model_validate(stored.body)
-        if order.definition not in latest or latest[order.definition].epoch < order.epoch:
-            latest[order.definition] = order
-    return list(latest.values())
-
-
-def _next_epoch(ctx: Context) -> int:
-    return 1 + max((int(o.body["epoch"]) for o in ctx.store.list(Kind.ORDER)), default=0)
-
-
-def _drive(ctx: Context, order: SwapOrder) -> None:
+def _drive(ctx: Context, kept: Kept) -> bool:
+    """Tell the server one order; True if another one was written in its place."""
+    order, phase = kept.order, kept.phase
     try:
         if order.artifact is not None:  # after a restart of the server the way back needs it too
-            solution = _solution(ctx, order.artifact)
-            ctx.swapper.prepare(order, artifact_dir=ctx.bench.build(solution))
+            _prepare(ctx, order)
+        if phase == "new":  # from here on a process may have it, whatever we hear
+            if not ctx.store.advance(Kind.ORDER, order.id, expect="new", to="prepared"):
+                return False
+            phase = "prepared"
         took_ns = ctx.swapper.commit(order)
     except CandidateError as error:
-        _refuse(ctx, order, error)
-        return
+        return _refused(ctx, order, phase=phase, error=error)
+    except TemporaryError as error:
+        log.info("%s of %s waits: %s", order.kind, order.definition, error)
+        return False
+    except (HarnessError, MissingDependency, UnreadableInput, OSError) as error:
+        return _not_built(ctx, order, phase=phase, error=error)
     _carried_out(ctx, order, took_ns)
+    return False
 
 
-def _solution(ctx: Context, digest: Digest) -> Solution:
-    solution = found_solution(ctx.store, digest)
+def _prepare(ctx: Context, order: SwapOrder) -> None:
+    assert order.artifact is not None, "the original needs no prepare"
+    solution = found_solution(ctx.store, order.artifact)
     if solution is None:
-        raise CandidateError("artifact-missing", detail=f"{digest} is not in the store")
-    return solution
+        raise CandidateError("artifact-missing", detail=f"{order.artifact} is not in the store")
+    folder = ctx.bench.build(solution)
+    try:
+        ctx.swapper.prepare(order, artifact_dir=folder)
+    except TemporaryError as error:
+        if order.kind is SwapKind.SWAP:
+            raise
+        # one process that hangs must not keep those back that can go
+        log.warning("going back without some process of %s: %s", order.definition, error)
 
 
 def _carried_out(ctx: Context, order: SwapOrder, took_ns: int | None) -> None:
     """Write that the server has carried an order out; the second time nothing is written."""
-    end = "watching" if order.kind is SwapKind.SWAP else "rolled-back"
-    begin = "swapping" if order.kind is SwapKind.SWAP else "rolling-back"
     with ctx.store.transaction():
-        if not ctx.store.advance(Kind.ORDER, order.id, expect="new", to="done"):
+        if not any(
+            ctx.store.advance(Kind.ORDER, order.id, expect=phase, to="done") for phase in OPEN
+        ):
             return
-        ctx.store.advance(Kind.PROPOSAL, order.proposal, expect=begin, to=end)
-        ctx.store.record(
-            Event(
-                at=ctx.clock.now(),
-                kind=Kind.PROPOSAL,
-                id=order.proposal,
-                what="swapped" if order.kind is SwapKind.SWAP else "rolled-back",
-                who="retuned",
-                detail={"epoch": order.epoch, "slot": order.definition, "took_ns": took_ns},
-            )
-        )
+        detail: dict[str, Any] = {"epoch": order.epoch, "slot": order.definition}
+        detail["took_ns"] = took_ns
+        if order.kind is SwapKind.SWAP:
+            ctx.store.advance(Kind.PROPOSAL, order.proposal, expect="swapping", to="watching")
+            say(ctx, order.proposal, "swapped", **detail)
+            _displace(ctx, order, to="superseded")
+        else:
+            for gone in _of_slot(ctx, order, _GOING_BACK):
+                ctx.store.advance(Kind.PROPOSAL, gone.id, expect=gone.phase, to="rolled-back")
+                say(ctx, gone.id, "rolled-back", **detail)
+            _displace(ctx, order, to="rolled-back" if order.artifact is None else "superseded")
+            _restore(ctx, order)
     ctx.telemetry.count("retuned_swaps_total", kind=str(order.kind))
     log.info("%s of %s carried out, epoch %d", order.kind, order.definition, order.epoch)
 
 
-def _close_carried_out(ctx: Context) -> None:
-    """Close orders that the server carried out just before we died."""
-    epochs = {slot.definition: slot.epoch for slot in ctx.swapper.slots()}
-    for stored in ctx.store.list(Kind.ORDER, phase="new"):
-        order = SwapOrder.model_validate(stored.body)
-        if epochs.get(order.definition) == order.epoch:
-            _carried_out(ctx, order, None)
+def _displace(ctx: Context, order: SwapOrder, *, to: str) -> None:
+    """End what was in force in the slot until now."""
+    comes = owner(ctx, order)
+    for stored in _of_slot(ctx, order, IN_PLACE):
+        if stored.id != comes:
+            ctx.store.advance(Kind.PROPOSAL, stored.id, expect=stored.phase, to=to)
+            say(ctx, stored.id, to, by=order.proposal)
 
 
-def _refuse(ctx: Context, order: SwapOrder, error: CandidateError) -> None:
+def _restore(ctx: Context, order: SwapOrder) -> None:
+    """Watch again what a rollback brings back: a later server may not be the one it ran in."""
+    comes = owner(ctx, order)
+    stored = ctx.store.get(Kind.PROPOSAL, comes) if comes is not None else None
+    if stored is not None and stored.phase in ("superseded", "promoted"):
+        ctx.store.advance(Kind.PROPOSAL, stored.id, expect=stored.phase, to="watching")
+        say(ctx, stored.id, "restored", epoch=order.epoch, slot=order.definition)
+
+
+def _of_slot(ctx: Context, order: SwapOrder, phases: tuple[str, ...]) -> list[Stored]:
+    return [s for s in in_phases(ctx, phases) if s.body["definition"] == order.definition]
+
+
+def _refused(ctx: Context, order: SwapOrder, *, phase: str, error: CandidateError) -> bool:
+    """Act on a refusal; True if another order was written in place of the refused one."""
+    if error.reason == "not-prepared":  # a process that came in between, no fault of the artifact
+        log.info("%s of %s waits: %s", order.kind, order.definition, error)
+        return False
+    if error.reason == "stale-epoch":
+        return _reissue(ctx, Kept(order=order, phase=phase))
+    if order.kind is SwapKind.ROLLBACK:
+        return _lead_to_original(ctx, order, phase=phase, error=error)
     log.error("server refused %s: %s", order.definition, error)
+    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    if stored is not None and (phase == "done" or (phase == "prepared" and _landed(ctx, order))):
+        # some process runs it, another does not take it: all go back
+        return stored.phase in (*IN_PLACE, "swapping") and order_back(
+            ctx, stored, reason=error.reason, detail=error.detail, who="retuned"
+        )
     with ctx.store.transaction():
-        ctx.store.advance(Kind.ORDER, order.id, expect="new", to="refused")
-        ctx.store.advance(Kind.PROPOSAL, order.proposal, expect="swapping", to="refused")
-        ctx.store.advance(
+        if ctx.store.advance(Kind.ORDER, order.id, expect=phase, to="refused"):
+            ctx.store.advance(Kind.PROPOSAL, order.proposal, expect="swapping", to="refused")
+            say(ctx, order.proposal, "refused", reason=error.reason, detail=error.detail)
+    return False
+
+
+def _not_built(ctx: Context, order: SwapOrder, *, phase: str, error: Exception) -> bool:
+    """Our machine failed, which says nothing about the artifact: a swap waits, a way back goes."""
+    if order.kind is SwapKind.ROLLBACK:
+        return _lead_to_original(ctx, order, phase=phase, error=error)
+    log.error("%s cannot be built here, its swap waits: %s", order.definition, error)
+    return False
+
+
+def _lead_to_original(ctx: Context, order: SwapOrder, *, phase: str, error: Exception) -> bool:
+    """Order the original where the way back is barred; that needs neither artifact nor prepare."""
+    reason = error.reason if isinstance(error, CandidateError) else "build-failed"
+    if order.artifact is None:
+        _say_that_it_failed(ctx, order, reason=reason, error=error)
+        return False
+    log.error("no way back of %s to %s: %s", order.definition, order.artifact, error)
+    back = swap_stage.to_original(order, epoch=fresh_epoch(ctx))
+    with ctx.store.transaction():
+        to = "refused" if phase in OPEN else phase
+        if not ctx.store.advance(Kind.ORDER, order.id, expect=phase, to=to):
+            return False
+        ctx.store.add(Kind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
+        say(ctx, order.proposal, "refused", reason=reason, detail=str(error)[:2000])
+    return True
+
+
+def _say_that_it_failed(ctx: Context, order: SwapOrder, *, reason: str, error: Exception) -> None:
+    """Tell once that even the original was refused; its order stays and is told again."""
+    with ctx.store.transaction():
+        if ctx.store.advance(
             Kind.PROPOSAL, order.proposal, expect="rolling-back", to="rollback-failed"
-        )
-        ctx.store.record(
-            Event(
-                at=ctx.clock.now(),
-                kind=Kind.PROPOSAL,
-                id=order.proposal,
-                what="refused",
-                who="retuned",
-                detail={"reason": error.reason, "detail": error.detail},
-            )
-        )
+        ):
+            log.error("server refused the original of %s, trying again: %s", order.id, error)
+            say(ctx, order.proposal, "rollback-failed", reason=reason, detail=str(error)[:2000])
 
 
-def _act(ctx: Context, stored: Stored, report: WatchReport) -> None:
-    if report.action is WatchAction.ROLLBACK:
-        roll_back(ctx, stored, reason=report.reason, detail=report.detail, who="retuned")
-    elif report.action is WatchAction.KEEP and stored.phase == "watching":
-        with ctx.store.transaction():
-            if ctx.store.advance(Kind.PROPOSAL, stored.id, expect="watching", to="promoted"):
-                ctx.store.record(
-                    Event(
-                        at=ctx.clock.now(),
-                        kind=Kind.PROPOSAL,
-                        id=stored.id,
-                        what="promoted",
-                        who="retuned",
-                        detail={"reason": report.reason, "detail": report.detail},
-                    )
-                )
+def _reissue(ctx: Context, kept: Kept) -> bool:
+    """Write an order again under an epoch that the server takes: it has a later one than ours."""
+    again = swap_stage.reissue(kept.order, epoch=fresh_epoch(ctx))
+    with ctx.store.transaction():
+        to = "superseded" if kept.phase in OPEN else kept.phase
+        if not ctx.store.advance(Kind.ORDER, kept.order.id, expect=kept.phase, to=to):
+            return False
+        ctx.store.add(Kind.ORDER, again.id, again.model_dump(mode="json"), phase="new")
+    log.warning("%s: epoch %d is again %d", again.definition, kept.order.epoch, again.epoch)
+    return True
 
 
-def _order_of(ctx: Context, proposal: str) -> tuple[SwapOrder, Stored]:
-    """Return the swap order of a proposal; a proposal in force always has one."""
-    for stored in reversed(ctx.store.list(Kind.ORDER)):
-        order = SwapOrder.model_validate(stored.body)
-        if order.proposal == proposal and order.kind is SwapKind.SWAP:
-            return order, stored
-    raise LookupError(f"proposal {proposal} is in force but has no order")
-
-
-def _proposals(ctx: Context, phase: str) -> list[Stored]:
-    return list(ctx.store.list(Kind.PROPOSAL, phase=phase))
-
-
-def _facts(slot: SlotState) -> SlotFacts:
-    return SlotFacts(definition=slot.definition, active=slot.active, epoch=slot.epoch)
+def _landed(ctx: Context, order: SwapOrder) -> bool:
+    """Whether a process may have carried an order out; yes where nobody can say."""
+    try:
+        facts = [facts_of(slot) for slot in ctx.swapper.slots()]
+    except RetunedError:
+        return True
+    mine = [fact for fact in facts if fact.definition == order.definition]
+    return any(max(fact.epoch, fact.newest_epoch) >= order.epoch for fact in mine)

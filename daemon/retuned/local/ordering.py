@@ -1,0 +1,281 @@
+"""Step 9, the records: what is in force, what is ordered, what is called off, the way back.
+
+Nothing here talks a server into anything; `swapping` carries out what is written here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from retuned.contract import Digest, Guard
+from retuned.errors import TemporaryError
+from retuned.local import asking
+from retuned.local.context import Context, Kind
+from retuned.ports import Event, SlotState, Stored
+from retuned.stages import gate as gate_stage
+from retuned.stages import swap as swap_stage
+from retuned.stages.gate import GateState
+from retuned.stages.proposal import Proposal
+from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder
+
+log = logging.getLogger(__name__)
+
+OPEN = ("new", "prepared")
+"""Phases of an order that the server may not have carried out."""
+IN_PLACE = ("watching", "promoted")
+"""Phases of a proposal whose artifact is in force."""
+_BUSY = ("swapping", "rolling-back", "rollback-failed")
+"""Phases of a proposal that keep other swaps out of its slot."""
+_VOID = frozenset({"refused", "withdrawn", "superseded"})
+"""Phases of orders that are in force no more, or never were."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """An order as it is kept."""
+
+    order: SwapOrder
+    """What was ordered."""
+    phase: str
+    """How far it has come."""
+
+
+def orders(ctx: Context) -> Sequence[Kept]:
+    """Return every order that can be read, oldest first."""
+    found = []
+    for stored in ctx.store.list(Kind.ORDER):
+        try:
+            order = SwapOrder.model_validate(stored.body)
+        except ValidationError as error:
+            # one bad record must not stop the watch over all other slots
+            log.error("order %s is left out, it cannot be read: %s", stored.id, error)
+            continue
+        found.append(Kept(order=order, phase=stored.phase))
+    return found
+
+
+def latest(ctx: Context, *, done: bool = False) -> dict[str, Kept]:
+    """Return the newest order per slot: what ought to be in force, or with `done` what is."""
+    newest: dict[str, Kept] = {}
+    for kept in orders(ctx):
+        if kept.phase in _VOID or (done and kept.phase != "done"):
+            continue
+        known = newest.get(kept.order.definition)
+        if known is None or known.order.epoch < kept.order.epoch:
+            newest[kept.order.definition] = kept
+    return newest
+
+
+def in_force(ctx: Context, definition: str) -> Digest | None:
+    """Digest of the artifact that the last order put into a slot; None is the original."""
+    kept = latest(ctx).get(definition)
+    return kept.order.artifact if kept else None
+
+
+def live_guard(ctx: Context, definition: str) -> Guard | None:
+    """Shapes that a swapped-in variant serves; None where the original serves all."""
+    kept = latest(ctx).get(definition)
+    return kept.order.guard if kept is not None and kept.order.artifact is not None else None
+
+
+def swap_order_of(ctx: Context, proposal: str) -> Kept | None:
+    """Return the newest swap order of a proposal, whatever became of it."""
+    mine = [
+        kept
+        for kept in orders(ctx)
+        if kept.order.proposal == proposal and kept.order.kind is SwapKind.SWAP
+    ]
+    return max(mine, key=lambda kept: kept.order.epoch, default=None)
+
+
+def owner(ctx: Context, order: SwapOrder) -> str | None:
+    """Return the proposal that an order brings into force: its own, or one that comes back."""
+    if order.kind is SwapKind.SWAP or order.artifact is None:
+        return order.proposal if order.kind is SwapKind.SWAP else None
+    earlier = [
+        kept.order
+        for kept in orders(ctx)
+        if kept.phase == "done"
+        and kept.order.kind is SwapKind.SWAP
+        and (kept.order.definition, kept.order.artifact) == (order.definition, order.artifact)
+        and kept.order.epoch < order.epoch
+    ]
+    newest = max(earlier, key=lambda each: each.epoch, default=None)
+    return newest.proposal if newest is not None else None
+
+
+def facts_of(slot: SlotState) -> SlotFacts:
+    """Return what decisions read of a slot."""
+    return SlotFacts(
+        definition=slot.definition,
+        active=slot.active,
+        epoch=slot.epoch,
+        newest_epoch=slot.newest_epoch,
+        tripped=slot.tripped,
+    )
+
+
+def fresh_epoch(ctx: Context, *, after: int = 0) -> int:
+    """Return an epoch that every process will accept; `after` is one the server is known to have.
+
+    Called outside transactions, because a server may take seconds to answer.
+    """
+    facts: Sequence[SlotFacts] = ()
+    if not after:
+        try:
+            facts = [facts_of(slot) for slot in ctx.swapper.slots()]
+        except TemporaryError as error:
+            log.info("epochs go on from the last order: %s", error)
+    return max(after + 1, swap_stage.next_epoch([kept.order for kept in orders(ctx)], facts))
+
+
+def start_swaps(ctx: Context) -> None:
+    """Write an order for each approved proposal, one at a time in a slot, with its way back."""
+    approved = ctx.store.list(Kind.PROPOSAL, phase="approved")
+    if not approved:
+        return
+    epoch = fresh_epoch(ctx)
+    for stored in approved:
+        with ctx.store.transaction():
+            if _start(ctx, Proposal.model_validate(stored.body), epoch=epoch):
+                epoch += 1
+
+
+def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
+    """Write one order if its slot is free and the gate says so in this very transaction."""
+    if any(each.body["definition"] == proposal.definition for each in in_phases(ctx, _BUSY)):
+        return False
+    if asking.evidence_expired(ctx, proposal):
+        return False
+    if asking.ask(ctx, proposal).state is not GateState.APPROVED:
+        return False  # the gate's own step says why
+    if not ctx.store.advance(Kind.PROPOSAL, proposal.id, expect="approved", to="swapping"):
+        return False
+    before = latest(ctx).get(proposal.definition)
+    order = swap_stage.order_swap(
+        proposal,
+        epoch=epoch,
+        previous=before.order.artifact if before else None,
+        previous_guard=before.order.guard if before else None,
+        shadow_every=ctx.settings.shadow_every,
+    )
+    ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
+    return True
+
+
+def hold_back(ctx: Context) -> None:
+    """Call off what is ordered and not delivered once the gate no longer says yes."""
+    for stored in ctx.store.list(Kind.PROPOSAL, phase="swapping"):
+        proposal = Proposal.model_validate(stored.body)
+        if asking.evidence_expired(ctx, proposal):
+            call_off(ctx, stored, to="superseded", reason="environment-changed", detail="")
+            continue
+        answer = asking.ask(ctx, proposal)
+        if answer.state is not GateState.APPROVED:
+            said = gate_stage.explain(answer)
+            to = asking.phase_of(answer)
+            call_off(ctx, stored, to=to, reason=str(answer.reason), detail=said)
+
+
+def call_off(
+    ctx: Context, proposal: Stored, *, to: str, reason: str, detail: str, who: str = "retuned"
+) -> None:
+    """Withdraw a swap that no process was told to commit; take back one that some may have."""
+    kept = swap_order_of(ctx, proposal.id)
+    if kept is None or kept.phase != "new":
+        order_back(ctx, proposal, reason=reason, detail=detail, who=who)
+        return
+    with ctx.store.transaction():
+        if ctx.store.advance(Kind.ORDER, kept.order.id, expect="new", to="withdrawn"):
+            ctx.store.advance(Kind.PROPOSAL, proposal.id, expect=proposal.phase, to=to)
+            what = "withdrawn" if to == "awaiting" else to
+            say(ctx, proposal.id, what=what, who=who, reason=reason, detail=detail)
+
+
+def order_back(
+    ctx: Context,
+    proposal: Stored,
+    *,
+    reason: str,
+    detail: str,
+    who: str,
+    after: int = 0,
+    quarantine: bool = False,
+) -> bool:
+    """Write the way back of a swap; False if its proposal has moved on. Never gated.
+
+    Parameters
+    ----------
+    after
+        Latest epoch that the server is known to have; 0 asks it.
+    quarantine
+        Whether the artifact did harm, and may not be proposed again for a while.
+    """
+    body = Proposal.model_validate(proposal.body)
+    log.warning("rolling back %s: %s %s", body.definition, reason, detail)
+    epoch = fresh_epoch(ctx, after=after)
+    with ctx.store.transaction():
+        phase = proposal.phase
+        if not ctx.store.advance(Kind.PROPOSAL, proposal.id, expect=phase, to="rolling-back"):
+            return False
+        _drop_open(ctx, body)
+        kept = swap_order_of(ctx, proposal.id)
+        if kept is None:
+            raise LookupError(f"proposal {proposal.id} is in force but has no order")
+        back = swap_stage.order_rollback(
+            kept.order, epoch=epoch, to_original=kept.order.previous in quarantined(ctx)
+        )
+        ctx.store.add(Kind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
+        if quarantine:
+            _quarantine(ctx, body.artifact, reason)
+        say(ctx, proposal.id, "alarm", who, reason=reason, detail=detail, slot=body.definition)
+    ctx.telemetry.count("retuned_rollbacks_total", reason=reason)
+    return True
+
+
+def _drop_open(ctx: Context, going: Proposal) -> None:
+    """End what is under way in the slot of a proposal that goes back: its way back comes last."""
+    for kept in orders(ctx):
+        if kept.order.definition != going.definition or kept.phase not in OPEN:
+            continue
+        ctx.store.advance(Kind.ORDER, kept.order.id, expect=kept.phase, to="superseded")
+        other = kept.order.proposal
+        if other != going.id and ctx.store.advance(
+            Kind.PROPOSAL, other, expect="swapping", to="superseded"
+        ):
+            say(ctx, other, what="superseded", by=going.id)
+
+
+def quarantined(ctx: Context) -> frozenset[str]:
+    """Return the artifacts that did harm not long ago."""
+    now = ctx.clock.now()
+    return frozenset(
+        stored.id
+        for stored in ctx.store.list(Kind.QUARANTINE)
+        if datetime.fromisoformat(str(stored.body["until"])) > now
+    )
+
+
+def _quarantine(ctx: Context, artifact: Digest, reason: str) -> None:
+    until = ctx.clock.now() + ctx.settings.quarantine
+    body = {"until": until.isoformat(), "reason": reason}
+    if not ctx.store.add(Kind.QUARANTINE, artifact, body, phase="current"):
+        ctx.store.advance(Kind.QUARANTINE, artifact, expect="current", to="current", body=body)
+
+
+def say(ctx: Context, proposal: str, what: str, who: str = "retuned", **detail: object) -> None:
+    """Write a line of a proposal's history."""
+    at = ctx.clock.now()
+    ctx.store.record(
+        Event(at=at, kind=Kind.PROPOSAL, id=proposal, what=what, who=who, detail=detail)
+    )
+
+
+def in_phases(ctx: Context, phases: Sequence[str]) -> list[Stored]:
+    """Return the proposals in any of some phases."""
+    return [stored for phase in phases for stored in ctx.store.list(Kind.PROPOSAL, phase=phase)]

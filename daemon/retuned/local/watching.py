@@ -1,0 +1,133 @@
+"""Step 10: watch what is in force, keep what is clean, go back from what is wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from retuned.errors import RetunedError, TemporaryError
+from retuned.local.context import Context, Kind
+from retuned.local.ordering import IN_PLACE, latest, owner, say
+from retuned.local.swapping import roll_back
+from retuned.ports import Stored
+from retuned.stages import watch as watch_stage
+from retuned.stages.swap import SwapOrder
+from retuned.stages.watch import WatchAction, WatchReport, WatchSample
+
+log = logging.getLogger(__name__)
+
+_HISTORY = 256
+"""Samples kept per order for the slow-decay test; totals survive a restart in the runtime."""
+
+
+@dataclass(slots=True)
+class Series:
+    """What was seen of one order."""
+
+    since_s: float
+    """Monotonic time since which these very processes have had the order, seconds."""
+    samples: deque[WatchSample] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    """Reports, oldest first."""
+
+
+@dataclass(slots=True)
+class History:
+    """Samples seen per order. Not durable: the runtime's totals are.
+
+    A server that was restarted, a worker that came and a daemon that was restarted begin anew: the
+    time to engage counts from when the processes have had the order, never from a wall clock.
+    """
+
+    series: dict[str, Series] = field(default_factory=dict)
+
+    def extend(self, order: SwapOrder, sample: WatchSample, *, now_s: float) -> Series:
+        """Add one sample and return all of that order."""
+        known = self.series.setdefault(order.id, Series(since_s=now_s))
+        if known.samples and _begins_anew(known.samples[-1], sample):
+            known.since_s = now_s
+        known.samples.append(sample)
+        return known
+
+    def restart(self, orders: Collection[str]) -> None:
+        """Begin anew with orders that the server was told, or told again."""
+        for order in orders:
+            self.series.pop(order, None)
+
+    def forget_all_but(self, orders: Collection[str]) -> None:
+        """Drop orders that are no longer in force."""
+        self.restart(self.series.keys() - set(orders))
+
+
+def _begins_anew(last: WatchSample, sample: WatchSample) -> bool:
+    """Whether some process that is counted now is not one that was counted before."""
+    return (
+        (last.epoch, last.artifact) != (sample.epoch, sample.artifact)
+        or last.members != sample.members
+        or last.processes != sample.processes
+        or sample.idle_processes > last.idle_processes
+        or sample.swapped_launches < last.swapped_launches
+        or sample.shadow_checks < last.shadow_checks
+    )
+
+
+def watch(ctx: Context, history: History) -> list[WatchReport]:
+    """Judge every swap in force on what the runtime counted; roll back what is wrong."""
+    watched = _watched(ctx)
+    history.forget_all_but([order.id for order, _ in watched])
+    if not watched:
+        return []
+    try:
+        samples = {sample.definition: sample for sample in ctx.swapper.samples()}
+    except TemporaryError as error:
+        log.info("nothing to watch: %s", error)
+        return []
+    reports = []
+    for order, stored in watched:
+        sample = samples.get(order.definition)
+        if sample is None or sample.epoch != order.epoch:
+            history.restart([order.id])  # drive_orders will bring the server up to it
+            continue
+        now_s = ctx.clock.monotonic_s()
+        seen = history.extend(order, sample, now_s=now_s)
+        report = watch_stage.assess(
+            order,
+            list(seen.samples),
+            seconds_since_commit=now_s - seen.since_s,
+            settings=ctx.settings.watch,
+        )
+        reports.append(report)
+        try:
+            _act(ctx, stored, report, epoch=sample.epoch)
+        except RetunedError as error:  # the next slot may be the one that does harm
+            log.error("watch of %s: %s", order.definition, error)
+    return reports
+
+
+def _watched(ctx: Context) -> list[tuple[SwapOrder, Stored]]:
+    """Return the newest order that each slot has carried out, with the proposal it belongs to."""
+    found = []
+    for kept in latest(ctx, done=True).values():
+        proposal = owner(ctx, kept.order)
+        stored = ctx.store.get(Kind.PROPOSAL, proposal) if proposal is not None else None
+        if stored is not None and stored.phase in IN_PLACE:
+            found.append((kept.order, stored))
+    return found
+
+
+def _act(ctx: Context, stored: Stored, report: WatchReport, *, epoch: int) -> None:
+    if report.action is WatchAction.ROLLBACK:
+        roll_back(
+            ctx,
+            stored,
+            reason=report.reason,
+            detail=report.detail,
+            who="retuned",
+            after=epoch,
+            quarantine=True,
+        )
+    elif report.action is WatchAction.KEEP and stored.phase == "watching":
+        with ctx.store.transaction():
+            if ctx.store.advance(Kind.PROPOSAL, stored.id, expect="watching", to="promoted"):
+                say(ctx, stored.id, "promoted", reason=report.reason, detail=report.detail)
