@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from retuned.cli.output import lines
+from retuned.cli.places import cautions
 from retuned.local.program import only_one, serve
 from retuned.settings import Settings, load_settings
 
@@ -37,8 +39,18 @@ def run(
         loop, telemetry = build(settings)
         if settings.metrics_port:
             telemetry.serve(settings.metrics_address, port=settings.metrics_port)
+        for caution in cautions(settings):
+            log.warning("%s", caution)
         log.info("watching %s, state in %s", _folders(settings), settings.state_dir)
         serve(loop, observe_s=settings.observe_poll_s, steer_s=settings.steer_poll_s)
+
+
+class TextLines(logging.Formatter):
+    """Lines for people; names from traces and paths are made harmless to a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render a record."""
+        return lines(super().format(record))
 
 
 class JsonLines(logging.Formatter):
@@ -54,7 +66,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             body["exception"] = self.formatException(record.exc_info)
-        return json.dumps(body, ensure_ascii=False)
+        return json.dumps(body)
 
 
 def _log_to_stderr(settings: Settings) -> None:
@@ -62,7 +74,7 @@ def _log_to_stderr(settings: Settings) -> None:
     handler.setFormatter(
         JsonLines()
         if settings.log_format == "json"
-        else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+        else TextLines("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     )
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     # a step that still runs when its next turn comes is ordinary: an experiment takes minutes

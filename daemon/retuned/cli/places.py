@@ -1,0 +1,95 @@
+"""The places that the settings name: are they there, can they be read, and what follows if not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from retuned.adapters.policy_files import load_policies
+from retuned.cli.probe import Fact, Level, Probe, fact
+from retuned.errors import RetunedError
+from retuned.settings import Settings
+from retuned.stages.gate import unenforced
+
+
+def places(probe: Probe, settings: Settings) -> Iterator[Fact]:
+    """Yield a fact for each watched folder, policy and the folder of the control sockets."""
+    for folder in settings.watch_dirs:
+        problem = folder_problem(folder, names=probe.names)
+        advice = f"{problem}; no trace is read from it until that is put right"
+        yield fact("watch-folder", not problem, str(folder), advice)
+    if not settings.watch_dirs:
+        value = "none set; without watch_dirs `retuned run` sees no traces"
+        yield Fact(name="watch-folder", level=Level.OK, value=value)
+    for path in settings.policy_files:
+        yield _policy(path)
+    if not settings.policy_files:
+        value = "none set; without policy_files nothing is ever swapped"
+        yield Fact(name="policy", level=Level.OK, value=value)
+    yield _sockets(probe, settings)
+
+
+def cautions(settings: Settings) -> Iterator[str]:
+    """Yield what the daemon should say at its start: folders it cannot read, idle policy fields.
+
+    Raises
+    ------
+    UnreadableInput
+        If a policy cannot be read; the daemon does not start with one.
+    """
+    names = Probe().names
+    for folder in settings.watch_dirs:
+        problem = folder_problem(folder, names=names)
+        if problem:
+            yield f"watched folder {folder} {problem}; no trace is read from it until it can be"
+    if not settings.watch_dirs:
+        yield "no folder is watched, so nothing is ever seen; set watch_dirs or give --watch"
+    for policy in load_policies(settings.policy_files):
+        idle = ", ".join(field.path for field in unenforced(policy))
+        if idle:
+            yield (
+                f"policy {policy.full_name}: not enforced on one machine: {idle}; "
+                "`retuned policy check` says what holds instead"
+            )
+
+
+def folder_problem(folder: Path, *, names: Callable[[Path], Sequence[str]]) -> str:
+    """Return what is wrong with a folder that is to be read; nothing if it can be.
+
+    Parameters
+    ----------
+    names
+        Lists a folder, or raises `OSError`.
+    """
+    try:
+        names(folder)
+    except FileNotFoundError:
+        return "does not exist"
+    except NotADirectoryError:
+        return "is no folder"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return ""
+
+
+def _policy(path: Path) -> Fact:
+    advice = "`retuned run` does not start with it; see `retuned policy check`"
+    try:
+        policies = load_policies([path])
+    except RetunedError as error:
+        return Fact(name="policy", level=Level.LIMITED, value=str(error), advice=advice)
+    names = ", ".join(policy.full_name for policy in policies)
+    return fact("policy", bool(policies), f"{path}: {names or 'no policy'}", "nothing is swapped")
+
+
+def _sockets(probe: Probe, settings: Settings) -> Fact:
+    folder = settings.sockets
+    problem = folder_problem(folder, names=probe.names)
+    if problem == "does not exist":
+        value = f"{folder}: not there yet; a server makes it when it attaches"
+        return Fact(name="socket-folder", level=Level.OK, value=value)
+    if problem:
+        advice = f"{problem}; nothing can be swapped into servers behind it"
+        return Fact(name="socket-folder", level=Level.LIMITED, value=str(folder), advice=advice)
+    count = sum(name.endswith(".sock") for name in probe.names(folder))
+    return Fact(name="socket-folder", level=Level.OK, value=f"{folder}: {count} sockets")

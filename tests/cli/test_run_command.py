@@ -1,0 +1,56 @@
+"""``retuned run`` at its start: what it warns of, and lines that are harmless to a terminal."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from retuned.cli import run as command
+from retuned.local import wiring
+
+POLICIES = Path(__file__).resolve().parents[2] / "policies"
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A daemon that ends as soon as it has started."""
+    monkeypatch.delenv("RETUNED_CONFIG", raising=False)
+    monkeypatch.setenv("RETUNED_METRICS_PORT", "0")
+    monkeypatch.setattr(wiring, "build", lambda _: (SimpleNamespace(), SimpleNamespace()))
+    monkeypatch.setattr(command, "serve", lambda *_, **__: None)
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_each_folder_that_cannot_be_read_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    watch = [tmp_path / "file", tmp_path / "none", tmp_path]
+    command.run(state_dir=tmp_path / "state", watch=watch)
+    first, second = warned(caplog)
+    assert first.startswith(f"watched folder {tmp_path / 'file'} is no folder; ")
+    assert second.startswith(f"watched folder {tmp_path / 'none'} does not exist; ")
+
+
+def test_policy_fields_without_effect_are_named_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = [POLICIES / "business-hours.yaml", POLICIES / "laptop-demo.yaml"]
+    command.run(state_dir=tmp_path / "state", watch=[tmp_path], policy=policy)
+    (told,) = warned(caplog)
+    assert told.startswith("policy default/business-hours: not enforced on one machine: ")
+    assert "spec.windows.0.overrun" in told
+
+
+def test_a_logged_name_cannot_write_to_the_terminal() -> None:
+    record = logging.LogRecord("x", 20, "f", 1, "read %s", ("\x1b]0;pwn\x07\n2026 all well",), None)
+    for formatter in (command.TextLines("%(message)s"), command.JsonLines()):
+        line = formatter.format(record)
+        assert not set(line) & {"\x1b", "\x07"}
+        assert "\n2026" not in line
