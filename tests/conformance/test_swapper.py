@@ -305,3 +305,71 @@ def test_workers_are_driven_alike_and_reported_as_one(
     assert (merged.swapped_launches, merged.shadow_checks, merged.idle_processes) == (2, 2, 0)
     for runtime in runtimes:
         runtime.close()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Two runtimes, and first among them a worker that takes requests and never answers."""
+    monkeypatch.setitem(LOADERS, "rehearsed", Rehearsed)
+    hung = socket.socket(socket.AF_UNIX)
+    hung.bind(str(tmp_path / "0.sock"))
+    hung.listen(64)
+    runtimes = [
+        attach(tmp_path / f"{number}.sock", server="test", compare=agreeing) for number in (1, 2)
+    ]
+    for runtime in runtimes:
+        runtime.slot(definition("a"), original=lambda x: x)
+    yield runtimes
+    for runtime in runtimes:
+        runtime.close()
+    hung.close()
+
+
+def tell(runtime: Any, op: str, wanted: SwapOrder, **more: str) -> None:
+    runtime._host.answer({"op": op, "order": wanted.model_dump(mode="json"), **more})
+
+
+def test_one_worker_that_hangs_keeps_no_other_from_going_back(
+    tmp_path: Path, workers: list[Any]
+) -> None:
+    wanted = order(FIRST, epoch=1)
+    for runtime in workers:
+        tell(runtime, "prepare", wanted, artifact_dir=str(deliver(tmp_path, FIRST)))
+        tell(runtime, "commit", wanted)
+    swapper = RuntimeSocket(tmp_path, timeout_s=0.3)
+    assert sample(swapper).processes == 2, "the answers that came"
+    assert sample(swapper).members == ("1.sock", "2.sock")
+    with pytest.raises(TemporaryError, match=r"0\.sock"):
+        swapper.commit(order(None, epoch=2))
+    assert (state(swapper).active, state(swapper).epoch) == (None, 2)
+
+
+def test_one_worker_that_refuses_keeps_no_other_from_committing(
+    tmp_path: Path, workers: list[Any]
+) -> None:
+    wanted = order(FIRST, epoch=1)
+    tell(workers[1], "prepare", wanted, artifact_dir=str(deliver(tmp_path, FIRST)))
+    swapper = RuntimeSocket(tmp_path, timeout_s=0.3)
+    with pytest.raises(CandidateError) as caught:  # the refusal is final, the silence is not
+        swapper.commit(wanted)
+    assert caught.value.reason == "not-prepared"
+    assert (state(swapper).epoch, state(swapper).newest_epoch) == (0, 1)
+
+
+def test_what_was_counted_is_that_of_the_workers_that_have_the_order(
+    tmp_path: Path, workers: list[Any]
+) -> None:
+    """A worker that has just come must not hide the harm that another sees."""
+    wanted = order(FIRST, epoch=1)
+    tell(workers[1], "prepare", wanted, artifact_dir=str(deliver(tmp_path, FIRST)))
+    tell(workers[1], "commit", wanted)
+    merged = sample(RuntimeSocket(tmp_path, timeout_s=0.3))
+    assert (merged.epoch, merged.artifact) == (1, FIRST)
+    assert (merged.processes, merged.idle_processes, merged.quiet_processes) == (2, 2, 1)
+
+
+def test_silence_of_all_is_a_temporary_error(tmp_path: Path, workers: list[Any]) -> None:
+    for runtime in workers:
+        runtime.close()
+    with pytest.raises(TemporaryError, match="does not answer"):
+        RuntimeSocket(tmp_path, timeout_s=0.2).samples()

@@ -317,6 +317,16 @@ def test_one_rejection_ends_it_even_after_enough_approvals() -> None:
     assert answer(proposal(), rules, says("ada", rules), other).state is GateState.APPROVED
 
 
+@pytest.mark.parametrize("kind", [DecisionKind.REJECT, DecisionKind.ABORT])
+def test_a_clock_that_was_put_back_unsays_no_rejection(kind: DecisionKind) -> None:
+    rules = policy()
+    before = proposal().created_at - timedelta(days=1)
+    stop = says("bob", rules, decision=kind, at=before)
+    assert answer(proposal(), rules, says("ada", rules), stop).state is GateState.REJECTED
+    early = answer(proposal(), rules, says("ada", rules, at=before))
+    assert early.state is GateState.WAITING, "an approval must be of this proposal's time"
+
+
 def test_time_out_is_expiry_even_with_every_approval() -> None:
     rules = policy()
     yes = says("ada", rules)

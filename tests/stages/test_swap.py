@@ -15,10 +15,14 @@ from retuned.stages.swap import (
     SlotFacts,
     SwapKind,
     SwapOrder,
+    is_carried_out,
+    is_overtaken,
     next_epoch,
     order_rollback,
     order_swap,
     reconcile,
+    reissue,
+    to_original,
 )
 from retuned.stages.verdict import Interval
 
@@ -160,3 +164,62 @@ def test_any_crash_of_either_side_converges_without_a_double_swap(steps: list[st
     for name, facts in server.facts.items():
         newest = [order for order in orders if order.definition == name][-1:]
         assert [facts.active] == [order.artifact for order in newest] or not newest
+
+
+def fact(**changes: object) -> SlotFacts:
+    values: dict[str, object] = {"definition": "linear", "active": NEW, "epoch": 3}
+    return SlotFacts(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_an_order_is_carried_out_where_epoch_and_artifact_are_its_own() -> None:
+    order = order_swap(proposal(), epoch=3)
+    assert is_carried_out(order, fact())
+    assert is_carried_out(order, fact(active=None, tripped="launch-errors"))
+    assert not is_carried_out(order, fact(active=OLD)), "a state that was lost counts anew"
+    assert not is_carried_out(order, fact(active=None))
+    assert not is_carried_out(order, fact(epoch=2))
+    assert not is_carried_out(order, fact(definition="rmsnorm"))
+
+
+def test_an_order_is_overtaken_by_any_process_that_would_refuse_it() -> None:
+    order = order_swap(proposal(), epoch=3)
+    assert is_overtaken(order, [fact(epoch=4)])
+    assert is_overtaken(order, [fact(epoch=1, newest_epoch=4)])
+    assert is_overtaken(order, [fact(active=OLD)])
+    assert not is_overtaken(order, [fact()])
+    assert not is_overtaken(order, [fact(epoch=1, newest_epoch=3)]), "it is on its way"
+    assert not is_overtaken(order, [fact(definition="rmsnorm", epoch=9)])
+
+
+def test_an_order_that_is_issued_again_differs_in_nothing_but_its_epoch() -> None:
+    order = order_swap(proposal(), epoch=3, previous=OLD, previous_guard=OLD_GUARD)
+    again = reissue(order, epoch=8)
+    assert again == order_swap(proposal(), epoch=8, previous=OLD, previous_guard=OLD_GUARD)
+    with pytest.raises(ValueError, match="again later"):
+        reissue(order, epoch=3)
+
+
+def test_a_way_back_that_is_barred_becomes_one_to_the_original_for_all_shapes() -> None:
+    order = order_swap(proposal(), epoch=3, previous=OLD, previous_guard=OLD_GUARD)
+    back = to_original(order_rollback(order, epoch=4), epoch=5)
+    assert (back.kind, back.artifact, back.guard, back.epoch) == (
+        SwapKind.ROLLBACK,
+        None,
+        Guard(),
+        5,
+    )
+    straight = order_rollback(order, epoch=5, to_original=True)
+    assert (straight.artifact, straight.guard) == (None, Guard())
+
+
+def test_the_next_epoch_is_after_that_of_the_process_that_is_furthest() -> None:
+    assert next_epoch([], [fact(epoch=2, newest_epoch=7), fact(epoch=4)]) == 8
+
+
+def test_an_order_of_an_earlier_version_still_loads() -> None:
+    body = order_swap(proposal(), epoch=3).model_dump(mode="json")
+    del body["previous_guard"], body["shadow_tolerance"]
+    assert SwapOrder.model_validate(body).epoch == 3
+    old = proposal().model_dump(mode="json")
+    del old["environment"]
+    assert Proposal.model_validate(old).environment is None

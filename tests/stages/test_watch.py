@@ -178,3 +178,19 @@ def test_a_server_that_counts_anew_starts_a_new_warm_up() -> None:
     before = course([0.1] * 20)
     after = [sample(shadow_checks=n + 1, last_mean_ratio=0.5) for n in range(20)]
     assert decay_score([*before, *after], SETTINGS) == 0.0
+
+
+def test_another_artifact_under_the_same_epoch_is_no_evidence() -> None:
+    other = sample(artifact="sha256:" + "b" * 64)
+    assert judge(other, seconds=1) == ("wait", "no-sample")
+    assert judge(other, seconds=100) == ("rollback", "not-engaged")
+    assert judge(sample(artifact=None), seconds=100) == ("rollback", "not-engaged")
+
+
+def test_without_traffic_nothing_is_proven_either_way() -> None:
+    nobody_called = {"swapped_launches": 0, "fallback_launches": 0, "shadow_checks": 0}
+    assert judge(sample(**nobody_called), seconds=1e6) == ("wait", "too-few-checks")
+    one_quiet = sample(processes=2, idle_processes=1, quiet_processes=1)
+    assert judge(one_quiet, seconds=1e6) == ("wait", "too-few-checks")
+    one_passed_by = sample(processes=3, idle_processes=2, quiet_processes=1)
+    assert judge(one_passed_by, seconds=1e6) == ("rollback", "not-engaged")
