@@ -50,7 +50,7 @@ def test_a_lab_that_cannot_run_the_plan_says_so_and_fails(tmp_path: Path) -> Non
     body = json.loads(task(tmp_path))
     body["plan"]["environment"] = "sha256:" + "0" * 64
     out = io.StringIO()
-    assert run(read_task(json.dumps(body), where="test"), out) == 1
+    assert run(read_task(json.dumps(body), where="test"), out) == 5
     assert json.loads(out.getvalue())["failed"]["code"] == "harness-failed"
 
 
