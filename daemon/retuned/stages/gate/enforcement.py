@@ -52,7 +52,7 @@ NOT_ENFORCED: Mapping[str, str] = MappingProxyType(
         "spec.breakGlass.maxPods": _ONE_SERVER,
     }
 )
-"""What holds instead, by field; a name stands for everything below it. List indices are left out."""
+"""What holds instead, by field; a name stands for all below it. List indices are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
