@@ -148,7 +148,7 @@ def test_every_variable_that_the_code_reads_is_known_or_left_aside() -> None:
     assert read - known == RESERVED
 
 
-@pytest.mark.parametrize("name", ["RETUNED_RUNTIME", "RETUNED_TORCH", "RETUNED_DEMO_DEVICE"])
+@pytest.mark.parametrize("name", ["RETUNED_RUNTIME", "RETUNED_TORCH"])
 def test_names_that_belong_to_others_are_left_aside(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -29,7 +29,6 @@ RESERVED = frozenset(
     {
         "RETUNED_ARTIFACTS_DIR",
         "RETUNED_CONFIG",
-        "RETUNED_DEMO_DEVICE",
         "RETUNED_RUNTIME",
         "RETUNED_TORCH",
         "RETUNED_TORCH_INDEX",

@@ -47,11 +47,10 @@ def test_without_one_or_without_triton_the_cpu_serves_and_the_reason_is_said(
         demo.choose_device(demo.Device.CUDA)
 
 
-def test_a_gpu_gets_a_larger_model_and_larger_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_gets_a_larger_model_and_larger_steps() -> None:
     cpu = server.parse(ARGUMENTS)
     assert (cpu.device, cpu.model, cpu.token_budget) == ("cpu", "demo", 256)
-    monkeypatch.setenv(server.DEVICE_VARIABLE, "cuda")
-    found = server.parse(ARGUMENTS)
+    found = server.parse([*ARGUMENTS, "--device", "cuda"])
     assert (found.device, found.model, found.token_budget) == ("cuda", "gpu", 1024)
     chosen = server.parse([*ARGUMENTS, "--device", "cpu", "--model", "tiny"])
     assert (chosen.device, chosen.model) == ("cpu", "tiny")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 from retuned.demo.metering import gain_of, timeline_of
+from retuned.demo.processes import Cores
 
 
 def measured(*rates: float) -> list[dict[str, Any]]:
@@ -42,3 +44,14 @@ def test_the_timeline_adds_prompt_and_output_tokens_per_second_and_names_the_pha
         {"t_s": 1, "tokens_per_s": 7, "phase": "chat"},
         {"t_s": 2, "tokens_per_s": 2, "phase": "code"},
     ]
+
+
+def test_on_a_wide_machine_the_gpu_s_server_and_the_lab_share_no_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    two, wide = Cores.choose(), Cores.choose(wide=True)
+    assert (two.server, two.lab) == ((0,), (1,))
+    assert (wide.server, wide.lab) == ((0, 1, 2, 3), tuple(range(4, 16)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    assert Cores.choose(wide=True) == Cores(server=(3,), lab=(3,))

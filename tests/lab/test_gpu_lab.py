@@ -135,8 +135,8 @@ def test_a_kernel_that_faults_is_refused_and_the_device_serves_the_next(bay: Bay
 
 def test_more_shared_memory_than_the_device_has_is_refused(tmp_path: Path) -> None:
     bay = bay_of(linear(), tmp_path, rows=(64,))
-    # 1 MiB for one tile of the weights alone.
-    variant, checks = Examiner(bay).admit(linear(params={"BM": 128, "BN": 16, "BK": 2048}))
+    # 256 KiB for one tile of x alone, in code that is still short enough to compile soon.
+    variant, checks = Examiner(bay).admit(linear(params={"BM": 256, "BN": 16, "BK": 256}))
     bay.close()
     assert variant is None
     assert checks[-1].reason in {Reason.OVER_LIMIT, Reason.COMPILE_FAILED}

@@ -146,3 +146,14 @@ def test_an_artifact_that_the_server_refuses_leaves_the_original_running(world: 
     assert world.phases(Kind.PROPOSAL) == ["refused"]
     assert world.phases(Kind.ORDER) == ["refused"]
     assert world.server.slots()[0].active is None
+
+
+def test_a_drift_is_answered_when_windows_after_its_swap_were_learned(world: World) -> None:
+    tell_story(world)
+    assert Counter(world.phases(Kind.DRIFT))["explained"] == 1, "windows after the swap are missing"
+    for _ in range(world.loop.ctx.settings.baseline_windows + 1):
+        world.window(256)
+        world.loop.turn()
+    world.loop.turn()
+    phases = Counter(world.phases(Kind.DRIFT))
+    assert (phases["explained"], phases["answered"]) == (0, 1)

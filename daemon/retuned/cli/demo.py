@@ -20,7 +20,6 @@ from retuned.adapters.approvals import Approvals, local_identity
 from retuned.adapters.sqlite_store import DATABASE, SqliteStore
 from retuned.cli.output import JsonFlag, check_writable, emit_json, say, stdout, write_page
 from retuned.demo.processes import Cores
-from retuned.demo.server import DEVICE_VARIABLE
 from retuned.demo.story import DemoOptions, Story
 from retuned.errors import MissingDependency, UsageError
 from retuned.report import pages, text
@@ -62,12 +61,12 @@ def demo(
     say(said)
     folder = keep or Path(tempfile.mkdtemp(prefix="retuned-demo-"))
     try:
-        os.environ[DEVICE_VARIABLE] = where.value  # the server inherits it
         config = _write_config(folder.resolve(), policy.resolve(), where)
         options = DemoOptions(
             folder=folder.resolve(),
             config=config,
             approve=_approver(folder.resolve()) if yes else None,
+            device=where.value,
             seed=seed,
         )
         data = {
@@ -195,6 +194,7 @@ def _write_config(folder: Path, policy: Path, device: Device) -> Path:
     """Write the daemon's settings as a user would; time runs faster than in production."""
     for name in ("state", "traces", "sockets", "cache"):
         (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+    gpu = device is Device.CUDA
     settings = {
         "state_dir": str(folder / "state"),
         "watch_dirs": [str(folder / "traces")],
@@ -207,12 +207,13 @@ def _write_config(folder: Path, policy: Path, device: Device) -> Path:
         "baseline_windows": 5,
         "explain_windows": 4,
         "detector_preset": "demo",
-        "lab_cores": [Cores.choose().lab],
-        "lab_language": "triton" if device is Device.CUDA else "cpu_cpp",
+        "lab_cores": list(Cores.choose(wide=gpu).lab),
+        "lab_language": "triton" if gpu else "cpu_cpp",
         "experiments_per_day": 8,
-        "experiment_s_per_day": 110.0,
+        # every child of a GPU lab starts PyTorch, and every variant goes through its compiler
+        "experiment_s_per_day": 180.0 if gpu else 110.0,
         "max_candidates": 16,
-        "max_experiment_s": 45.0,
+        "max_experiment_s": 120.0 if gpu else 45.0,
         "max_shapes": 5,
         "shadow_every": 40,
         "observe_poll_s": 0.5,

@@ -22,18 +22,25 @@ class DemoFailed(RetunedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """Which core runs what."""
+    """Which cores run what."""
 
-    server: int
+    server: tuple[int, ...]
     """The server alone."""
-    lab: int
-    """Lab, daemon and client; the same as `server` on a machine with one core."""
+    lab: tuple[int, ...]
+    """Lab, daemon and client; the server's as well on a machine with one core."""
 
     @classmethod
-    def choose(cls) -> Cores:
-        """Take the first two cores that this process may use."""
-        usable = sorted(os.sched_getaffinity(0))
-        return cls(server=usable[0], lab=usable[1] if len(usable) > 1 else usable[0])
+    def choose(cls, *, wide: bool = False) -> Cores:
+        """Take of the cores that this process may use: two, or with `wide` all of them.
+
+        On two cores kernels of the server and of the lab see the same machine. Where the kernels
+        run on a GPU the processor only has to be fast enough: a fourth of it serves.
+        """
+        usable = tuple(sorted(os.sched_getaffinity(0)))
+        if not wide:
+            return cls(server=usable[:1], lab=usable[1:2] or usable[:1])
+        part = max(1, len(usable) // 4)
+        return cls(server=usable[:part], lab=usable[part:] or usable[:1])
 
 
 class Child:
@@ -47,8 +54,8 @@ class Child:
         After the interpreter, such as ``["-m", "retuned.demo.server"]``.
     log_dir
         Where its stderr goes.
-    core
-        Core it may use.
+    cores
+        Cores it may use.
     """
 
     def __init__(
@@ -57,7 +64,7 @@ class Child:
         arguments: Sequence[str],
         *,
         log_dir: Path,
-        core: int,
+        cores: Sequence[int],
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
@@ -71,8 +78,8 @@ class Child:
                 text=True,
                 env={**os.environ, **(env or {})},
             )
-        # before the interpreter is up: every thread it starts inherits the core
-        os.sched_setaffinity(self._process.pid, {core})
+        # before the interpreter is up: every thread it starts inherits the cores
+        os.sched_setaffinity(self._process.pid, cores)
 
     def __enter__(self) -> Self:
         return self

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEVICE_VARIABLE = "RETUNED_DEMO_DEVICE"
-"""Environment variable that says where the server computes, where the command line does not."""
 _PR_SET_PDEATHSIG = 1
 _KEEP_ALIVE_S = 600  # longer than any client keeps a connection: it never sees one close under it
 _GRACE_S = 3
@@ -47,8 +45,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
-        default=os.environ.get(DEVICE_VARIABLE, "cpu"),
-        help=f"cuda is any GPU that PyTorch has; {DEVICE_VARIABLE} is the default",
+        default="cpu",
+        help="cuda is any GPU that PyTorch has, of either vendor",
     )
     parser.add_argument("--model", choices=("demo", "gpu", "tiny"), help="by the device if absent")
     parser.add_argument("--kernels", choices=("catalog", "plain"), default="catalog")

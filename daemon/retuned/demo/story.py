@@ -9,7 +9,7 @@ turns wrong.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,8 @@ class DemoOptions:
     """Settings of the daemon, as a user would write them."""
     approve: Callable[[str], None] | None
     """Approves a proposal by id; None waits for a person."""
+    device: str = "cpu"
+    """Where the server's kernels run: ``cpu`` or ``cuda``."""
     seed: int = 0
     """Of weights and traffic."""
     in_flight: int = 4
@@ -111,11 +113,14 @@ class Story:
 
     def _cast(self, stack: ExitStack) -> None:
         """Start the server, its client and the daemon."""
-        options, cores = self._options, Cores.choose()
+        options = self._options
+        cores = Cores.choose(wide=options.device == "cuda")
         folder = options.folder
-        self._say(f"server on core {cores.server}, client, daemon and lab on core {cores.lab}")
+        self._say(
+            f"server on {_named(cores.server)}, client, daemon and lab on {_named(cores.lab)}"
+        )
         self._server = stack.enter_context(
-            Child("server", _server_arguments(options, cores), log_dir=folder, core=cores.server)
+            Child("server", _server_arguments(options, cores), log_dir=folder, cores=cores.server)
         )
         port = self._server.answer(timeout_s=120)["port"]
         self._url = f"http://127.0.0.1:{port}"
@@ -127,7 +132,7 @@ class Story:
                     *("--seed", str(options.seed), "--in-flight", str(options.in_flight)),
                 ],
                 log_dir=folder,
-                core=cores.lab,
+                cores=cores.lab,
             )
         )
         self._client.answer(timeout_s=60)
@@ -137,7 +142,7 @@ class Story:
                 "daemon",
                 ["-m", "retuned.cli", "run", "--config", str(options.config)],
                 log_dir=folder,
-                core=cores.lab,
+                cores=cores.lab,
             )
         )
         self._store = SqliteStore(folder / "state")
@@ -235,7 +240,7 @@ class Story:
         """Let the swapped kernel turn wrong; the daemon must find it and go back by itself."""
         self._enter("fault injected")
         busiest = max(self._swapper.samples(), key=lambda sample: sample.swapped_launches)
-        slot = busiest.definition
+        slot, faulty = busiest.definition, busiest.artifact
         self._say(f"a fault is injected: {slot} turns wrong")
         before = {(e.id, e.at) for e in self._journal.events("alarm")}
         injected_s = time.time()
@@ -261,7 +266,7 @@ class Story:
             "reason": reason,
             "detected_after_s": detected_s,
             "alarm_to_revert_s": revert_s,
-            "reverted": self._active(slot) is None,
+            "reverted": self._active(slot) != faulty,
         }
 
     # --- helpers ------------------------------------------------------------------------------
@@ -316,11 +321,16 @@ class Story:
         }
 
 
+def _named(cores: Sequence[int]) -> str:
+    return f"core {cores[0]}" if len(cores) == 1 else f"cores {cores[0]} to {cores[-1]}"
+
+
 def _server_arguments(options: DemoOptions, cores: Cores) -> list[str]:
     folder = options.folder
     return [
         *("-m", "retuned.demo.server", "--allow-fault", "--port", "0"),
         *("--socket-dir", str(folder / "sockets"), "--trace-dir", str(folder / "traces")),
-        *("--cache-dir", str(folder / "cache"), "--cores", str(cores.server)),
+        *("--cache-dir", str(folder / "cache"), "--cores", ",".join(map(str, cores.server))),
+        *("--device", options.device),
         *("--seed", str(options.seed), "--window-steps", "25", "--window-every-s", "2"),
     ]

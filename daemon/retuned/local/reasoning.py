@@ -20,11 +20,14 @@ from retuned.stages.profile import WorkloadProfile, merge
 
 log = logging.getLogger(__name__)
 
+_UNTESTED = ("open", "outdated", "abandoned")
+"""Phases of beliefs that may be believed again."""
+
 
 def explain(ctx: Context) -> None:
     """Turn each drift report that is worth it into hypotheses; the same belief is added once."""
     for stored in ctx.store.list(Kind.DRIFT, phase="new"):
-        since = [w for w in ctx.store.list(Kind.WINDOW, phase="judged") if w.id > stored.id]
+        since = ctx.store.list(Kind.WINDOW, phase="judged", above=stored.id)
         if len(since) < ctx.settings.explain_windows:
             return  # the window that raised it is half old traffic, half new
         profile = merge([WorkloadProfile.model_validate(w.body["profile"]) for w in since])
@@ -49,19 +52,26 @@ def explain(ctx: Context) -> None:
 
 
 def settle(ctx: Context) -> None:
-    """Call the mix tuned once everything believed of its drift was answered and acted on."""
+    """Call the mix tuned once everything believed of its drift was answered and acted on.
+
+    What is adopted are windows after the last swap: a kernel made faster raises the shares of all
+    others, and whoever swapped it has to say so, else the swap itself looks like drift.
+    """
     explained = ctx.store.list(Kind.DRIFT, phase="explained")
     stored = ctx.store.get(Kind.DETECTOR, "state")
     if not explained or stored is None or _busy(ctx):
         return
-    window = ctx.store.get(Kind.WINDOW, explained[-1].id)
-    assert window is not None, "a drift report is written with its window"
-    state = drift_stage.adopt(
-        DetectorState.model_validate(stored.body),
-        WorkloadProfile.model_validate(window.body["profile"]),
-        tuned=True,
-        settings=ctx.settings.drift,
-    )
+    acted = [s.updated_at for s in ctx.store.list(Kind.ORDER, phase="done")]
+    since = max([explained[-1].updated_at, *acted])
+    windows = ctx.store.list(Kind.WINDOW, phase="judged", above=explained[-1].id)
+    after = [window for window in windows if window.created_at > since]
+    # the first of them began before the swap
+    if len(after) <= ctx.settings.baseline_windows:
+        return
+    state = DetectorState.model_validate(stored.body)
+    for window in after[1:]:
+        profile = WorkloadProfile.model_validate(window.body["profile"])
+        state = drift_stage.adopt(state, profile, tuned=True, settings=ctx.settings.drift)
     with ctx.store.transaction():
         ctx.store.advance(
             Kind.DETECTOR,
@@ -134,8 +144,8 @@ def _world(ctx: Context, definition: str) -> Digest:
 
 def _answered(ctx: Context) -> set[str]:
     """Return beliefs that were tested, or are being tested; others may be believed again."""
-    again = {"open", "outdated", "abandoned"}
-    return {s.id for s in ctx.store.list(Kind.HYPOTHESIS) if s.phase not in again}
+    again = [id for phase in _UNTESTED for id in ctx.store.ids(Kind.HYPOTHESIS, phase=phase)]
+    return set(ctx.store.ids(Kind.HYPOTHESIS)).difference(again)
 
 
 def _news(ctx: Context, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
@@ -157,7 +167,7 @@ def _busy(ctx: Context) -> bool:
         (Kind.EXPERIMENT, ("running", "won")),
         (Kind.PROPOSAL, ("awaiting", "approved", "swapping")),
     )
-    return any(ctx.store.list(kind, phase=phase) for kind, phases in unfinished for phase in phases)
+    return any(ctx.store.ids(kind, phase=phase) for kind, phases in unfinished for phase in phases)
 
 
 def first_structures(ctx: Context, definition: str) -> tuple[str, ...]:
@@ -191,7 +201,7 @@ def open_belief(ctx: Context, hypothesis: Hypothesis) -> None:
     body = hypothesis.model_dump(mode="json")
     if ctx.store.add(Kind.HYPOTHESIS, hypothesis.id, body, phase="open") or any(
         ctx.store.advance(Kind.HYPOTHESIS, hypothesis.id, expect=phase, to="open", body=body)
-        for phase in ("outdated", "abandoned")
+        for phase in _UNTESTED[1:]
     ):
         log.info("hypothesis: %s", hypothesis.because)
         ctx.telemetry.count("retuned_hypotheses_total")
