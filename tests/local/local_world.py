@@ -16,7 +16,7 @@ from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import FakeTelemetry
 from retuned.adapters.trace_folder import FakeTraceSource
 from retuned.contract import Digest, Language, Solution, SourceFile, TrustClass, digest_of
-from retuned.errors import CandidateError
+from retuned.errors import CandidateError, TemporaryError
 from retuned.local.context import Context, Kind, LoopSettings
 from retuned.local.program import Loop
 from retuned.ports import Finding, TraceBatch
@@ -130,11 +130,15 @@ class Server(FakeSwapper):
     boundary: Callable[[str], None]
     unknown: frozenset[str] = frozenset()
     """Slots that a process reports no more when it is told something."""
+    one_hangs: bool = False
+    """Whether a worker beside this one does not answer a prepare."""
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
         self.boundary("before-prepare")
         super().prepare(order, artifact_dir=artifact_dir)
         self.boundary("after-prepare")
+        if self.one_hangs:
+            raise TemporaryError("one of the workers does not answer", delay_s=1.0)
 
     def commit(self, order: SwapOrder) -> int:
         self.boundary("before-commit-order")

@@ -20,12 +20,20 @@ from tests.local.local_world import (
 from retuned.adapters.approvals import Approvals
 from retuned.contract import Digest, Guard, Solution, TrustClass, digest_of
 from retuned.errors import HarnessError
-from retuned.local import ordering
+from retuned.local import deciding, ordering, swapping, watching
 from retuned.local.context import Kind
-from retuned.stages.gate import DecisionKind, StopPolicy, SwapDecision, TuningFreeze
+from retuned.local.watching import History
+from retuned.stages.gate import (
+    DecisionKind,
+    KernelTuningPolicy,
+    StopPolicy,
+    SwapDecision,
+    TuningFreeze,
+)
 from retuned.stages.proposal import Proposal, Risk
-from retuned.stages.swap import SwapOrder
+from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.verdict import Interval
+from retuned.stages.watch import WatchAction, WatchSample
 
 FIRST, SECOND = WINNER, solution("second", "rows")
 OTHER = "other"
@@ -129,6 +137,21 @@ def ask_for(world: World, what: str, proposal: str) -> None:
     Approvals(world.store).request(what, target=proposal, who="ada", at=world.clock.now())
 
 
+def an_order(artifact: Solution) -> SwapOrder:
+    """Return an order that this state knows nothing of."""
+    return SwapOrder(
+        id="stranger",
+        kind=SwapKind.SWAP,
+        proposal="lost",
+        target="demo",
+        definition=KERNEL,
+        artifact=artifact.digest,
+        previous=None,
+        guard=Guard(),
+        epoch=1,
+    )
+
+
 # --- engagement ------------------------------------------------------------------------------
 
 
@@ -164,6 +187,66 @@ def test_a_swap_that_launches_pass_by_is_taken_back_in_time(world: World) -> Non
     look(world, 3)
     assert phase(world, id) == "rolled-back"
     assert world.store.get(Kind.QUARANTINE, FIRST.digest) is not None
+
+
+def test_a_restart_that_the_watch_saw_begins_the_time_to_engage_anew(world: World) -> None:
+    ctx, history = world.loop.ctx, History()
+    swap(world, FIRST)
+    for _ in range(3):
+        world.server.counts[KERNEL] = {"fallback_launches": 500}
+        (report,) = watching.watch(ctx, history)
+        world.clock.advance(50)
+        world.server.restart()
+        assert watching.watch(ctx, history) == [], "the server has lost the order"
+        assert swapping.drive_orders(ctx), "and is told again"
+    assert report.action is WatchAction.WAIT
+
+
+def test_the_watch_is_told_which_orders_were_told_again(world: World) -> None:
+    ctx, history = world.loop.ctx, History()
+    swap(world, FIRST)
+    world.server.counts[KERNEL] = {"fallback_launches": 500}
+    watching.watch(ctx, history)
+    world.server.restart()
+    told = swapping.drive_orders(ctx)
+    assert told == {stored.id for stored in world.store.list(Kind.ORDER)}
+    assert history.series.keys() == told
+    history.restart(told)
+    assert history.series == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "anew"),
+    [
+        ({"swapped_launches": 950, "shadow_checks": 31}, False),
+        ({"swapped_launches": 10}, True),
+        ({"shadow_checks": 2}, True),
+        ({"processes": 3}, True),
+        ({"idle_processes": 1}, True),
+        ({"members": ("1.sock", "3.sock")}, True),
+        ({"artifact": None}, True),
+    ],
+)
+def test_time_begins_anew_when_some_process_does(change: dict[str, Any], anew: bool) -> None:
+    values: dict[str, Any] = {
+        "definition": KERNEL,
+        "artifact": FIRST.digest,
+        "epoch": 1,
+        "swapped_launches": 900,
+        "fallback_launches": 0,
+        "shadow_checks": 30,
+        "shadow_mismatches": 0,
+        "shadow_nonfinite": 0,
+        "worst_ratio": 0.0,
+        "errors": 0,
+        "processes": 2,
+        "members": ("1.sock", "2.sock"),
+    }
+    history, order = History(), an_order(FIRST)
+    history.extend(order, WatchSample(**values), now_s=10.0)
+    seen = history.extend(order, WatchSample(**(values | change)), now_s=70.0)
+    assert seen.since_s == (70.0 if anew else 10.0)
+    assert len(seen.samples) == 2
 
 
 def test_a_server_without_traffic_keeps_its_swap_and_does_not_promote_it(world: World) -> None:
@@ -279,6 +362,23 @@ def test_the_original_is_ordered_until_the_server_takes_it(world: World) -> None
     assert (active(world), phase(world, id)) == (None, "rolled-back")
 
 
+def test_a_bad_order_record_stops_no_other_slot(world: World) -> None:
+    id, other = two_slots(world)
+    world.approve_what_waits()
+    look(world)
+    bad = next(o for o in world.store.list(Kind.ORDER) if o.body["definition"] == OTHER)
+    world.store.advance(Kind.ORDER, bad.id, expect="done", to="done", body={"definition": OTHER})
+    ask_for(world, "rollback", other)
+    world.server.counts[KERNEL] = dict(WRONG)
+    look(world)
+    assert (active(world), phase(world, id)) == (None, "rolled-back")
+    assert phase(world, other) == "watching"
+    ask_for(world, "rollback", id)
+    look(world)
+    (waits,) = world.store.list(Kind.REQUEST, phase="new")
+    assert waits.body["target"] == other, "the others were carried out"
+
+
 def test_a_restarted_server_that_refuses_the_variant_leaves_nothing_unwatched(
     world: World,
 ) -> None:
@@ -289,6 +389,24 @@ def test_a_restarted_server_that_refuses_the_variant_leaves_nothing_unwatched(
     look(world, 2)
     assert (active(world), phase(world, id)) == (None, "rolled-back")
     assert world.store.list(Kind.QUARANTINE) == [], "no harm was seen"
+
+
+def test_a_worker_that_hangs_in_prepare_keeps_no_other_from_going_back(world: World) -> None:
+    _, second = two_swaps(world)
+    world.server.one_hangs = True
+    world.server.counts[KERNEL] = dict(WRONG)
+    look(world)
+    assert (active(world), phase(world, second)) == (FIRST.digest, "rolled-back")
+
+
+def test_a_way_back_does_not_lead_to_what_is_in_quarantine(world: World) -> None:
+    two_swaps(world)
+    until = (world.clock.now() + timedelta(days=1)).isoformat()
+    body = {"until": until, "reason": "shadow-mismatch"}
+    world.store.add(Kind.QUARANTINE, FIRST.digest, body, phase="current")
+    world.server.counts[KERNEL] = dict(WRONG)
+    look(world)
+    assert active(world) is None
 
 
 # --- epochs ----------------------------------------------------------------------------------
@@ -309,19 +427,7 @@ def test_a_new_state_goes_on_after_the_epochs_of_the_server(world: World, tmp_pa
 
 def test_an_order_is_not_done_because_another_of_its_epoch_was(world: World) -> None:
     """A state that was lost counts from one again, and so did the order before it."""
-    stranger = SwapOrder.model_validate(
-        {
-            "id": "stranger",
-            "kind": "swap",
-            "proposal": "lost",
-            "target": "demo",
-            "definition": KERNEL,
-            "artifact": SECOND.digest,
-            "previous": None,
-            "guard": Guard(),
-            "epoch": 1,
-        }
-    )
+    stranger = an_order(SECOND)
     world.server.prepare(stranger, artifact_dir=world.loop.ctx.bench.build(SECOND))
     world.server.commit(stranger)
     world.server.away = True
@@ -412,6 +518,52 @@ def test_a_freeze_withdraws_an_order_that_nobody_has_got(world: World) -> None:
     look(world, 2, seconds=40)
     assert (active(world), phase(world, id)) == (FIRST.digest, "watching")
     assert world.phases(Kind.ORDER) == ["withdrawn", "done"]
+
+
+def test_a_freeze_between_the_gate_and_the_order_holds(world: World) -> None:
+    """The gate is asked again in the transaction that writes the order."""
+    id = propose(world, FIRST)
+    world.approve_what_waits()
+    world.clock.advance(1.0)
+    deciding.gate(world.loop.ctx)
+    assert phase(world, id) == "approved"
+    freeze(world)
+    ordering.start_swaps(world.loop.ctx)
+    assert (phase(world, id), world.phases(Kind.ORDER)) == ("approved", [])
+
+
+def test_an_order_is_withdrawn_when_its_window_closes_and_written_anew_in_the_next(
+    world: World,
+) -> None:
+    window = {"kind": "allow", "schedule": "0 12,18 * * *", "duration": "1h"}
+    body = auto_policy().model_dump(mode="json", by_alias=True)
+    body["spec"]["windows"] = [window]
+    rules = KernelTuningPolicy.model_validate(body)
+    world.policies = (rules,)
+    now = world.clock.now()
+    id = propose(world, FIRST, expires_at=now + timedelta(days=3))
+    decide(world, id, DecisionKind.APPROVE, policy_digest=rules.digest)
+    world.server.away = True
+    look(world)
+    assert phase(world, id) == "swapping"
+    look(world, seconds=2 * 3600.0)
+    assert (phase(world, id), world.phases(Kind.ORDER)) == ("awaiting", ["withdrawn"])
+    world.server.away = False
+    look(world)
+    assert active(world) is None
+    look(world, seconds=4.5 * 3600.0)
+    assert (phase(world, id), active(world)) == ("watching", FIRST.digest)
+
+
+def test_a_freeze_takes_back_an_order_that_some_process_may_have_got(world: World) -> None:
+    world.server.refuse_commit[FIRST.digest] = "not-prepared"
+    world.server.half = True
+    id = swap(world, FIRST)
+    assert world.phases(Kind.ORDER) == ["prepared"]
+    freeze(world)
+    look(world)
+    assert phase(world, id) == "rolled-back"
+    assert world.phases(Kind.ORDER) == ["superseded", "done"]
 
 
 def test_a_rollback_is_not_held_by_a_freeze(world: World) -> None:

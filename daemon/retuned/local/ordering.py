@@ -13,7 +13,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from retuned.contract import Digest, Guard
-from retuned.errors import TemporaryError
+from retuned.errors import TemporaryError, UnreadableInput
 from retuned.local import asking
 from retuned.local.context import Context, Kind
 from retuned.ports import Event, SlotState, Stored
@@ -215,6 +215,11 @@ def order_back(
         Latest epoch that the server is known to have; 0 asks it.
     quarantine
         Whether the artifact did harm, and may not be proposed again for a while.
+
+    Raises
+    ------
+    UnreadableInput
+        ``order-missing``.
     """
     body = Proposal.model_validate(proposal.body)
     log.warning("rolling back %s: %s %s", body.definition, reason, detail)
@@ -226,7 +231,12 @@ def order_back(
         _drop_open(ctx, body)
         kept = swap_order_of(ctx, proposal.id)
         if kept is None:
-            raise LookupError(f"proposal {proposal.id} is in force but has no order")
+            raise UnreadableInput(
+                "order-missing",
+                where=f"proposal {proposal.id}",
+                message="is in force but has no order that can be read, so nobody knows what it "
+                "replaced; restart the server to have its original back",
+            )
         back = swap_stage.order_rollback(
             kept.order, epoch=epoch, to_original=kept.order.previous in quarantined(ctx)
         )
