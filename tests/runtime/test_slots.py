@@ -149,6 +149,43 @@ def test_shapes_beyond_the_limit_are_counted_together_and_still_guarded(
     assert slot.total() == 8
 
 
+def test_a_shape_beyond_the_limit_is_routed_once_and_not_at_every_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots_module, "MAX_KEYS", 2)
+    slot = Slot(definition(), original)
+    order = Order(swapped)
+    slot.commit(order)
+    for _ in range(10):
+        for m in (1, 2, 3, 4):
+            assert slot(Shaped(m, 8), Shaped(8)) == "swapped"
+    assert order.routed == [(1,), (2,), (3,), (4,)]
+
+
+def test_routes_are_bounded_however_many_shapes_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_module, "MAX_KEYS", 4)
+    monkeypatch.setattr(slots_module, "MAX_ROUTES", 8)
+    slot = Slot(definition(), original)
+    slot.commit(Order(swapped))
+    for m in range(1, 100):
+        assert slot(Shaped(m, 8), Shaped(8)) == "swapped"
+        assert len(slot.table) <= 8
+    assert slot.total() == 99
+
+
+def test_a_flip_routes_the_usual_shapes_beforehand_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots_module, "PREROUTED", 2)
+    slot = Slot(definition(), original)
+    for m, times in ((1, 1), (2, 9), (3, 5), (4, 2)):
+        for _ in range(times):
+            slot(Shaped(m, 8), Shaped(8))
+    order = Order(swapped)
+    slot.commit(order)
+    assert order.routed == [(2,), (3,)]
+
+
 def test_inputs_without_a_shape_are_the_originals_business() -> None:
     seen: list[tuple[Any, ...]] = []
 

@@ -114,12 +114,13 @@ class Swapped:
         """Return what a launch of these lengths calls."""
         if self._variant is None:
             return self._slot.original
-        launch = self._distorted(self._variant.launcher(key))
-        checked = self._distorted(self._variant.checked_launcher(key))
+        variant = self._variant
+        launch = self._distorted(variant.launcher(key))
         stratum, stats, original = self._sampler.stratum(key), self.stats, self._slot.original
 
         def run(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
-            if stratum.ran >= stratum.check_at:
+            if stratum.ran >= stratum.check_at:  # rare: its launcher is made when it is needed
+                checked = self._distorted(variant.checked_launcher(key))
                 return self._shadowed(checked, stratum, inputs)
             try:
                 output = launch(inputs)

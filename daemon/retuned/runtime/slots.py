@@ -3,7 +3,9 @@
 A call reads one reference, finds the route for the lengths of its variable axes and counts. The
 reference leads to a `Table` whose meaning never changes: swapping, rolling back, bypassing and
 tripping each build a new table and store it in one assignment, so a call sees one epoch or the next
-and never a mixture. The guard is evaluated once per key, when the key is first seen under a table.
+and never a mixture. The guard is evaluated once per key, when the key is first seen under a table;
+only the keys launched most are routed beforehand, so that a flip takes microseconds however many
+keys there were.
 
 Counting is one ``+=`` on a list cell. CPython with its global lock never switches threads between
 the read and the write of that statement, so no count is lost; a free-threaded build may lose a few.
@@ -16,6 +18,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from heapq import nlargest
 from typing import Any, Protocol
 
 from retuned.runtime.spec import Key, Spec, Tensor, allows, parse_spec
@@ -24,6 +27,11 @@ log = logging.getLogger(__name__)
 
 MAX_KEYS = 4096
 """Keys counted one by one per slot; later ones are counted together."""
+MAX_ROUTES = 2 * MAX_KEYS
+"""Routes kept per table; a server that shows more keys than this starts over. Without a place for
+keys beyond those counted, each of their launches would be routed anew."""
+PREROUTED = 64
+"""Keys routed before a flip, those launched most."""
 MAX_CONSTANTS = 4096
 """Sets of weights noted per slot; a slot that shows more does not keep them still."""
 
@@ -69,10 +77,9 @@ class Table(dict[Any, Route]):
             key = slot.as_key(raw)
             if allows(order.bounds, key):
                 run = order.route(key)
-        cell = slot.cell(raw)
-        if cell is slot.other:
-            return cell, run
-        route = self[raw] = (cell, run)
+        if len(self) >= MAX_ROUTES:
+            self.clear()  # counts are kept in the slot's cells
+        route = self[raw] = (slot.cell(raw), run)
         return route
 
 
@@ -160,9 +167,10 @@ class Slot:
         self._table = Table(self, in_force=None, state="original")
 
     def _install(self, in_force: InForce | None, state: str) -> None:
-        """Build a table with every known key routed, then store it: the flip."""
+        """Build a table with the usual keys routed, then store it: the flip."""
         table = Table(self, in_force=in_force, state=state)
-        for raw in self._cells.copy():
+        cells = self._cells.copy()
+        for raw in nlargest(PREROUTED, cells, key=lambda raw: cells[raw][0]):
             table[raw]
         self._table = table
 
