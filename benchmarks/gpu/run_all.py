@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS_S = 170
-DEMO_S = 480
+DEMO_S = 540
 _TAIL_LINES = 40
 _TRACE_BYTES = 8 << 20
 

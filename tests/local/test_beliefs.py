@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tests.local.local_world import KERNEL, WON, World
+from tests.local.local_world import KERNEL, LOST, WON, World
 
 from retuned.contract import Guard, Workload
 from retuned.local import experimenting, reasoning
@@ -99,6 +99,33 @@ def test_an_untested_belief_learns_from_a_win_in_its_family_though_it_stays_the_
     assert stored.body["expected_gain_ratio"] == pytest.approx(WON.verdict.speedup.lower)
     assert stored.body["expected_saving"] > waiting.expected_saving
     assert KERNEL in stored.body["because"]
+
+
+def test_the_family_is_spared_a_try_that_found_nothing(world: World) -> None:
+    ctx = world.loop.ctx
+    waiting = belief(SISTER, structures=("rows",))
+    reasoning.open_belief(ctx, waiting)
+    tried = belief(structures=("rows",)).model_copy(update={"expected_saving": 0.4})
+    conclude(ctx, tried, LOST)
+    assert [s.phase for s in ctx.store.list(Kind.HYPOTHESIS) if s.id == waiting.id] == ["outdated"]
+    sisters = [
+        Hypothesis.model_validate(s.body)
+        for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
+        if s.body["definition"] == SISTER
+    ]
+    assert [each.structures for each in sisters] == [("panels",)]
+    assert f"brought nothing on {KERNEL}" in sisters[0].because
+
+
+def test_a_win_short_of_the_belief_is_proposed_at_once_and_the_search_goes_on(
+    world: World,
+) -> None:
+    ctx = world.loop.ctx
+    hoped = belief().model_copy(update={"expected_saving": 0.9, "expected_gain_ratio": 4.0})
+    conclude(ctx, hoped, WON)
+    assert [s.phase for s in ctx.store.list(Kind.EXPERIMENT)] == ["won"]
+    (refined,) = ctx.store.list(Kind.HYPOTHESIS, phase="open")
+    assert refined.body["attempts"][0]["reason"] == "short-of-belief"
 
 
 def test_no_experiment_begins_when_the_day_s_time_is_spent(world: World) -> None:

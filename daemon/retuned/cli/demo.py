@@ -68,6 +68,7 @@ def demo(
             approve=_approver(folder.resolve()) if yes else None,
             device=where.value,
             seed=seed,
+            experiments_timeout_s=400.0 if where is Device.CUDA else 200.0,
         )
         data = {
             **Story(options, say).run(),
@@ -211,11 +212,12 @@ def _write_config(folder: Path, policy: Path, device: Device) -> Path:
         "lab_language": "triton" if gpu else "cpu_cpp",
         "experiments_per_day": 8,
         # every child of a GPU lab starts PyTorch, and every variant goes through its compiler
-        "experiment_s_per_day": 180.0 if gpu else 110.0,
+        "experiment_s_per_day": 170.0 if gpu else 110.0,
         "max_candidates": 16,
-        "max_experiment_s": 120.0 if gpu else 45.0,
+        "max_experiment_s": 75.0 if gpu else 45.0,
         "max_shapes": 5,
-        "shadow_every": 40,
+        # a GPU server launches attention a thousand times a second: as often as in production
+        "shadow_every": 200 if gpu else 40,
         "observe_poll_s": 0.5,
         "steer_poll_s": 0.2,
         "metrics_port": 0,

@@ -167,40 +167,69 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
         ctx.store.advance(Kind.HYPOTHESIS, belief.id, expect="testing", to=end)
         ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="running", to="done")
         _say(ctx, plan, what="experiment-done", candidates=len(found), won=best is not None)
+        if best is not None and _is_best_so_far(ctx, plan, belief, best):
+            ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="done", to="won")
         if refined is not None:
             open_belief(ctx, refined)
-        else:
-            _choose(ctx, plan, belief)
-            if best is not None:
-                _teach(ctx, plan.definition, best)
+        if best is not None:
+            _teach(ctx, plan.definition, best)
+        elif refined is not None:
+            _warn(ctx, plan, refined)
 
 
-def _choose(ctx: Context, plan: ExperimentPlan, belief: Hypothesis) -> None:
-    """Mark the experiment that holds the best variant of a belief and its earlier attempts."""
-    tried = (*(attempt.experiment for attempt in belief.attempts), plan.id)
-    bests = {experiment: best_finding(findings(ctx, experiment)) for experiment in tried}
-    winners = {experiment: best for experiment, best in bests.items() if best is not None}
-    if winners:
-        winner = max(winners, key=lambda experiment: saved_us(winners[experiment]))
-        ctx.store.advance(Kind.EXPERIMENT, winner, expect="done", to="won")
+def _is_best_so_far(ctx: Context, plan: ExperimentPlan, belief: Hypothesis, best: Finding) -> bool:
+    """Whether no earlier attempt against the same incumbent saved as much.
+
+    A win is proposed at once: a better one may be found later, or there may be no later.
+    """
+    for attempt in belief.attempts:
+        earlier = ctx.store.get(Kind.EXPERIMENT, attempt.experiment)
+        if earlier is None or earlier.body["incumbent"] != plan.incumbent:
+            continue
+        rival = best_finding(findings(ctx, attempt.experiment))
+        if rival is not None and saved_us(rival) >= saved_us(best):
+            return False
+    return True
+
+
+def _family(ctx: Context, definition: str) -> list[Hypothesis]:
+    """Return untested beliefs about kernels of the same family."""
+    family = ctx.catalog.family(definition)
+    beliefs = [
+        Hypothesis.model_validate(s.body) for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
+    ]
+    return [b for b in beliefs if not b.attempts and ctx.catalog.family(b.definition) == family]
+
+
+def _warn(ctx: Context, plan: ExperimentPlan, refined: Hypothesis) -> None:
+    """Spare the family a try that found nothing here: they start where this one looks next."""
+    for belief in _family(ctx, plan.definition):
+        if belief.structures == plan.structures and refined.structures:
+            _replace(
+                ctx,
+                belief,
+                hypothesis_stage.look_elsewhere(
+                    belief, structures=refined.structures, source=plan.definition
+                ),
+            )
 
 
 def _teach(ctx: Context, definition: str, best: Finding) -> None:
     """Let untested beliefs about kernels of the same family start where this one was won."""
-    family = ctx.catalog.family(definition)
-    for stored in ctx.store.list(Kind.HYPOTHESIS, phase="open"):
-        belief = Hypothesis.model_validate(stored.body)
-        if belief.attempts or ctx.catalog.family(belief.definition) != family:
-            continue
+    for belief in _family(ctx, definition):
         taught = hypothesis_stage.learn_from(
             belief, structure=best.solution.structure, gain=lower_bound(best), source=definition
         )
-        if taught.id == belief.id:  # the same try, now believed for a better reason
-            body = taught.model_dump(mode="json")
-            ctx.store.advance(Kind.HYPOTHESIS, belief.id, expect="open", to="open", body=body)
-        else:
-            ctx.store.advance(Kind.HYPOTHESIS, belief.id, expect="open", to="outdated")
-            open_belief(ctx, taught)
+        _replace(ctx, belief, taught)
+
+
+def _replace(ctx: Context, old: Hypothesis, new: Hypothesis) -> None:
+    if new.id == old.id:  # the same try, now believed for a better reason
+        body = new.model_dump(mode="json")
+        ctx.store.advance(Kind.HYPOTHESIS, old.id, expect="open", to="open", body=body)
+    else:
+        ctx.store.advance(Kind.HYPOTHESIS, old.id, expect="open", to="outdated")
+        open_belief(ctx, new)
 
 
 def _attempt(plan: ExperimentPlan, found: Sequence[Finding], best: Finding | None) -> Attempt:

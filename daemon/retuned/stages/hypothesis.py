@@ -219,6 +219,29 @@ def learn_from(hypothesis: Hypothesis, *, structure: str, gain: float, source: s
     )
 
 
+def look_elsewhere(hypothesis: Hypothesis, *, structures: Sequence[str], source: str) -> Hypothesis:
+    """Start a belief where another kernel of its family, on which the same try failed, looks next.
+
+    Parameters
+    ----------
+    hypothesis
+        Untested belief.
+    structures
+        Source structures that are left.
+    source
+        Definition on which the try failed.
+    """
+    return _named(
+        {
+            **hypothesis.model_dump(exclude={"id"}),
+            "because": f"{hypothesis.definition} takes {hypothesis.share:.1%} of GPU time; "
+            f"{', '.join(hypothesis.structures)} brought nothing on {source}, "
+            f"{', '.join(structures)} may still save {hypothesis.expected_saving:.1%}",
+            "structures": tuple(structures),
+        }
+    )
+
+
 def _believe(
     costs: Sequence[ShapeCost],
     report: DriftReport,
