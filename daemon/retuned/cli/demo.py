@@ -212,7 +212,7 @@ def _write_config(folder: Path, policy: Path, device: Device) -> Path:
         "lab_language": "triton" if gpu else "cpu_cpp",
         "experiments_per_day": 8,
         # every child of a GPU lab starts PyTorch, and every variant goes through its compiler
-        "experiment_s_per_day": 170.0 if gpu else 110.0,
+        "experiment_s_per_day": 170.0 if gpu else 90.0,
         "max_candidates": 16,
         "max_experiment_s": 75.0 if gpu else 45.0,
         "max_shapes": 5,

@@ -44,11 +44,11 @@ class DemoOptions:
     """Of weights and traffic."""
     in_flight: int = 4
     """Requests in flight: the kernels that the server comes with were tuned for one stream."""
-    measure_s: float = 10.0
+    measure_s: float = 8.0
     """Length of one throughput measurement."""
     ramp_s: float = 2.0
     """Left out after traffic changed."""
-    toggles: int = 8
+    toggles: int = 6
     """How often the swap is switched on and off again for the comparison."""
     toggle_s: float = 3.0
     """Length of one measurement of the comparison: short, so that drift of the machine cancels."""

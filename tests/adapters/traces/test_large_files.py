@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -41,21 +40,29 @@ def long_csv(data: Path, path: Path, size: int) -> int:
     return size // len(block) * block.count(b"\n")
 
 
+_SMALL_PARENT = """
+import resource, subprocess, sys
+limit = int(sys.argv[1])
+bound = lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+code = subprocess.run(sys.argv[2:], preexec_fn=bound).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
+sys.exit(code)
+"""
+"""A child's peak begins at what its parent held when it forked, so that parent must be small."""
+
+
 def analyze(path: Path) -> tuple[int, dict[str, Any], int]:
     """Run ``retuned analyze`` as on a small machine; return exit code, its entry, peak bytes."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "retuned.cli", "analyze", "--json", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT)),
-    ) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        text, errors = child.stdout.read(), child.stderr.read().decode()
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
+    words = [sys.executable, "-m", "retuned.cli", "analyze", "--json", str(path)]
+    child = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _SMALL_PARENT, str(LIMIT), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors, _, peak_kib = child.stderr.strip().rpartition("\n")
     assert "Traceback" not in errors
-    return child.returncode, json.loads(text)["files"][0], usage.ru_maxrss * 1024
+    return child.returncode, json.loads(child.stdout)["files"][0], int(peak_kib) * 1024
 
 
 def test_a_long_table_is_read_to_its_end_in_the_memory_of_a_short_one(
