@@ -63,6 +63,10 @@ class TraceSource(Protocol):
         """
         ...
 
+    def give_back(self, batches: Sequence[TraceBatch]) -> None:
+        """Take batches back that could not be kept; the next `poll` returns them again."""
+        ...
+
     def failures(self) -> Sequence[tuple[str, str]]:
         """Return (path, message) of files refused since the last call."""
         ...

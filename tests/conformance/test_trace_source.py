@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retuned.adapters.clock import FakeClock
-from retuned.adapters.trace_folder import FakeTraceSource, TraceFolders
+from retuned.adapters.trace_folder import FakeTraceSource, TraceFolders, WatchSettings
 from retuned.adapters.traces import read_trace
 from retuned.ports import TraceSource
 
@@ -99,3 +99,36 @@ def test_an_unreadable_file_is_a_failure_once_and_stops_no_other(subject: Subjec
     assert "bad.csv" in message
     subject.source.poll()
     assert list(subject.source.failures()) == []
+
+
+def test_what_could_not_be_kept_is_handed_out_again(subject: Subject) -> None:
+    subject.land("rocprofv3_7_2.csv", "a.csv", 1.0)
+    subject.land("kineto_rocm.json", "b.json", 2.0)
+    first, second = subject.source.poll()
+    subject.source.give_back([second])
+    assert [batch.digest for batch in subject.source.poll()] == [second.digest]
+    assert list(subject.source.poll()) == []
+    assert first.digest != second.digest
+
+
+def test_the_newest_files_are_read_however_many_lie_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(5):
+        (tmp_path / f"old{number}.csv").write_text("hello\n")
+        os.utime(tmp_path / f"old{number}.csv", (1.0 + number, 1.0 + number))
+    shutil.copyfile(DATA / "rocprofv3_7_2.csv", tmp_path / "zzz.csv")
+    os.utime(tmp_path / "zzz.csv", (100.0, 100.0))
+    source = TraceFolders([tmp_path], clock=FakeClock(), settings=WatchSettings(max_files=3))
+    assert [Path(batch.origin).name for batch in source.poll()] == ["zzz.csv"]
+    source.poll()
+    assert caplog.text.count("more than 3 files") == 1, "said once, not at every look"
+
+
+def test_a_file_name_that_is_no_text_is_read_and_named_with_escapes(tmp_path: Path) -> None:
+    hostile = os.fsencode(tmp_path) + b"/bad\xff.csv"
+    shutil.copyfile(DATA / "rocprofv3_7_2.csv", hostile)
+    os.utime(hostile, (1.0, 1.0))
+    (batch,) = TraceFolders([tmp_path], clock=FakeClock()).poll()
+    assert batch.origin.endswith("bad\\udcff.csv")
+    assert batch.origin.encode("utf-8")

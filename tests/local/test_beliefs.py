@@ -9,6 +9,7 @@ import pytest
 from tests.local.local_world import KERNEL, LOST, WON, World
 
 from retuned.contract import Guard, Workload
+from retuned.errors import TemporaryError
 from retuned.local import experimenting, reasoning
 from retuned.local.context import Context, Kind
 from retuned.ports import Finding
@@ -214,3 +215,19 @@ def test_a_window_has_the_counts_of_the_slots_and_the_times_of_the_trace(world: 
     assert counted["launches"] == 5000
     assert counted["gpu_time_ns"] == pytest.approx(sampled["gpu_time_ns"] * 5000 / 400, rel=0.01)
     assert second["profile"]["observed_ns"] == second["profile"]["window_ns"]
+
+
+def test_batches_that_the_disk_had_no_room_for_are_not_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> bool:
+        raise TemporaryError("the disk is full", delay_s=1.0)
+
+    world.window(8)
+    world.window(8)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(world.store), "add", full)
+        with pytest.raises(TemporaryError):
+            world.loop.observe()
+    world.loop.observe()
+    assert len(world.store.list(Kind.BATCH)) == 2

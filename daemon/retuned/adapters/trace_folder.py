@@ -7,10 +7,11 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from pathlib import Path
 
 from retuned.adapters.traces import ReadLimits, read_trace
-from retuned.adapters.traces.source import check_size, content_digest
+from retuned.adapters.traces.source import check_size, content_digest, printable
 from retuned.contract import Digest
 from retuned.errors import UnreadableInput
 from retuned.ports import Clock, TraceBatch
@@ -45,7 +46,7 @@ class WatchSettings:
     depth: int = 4
     """Folders below a watched one: rocprofv3 writes ``HOST/PID_kernel_trace.csv``."""
     max_files: int = 10_000
-    """Files remembered; the rest waits until some are gone."""
+    """Files remembered, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,8 @@ class TraceFolders:
         self._limits = limits
         self._seen: dict[str, _Seen] = {}
         self._failures: list[tuple[str, str]] = []
+        self._taken: dict[Digest, str] = {}
+        self._crowded = False
 
     def poll(self) -> Sequence[TraceBatch]:
         """Return batches completed since the last call, oldest first.
@@ -106,6 +109,7 @@ class TraceFolders:
         found = dict(self._files())
         for path in self._seen.keys() - found.keys():
             del self._seen[path]
+        self._taken.clear()  # what the last poll returned was kept, or given back by now
         ready = [path for path, status in found.items() if self._settled(path, status)]
         ready.sort(key=lambda path: (found[path].st_mtime_ns, path))
         batches: list[TraceBatch] = []
@@ -119,20 +123,32 @@ class TraceFolders:
                 break  # the others stay settled and come with the next poll
         return batches
 
+    def give_back(self, batches: Sequence[TraceBatch]) -> None:
+        """Take batches back that could not be kept; the next `poll` reads their files again."""
+        for batch in batches:
+            self._known.discard(batch.digest)
+            path = self._taken.get(batch.digest)
+            seen = self._seen.get(path) if path is not None else None
+            if path is not None and seen is not None:
+                self._seen[path] = replace(seen, done=False)
+
     def failures(self) -> Sequence[tuple[str, str]]:
         """Return (path, message) of files refused since the last call."""
         failures, self._failures = self._failures, []
         return failures
 
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
-        count = 0
-        for folder in self._folders:
-            for path, status in _walk(folder, depth=self._settings.depth):
-                yield path, status
-                count += 1
-                if count >= self._settings.max_files:
-                    log.warning("more than %d files in watched folders", count)
-                    return
+    def _files(self) -> list[tuple[str, os.stat_result]]:
+        """Return the newest files: a profiler that never tidies up must not hide what it writes."""
+        depth, most = self._settings.depth, self._settings.max_files
+        everything = (found for folder in self._folders for found in _walk(folder, depth=depth))
+        newest = nlargest(most + 1, everything, key=lambda found: found[1].st_mtime_ns)
+        if len(newest) > most and not self._crowded:
+            log.warning(
+                "more than %d files in the watched folders: the newest are read; remove old ones",
+                most,
+            )
+        self._crowded = len(newest) > most
+        return newest[:most]
 
     def _settled(self, path: str, status: os.stat_result) -> bool:
         """Whether a file is worth a look now; remembers it."""
@@ -164,6 +180,7 @@ class TraceFolders:
         if not seen.same(status):
             return None  # it changed while it was read: it was not complete
         self._known.add(digest)
+        self._taken[digest] = path
         self._seen[path] = replace(seen, done=True)
         return batch
 
@@ -175,7 +192,7 @@ class TraceFolders:
         if error.code == "not-found":
             return
         self._seen[path] = replace(seen, done=True)
-        self._failures.append((path, str(error)))
+        self._failures.append((printable(path), printable(str(error))))
 
 
 class FakeTraceSource:
@@ -205,6 +222,12 @@ class FakeTraceSource:
                 fresh.append(batch)
         self._batches = []
         return fresh
+
+    def give_back(self, batches: Sequence[TraceBatch]) -> None:
+        """Hand them out again."""
+        for batch in batches:
+            self._known.discard(batch.digest)
+            self._batches.append(batch)
 
     def failures(self) -> Sequence[tuple[str, str]]:
         """Return what was refused since the last call."""

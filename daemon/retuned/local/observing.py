@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 
+from retuned.errors import TemporaryError
 from retuned.local import counting
 from retuned.local.context import Context, Kind
 from retuned.ports import Event, Stored, TraceBatch
@@ -24,18 +25,12 @@ def ingest(ctx: Context) -> int:
         log.warning("trace refused: %s", message)
         ctx.telemetry.count("retuned_trace_files_total", outcome="refused")
         ctx.store.record(_event(ctx, Kind.BATCH, path, what="trace-refused", message=message))
-    for batch in batches:
-        profile = _fold(ctx, batch)
-        body = {
-            "origin": batch.origin,
-            "format": batch.format,
-            "completed_at_ns": batch.completed_at_ns,
-            "skipped": dict(batch.skipped),
-            "profile": profile.model_dump(mode="json"),
-        }
-        if ctx.store.add(Kind.BATCH, batch.digest, body, phase="new"):
-            ctx.telemetry.count("retuned_trace_files_total", outcome="read")
-            ctx.telemetry.count("retuned_launches_total", len(batch.launches))
+    for number, batch in enumerate(batches):
+        try:
+            _keep(ctx, batch)
+        except TemporaryError:  # such as a full disk: nothing of it is lost, it comes again
+            ctx.traces.give_back(batches[number:])
+            raise
     return len(batches)
 
 
@@ -72,6 +67,19 @@ def judge_windows(ctx: Context) -> Sequence[DriftReport]:
         _keep_report(ctx, window, report, state)
         reports.append(report)
     return reports
+
+
+def _keep(ctx: Context, batch: TraceBatch) -> None:
+    body = {
+        "origin": batch.origin,
+        "format": batch.format,
+        "completed_at_ns": batch.completed_at_ns,
+        "skipped": dict(batch.skipped),
+        "profile": _fold(ctx, batch).model_dump(mode="json"),
+    }
+    if ctx.store.add(Kind.BATCH, batch.digest, body, phase="new"):
+        ctx.telemetry.count("retuned_trace_files_total", outcome="read")
+        ctx.telemetry.count("retuned_launches_total", len(batch.launches))
 
 
 def _fold(ctx: Context, batch: TraceBatch) -> WorkloadProfile:

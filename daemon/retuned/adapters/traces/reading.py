@@ -14,7 +14,7 @@ from retuned.adapters.traces.blocks import LaunchBlock
 from retuned.adapters.traces.limits import ReadLimits
 from retuned.adapters.traces.rocpd import Database
 from retuned.adapters.traces.sniff import SNIFF_BYTES, Format, sniff
-from retuned.adapters.traces.source import ByteSource, check_size, content_digest
+from retuned.adapters.traces.source import ByteSource, check_size, content_digest, printable
 from retuned.contract import Digest
 from retuned.errors import UnreadableInput
 from retuned.ports import TraceBatch
@@ -191,7 +191,7 @@ def read_trace(
         ends = (launch.start_ns + launch.duration_ns for launch in launches)
         span_ns = max(ends) - launches[0].start_ns if launches else 0
     return TraceBatch(
-        origin=str(path),
+        origin=printable(str(path)),
         digest=digest,
         format=stream.format,
         launches=tuple(launches),

@@ -175,3 +175,14 @@ class ByteSource:
                 "gzip-bomb",
                 f"{self._raw_bytes} bytes expand to more than {bound}; no trace compresses so well",
             )
+
+
+def printable(name: str) -> str:
+    r"""Return a file's name as text that can be stored: bytes that are no UTF-8 become escapes.
+
+    Examples
+    --------
+    >>> printable("bad\udcff.json")
+    'bad\\udcff.json'
+    """
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
