@@ -6,15 +6,16 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tests.local.local_world import KERNEL, LOST, WON, World
+from tests.local.local_world import KERNEL, LOST, WON, World, auto_policy
 
 from retuned.contract import Guard, Workload
 from retuned.errors import TemporaryError
 from retuned.local import experimenting, reasoning
+from retuned.local.asking import policy_limits
 from retuned.local.context import Context, Kind
 from retuned.ports import Finding
 from retuned.stages.drift import DriftAction, DriftReport
-from retuned.stages.gate import TuningFreeze
+from retuned.stages.gate import KernelTuningPolicy, TuningFreeze
 from retuned.stages.hypothesis import Hypothesis, ShapeCost, hypothesize
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.swap import SwapKind, SwapOrder
@@ -231,3 +232,36 @@ def test_batches_that_the_disk_had_no_room_for_are_not_lost(
             world.loop.observe()
     world.loop.observe()
     assert len(world.store.list(Kind.BATCH)) == 2
+
+
+def under(world: World, spec: dict[str, object]) -> None:
+    """Let another policy hold from now on."""
+    body = auto_policy().model_dump(mode="json", by_alias=True)
+    world.policies = (
+        KernelTuningPolicy.model_validate({**body, "spec": {**body["spec"], **spec}}),
+    )
+
+
+def test_a_policy_forbids_experiments_and_limits_their_size(world: World) -> None:
+    ctx = world.loop.ctx
+    reasoning.open_belief(ctx, belief(structures=()))
+    under(world, {"experiments": {"maxConcurrent": 0}})
+    assert experimenting.open_experiment(ctx) is None
+    under(world, {"experiments": {"budget": {"gpuHoursPerDay": 0.0}}})
+    assert experimenting.open_experiment(ctx) is None
+    under(world, {"experiments": {"budget": {"maxTrials": 2}}})
+    plan = experimenting.open_experiment(ctx)
+    assert plan is not None
+    assert plan.budget.max_candidates == 2
+
+
+def test_a_policy_says_how_long_harm_is_remembered(world: World) -> None:
+    ctx = world.loop.ctx
+    limits = policy_limits(ctx, KERNEL)
+    assert limits is not None
+    under(world, {"rollout": {"autoRollback": {"quarantine": "2h"}}})
+    changed = policy_limits(ctx, KERNEL)
+    assert changed is not None
+    assert changed.quarantine == timedelta(hours=2) != limits.quarantine
+    world.policies = ()
+    assert policy_limits(ctx, KERNEL) is None

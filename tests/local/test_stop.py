@@ -74,7 +74,7 @@ def plan() -> ExperimentPlan:
 
 def test_a_lab_that_was_stopped_begins_no_run(tmp_path: Path) -> None:
     builder = FakeBench(script={}, root=tmp_path)
-    lab = LabProcess(tmp_path, cores=(), solution=lambda _: None, builder=builder)
+    lab = LabProcess(tmp_path, cores=tuple, solution=lambda _: None, builder=builder)
     lab.stop()
     with pytest.raises(TemporaryError, match="stopped"):
         list(lab.run(plan(), known={}))

@@ -69,7 +69,7 @@ def whole() -> KernelTuningPolicy:
         {"kind": "allow", "schedule": "* * * * *", "duration": "2m", "overrun": "Stop"}
     ]
     spec["gpuModels"] = []
-    spec["experiments"]["maxConcurrent"] = 0
+    spec["experiments"]["maxConcurrent"] = 1
     again = KernelTuningPolicy.model_validate(body).model_dump(mode="json", by_alias=True)
     return KernelTuningPolicy.model_validate(again)
 
@@ -169,11 +169,11 @@ def test_each_field_comes_with_its_line() -> None:
     path = POLICIES / "production-two-person.yaml"
     found = {problem.path: problem for problem in unenforced_in(path)}
     lines = path.read_text().splitlines()
-    assert found.keys() >= {"spec.rollout.minInterval", "spec.rollout.autoRollback.quarantine"}
+    assert found.keys() >= {"spec.rollout.minInterval", "spec.rollout.postPromotionWatch"}
     for problem in found.values():
         assert problem.line is not None
         assert problem.path.rpartition(".")[2] in lines[problem.line - 1]
-    assert "quarantine_s" in found["spec.rollout.autoRollback.quarantine"].message
+    assert "as long as it is in force" in found["spec.rollout.postPromotionWatch"].message
 
 
 @pytest.mark.parametrize(

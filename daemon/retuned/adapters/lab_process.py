@@ -39,7 +39,7 @@ class LabProcess:
     root
         Private folder of the lab.
     cores
-        Cores that experiments may use.
+        Says, before each plan, which cores experiments may use.
     solution
         Finds the incumbent where the catalog does not have it; None where it does.
     builder
@@ -50,12 +50,12 @@ class LabProcess:
         self,
         root: Path,
         *,
-        cores: Sequence[int],
+        cores: Callable[[], Sequence[int]],
         solution: Callable[[Digest], Solution | None],
         builder: Bench,
     ) -> None:
         self._root = root
-        self._cores = tuple(cores)
+        self._cores = cores
         self._solution = solution
         self._builder = builder
         self._child: subprocess.Popen[str] | None = None
@@ -68,7 +68,7 @@ class LabProcess:
         task = {
             "plan": plan.model_dump(mode="json"),
             "root": str(self._root),
-            "cores": list(self._cores),
+            "cores": list(self._cores()),
             "known": [_record(finding) for finding in known.values()],
             "solutions": [incumbent.model_dump(mode="json")] if incumbent is not None else [],
         }

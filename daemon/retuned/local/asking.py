@@ -6,7 +6,14 @@ from retuned.adapters.approvals import Approvals
 from retuned.contract import Digest
 from retuned.local.context import Context, Kind
 from retuned.stages import gate as gate_stage
-from retuned.stages.gate import GateDecision, GateReason, GateState
+from retuned.stages.gate import (
+    GateDecision,
+    GateReason,
+    GateState,
+    PolicyLimits,
+    limits_of,
+    policy_for,
+)
 from retuned.stages.proposal import Proposal
 
 _PHASES = {
@@ -38,6 +45,15 @@ def ask(ctx: Context, proposal: Proposal) -> GateDecision:
         now=now,
         absent=choice.reason or GateReason.NO_POLICY,
     )
+
+
+def policy_limits(ctx: Context, definition: str) -> PolicyLimits | None:
+    """Return what the policy that decides about a kernel says outside the gate; None without one.
+
+    Without a policy nothing is ever swapped, but what would be gained may be found out.
+    """
+    policy = policy_for(ctx.policies(), definition, labels=ctx.labels).policy
+    return limits_of(policy) if policy is not None else None
 
 
 def phase_of(answer: GateDecision) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from retuned.errors import HarnessError, MissingDependency
+from retuned.local.asking import policy_limits
 from retuned.local.context import Context, Kind
 from retuned.local.deciding import freezes
 from retuned.local.found import best_finding, findings, lower_bound, saved_us
@@ -37,9 +38,9 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
         Hypothesis.model_validate(s.body) for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
     ]
     beliefs = [belief for belief in beliefs if not _frozen(ctx, belief)]
-    if not beliefs or _spent(ctx):
+    best = max(beliefs, key=lambda h: (h.expected_saving, h.id), default=None)
+    if best is None or _spent(ctx, best):
         return None
-    best = max(beliefs, key=lambda h: (h.expected_saving, h.id))
     plan = experiment_stage.plan(
         best,
         incumbent=live_baseline(ctx, best.definition),
@@ -74,7 +75,10 @@ def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
 
 
 def _frozen(ctx: Context, belief: Hypothesis) -> bool:
-    """Whether a stop sign stands before this kernel."""
+    """Whether a stop sign or the policy keeps experiments off this kernel."""
+    limits = policy_limits(ctx, belief.definition)
+    if limits is not None and not limits.experiments:
+        return True
     now = ctx.clock.now()
     return any(
         (freeze.until is None or now < freeze.until)
@@ -83,8 +87,12 @@ def _frozen(ctx: Context, belief: Hypothesis) -> bool:
     )
 
 
-def _spent(ctx: Context) -> bool:
-    """Whether the day's experiments are used up; said once a day."""
+def _spent(ctx: Context, belief: Hypothesis) -> bool:
+    """Whether the day's experiments are used up, by settings or policy; said once a day."""
+    limits = policy_limits(ctx, belief.definition)
+    allowed_s = ctx.settings.experiment_s_per_day
+    if limits is not None:
+        allowed_s = min(allowed_s, limits.experiment_time_per_day.total_seconds())
     day_ago = ctx.clock.now() - timedelta(days=1)
     recent = {s.id for s in ctx.store.list(Kind.EXPERIMENT) if s.created_at > day_ago}
     seconds = sum(
@@ -93,12 +101,12 @@ def _spent(ctx: Context) -> bool:
         for stored in ctx.store.list(Kind.FINDING, prefix=f"{experiment}/")
     )
     settings = ctx.settings
-    if len(recent) < settings.experiments_per_day and seconds < settings.experiment_s_per_day:
+    if len(recent) < settings.experiments_per_day and seconds < allowed_s:
         return False
     if not any(event.at > day_ago for event in ctx.store.events(id=_BUDGET)):
         sentence = (
             f"{len(recent)} experiments and {seconds:.0f} s of candidates in 24 hours; allowed are"
-            f" {settings.experiments_per_day} and {settings.experiment_s_per_day:.0f} s"
+            f" {settings.experiments_per_day} and {allowed_s:.0f} s"
         )
         log.warning("no experiment begins: %s", sentence)
         ctx.store.record(
@@ -116,7 +124,9 @@ def _spent(ctx: Context) -> bool:
 
 def _budget(ctx: Context, belief: Hypothesis) -> Budget:
     """Give a small step a small budget: the parameters of one structure, the likely one."""
-    budget = ctx.settings.budget
+    budget, limits = ctx.settings.budget, policy_limits(ctx, belief.definition)
+    if limits is not None and limits.max_trials < budget.max_candidates:
+        budget = budget.model_copy(update={"max_candidates": limits.max_trials})
     if len(belief.structures) != 1:
         return budget
     return budget.model_copy(

@@ -242,7 +242,7 @@ def order_back(
         )
         ctx.store.add(Kind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
         if quarantine:
-            _quarantine(ctx, body.artifact, reason)
+            _quarantine(ctx, body, reason)
         say(ctx, proposal.id, "alarm", who, reason=reason, detail=detail, slot=body.definition)
     ctx.telemetry.count("retuned_rollbacks_total", reason=reason)
     return True
@@ -271,9 +271,11 @@ def quarantined(ctx: Context) -> frozenset[str]:
     )
 
 
-def _quarantine(ctx: Context, artifact: Digest, reason: str) -> None:
-    until = ctx.clock.now() + ctx.settings.quarantine
-    body = {"until": until.isoformat(), "reason": reason}
+def _quarantine(ctx: Context, proposal: Proposal, reason: str) -> None:
+    """Keep an artifact that did harm from being proposed, as long as its policy says."""
+    limits = asking.policy_limits(ctx, proposal.definition)
+    until = ctx.clock.now() + (limits.quarantine if limits else ctx.settings.quarantine)
+    body, artifact = {"until": until.isoformat(), "reason": reason}, proposal.artifact
     if not ctx.store.add(Kind.QUARANTINE, artifact, body, phase="current"):
         ctx.store.advance(Kind.QUARANTINE, artifact, expect="current", to="current", body=body)
 

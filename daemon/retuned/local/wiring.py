@@ -13,6 +13,7 @@ from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.policy_files import PolicyFiles, load_policies
 from retuned.adapters.runtime_socket import RuntimeSocket
+from retuned.adapters.server_cores import free_cores, server_cores
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.trace_folder import TraceFolders
@@ -132,9 +133,14 @@ def loop_settings(settings: Settings) -> LoopSettings:
 
 def _lab(settings: Settings, store: Store) -> Bench:
     root = settings.state_dir / "lab"
-    cores = settings.lab_cores or tuple(sorted(os.sched_getaffinity(0)))
+
+    def cores() -> tuple[int, ...]:
+        """Ask anew before each experiment: servers come and go."""
+        mine = os.sched_getaffinity(0)
+        return settings.lab_cores or free_cores(mine, server_cores(settings.sockets))
+
     find = _solutions(store)
-    builder = LocalLab(root, subjects=catalog.get, solutions=find, generators={}, cores=cores)
+    builder = LocalLab(root, subjects=catalog.get, solutions=find, generators={})
     return LabProcess(root, cores=cores, solution=find, builder=builder)
 
 

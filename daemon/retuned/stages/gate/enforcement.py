@@ -22,13 +22,8 @@ _ONE_SERVER = "there is one server, and all its processes are swapped together"
 NOT_ENFORCED: Mapping[str, str] = MappingProxyType(
     {
         "spec.drift": "the setting detector_preset says when a change is worth an experiment",
-        "spec.experiments.maxConcurrent": (
-            "one experiment runs at a time, also with 0; the setting experiments_per_day: 0 "
-            "forbids them"
-        ),
-        "spec.experiments.budget": (
-            "the settings experiments_per_day, experiment_s_per_day, max_candidates and "
-            "max_experiment_s limit experiments"
+        "spec.experiments.budget.trialDeadline": (
+            "the setting max_experiment_s limits a whole experiment"
         ),
         "spec.experiments.priorityClassName": "there are no pods; experiments run at low priority",
         "spec.experiments.pauseWhen": "no alerts are read; `retuned freeze` pauses",
@@ -46,7 +41,6 @@ NOT_ENFORCED: Mapping[str, str] = MappingProxyType(
         "spec.rollout.autoRollback.on": (
             "mismatches, errors and a variant that does not engage send it back; nothing else does"
         ),
-        "spec.rollout.autoRollback.quarantine": "the setting quarantine_s says how long",
         "spec.rollout.postPromotionWatch": "a promoted swap is watched as long as it is in force",
         "spec.windows.overrun": "a swap that has started stays, also when its window closes",
         "spec.breakGlass.maxPods": _ONE_SERVER,
