@@ -19,8 +19,9 @@ import typer
 from retuned.adapters.approvals import Approvals, local_identity
 from retuned.adapters.sqlite_store import DATABASE, SqliteStore
 from retuned.cli.output import JsonFlag, check_writable, emit_json, say, stdout, write_page
+from retuned.demo.options import DemoOptions
 from retuned.demo.processes import Cores
-from retuned.demo.story import DemoOptions, Story
+from retuned.demo.story import Story
 from retuned.errors import MissingDependency, UsageError
 from retuned.report import pages, text
 from retuned.stages.gate import DecisionKind, SwapDecision

@@ -1,106 +1,20 @@
-"""Stage 7, proposal: is the validated win worth a swap, at which risk, for which shapes? Pure."""
+"""From a verdict to a proposal, or to the reason for none."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 
-from pydantic import AwareDatetime, Field
-
-from retuned.contract import Digest, Guard, Name, Record, TrustClass, digest_of
+from retuned.contract import Digest, Guard, TrustClass, digest_of
 from retuned.stages.experiment import ExperimentPlan
-from retuned.stages.verdict import Interval, Status, Verdict
-
-
-class Risk(StrEnum):
-    """How careful a reviewer must be."""
-
-    LOW = "low"
-    MEDIUM = "medium"
-    HIGH = "high"
-
-
-class Proposal(Record):
-    """A swap that a policy and people decide on; immutable, bound to digests."""
-
-    id: str
-    """Digest of target, artifact, baseline and environment."""
-    target: str
-    """Server or deployment."""
-    definition: Name
-    """Kernel."""
-    artifact: Digest
-    """Solution to swap in."""
-    baseline: Digest
-    """Solution it replaces; no longer live means superseded."""
-    guard: Guard
-    """Shapes it is for."""
-    speedup: Interval
-    """Production-weighted."""
-    share: float = Field(ge=0.0, le=1.0)
-    """Share of GPU time these shapes take."""
-    expected_saving: float = Field(ge=0.0, le=1.0)
-    """Share of GPU time saved, from the lower bound."""
-    risk: Risk
-    """Class."""
-    risk_reasons: tuple[str, ...]
-    """Why that class."""
-    trust: TrustClass
-    """Class of the artifact's author."""
-    evidence: Digest | None
-    """Raw numbers."""
-    experiment: str
-    """Id of the plan."""
-    requested_by: str
-    """Who asked: ``retuned`` or a person."""
-    created_at: AwareDatetime
-    """When."""
-    expires_at: AwareDatetime
-    """After this it is expired, never approved."""
-    environment: Digest | None = None
-    """Where it was measured; evidence expires with it. None in records of earlier versions."""
-
-
-class RefusalReason(StrEnum):
-    """Stable codes for a win that is not proposed."""
-
-    NOT_PROMOTED = "not-promoted"
-    MISSING_EVIDENCE = "missing-evidence"
-    STALE_BASELINE = "stale-baseline"
-    ALREADY_LIVE = "already-live"
-    QUARANTINED = "quarantined"
-    NARROWER_THAN_LIVE = "narrower-than-live"
-    NOTHING_COVERED = "nothing-covered"
-    NOT_WORTH_IT = "not-worth-it"
-    STALE_ENVIRONMENT = "stale-environment"
-    ALREADY_DECIDED = "already-decided"
-
-
-class Refusal(Record):
-    """Why nothing is proposed."""
-
-    reason: RefusalReason
-    """Stable code."""
-    detail: str
-    """One sentence with the numbers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposalLimits:
-    """Numbers of this stage."""
-
-    min_saving: float = 0.002
-    """Smallest share of all GPU time that a swap must save to be worth a person's time."""
-    suspicious_speedup: float = 2.0
-    """Nobody beats a vendor's library by more; a greater win over one is more likely a mistake."""
-    incredible_speedup: float = 20.0
-    """A greater win over anything is treated alike."""
-    wide_share: float = 0.25
-    """Share of GPU time from which the blast radius is worth a second look."""
-    huge_share: float = 0.60
-    """Share of GPU time from which a fault would be the server's fault."""
+from retuned.stages.proposal.records import (
+    Proposal,
+    ProposalLimits,
+    Refusal,
+    RefusalReason,
+    Risk,
+)
+from retuned.stages.verdict import Status, Verdict
 
 
 def propose(
