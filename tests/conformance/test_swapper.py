@@ -49,6 +49,9 @@ class Rehearsed:
 
     checked_launcher = launcher
 
+    def capturing(self) -> None:
+        return None
+
     def fingerprint(self, _: tuple[Any, ...]) -> object:
         return 0
 

@@ -10,7 +10,7 @@ from retuned.demo.fault import FaultInjector, OneColumnWrong
 from retuned.errors import UsageError
 from retuned.runtime.inforce import Launch, Swapped
 from retuned.runtime.orders import parse_order
-from retuned.runtime.shadow import compare_tensors
+from retuned.runtime.shadow import TRIP_RATIO, compare_tensors
 from retuned.runtime.slots import Slot
 
 torch = pytest.importorskip("torch", reason="the fault changes tensors")
@@ -31,6 +31,9 @@ class Twice:
         return lambda inputs: inputs[0] * 2
 
     checked_launcher = launcher
+
+    def capturing(self) -> None:
+        return None
 
     def fingerprint(self, inputs: tuple[Any, ...]) -> object:
         return [tensor.sum().item() for tensor in inputs]
@@ -63,12 +66,12 @@ def _wrong(slot: Slot, *, rows: int, launches: int) -> list[int]:
     return [n for n in range(launches) if not torch.equal(slot(x), _original(x))]
 
 
-def test_one_output_in_three_is_five_per_cent_off_in_one_column() -> None:
+def test_one_output_in_three_is_off_in_one_column_by_twice_what_is_allowed() -> None:
     wrong = OneColumnWrong()
     outputs = [wrong(torch.ones(4, 3)) for _ in range(9)]
     changed = [n for n, output in enumerate(outputs) if not torch.equal(output, torch.ones(4, 3))]
     assert changed == [0, 3, 6]
-    assert outputs[0][:, 0].tolist() == pytest.approx([1.05] * 4)
+    assert outputs[0][:, 0].tolist() == pytest.approx([1.002] * 4)
     assert torch.equal(outputs[0][:, 1:], torch.ones(4, 2))
 
 
@@ -91,13 +94,16 @@ def test_the_incumbent_is_right_again_after_a_rollback() -> None:
     assert _wrong(slot, rows=5, launches=30) == []
 
 
-def test_shadow_checks_find_the_fault_and_the_slot_goes_back_by_itself() -> None:
+def test_shadow_checks_find_the_fault_and_the_breaker_leaves_it_to_the_daemon() -> None:
     slot = _slot(swapped=True, shadow_every=4)
     assert _wrong(slot, rows=5, launches=40) == []
     FaultInjector({"twice_h4": slot}).inject("twice_h4")
     _wrong(slot, rows=5, launches=400)
-    assert slot.table.state == "tripped:shadow-mismatch"
-    assert _wrong(slot, rows=5, launches=30) == []
+    order = slot.table.in_force
+    assert isinstance(order, Swapped)
+    assert order.stats.mismatches > 0
+    assert 1.0 < order.stats.worst_ratio < TRIP_RATIO
+    assert slot.table.state == "swapped"
 
 
 def test_a_slot_that_runs_its_original_is_refused() -> None:

@@ -25,6 +25,14 @@ def test_each_on_is_compared_with_the_off_beside_it_so_that_drift_of_the_machine
     assert speedup["lower"] == pytest.approx(1.5)
 
 
+def test_a_steady_decline_of_the_machine_is_no_gain_when_the_order_turns_round() -> None:
+    states = ("on", "off", "off", "on") * 2
+    declining = [{"state": s, "tokens_per_s": 100.0 * 0.97**n} for n, s in enumerate(states)]
+    gain = gain_of(declining)
+    assert gain is not None
+    assert gain["speedup"]["point"] == pytest.approx(1.0)
+
+
 def test_noise_widens_the_interval_until_it_holds_one() -> None:
     gain = gain_of(measured(100.0, 120.0, 120.0, 100.0, 110.0, 100.0))
     assert gain is not None

@@ -201,11 +201,9 @@ def test_a_shape_that_slots_counted_but_no_trace_saw_is_not_forgotten(world: Wor
 
 
 def test_a_window_has_the_counts_of_the_slots_and_the_times_of_the_trace(world: World) -> None:
-    for number in range(2):
+    for number in range(3):  # a window closes when the next one has begun
         world.server.launches[KERNEL] = {(8,): 1000 + 5000 * number}
         world.window(8)
-        world.loop.observe()
-        world.clock.advance(10)
         world.loop.observe()
     first, second = [s.body for s in world.store.list(Kind.WINDOW)]
     assert first["counts"] == {}, "nothing to compare with"
@@ -265,3 +263,25 @@ def test_a_policy_says_how_long_harm_is_remembered(world: World) -> None:
     assert changed.quarantine == timedelta(hours=2) != limits.quarantine
     world.policies = ()
     assert policy_limits(ctx, KERNEL) is None
+
+
+def test_a_process_that_misses_an_answer_does_not_bring_its_whole_life_into_one_window(
+    world: World,
+) -> None:
+    for total in (9_000, 15_000, 7_000, 21_000, 26_000, 31_000):  # one of two is silent once
+        world.server.launches[KERNEL] = {(8,): total}
+        world.window(8)
+        world.loop.observe()
+    counts = [s.body["counts"].get(KERNEL) for s in world.store.list(Kind.WINDOW)]
+    assert counts == [None, None, None, {"8": 5_000}, {"8": 5_000}]
+
+
+def test_after_hours_without_windows_the_counters_say_nothing_of_the_first(world: World) -> None:
+    for number, hours in enumerate((0, 0, 8, 0)):
+        world.clock.advance(hours * 3600.0)
+        world.server.launches[KERNEL] = {(8,): 1_000 * (1 + number) ** 4}
+        world.window(8)
+        world.loop.observe()
+    counts = [s.body["counts"].get(KERNEL) for s in world.store.list(Kind.WINDOW)]
+    assert counts[1] is not None
+    assert counts[2] is None

@@ -453,6 +453,16 @@ def test_a_commit_that_some_process_refused_is_taken_back_from_the_others(world:
     assert world.store.list(Kind.QUARANTINE) == []
 
 
+@pytest.mark.parametrize("reason", ["unknown-slot", "torch-missing", "self-check-no-shape"])
+def test_a_process_that_cannot_prepare_yet_is_waited_for(world: World, reason: str) -> None:
+    world.server.refuse[FIRST.digest] = reason
+    id = swap(world, FIRST)
+    assert phase(world, id) == "swapping"
+    world.server.refuse.clear()
+    look(world)
+    assert (phase(world, id), active(world)) == ("watching", FIRST.digest)
+
+
 def test_a_process_that_is_not_prepared_yet_costs_the_candidate_nothing(world: World) -> None:
     world.server.refuse_commit[FIRST.digest] = "not-prepared"
     id = swap(world, FIRST)

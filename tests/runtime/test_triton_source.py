@@ -67,6 +67,12 @@ def test_what_kernels_need_is_accepted(line: str) -> None:
     "line",
     [
         "print(1)",
+        "N **= 1000000000",
+        "N <<= 100000000000",
+        "n = 1 << 100000000000",
+        "word = 'a'",
+        "word: tl.constexpr = 'a'",
+        "word: tl.constexpr = 'a' if N > 1 else 'b'",
         "exec('1')",
         "eval('1')",
         "open('f')",

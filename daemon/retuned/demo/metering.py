@@ -46,17 +46,24 @@ class Meter:
 
 
 def gain_of(toggle: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the server's speedup by the swap, each "on" paired with the "off" after it.
+    """Return the server's speedup by the swap, each "on" paired with the "off" beside it.
 
-    None below two pairs, or where nothing was served in one of them.
+    Parameters
+    ----------
+    toggle
+        ``state`` and ``tokens_per_s``, two by two: one "on" and one "off" in either order.
+
+    Returns
+    -------
+    dict or None
+        None below two pairs, or where nothing was served in one of them.
     """
-    rates = {
-        state: [float(t["tokens_per_s"]) for t in toggle if t["state"] == state]
-        for state in ("on", "off")
-    }
-    if any(rate <= 0.0 for side in rates.values() for rate in side):
-        return None
-    ratios = [log(on / off) for on, off in zip(rates["on"], rates["off"], strict=True)]
+    ratios = []
+    for first, second in zip(toggle[::2], toggle[1::2], strict=True):
+        rates = {str(t["state"]): float(t["tokens_per_s"]) for t in (first, second)}
+        if min(rates.values()) <= 0.0:
+            return None
+        ratios.append(log(rates["on"] / rates["off"]))
     if len(ratios) < 2:
         return None
     error = stdev(ratios) / sqrt(len(ratios))

@@ -30,7 +30,8 @@ class DemoOptions:
     toggles: int = 6
     """How often the swap is switched on and off again for the comparison."""
     toggle_s: float = 3.0
-    """Length of one measurement of the comparison: short, so that drift of the machine cancels."""
+    """Length of one measurement of the comparison: short, and the order turns
+    round each time, so that drift of the machine cancels."""
     toggle_ramp_s: float = 0.5
     """Left out after a toggle: several times the longest request of code traffic."""
     rest_s: float = 2.0

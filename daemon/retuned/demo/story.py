@@ -22,6 +22,7 @@ from retuned.demo.metering import Meter, gain_of, timeline_of
 from retuned.demo.options import DemoOptions
 from retuned.demo.processes import Child, Cores, DemoFailed
 from retuned.ports import Event
+from retuned.stages.watch import WatchReason
 
 _POLL_S = 0.1
 T = TypeVar("T")
@@ -183,9 +184,10 @@ class Story:
         """Switch the swap off and on again, so that noise is seen beside the effect."""
         self._enter("swapped")
         slots = [str(swap["kernel"]) for swap in self._journal.swaps()]
-        self._say(f"swapped without a restart: {', '.join(slots)}; comparing on, off, on, off")
-        for _ in range(self._options.toggles):
-            for state in ("on", "off"):
+        self._say(f"swapped without a restart: {', '.join(slots)}; comparing on and off in turn")
+        for number in range(self._options.toggles):
+            # on off, off on, ...: what drifts steadily weighs on both sides alike
+            for state in ("on", "off") if number % 2 == 0 else ("off", "on"):
                 for slot in slots:
                     self._swapper.bypass(slot, on=state == "off")
                 rate = self._meter.rate(self._options.toggle_s, ramp_s=self._options.toggle_ramp_s)
@@ -199,7 +201,7 @@ class Story:
         """Let the swapped kernel turn wrong; the daemon must find it and go back by itself."""
         self._enter("fault injected")
         busiest = max(self._swapper.samples(), key=lambda sample: sample.swapped_launches)
-        slot, faulty = busiest.definition, busiest.artifact
+        slot = busiest.definition
         self._say(f"a fault is injected: {slot} turns wrong")
         before = {(e.id, e.at) for e in self._journal.events("alarm")}
         injected_s = time.time()
@@ -216,16 +218,18 @@ class Story:
         detected_s = alarm.at.timestamp() - injected_s
         revert_s = (back.at - alarm.at).total_seconds()
         reason = str(alarm.detail["reason"])
+        who = "the server's own breaker went back, the daemon made it official"
+        if reason != WatchReason.TRIPPED:
+            who = "the daemon went back"
         self._say(
-            f"found after {detected_s:.1f} s ({reason}) and reverted"
-            f" {revert_s * 1e3:.0f} ms later, by the daemon itself"
+            f"found after {detected_s:.1f} s ({reason}); {who} {revert_s * 1e3:.0f} ms after that"
         )
         return {
             "kernel": slot,
             "reason": reason,
             "detected_after_s": detected_s,
             "alarm_to_revert_s": revert_s,
-            "reverted": self._active(slot) != faulty,
+            "reverted": self._journal.reverted(slot, active=self._active(slot)),
         }
 
     # --- helpers ------------------------------------------------------------------------------

@@ -42,15 +42,33 @@ def since(before: Counts, now: Counts) -> dict[str, dict[str, int]]:
     >>> since({"gemm": {"4": 10}}, {"gemm": {"4": 3}})
     {}
     """
-    found = {}
-    for slot, counts in now.items():
-        old = before.get(slot)
-        if old is None or any(counts.get(key, 0) < count for key, count in old.items()):
-            continue
-        found[slot] = {
-            key: count - old.get(key, 0) for key, count in counts.items() if count > old.get(key, 0)
+    return {
+        slot: {
+            key: count - before[slot].get(key, 0)
+            for key, count in counts.items()
+            if count > before[slot].get(key, 0)
         }
-    return found
+        for slot, counts in now.items()
+        if slot in before and not _fell(before[slot], counts)
+    }
+
+
+def steady(before: Counts, now: Counts) -> dict[str, Mapping[str, int]]:
+    """Return the totals that the next window may be compared with.
+
+    Counts that fell are those of a process that went, or did not answer: when it answers again, the
+    difference would be all that it ever launched.
+
+    Examples
+    --------
+    >>> steady({"gemm": {"4": 10}}, {"gemm": {"4": 3}, "new": {"1": 9}})
+    {'new': {'1': 9}}
+    """
+    return {slot: counts for slot, counts in now.items() if not _fell(before.get(slot, {}), counts)}
+
+
+def _fell(before: Mapping[str, int], now: Mapping[str, int]) -> bool:
+    return any(now.get(key, 0) < count for key, count in before.items())
 
 
 def together(windows: Iterable[Counts]) -> dict[str, dict[str, int]]:

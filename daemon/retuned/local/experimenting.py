@@ -33,11 +33,12 @@ _ENOUGH = 0.5
 def open_experiment(ctx: Context) -> ExperimentPlan | None:
     """Return the plan to run now: an interrupted one first, else the most promising hypothesis."""
     for stored in ctx.store.list(Kind.EXPERIMENT, phase="running"):
-        return ExperimentPlan.model_validate(stored.body)
+        plan = ExperimentPlan.model_validate(stored.body)
+        return None if _frozen(ctx, plan.definition) else plan
     beliefs = [
         Hypothesis.model_validate(s.body) for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
     ]
-    beliefs = [belief for belief in beliefs if not _frozen(ctx, belief)]
+    beliefs = [belief for belief in beliefs if not _frozen(ctx, belief.definition)]
     best = max(beliefs, key=lambda h: (h.expected_saving, h.id), default=None)
     if best is None or _spent(ctx, best):
         return None
@@ -74,15 +75,15 @@ def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
     _conclude(ctx, plan)
 
 
-def _frozen(ctx: Context, belief: Hypothesis) -> bool:
+def _frozen(ctx: Context, definition: str) -> bool:
     """Whether a stop sign or the policy keeps experiments off this kernel."""
-    limits = policy_limits(ctx, belief.definition)
+    limits = policy_limits(ctx, definition)
     if limits is not None and not limits.experiments:
         return True
     now = ctx.clock.now()
     return any(
         (freeze.until is None or now < freeze.until)
-        and freeze.scope.covers(target=ctx.settings.target, kernel=belief.definition)
+        and freeze.scope.covers(target=ctx.settings.target, kernel=definition)
         for freeze in freezes(ctx)
     )
 

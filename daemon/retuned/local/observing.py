@@ -98,11 +98,14 @@ def _close(ctx: Context, start_ns: int, window_ns: int, batches: Sequence[Stored
         [WorkloadProfile.model_validate(batch.body["profile"]) for batch in batches]
     ).model_copy(update={"window_start_ns": start_ns, "window_ns": window_ns})
     totals = counting.totals(ctx)
-    previous = ctx.store.list(Kind.WINDOW, limit=1)
-    counts = counting.since(previous[-1].body["totals"], totals) if previous else {}
+    before: counting.Counts = {}
+    for previous in ctx.store.list(Kind.WINDOW, limit=1):
+        if int(previous.id.partition(".")[0]) + window_ns == start_ns:  # else hours may lie between
+            before = previous.body["totals"]
+    counts = counting.since(before, totals)
     body = {
         "profile": counting.with_counts(ctx, merged, counts).model_dump(mode="json"),
-        "totals": totals,
+        "totals": counting.steady(before, totals),
         "counts": counts,
     }
     with ctx.store.transaction():

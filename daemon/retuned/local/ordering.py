@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
 from retuned.contract import Digest, Guard
-from retuned.errors import TemporaryError, UnreadableInput
+from retuned.errors import RetunedError, TemporaryError, UnreadableInput
 from retuned.local import asking
 from retuned.local.context import Context, Kind
 from retuned.ports import Event, SlotState, Stored
@@ -273,11 +273,20 @@ def quarantined(ctx: Context) -> frozenset[str]:
 
 def _quarantine(ctx: Context, proposal: Proposal, reason: str) -> None:
     """Keep an artifact that did harm from being proposed, as long as its policy says."""
-    limits = asking.policy_limits(ctx, proposal.definition)
-    until = ctx.clock.now() + (limits.quarantine if limits else ctx.settings.quarantine)
+    until = ctx.clock.now() + _quarantine_of(ctx, proposal.definition)
     body, artifact = {"until": until.isoformat(), "reason": reason}, proposal.artifact
     if not ctx.store.add(Kind.QUARANTINE, artifact, body, phase="current"):
         ctx.store.advance(Kind.QUARANTINE, artifact, expect="current", to="current", body=body)
+
+
+def _quarantine_of(ctx: Context, definition: str) -> timedelta:
+    """Return what the policy says, else the settings: a way back waits for no policy file."""
+    try:
+        limits = asking.policy_limits(ctx, definition)
+    except (RetunedError, OSError) as error:
+        log.warning("no policy to say how long harm is remembered: %s", error)
+        limits = None
+    return limits.quarantine if limits is not None else ctx.settings.quarantine
 
 
 def say(ctx: Context, proposal: str, what: str, who: str = "retuned", **detail: object) -> None:

@@ -54,6 +54,17 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+_NOT_YET = frozenset(
+    {
+        "unknown-slot",  # a process that is still building its model
+        "torch-missing",  # the same, earlier
+        "device-unknown",  # no launch has shown yet which of several GPUs it serves
+        "self-check-no-shape",  # no launch has shown yet what to check with
+        "runtime-error",  # such as no memory for the check just now
+    }
+)
+"""Refusals to prepare that say nothing of the artifact: the order waits, and is told again."""
+
 _PASSES = 3
 """An order that is refused may be followed by another, and that by the way to the original."""
 _GOING_BACK = ("rolling-back", "rollback-failed")
@@ -162,9 +173,12 @@ def _prepare(ctx: Context, order: SwapOrder) -> None:
     folder = ctx.bench.build(solution)
     try:
         ctx.swapper.prepare(order, artifact_dir=folder)
-    except TemporaryError as error:
-        if order.kind is SwapKind.SWAP:
+    except (CandidateError, TemporaryError) as error:
+        if isinstance(error, CandidateError) and error.reason not in _NOT_YET:
             raise
+        if order.kind is SwapKind.SWAP:
+            message = f"{order.definition} cannot be prepared yet: {error}"
+            raise TemporaryError(message, delay_s=1.0) from error
         # one process that hangs must not keep those back that can go
         log.warning("going back without some process of %s: %s", order.definition, error)
 

@@ -20,7 +20,7 @@ from retuned.runtime.reports import environment, slot_sample, slot_state
 from retuned.runtime.selfcheck import self_check
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused, parse_bounds
+from retuned.runtime.spec import Refused, Tensor, parse_bounds
 from retuned.runtime.variant import LOADERS
 from retuned.runtime.weights import PackedWeights
 
@@ -39,8 +39,8 @@ class _Seat:
     """One slot with what was loaded for it."""
 
     slot: Slot
+    packed: PackedWeights
     resident: OrderedDict[str, Variant] = field(default_factory=OrderedDict)
-    packed: PackedWeights = field(default_factory=PackedWeights)
     done: OrderedDict[str, int] = field(default_factory=OrderedDict)
     epoch: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -90,7 +90,7 @@ class Host:
         """
         if slot.spec.name in self._seats:
             raise Refused("slot-exists", detail=f"{slot.spec.name} has a slot already")
-        self._seats[slot.spec.name] = _Seat(slot)
+        self._seats[slot.spec.name] = _Seat(slot, PackedWeights(served=self._weights))
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one request.
@@ -118,7 +118,12 @@ class Host:
         self._preparing = threading.Lock()
         for name, seat in list(self._seats.items()):
             seat.slot.restart()
-            self._seats[name] = _Seat(seat.slot)
+            self._seats[name] = _Seat(seat.slot, PackedWeights(served=self._weights))
+
+    def _weights(self) -> list[Tensor]:
+        """Return the weights that launches of any slot have shown: they lie with the model."""
+        seats = list(self._seats.values())
+        return [weight for seat in seats for group in seat.slot.constants() for weight in group]
 
     # --- operations -------------------------------------------------------------------------------
 

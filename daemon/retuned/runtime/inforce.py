@@ -60,6 +60,10 @@ class Variant(Protocol):
         """Return something equal for equal contents of the inputs."""
         ...
 
+    def capturing(self) -> Callable[[], bool] | None:
+        """Return what says whether launches are recorded into a graph; None where never."""
+        ...
+
 
 class Swapped:
     """Carries out one order on one slot.
@@ -132,7 +136,14 @@ class Swapped:
             stratum.ran += 1
             return output
 
-        return run
+        capturing = variant.capturing()
+        if capturing is None:
+            return run
+
+        def unless_captured(*inputs: Tensor) -> Any:  # noqa: ANN401 - as run
+            return original(*inputs) if capturing() else run(*inputs)
+
+        return unless_captured
 
     def trip(self, reason: str, detail: str) -> None:
         """Take the order back at once; the first reason stays."""

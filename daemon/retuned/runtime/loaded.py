@@ -91,6 +91,14 @@ class LoadedVariant(ABC):
             ``compile-failed`` or ``out-of-resources``.
         """
 
+    def capturing(self) -> Callable[[], bool] | None:
+        """Return what says whether launches are being recorded into a graph; None where never.
+
+        A graph replays without asking any slot: what it holds is neither counted nor checked, and
+        no rollback reaches it. And a check inside a capture would end the capture.
+        """
+        return None
+
     def prepare_pending(self) -> int:
         """Compile what launches asked for in vain; return how many were compiled."""
         return 0

@@ -85,6 +85,10 @@ class DeviceCheck:
     def _statement(self, node: ast.stmt) -> None:
         if not isinstance(node, _STATEMENTS):
             raise _refused(node.lineno, f"uses {type(node).__name__} in device code")
+        if isinstance(node, ast.Expr) and _is_text(node.value):
+            return  # a docstring
+        if isinstance(node, ast.AugAssign):
+            _check_operator(node.op, node.lineno)
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
                 self._statement(child)
@@ -104,17 +108,18 @@ class DeviceCheck:
             return
         if isinstance(node, ast.Constant) and type(node.value) not in _CONSTANTS:
             raise _refused(node.lineno, f"holds a {type(node.value).__name__}")
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            raise _refused(node.lineno, "uses **; write the product, or tl.exp2")
-        if isinstance(node, ast.BinOp) and (_is_text(node.left) or _is_text(node.right)):
-            raise _refused(node.lineno, "computes with text")
+        if isinstance(node, ast.BinOp):
+            _check_operator(node.op, node.lineno)
+        if _is_text(node):
+            raise _refused(node.lineno, "holds text elsewhere than in a call or a comparison")
         if isinstance(node, ast.Call):
             self._call(node)
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.keyword):
-                self._expression(child.value)
-            elif isinstance(child, ast.expr):
-                self._expression(child)
+            inner = child.value if isinstance(child, ast.keyword) else child
+            if isinstance(node, ast.Call | ast.Compare) and _is_text(inner):
+                continue  # a name that is handed on or compared; nothing is computed with it
+            if isinstance(inner, ast.expr):
+                self._expression(inner)
 
     def _name(self, node: ast.Name) -> None:
         name = node.id
@@ -149,7 +154,18 @@ class DeviceCheck:
                 raise _refused(node.lineno, "passes arguments by ** or a private name")
 
 
-def _is_text(node: ast.expr) -> bool:
+def _check_operator(operator: ast.operator, line: int) -> None:
+    """Refuse what makes a number as long as memory: Triton computes constants in Python.
+
+    Whoever compiles, the server's own process included, would hold its lock for minutes.
+    """
+    if isinstance(operator, ast.Pow):
+        raise _refused(line, "uses **; write the product, or tl.exp2")
+    if isinstance(operator, ast.LShift):
+        raise _refused(line, "uses <<; write the product")
+
+
+def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 

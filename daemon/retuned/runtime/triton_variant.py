@@ -87,6 +87,13 @@ class TritonVariant(LoadedVariant):
 
         return here
 
+    def capturing(self) -> Callable[[], bool] | None:
+        """Return whether the current stream is being captured; never under the interpreter."""
+        if self._kernel.interpreted:
+            return None
+        capturing: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
+        return capturing
+
     def allocate(self) -> Allocate:
         """Return what allocates an output."""
         return partial(self._torch.empty, device=self._device)
@@ -104,17 +111,22 @@ class TritonVariant(LoadedVariant):
         self._codes.add(self._kernel.binding.specialisation(values))
 
     def prepare_pending(self) -> int:
-        """Compile what launches asked for in vain; return how many were compiled."""
+        """Compile one of what launches asked for in vain; return how many were compiled.
+
+        One: whoever calls this also answers the daemon, whose rollback must not wait for more.
+        """
+        values = next(iter(list(self._pending)), None)
+        if values is None:
+            return 0
         made = 0
-        for values in list(self._pending):
-            try:
-                self._kernel.prepare(values, dtypes=self._names, device=self._device)
-                self._codes.add(self._kernel.binding.specialisation(values))
-                made += 1
-            except Refused as error:
-                self._failed.add(self._kernel.binding.specialisation(values))
-                log.warning("%s at %s stays the incumbent's: %s", self.spec.name, values, error)
-            self._pending.pop(values, None)
+        try:
+            self._kernel.prepare(values, dtypes=self._names, device=self._device)
+            self._codes.add(self._kernel.binding.specialisation(values))
+            made = 1
+        except Refused as error:
+            self._failed.add(self._kernel.binding.specialisation(values))
+            log.warning("%s at %s stays the incumbent's: %s", self.spec.name, values, error)
+        self._pending.pop(values, None)
         return made
 
     def runner(self, values: tuple[int, ...]) -> Runner:
@@ -147,8 +159,19 @@ class TritonVariant(LoadedVariant):
         return None
 
     def _find_device(self) -> Any:  # noqa: ANN401 - torch.device
+        """Return the only GPU, or that of the slot's weights.
+
+        This thread's current device says nothing of the one that the server's threads have chosen.
+        """
         if self._kernel.interpreted:
             return self._torch.device("cpu")
-        if not self._torch.cuda.is_available():
+        cuda = self._torch.cuda
+        if not cuda.is_available():
             raise Refused("gpu-missing", detail="a Triton variant needs a GPU, and none is here")
-        return self._torch.device("cuda", self._torch.cuda.current_device())
+        if cuda.device_count() == 1:
+            return self._torch.device("cuda", 0)
+        seen = {weight.device for weight in self.packed.served() if weight.is_cuda}
+        if len(seen) != 1:
+            detail = f"weights on {sorted(map(str, seen)) or 'no GPU yet'}; one is needed"
+            raise Refused("device-unknown", detail=detail)
+        return seen.pop()

@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +43,17 @@ class PackedWeights:
     ----------
     limit_bytes
         Most memory the copies may take.
+    served
+        Returns the weights that this process serves with, of all slots.
     """
 
-    def __init__(self, limit_bytes: int = MAX_PACKED_BYTES) -> None:
+    def __init__(
+        self,
+        limit_bytes: int = MAX_PACKED_BYTES,
+        *,
+        served: Callable[[], Sequence[Tensor]] = tuple,
+    ) -> None:
+        self.served = served
         self._entries: dict[tuple[int, str], _Entry] = {}
         self._pending: dict[tuple[int, str], weakref.ref[Any]] = {}
         self._bytes = 0

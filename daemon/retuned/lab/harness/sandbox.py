@@ -15,6 +15,7 @@ import signal
 import struct
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 38, 22
+_CPU_GRACE_S = 5
 _PR_SET_DUMPABLE = 4
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _CLONE_THREAD = 0x00010000
@@ -73,7 +74,7 @@ def confine(*, memory_bytes: int, cpu_s: int) -> bool:
         resource.RLIMIT_NOFILE: 3,
     }
     for which, bound in with_limits.items():
-        resource.setrlimit(which, (bound, bound))
+        resource.setrlimit(which, (bound, _hard(which, bound)))
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return _filter_system_calls(libc, _program())
@@ -101,10 +102,20 @@ def confine_device(*, memory_bytes: int, cpu_s: int, on_device: bool) -> bool:
     for bound, value in with_limits.items():
         _, hard = resource.getrlimit(bound)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(bound, (value, value))
+        most = _hard(bound, value)
+        hard = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(bound, (value, hard))
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return _filter_system_calls(libc, _device_program())
+
+
+def _hard(which: int, bound: int) -> int:
+    """Leave room above the bound of processor time: at the hard one the system kills without name.
+
+    At the soft one it sends SIGXCPU, by which the parent knows what happened.
+    """
+    return bound + _CPU_GRACE_S if which == resource.RLIMIT_CPU else bound
 
 
 def _private_memory() -> int:
