@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retuned.contract import Digest, Solution, digest_of
+from retuned.contract import Digest, Solution
 from retuned.errors import HarnessError, TemporaryError, UsageError
 from retuned.lab.bay import Bay, LabSettings
-from retuned.lab.notebook import Note, Notebook
+from retuned.lab.notebook import Note, Notebook, notebook_name
 from retuned.lab.session import Session
 from retuned.lab.subject import Subject
 from retuned.lab.toolchain import environment_of, toolchain_for
@@ -79,7 +79,7 @@ class LocalLab:
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         """Yield a finding per candidate as soon as it is final; see `Bench.run`."""
         incumbent = self._check_plan(plan)
-        notebook = Notebook(self._root / "notes" / digest_of(plan.id).removeprefix("sha256:"))
+        notebook = Notebook(self._root / "notes" / notebook_name(plan.id))
         notes = [note for note in notebook.read() if note.solution.digest not in known]
         deadline = time.monotonic() + _left_s(plan, known.values(), notes)
         bay = Bay(

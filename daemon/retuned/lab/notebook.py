@@ -13,10 +13,15 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from retuned.contract import Record, Solution
+from retuned.contract import Record, Solution, digest_of
 from retuned.stages.verdict import Check, Interval
 
 log = logging.getLogger(__name__)
+
+
+def notebook_name(plan: str) -> str:
+    """Name of a plan's folder of notes."""
+    return digest_of(plan).removeprefix("sha256:")
 
 
 class Note(Record):

@@ -21,7 +21,9 @@ from retuned.adapters.traces import ReadLimits
 from retuned.contract import Digest, Language, Solution
 from retuned.errors import MissingDependency, UsageError
 from retuned.lab.languages.gpu import find_gpu
+from retuned.lab.notebook import notebook_name
 from retuned.lab.physics import GPU_PEAKS, Peak
+from retuned.lab.sweeping import sweep
 from retuned.lab.toolchain import environment_of, is_timed
 from retuned.local.context import Context, Kind, LoopSettings
 from retuned.local.found import found_solution
@@ -133,6 +135,8 @@ def loop_settings(settings: Settings) -> LoopSettings:
 
 def _lab(settings: Settings, store: Store) -> Bench:
     root = settings.state_dir / "lab"
+    running = store.ids(Kind.EXPERIMENT, phase="running")
+    sweep(root, running={notebook_name(plan) for plan in running})
 
     def cores() -> tuple[int, ...]:
         """Ask anew before each experiment: servers come and go."""

@@ -1,0 +1,44 @@
+"""What a killed lab left behind, and what nobody asks for any more."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_UNFINISHED = (
+    "compiled/.child-*",
+    "compiled/compile-*",
+    "compiled/*.partial",
+    "artifacts/.partial-*",
+    "evidence/.*.partial",
+    "notes/*/.*.partial",
+)
+"""Places of work in progress below a lab's folder."""
+
+
+def sweep(root: Path, *, running: Collection[str] = ()) -> int:
+    """Remove work in progress of labs that are gone; return how many things were removed.
+
+    Call it only while no lab works in the folder, such as at the daemon's start.
+
+    Parameters
+    ----------
+    root
+        The lab's folder; it need not exist.
+    running
+        Names of the notebooks of plans that will be resumed.
+    """
+    notes = [path for path in root.glob("notes/*") if path.name not in running]
+    left = [path for pattern in _UNFINISHED for path in root.glob(pattern)]
+    for path in (*left, *notes):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if left or notes:
+        log.info("removed %d leftovers of earlier experiments", len(left) + len(notes))
+    return len(left) + len(notes)
