@@ -99,6 +99,10 @@ def _check_one(
         raise _failed(key, f"it disagrees with the original: {what}")
 
 
+_SIZES = {"bool": 1, "int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
+"""Bytes per element; any other type counts as the largest."""
+
+
 class _Fenced:
     """Allocates outputs between fences and knows whether a fence was written to."""
 
@@ -132,7 +136,7 @@ def _shapes(slot: Slot, bounds: Bounds) -> Iterator[Key]:
     counts = slot.launches()
     seen = [key for key in sorted(counts, key=lambda k: -counts[k]) if allows(bounds, key)]
     fitting = [key for key in seen if 0 not in key and _bytes(slot.spec, key) <= MAX_CHECK_BYTES]
-    if seen:
+    if fitting:
         yield from fitting[:MAX_SHAPES]
         return
     for key in dict.fromkeys(_corners(bounds, len(slot.spec.variable_axes))):
@@ -195,7 +199,7 @@ def _bytes(spec: Spec, key: Key) -> int:
     total = 0
     for tensor in (*spec.inputs, *spec.outputs):
         if not tensor.constant:
-            count = 8
+            count = _SIZES.get(tensor.dtype, 8)
             for axis in tensor.shape:
                 count *= lengths[axis]
             total += count
