@@ -31,11 +31,11 @@ def test_the_policies_that_ship_are_valid(path: Path) -> None:
 def test_what_one_machine_does_not_enforce_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     good = (POLICIES / "laptop-demo.yaml").read_text()
-    path.write_text(good + "  experiments: {maxConcurrent: 0}\n")
+    path.write_text(good + "  experiments: {priorityClassName: low}\n")
     code, text = check(path, "--json")
     (told,) = json.loads(text)["not_enforced"]
     assert code == 0
-    assert told["path"] == "spec.experiments.maxConcurrent"
+    assert told["path"] == "spec.experiments.priorityClassName"
     assert told["line"] == len(good.splitlines()) + 1
     assert told["message"].startswith("not enforced on one machine: ")
     assert f"{path}:{told['line']}: {told['path']}: {told['message']}" in check(path)[1]

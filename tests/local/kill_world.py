@@ -161,6 +161,14 @@ class KillWorld:
             self.slot().active is not None
         )
 
+    def rested(self) -> bool:
+        """Whether nothing is believed, tested or measured any more."""
+        busy = {"open", "testing", "running", "won"}
+        return not busy & {
+            *self.phases(Kind.HYPOTHESIS).values(),
+            *self.phases(Kind.EXPERIMENT).values(),
+        }
+
     def log(self) -> str:
         """All that the daemon has logged in all its lives."""
         return (self.folder / "daemon.log").read_text(errors="replace")

@@ -38,6 +38,7 @@ def test_a_daemon_killed_again_and_again_loses_nothing_and_does_nothing_twice(
     world.start()
     assert world.wait(lambda: set(world.phases(Kind.PROPOSAL).values()) == {"rolled-back"})
     assert world.wait(lambda: world.slot().active is None)
+    assert world.wait(world.rested), world.log()[-3000:]
     world.kill("end")
     check(world, end="rolled-back")
     counted = world.stop_server()
