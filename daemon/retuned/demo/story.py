@@ -183,7 +183,7 @@ class Story:
     def _compare(self) -> None:
         """Switch the swap off and on again, so that noise is seen beside the effect."""
         self._enter("swapped")
-        slots = [str(swap["kernel"]) for swap in self._journal.swaps()]
+        slots = list(dict.fromkeys(str(swap["kernel"]) for swap in self._journal.swaps()))
         self._say(f"swapped without a restart: {', '.join(slots)}; comparing on and off in turn")
         for number in range(self._options.toggles):
             # on off, off on, ...: what drifts steadily weighs on both sides alike
