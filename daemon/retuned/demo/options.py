@@ -30,8 +30,8 @@ class DemoOptions:
     toggles: int = 6
     """How often the swap is switched on and off again for the comparison."""
     toggle_s: float = 3.0
-    """Length of one measurement of the comparison: short, and the order turns
-    round each time, so that drift of the machine cancels."""
+    """Length of one measurement of the comparison: short, and the order turns round
+    each time, so that drift of the machine cancels."""
     toggle_ramp_s: float = 0.5
     """Left out after a toggle: several times the longest request of code traffic."""
     rest_s: float = 2.0
@@ -41,8 +41,7 @@ class DemoOptions:
     drift_timeout_s: float = 60.0
     """Longest wait for the drift report."""
     experiments_timeout_s: float = 200.0
-    """Longest wait for a first swap."""
-    person_timeout_s: float = 3600.0
-    """Longest wait for a person."""
+    """Longest wait for experiments to rest, counted anew from each proposal; a person who has to
+    approve is waited for without end."""
     rollback_timeout_s: float = 60.0
     """Longest wait for the daemon to find the injected fault."""
