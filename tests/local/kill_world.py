@@ -40,7 +40,7 @@ PATIENCE_S = 90.0
 """Longest wait for what must come."""
 _POLICY = ROOT / "policies" / "laptop-demo.yaml"
 _TRACE_EVERY_S = 0.25
-_DIE_S = 1.0
+_DIE_S = 3.0
 _COMMITTED = re.compile(r"epoch (\d+), (\S+)$", re.MULTILINE)
 
 
