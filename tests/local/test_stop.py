@@ -47,7 +47,7 @@ def test_a_daemon_told_to_stop_ends_its_experiment_and_resumes_it_later(world: K
     began_s = time.monotonic()
     world.daemon.send_signal(signal.SIGTERM)
     assert world.daemon.wait(timeout=20) == 0
-    assert time.monotonic() - began_s < 5.0, world.log()[-3000:]
+    assert time.monotonic() - began_s < 12.0, world.log()[-3000:]
     assert survivors(family, within_s=3.0) == []
     assert "Traceback" not in world.log()
     assert "running" in world.phases(Kind.EXPERIMENT).values(), "it is not failed, it is resumed"
