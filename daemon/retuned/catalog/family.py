@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from retuned.catalog.entry import Entry
-from retuned.contract import AxisConst, AxisVar, DType, TensorSpec
+from retuned.contract import AxisConst, AxisVar, DType, Language, TensorSpec
 
 LONGEST = 2**20
 """Longest constant axis: longer ones in a name are a mistake or an attack."""
@@ -34,7 +34,9 @@ class Family:
     dtypes: tuple[str, ...]
     """Element type of each input."""
     build: Callable[[str, dict[str, int]], Entry]
-    """Make the entry, given its name and constant axes."""
+    """Make the entry in the first of `languages`, given its name and constant axes."""
+    languages: tuple[Language, ...] = (Language.CPU_CPP, Language.TRITON)
+    """Languages that it has kernels in; the first is what `get` returns where none is named."""
     settle: Callable[[dict[str, int]], dict[str, int] | None] = lambda lengths: lengths
     """Lengths read off a trace to lengths of the definition's axes; None if they do not fit."""
 

@@ -48,6 +48,10 @@ _SPELLINGS = {
     "signed char": "int8",
     "i8": "int8",
     "s8": "int8",
+    "half": "float16",
+    "int": "int32",
+    "long": "int64",
+    "long int": "int64",
 }
 
 
@@ -67,7 +71,7 @@ def families() -> tuple[Family, ...]:
 
 
 @lru_cache(maxsize=256)
-def get(definition_name: str, *, language: Language = Language.CPU_CPP) -> Entry:
+def get(definition_name: str, *, language: Language | None = None) -> Entry:
     """Return the entry of a definition.
 
     Parameters
@@ -75,7 +79,8 @@ def get(definition_name: str, *, language: Language = Language.CPU_CPP) -> Entry
     definition_name
         Such as ``linear_w8_n1024_k1024``.
     language
-        Of the spaces and the incumbent; definition, reference and inputs are the same in each.
+        Of the spaces and the incumbent; definition, reference and inputs are the same in each. None
+        takes the first that the family has: C++ for the CPU where there is one.
 
     Raises
     ------
@@ -85,7 +90,7 @@ def get(definition_name: str, *, language: Language = Language.CPU_CPP) -> Entry
     for family in _FAMILIES:
         constants = family.parse(definition_name)
         if constants is not None:
-            return _in_language(family.build(definition_name, constants), language)
+            return _in_language(family, family.build(definition_name, constants), language)
     known = ", ".join(family.template for family in _FAMILIES)
     raise UsageError(
         f"no definition '{definition_name[:80]}' in the catalog; names look like {known} "
@@ -93,11 +98,22 @@ def get(definition_name: str, *, language: Language = Language.CPU_CPP) -> Entry
     )
 
 
-def _in_language(entry: Entry, language: Language) -> Entry:
-    if language is Language.CPU_CPP:
+def languages(definition_name: str) -> tuple[Language, ...]:
+    """Return the languages that a definition has kernels in; none for a name of no family."""
+    for family in _FAMILIES:
+        if family.parse(definition_name) is not None:
+            return family.languages
+    return ()
+
+
+def _in_language(family: Family, entry: Entry, language: Language | None) -> Entry:
+    if language is None or language is family.languages[0]:
         return entry
-    if language is not Language.TRITON:
-        raise UsageError(f"the catalog has no kernels in {language}; it has cpu_cpp and triton")
+    if language not in family.languages:
+        known = " and ".join(family.languages)
+        raise UsageError(
+            f"{entry.definition.name} has no kernels in {language}; the catalog has it in {known}"
+        )
     spaces, point = _TRITON[entry.definition.op_type](entry.definition)
     incumbent = build_solution(entry.definition, spaces[0], point)
     fitted = tuple(fitting(space, entry.definition) for space in spaces)

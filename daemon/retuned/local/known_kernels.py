@@ -37,9 +37,11 @@ class KnownKernels:
     def recognise(
         self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
     ) -> tuple[str, Mapping[str, int]] | None:
-        """Return definition and variable axes of a launch; None if nobody knows it."""
+        """Return definition and variable axes of a launch; None if nobody knows it here."""
         binding = catalog.recognise(kernel, dims, dtypes)
-        return None if binding is None else (binding.definition, binding.axes)
+        if binding is None or self._language not in catalog.languages(binding.definition):
+            return None
+        return binding.definition, binding.axes
 
     def incumbent(self, definition: str) -> Solution:
         """Return the variant that the server comes with."""
