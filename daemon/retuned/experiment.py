@@ -35,7 +35,7 @@ from retuned.errors import (
     UsageError,
 )
 from retuned.lab.bay import LabSettings
-from retuned.lab.generators.search import SearchGenerator
+from retuned.lab.generators.occasion import SELF_CONTAINED, Make, Occasion
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings, Verdict
@@ -45,6 +45,9 @@ _LANGUAGES = (Language.CPU_CPP, Language.TRITON)
 
 GeneratorFactory = Callable[[ExperimentPlan], Generator]
 """Makes a generator for a plan."""
+
+GENERATORS: Mapping[str, Make] = {**SELF_CONTAINED}
+"""Every generator that a plan may name. One that needs an adapter adds its factory here."""
 
 
 class FindingRecord(Record):
@@ -118,16 +121,19 @@ def open_lab(
     def find(digest: Digest) -> Solution | None:
         return extra.get(digest) or shipped(digest, sorted(asked))
 
-    def search(plan: ExperimentPlan) -> Generator:
+    def occasion(plan: ExperimentPlan) -> Occasion:
         incumbent = find(plan.incumbent)
-        language = incumbent.language if incumbent is not None else Language.CPU_CPP
-        return search_for(plan, cores=len(cores) or os.cpu_count() or 1, language=language)
+        if incumbent is None:
+            raise HarnessError(f"no source for the incumbent {plan.incumbent[:19]}")
+        return occasion_of(plan, incumbent, cores=len(cores) or os.cpu_count() or 1)
 
+    if generators is None:
+        generators = {name: _bound(make, occasion) for name, make in GENERATORS.items()}
     return LocalLab(
         root,
         subjects=subject,
         solutions=find,
-        generators={"search": search} if generators is None else generators,
+        generators=generators,
         cores=cores,
         lab=lab,
         judge_settings=judge_settings,
@@ -147,16 +153,22 @@ def shipped(digest: Digest, names: Sequence[str]) -> Solution | None:
     return None
 
 
-def search_for(
-    plan: ExperimentPlan, *, cores: int, language: Language = Language.CPU_CPP
-) -> Generator:
-    """Return the search over the catalog's structures, those the plan names or else all.
+def occasion_of(plan: ExperimentPlan, incumbent: Solution, *, cores: int) -> Occasion:
+    """Return what the plan's generators are made from.
 
-    The plan's id seeds it: an interrupted plan, run again, proposes the same again.
+    The plan's id seeds them: an interrupted plan, run again, proposes the same again.
     """
-    seed = int.from_bytes(hashlib.sha256(plan.id.encode()).digest()[:4], "little")
-    entry = catalog.get(plan.definition, language=language)
-    return SearchGenerator(entry, cores=cores, seed=seed, structures=plan.structures)
+    return Occasion(
+        plan=plan,
+        tunable=catalog.get(plan.definition, language=incumbent.language),
+        incumbent=incumbent,
+        cores=cores,
+        seed=int.from_bytes(hashlib.sha256(plan.id.encode()).digest()[:4], "little"),
+    )
+
+
+def _bound(make: Make, occasion: Callable[[ExperimentPlan], Occasion]) -> GeneratorFactory:
+    return lambda plan: make(occasion(plan))
 
 
 def run(
