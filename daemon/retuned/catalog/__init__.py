@@ -8,4 +8,14 @@ from retuned.catalog.entry import Cost, Entry, Space
 from retuned.catalog.family import Family
 from retuned.catalog.registry import Binding, families, get, languages, recognise
 
-__all__ = ["Binding", "Cost", "Entry", "Family", "Space", "families", "get", "languages", "recognise"]
+__all__ = [
+    "Binding",
+    "Cost",
+    "Entry",
+    "Family",
+    "Space",
+    "families",
+    "get",
+    "languages",
+    "recognise",
+]
