@@ -7,13 +7,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from retuned.catalog import (
+    add_rmsnorm,
     attention,
+    gated,
+    layernorm,
     linear_w8,
     rmsnorm,
-    silu_mul,
+    rope,
     softmax,
+    topk_gating,
     triton_attention,
+    triton_gating,
     triton_linear,
+    triton_rope,
     triton_rows,
 )
 from retuned.catalog.entry import Entry, Params, Space, build_solution
@@ -24,17 +30,26 @@ from retuned.errors import UsageError
 
 _FAMILIES: tuple[Family, ...] = (
     linear_w8.FAMILY,
-    rmsnorm.FAMILY,
-    silu_mul.FAMILY,
-    softmax.FAMILY,
-    softmax.ANY_LENGTH,
+    *rmsnorm.FAMILIES,
+    *add_rmsnorm.FAMILIES,
+    *layernorm.FAMILIES,
+    *gated.SILU_MUL,
+    *gated.GELU_MUL,
+    *rope.FAMILIES,
+    *softmax.FAMILIES,
+    topk_gating.FAMILY,
     attention.FAMILY,
 )
 _TRITON: dict[str, Callable[[Definition], tuple[tuple[Space, ...], Params]]] = {
     "linear_w8": triton_linear.linear_w8,
-    "rmsnorm": triton_rows.rmsnorm,
-    "silu_mul": triton_rows.silu_mul,
+    "rmsnorm": triton_rows.normalised,
+    "add_rmsnorm": triton_rows.normalised,
+    "layernorm": triton_rows.normalised,
+    "silu_mul": triton_rows.gated,
+    "gelu_mul": triton_rows.gated,
+    "rope": triton_rope.rope,
     "softmax": triton_rows.softmax,
+    "topk_gating": triton_gating.topk_gating,
     "attention": triton_attention.attention,
 }
 """Spaces of a family's Triton kernels, and the incumbent's point in the first."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from retuned.catalog import inputs
-from retuned.catalog.entry import Array, Cost, Entry, Params, Space, build_solution, reference_text
-from retuned.catalog.family import THREADS, VECTORS, Family, fixed, floats, variable
+from retuned.catalog import inputs, triton_rows
+from retuned.catalog.entry import Array, Cost, Entry, Params, Space, reference_text
+from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
+from retuned.catalog.forms import FORMS, Form, costing, implemented, rounding
 from retuned.catalog.references import rmsnorm as reference
 from retuned.contract import Definition
 
@@ -17,73 +19,92 @@ def _many(axes: Mapping[str, int]) -> bool:
     return axes["M"] >= 8
 
 
-ROWS = Space(
-    name="rows",
-    sources=("rmsnorm_rows.cpp", "vec.h"),
-    entry="rmsnorm_rows",
-    params={"UNROLL": (1, 2, 4, 8), "VEC": VECTORS, "THREADS": THREADS},
-    starts=lambda _axes: (
-        {"UNROLL": 4, "VEC": 64, "THREADS": 1},
-        {"UNROLL": 8, "VEC": 32, "THREADS": 1},
-    ),
-    rank=lambda axes: 1 if _many(axes) else 0,
-)
-ROW_GROUPS = Space(
-    name="row-groups",
-    sources=("rmsnorm_groups.cpp", "vec.h"),
-    entry="rmsnorm_groups",
-    params={"ROWS": (2, 4, 8), "VEC": VECTORS, "THREADS": THREADS},
-    starts=lambda _axes: (
-        {"ROWS": 4, "VEC": 64, "THREADS": 1},
-        {"ROWS": 4, "VEC": 32, "THREADS": 1},
-    ),
-    rank=lambda axes: 0 if _many(axes) else 1,
-)
+def row_spaces(op_type: str) -> tuple[Space, Space]:
+    """Return the structures of a normalisation: single rows, and groups of rows."""
+    rows = Space(
+        name="rows",
+        sources=(f"{op_type}_rows.cpp", "vec.h"),
+        entry=f"{op_type}_rows",
+        params={"UNROLL": (1, 2, 4, 8), "VEC": VECTORS, "THREADS": THREADS},
+        starts=lambda _axes: (
+            {"UNROLL": 4, "VEC": 64, "THREADS": 1},
+            {"UNROLL": 8, "VEC": 32, "THREADS": 1},
+        ),
+        rank=lambda axes: 1 if _many(axes) else 0,
+    )
+    groups = Space(
+        name="row-groups",
+        sources=(f"{op_type}_groups.cpp", "vec.h"),
+        entry=f"{op_type}_groups",
+        params={"ROWS": (2, 4, 8), "VEC": VECTORS, "THREADS": THREADS},
+        starts=lambda _axes: (
+            {"ROWS": 4, "VEC": 64, "THREADS": 1},
+            {"ROWS": 4, "VEC": 32, "THREADS": 1},
+        ),
+        rank=lambda axes: 0 if _many(axes) else 1,
+    )
+    return rows, groups
+
+
+_SPACES = row_spaces("rmsnorm")
 INCUMBENT: Params = {"UNROLL": 4, "VEC": 64, "THREADS": 1}
+
+
+def gains(rng: np.random.Generator, width: int) -> inputs.Floats:
+    """Make the gain of a normalisation: around one, as trained ones are."""
+    return (1.0 + 0.1 * rng.standard_normal(width)).astype(np.float32)
 
 
 def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dict[str, Array]:
     return {
         "x": inputs.activations(rng, (lengths["M"], lengths["H"]), family),
-        "weight": (1.0 + 0.1 * rng.standard_normal(lengths["H"])).astype(np.float32),
+        "weight": gains(rng, lengths["H"]),
     }
 
 
-def _cost(lengths: dict[str, int]) -> Cost:
+def _cost(lengths: dict[str, int], size_bytes: float) -> Cost:
     elements = float(lengths["M"] * lengths["H"])
     return Cost(
         flops=4.0 * elements,
-        read_bytes=4.0 * (elements + lengths["H"]),
-        write_bytes=4.0 * elements,
+        read_bytes=size_bytes * (elements + lengths["H"]),
+        write_bytes=size_bytes * elements,
     )
 
 
-def _build(name: str, constants: dict[str, int]) -> Entry:
+def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
     definition = Definition(
         name=name,
         op_type="rmsnorm",
         description="y[M,H] = x / sqrt(mean(x^2) + 1e-6) * weight, over rows",
         axes={"M": variable("tokens in the step"), "H": fixed(constants["H"])},
-        inputs={"x": floats("M", "H"), "weight": floats("H", weight=True)},
-        outputs={"y": floats("M", "H")},
+        inputs={"x": form.tensor("M", "H"), "weight": form.tensor("H", weight=True)},
+        outputs={"y": form.tensor("M", "H")},
         reference=reference_text("rmsnorm"),
+    )
+    spaces, incumbent = implemented(
+        form, definition, cpp=_SPACES, incumbent=INCUMBENT, triton=triton_rows.normalised
     )
     return Entry(
         definition=definition,
         families=(*inputs.COMMON, "mean-1000"),
-        spaces=(ROWS, ROW_GROUPS),
-        incumbent=build_solution(definition, ROWS, INCUMBENT),
-        make=_make,
+        spaces=spaces,
+        incumbent=incumbent,
+        make=rounding(form, _make),
         compute=reference.run,
-        cost=_cost,
+        cost=costing(form, _cost),
     )
 
 
-FAMILY = Family(
-    op_type="rmsnorm",
-    template="rmsnorm_h{H}",
-    description="root mean square normalisation, epsilon 1e-6",
-    shapes=(("M", "H"), ("H",)),
-    dtypes=("float32", "float32"),
-    build=_build,
-)
+def _family(form: Form) -> Family:
+    return Family(
+        op_type="rmsnorm",
+        template=f"rmsnorm{form.mark}_h{{H}}",
+        description=f"root mean square normalisation, epsilon 1e-6, {form.dtype}",
+        shapes=(("M", "H"), ("H",)),
+        dtypes=(form.dtype.value,) * 2,
+        build=partial(_build, form),
+        languages=form.languages,
+    )
+
+
+FAMILIES = tuple(_family(form) for form in FORMS)

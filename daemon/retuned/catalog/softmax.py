@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from retuned.catalog import inputs
-from retuned.catalog.entry import Array, Cost, Entry, Params, Space, build_solution, reference_text
-from retuned.catalog.family import THREADS, VECTORS, Family, fixed, floats, variable
+from retuned.catalog import inputs, triton_rows
+from retuned.catalog.entry import Array, Cost, Entry, Params, Space, reference_text
+from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
+from retuned.catalog.forms import FORMS, Form, costing, implemented, rounding
 from retuned.catalog.references import softmax as reference
 from retuned.contract import Definition
 
@@ -43,46 +46,58 @@ def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dic
     return {"x": inputs.activations(rng, (lengths["M"], lengths["N"]), family)}
 
 
-def _cost(lengths: dict[str, int]) -> Cost:
+def _cost(lengths: dict[str, int], size_bytes: float) -> Cost:
     elements = float(lengths["M"] * lengths["N"])
-    return Cost(flops=5.0 * elements, read_bytes=4.0 * elements, write_bytes=4.0 * elements)
+    return Cost(
+        flops=5.0 * elements,
+        read_bytes=size_bytes * elements,
+        write_bytes=size_bytes * elements,
+    )
 
 
-def _build(name: str, constants: dict[str, int]) -> Entry:
+def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
     width = fixed(constants["N"]) if "N" in constants else variable("numbers in a row")
     definition = Definition(
         name=name,
         op_type="softmax",
         description="y[M,N] = exp(x) / sum(exp(x)), over rows",
         axes={"M": variable("rows"), "N": width},
-        inputs={"x": floats("M", "N")},
-        outputs={"y": floats("M", "N")},
+        inputs={"x": form.tensor("M", "N")},
+        outputs={"y": form.tensor("M", "N")},
         reference=reference_text("softmax"),
+    )
+    spaces, incumbent = implemented(
+        form,
+        definition,
+        cpp=(THREE_PASS, ONLINE),
+        incumbent=INCUMBENT,
+        triton=triton_rows.softmax,
     )
     return Entry(
         definition=definition,
         families=(*inputs.COMMON, "mean-1000", "logits-60"),
-        spaces=(THREE_PASS, ONLINE),
-        incumbent=build_solution(definition, THREE_PASS, INCUMBENT),
-        make=_make,
+        spaces=spaces,
+        incumbent=incumbent,
+        make=rounding(form, _make),
         compute=reference.run,
-        cost=_cost,
+        cost=costing(form, _cost),
     )
 
 
-FAMILY = Family(
-    op_type="softmax",
-    template="softmax_n{N}",
-    description="softmax over rows of N",
-    shapes=(("M", "N"),),
-    dtypes=("float32",),
-    build=_build,
-)
-ANY_LENGTH = Family(
-    op_type="softmax",
-    template="softmax",
-    description="softmax over rows of any length",
-    shapes=(("M", "N"),),
-    dtypes=("float32",),
-    build=_build,
+def _family(form: Form, lengths: str, what: str) -> Family:
+    return Family(
+        op_type="softmax",
+        template=f"softmax{form.mark}{lengths}",
+        description=f"softmax over rows of {what}, {form.dtype}",
+        shapes=(("M", "N"),),
+        dtypes=(form.dtype.value,),
+        build=partial(_build, form),
+        languages=form.languages,
+    )
+
+
+FAMILIES = tuple(
+    _family(form, lengths, what)
+    for form in FORMS
+    for lengths, what in (("_n{N}", "N"), ("", "any length"))
 )

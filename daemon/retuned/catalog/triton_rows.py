@@ -1,4 +1,4 @@
-"""rmsnorm, silu_mul and softmax in Triton: kernels that live from memory bandwidth."""
+"""Normalisations, gated activations and softmax in Triton: kernels that live from bandwidth."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _held(params: Params, _definition: Definition) -> bool:
     return warps(params, rows * int(params["BLOCK"]), least=1, most=64)
 
 
-def rmsnorm(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces and the incumbent's point in the first."""
-    width = next_pow2(constant(definition, "H"))
+def normalised(definition: Definition) -> tuple[tuple[Space, ...], Params]:
+    """Return the spaces of rmsnorm and its like, and the incumbent's point in the first."""
+    op_type, width = definition.op_type, next_pow2(constant(definition, "H"))
     least = min(256, width)
     blocks = space(
         "blocks",
-        "triton_rmsnorm_blocks.py",
+        f"triton_{op_type}_blocks.py",
         grid=("M",),
         params={"BLOCK": tuple(b for b in _BLOCKS if b <= width) or (width,), "num_warps": _WARPS},
         starts=lambda _axes: (
@@ -41,7 +41,7 @@ def rmsnorm(definition: Definition) -> tuple[tuple[Space, ...], Params]:
         return (blocks,), {"BLOCK": least, "num_warps": warps_for(least, each=4)}
     rows = space(
         "rows",
-        "triton_rmsnorm_rows.py",
+        f"triton_{op_type}_rows.py",
         grid=("cdiv(M, ROWS)",),
         params={"ROWS": (1, 2, 4, 8), "BLOCK": (width,), "num_warps": _WARPS},
         starts=lambda axes: (
@@ -67,12 +67,12 @@ def _rows_held(params: Params, _definition: Definition) -> bool:
     return warps(params, elements, least=0.5, most=128)
 
 
-def silu_mul(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces and the incumbent's point in the first."""
+def gated(definition: Definition) -> tuple[tuple[Space, ...], Params]:
+    """Return the spaces of silu_mul and its like, and the incumbent's point in the first."""
     width = next_pow2(constant(definition, "I"))
     flat = space(
         "flat",
-        "triton_silu_mul_flat.py",
+        f"triton_{definition.op_type}_flat.py",
         grid=("cdiv(M * I, BLOCK)",),
         params={"BLOCK": (128, *_BLOCKS), "num_warps": _WARPS},
         starts=lambda _axes: (
@@ -84,7 +84,7 @@ def silu_mul(definition: Definition) -> tuple[tuple[Space, ...], Params]:
     )
     rows = space(
         "rows",
-        "triton_silu_mul_rows.py",
+        f"triton_{definition.op_type}_rows.py",
         grid=("cdiv(M, ROWS) * cdiv(I, BLOCK)",),
         params={
             "ROWS": (1, 2, 4, 8),

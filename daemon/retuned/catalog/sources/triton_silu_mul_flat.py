@@ -11,6 +11,6 @@ def silu_mul_flat(x, y, M, I: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < M.to(tl.int64) * I
     start = at // I * G + at % I
-    gate = tl.load(x + start, mask=inside, other=0.0)
-    up = tl.load(x + start + I, mask=inside, other=0.0)
+    gate = tl.load(x + start, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + start + I, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + at, gate / (1.0 + tl.exp(-gate)) * up, mask=inside)

@@ -22,7 +22,7 @@ def silu_mul_rows(
     at = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
     inside = (rows < M)[:, None] & (at < I)[None, :]
     start = rows[:, None].to(tl.int64) * G + at[None, :]
-    gate = tl.load(x + start, mask=inside, other=0.0)
-    up = tl.load(x + start + I, mask=inside, other=0.0)
+    gate = tl.load(x + start, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + start + I, mask=inside, other=0.0).to(tl.float32)
     place = rows[:, None].to(tl.int64) * I + at[None, :]
     tl.store(y + place, gate / (1.0 + tl.exp(-gate)) * up, mask=inside)

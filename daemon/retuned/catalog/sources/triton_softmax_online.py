@@ -13,7 +13,7 @@ def softmax_online(x, y, N: tl.constexpr, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for first in range(0, N, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        value = tl.load(x + start + at, mask=at < N, other=-float("inf"))
+        value = tl.load(x + start + at, mask=at < N, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(peak, value)
         base = tl.where(higher == -float("inf"), 0.0, higher)
         total = total * tl.exp(peak - base) + tl.exp(value - base)
@@ -23,5 +23,5 @@ def softmax_online(x, y, N: tl.constexpr, BLOCK: tl.constexpr):
     whole = tl.sum(total * tl.exp(peak - base), axis=0)
     for first in range(0, N, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        value = tl.load(x + start + at, mask=at < N, other=-float("inf"))
+        value = tl.load(x + start + at, mask=at < N, other=-float("inf")).to(tl.float32)
         tl.store(y + start + at, tl.exp(value - base) / whole, mask=at < N)

@@ -12,15 +12,16 @@ def softmax_passes(x, y, N: tl.constexpr, BLOCK: tl.constexpr):
     peak = tl.full((BLOCK,), -float("inf"), tl.float32)
     for first in range(0, N, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        peak = tl.maximum(peak, tl.load(x + start + at, mask=at < N, other=-float("inf")))
+        value = tl.load(x + start + at, mask=at < N, other=-float("inf")).to(tl.float32)
+        peak = tl.maximum(peak, value)
     top = tl.max(peak, axis=0)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for first in range(0, N, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        value = tl.load(x + start + at, mask=at < N, other=-float("inf"))
+        value = tl.load(x + start + at, mask=at < N, other=-float("inf")).to(tl.float32)
         total += tl.exp(value - top)
     whole = tl.sum(total, axis=0)
     for first in range(0, N, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        value = tl.load(x + start + at, mask=at < N, other=-float("inf"))
+        value = tl.load(x + start + at, mask=at < N, other=-float("inf")).to(tl.float32)
         tl.store(y + start + at, tl.exp(value - top) / whole, mask=at < N)

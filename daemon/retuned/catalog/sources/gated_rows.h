@@ -1,20 +1,13 @@
-// silu(gate) * up over rows; what differs between the structures is EXP, the exponential of x <= 0.
-#ifndef RETUNED_SILU_LOOP_H
-#define RETUNED_SILU_LOOP_H
+// GATE(gate, up) over rows of x, whose first half are the gates; defined by whoever includes this.
+#ifndef RETUNED_GATED_ROWS_H
+#define RETUNED_GATED_ROWS_H
 #include "vec.h"
 
 namespace {
 
 constexpr int STEPS = UNROLL;
 
-// The exponential only ever sees -|g|: no overflow, and full precision on both sides of zero.
-INLINE vf silu_times(vf g, vf up) {
-  const vf e = EXP(as_float(bits(g) | INT32_MIN));
-  const vf one = splat(1.0f);
-  return g * ((g < vf{} ? e : one) / (one + e)) * up;
-}
-
-INLINE void silu_mul(void* const* tensors, const int64_t* axes, int64_t part, int64_t parts) {
+INLINE void gated_rows(void* const* tensors, const int64_t* axes, int64_t part, int64_t parts) {
   const float* x = static_cast<const float*>(tensors[0]);
   float* y = static_cast<float*>(tensors[1]);
   const int64_t M = axes[0], I = axes[1];
@@ -28,10 +21,10 @@ INLINE void silu_mul(void* const* tensors, const int64_t* axes, int64_t part, in
     float* out = y + m * I;
     int64_t i = begin;
 #pragma GCC unroll STEPS
-    for (; i + LANES <= end; i += LANES) store(out + i, silu_times(load(gate + i), load(up + i)));
+    for (; i + LANES <= end; i += LANES) store(out + i, GATE(load(gate + i), load(up + i)));
     if (i < end) {
       const int64_t n = end - i;
-      store_part(out + i, silu_times(load_part(gate + i, n), load_part(up + i, n)), n);
+      store_part(out + i, GATE(load_part(gate + i, n), load_part(up + i, n)), n);
     }
   }
 }
