@@ -118,7 +118,8 @@ class Settings(BaseSettings):
     window_s: float = Field(default=300.0, gt=0.0)
     """Length of a window of the workload, seconds."""
     settle_s: float = Field(default=30.0, ge=0.0)
-    """How long after a window's end its trace files may still land, seconds."""
+    """How long after a window's end its trace files may still land, seconds; at least the 2 s for
+    which a file must have stood still, and two polls."""
     baseline_windows: int = Field(default=6, ge=1)
     """Windows that make the first baseline."""
     explain_windows: int = Field(default=2, ge=1)

@@ -400,6 +400,20 @@ def test_ordinary_noise_of_latency_raises_no_alarm() -> None:
     assert not any(report.action is DriftAction.ALARM for report in reports)
 
 
+def test_a_sampled_window_is_not_judged_by_a_counted_baseline_until_counters_stay_away() -> None:
+    rng = np.random.default_rng(11)
+    counted = [window(i, CHAT, rng).model_copy(update={"counted": True}) for i in range(10)]
+    state = learn([window(99, CODE, rng), *counted], settings=PLAIN)
+    assert state.counted
+    reports, after = follow(state, [window(i, CODE, rng) for i in range(10, 13)])
+    assert [report.skipped for report in reports] == ["not-counted"] * 3
+    assert (after.cusums, after.pending) == (state.cusums, state.pending)
+    (judged,), _ = follow(after, [window(13, CODE, rng)])
+    assert judged.skipped == ""
+    (back,), back_again = follow(after, [counted[0].model_copy(update={"window_start_ns": 13})])
+    assert (back.skipped, back_again.uncounted) == ("", 0)
+
+
 @pytest.mark.parametrize("shares", [{}, {"gemm": 1.0}])
 def test_a_window_that_says_too_little_changes_nothing_and_says_so(
     shares: dict[str, float],
@@ -409,7 +423,7 @@ def test_a_window_that_says_too_little_changes_nothing_and_says_so(
     report, after = detect(thin, state=state, settings=PLAIN)
     assert not report.detected
     assert report.skipped in ("no-gpu-time", "too-few-launches")
-    assert "few" in report.sentence
+    assert ("few" if shares else "no GPU time") in report.sentence
     assert (after.cusums, after.new_recent) == (state.cusums, state.new_recent)
 
 

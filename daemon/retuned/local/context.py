@@ -24,7 +24,7 @@ class Kind(StrEnum):
     BATCH = "batch"
     """One trace file, folded: new -> folded."""
     WINDOW = "window"
-    """One window of the workload: new -> baseline | judged."""
+    """One window of the workload: new -> baseline | judged | skipped."""
     DETECTOR = "detector"
     """State of the drift detector: current."""
     DRIFT = "drift"

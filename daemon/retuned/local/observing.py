@@ -119,9 +119,9 @@ def _close(ctx: Context, start_ns: int, window_ns: int, batches: Sequence[Stored
 
 
 def _learn(ctx: Context, fresh: Sequence[Stored]) -> None:
-    if len(fresh) < ctx.settings.baseline_windows:
-        return
     profiles = [WorkloadProfile.model_validate(window.body["profile"]) for window in fresh]
+    if len(drift_stage.comparable(profiles)) < ctx.settings.baseline_windows:
+        return
     state = drift_stage.learn(profiles, settings=ctx.settings.drift)
     with ctx.store.transaction():
         ctx.store.add(Kind.DETECTOR, "state", state.model_dump(mode="json"), phase="current")
@@ -148,7 +148,8 @@ def _keep_report(ctx: Context, window: Stored, report: DriftReport, state: Detec
             to="current",
             body=state.model_dump(mode="json"),
         )
-        ctx.store.advance(Kind.WINDOW, window.id, expect="new", to="judged")
+        phase = "skipped" if report.skipped == "not-counted" else "judged"
+        ctx.store.advance(Kind.WINDOW, window.id, expect="new", to=phase)
         if report.detected:
             ctx.store.record(
                 _event(

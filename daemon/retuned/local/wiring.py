@@ -16,7 +16,7 @@ from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.server_cores import free_cores, server_cores
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
-from retuned.adapters.trace_folder import TraceFolders
+from retuned.adapters.trace_folder import TraceFolders, WatchSettings
 from retuned.adapters.traces import ReadLimits
 from retuned.contract import Digest, Language, Solution
 from retuned.errors import MissingDependency, UsageError
@@ -105,13 +105,18 @@ def _peak(language: Language) -> Peak:
     return GPU_PEAKS.get(gpu.arch, _UNKNOWN) if gpu is not None else _UNKNOWN
 
 
+def _taken_after_s(settings: Settings) -> float:
+    """Return how old a file may be before it is read: its window must not close before that."""
+    return WatchSettings().settle_s + 2.0 * settings.observe_poll_s
+
+
 def loop_settings(settings: Settings) -> LoopSettings:
     """Translate what a person sets into what the steps read."""
     demo = settings.detector_preset == "demo"
     return LoopSettings(
         target=settings.target,
         window=timedelta(seconds=settings.window_s),
-        settle=timedelta(seconds=settings.settle_s),
+        settle=timedelta(seconds=max(settings.settle_s, _taken_after_s(settings))),
         baseline_windows=settings.baseline_windows,
         explain_windows=settings.explain_windows,
         profile=_DEMO_PROFILE if demo else ProfileSettings(),

@@ -10,7 +10,7 @@ real traffic, so nothing here alarms on a p-value. Pure.
 from retuned.stages.drift.adopt import adopt
 from retuned.stages.drift.compare import compare
 from retuned.stages.drift.detect import detect
-from retuned.stages.drift.learn import learn
+from retuned.stages.drift.learn import comparable, learn
 from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason, DriftReport
 from retuned.stages.drift.settings import DEMO_SETTINGS, DriftSettings
 from retuned.stages.drift.state import (
@@ -34,6 +34,7 @@ __all__ = [
     "LibraryProfile",
     "SizeClass",
     "adopt",
+    "comparable",
     "compare",
     "detect",
     "learn",

@@ -44,9 +44,10 @@ def detect(
     signature whose median latency moved at a known mix is an ALARM.
 
     The CUSUM of (b) is calibrated on the baseline, see `learn`; the pairs are not. One odd window
-    fires neither (a) nor (b). Rates measured on weeks and services that chose no setting lie in
-    ``benchmarks/results/drift.json``. What moves GPU time among known mixes is mostly no news: in
-    real traffic the next hour does that too.
+    fires neither (a) nor (b). A window whose launches were only sampled says nothing beside a
+    baseline of counted ones, unless counters stay away for ``uncounted_windows``. Rates measured
+    on weeks and services that chose no setting lie in ``benchmarks/results/drift.json``. What moves
+    GPU time among known mixes is mostly no news: in real traffic the next hour does that too.
 
     Parameters
     ----------
@@ -85,6 +86,11 @@ def detect(
     settings = settings or DriftSettings()
     if profile.gpu_time_ns <= 0:
         return unjudged(profile, "no-gpu-time"), state
+    if state.counted:
+        row = 0 if profile.counted else state.uncounted + 1
+        state = state.model_copy(update={"uncounted": row})
+        if 0 < row <= settings.uncounted_windows:
+            return unjudged(profile, "not-counted"), state
     span, state = _span((*state.pending, profile), state, settings)
     window = read(profile, state.library, settings)
     judged = read(span.profile, state.library, settings) if span else None

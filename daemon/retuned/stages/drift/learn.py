@@ -43,7 +43,7 @@ def learn(
     Parameters
     ----------
     profiles
-        At least two windows, any order; windows without GPU time are left out.
+        At least two windows, any order; only those that `comparable` keeps count.
     settings
         As given to `detect`.
     seed
@@ -68,9 +68,7 @@ def learn(
     (6, 6, 4.0)
     """
     settings = settings or DriftSettings()
-    filled = sorted(
-        (p for p in profiles if p.gpu_time_ns > 0), key=lambda profile: profile.window_start_ns
-    )
+    filled = sorted(comparable(profiles), key=lambda profile: profile.window_start_ns)
     rolled = _rolled(filled, settings.rollup_windows)
     if len(rolled) < 2:
         raise ValueError(f"a baseline needs two roll-ups with GPU time, got {len(rolled)}")
@@ -83,9 +81,33 @@ def learn(
         rate_low=min(_rates(rolled), default=0.0),
         rate_high=max(_rates(rolled), default=0.0),
         baseline_windows=len(rolled),
+        counted=all(profile.counted for profile in filled),
         latencies=_latencies(rolled, library, settings),
         environment=rolled[-1].environment,
     )
+
+
+def comparable(profiles: Sequence[WorkloadProfile]) -> tuple[WorkloadProfile, ...]:
+    """Return the windows that a baseline may be learned from together, in the given order.
+
+    Windows without GPU time say nothing. A window that traces only sampled has another mix than one
+    whose launches were counted, of the same traffic: where at least half were counted, only those
+    are kept. The first window after a start is never counted.
+
+    Examples
+    --------
+    >>> from retuned.stages.profile import Signature, SignatureStat
+    >>> gemm = SignatureStat(
+    ...     signature=Signature(kernel="gemm"), launches=1, gpu_time_ns=1, median_ns=1
+    ... )
+    >>> sampled = WorkloadProfile(window_start_ns=0, window_ns=9, observed_ns=9, stats=(gemm,))
+    >>> counted = sampled.model_copy(update={"counted": True})
+    >>> [len(comparable(windows)) for windows in ([sampled] * 3, [sampled, counted, counted])]
+    [3, 2]
+    """
+    filled = tuple(profile for profile in profiles if profile.gpu_time_ns > 0)
+    counted = tuple(profile for profile in filled if profile.counted)
+    return counted if 2 * len(counted) >= len(filled) else filled
 
 
 def _calibrated(

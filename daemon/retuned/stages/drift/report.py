@@ -10,6 +10,12 @@ from retuned.stages.drift.state import DetectorState, Reading
 from retuned.stages.drift.words import REASONS_MAX, percent, sentence, share_reasons, short
 from retuned.stages.profile import WorkloadProfile
 
+_UNJUDGED = {
+    "no-gpu-time": "it holds no GPU time",
+    "too-few-launches": "{launches} launches are too few to tell",
+    "not-counted": "its launches were only sampled, those of the baseline were counted",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -112,5 +118,5 @@ def unjudged(profile: WorkloadProfile, why: str, evidence: Evidence | None = Non
         cusum=evidence.cusum if evidence else 0.0,
         window_start_ns=profile.window_start_ns,
         skipped=why,
-        sentence=f"Not judged: {profile.launches} launches are too few to tell.",
+        sentence=f"Not judged: {_UNJUDGED[why].format(launches=profile.launches)}.",
     )

@@ -82,6 +82,9 @@ class DriftSettings(Record):
     new_span: int = Field(default=2, ge=1)
     """As `new_windows` in a row where equal; more where windows are so short that some hold no
     launch of what is new."""
+    uncounted_windows: int = Field(default=3, ge=0)
+    """Windows in a row that are not judged because their launches were not counted while those of
+    the baseline were: beside a late file or a restart the counters come back."""
     new_launches: int = Field(default=500, ge=1)
     """Launches a window needs before its new signatures are judged."""
 

@@ -164,6 +164,10 @@ class DetectorState(Record):
     """Hot signatures."""
     environment: str = ""
     """Digest of the Environment the kernels were tuned in; empty where unknown."""
+    counted: bool = False
+    """Whether it was learned from windows whose launches were counted."""
+    uncounted: int = Field(default=0, ge=0)
+    """Windows in a row that were not; beyond a few the counters are gone and sampling must do."""
     flagged: tuple[str, ...] = ()
     """Other environments already reported, newest last, at most 8."""
     pending: tuple[WorkloadProfile, ...] = ()

@@ -33,6 +33,8 @@ def recount(profile: WorkloadProfile, counted: Mapping[Signature, int]) -> Workl
     >>> whole = recount(window, {Signature(kernel="slot"): 20})
     >>> [(stat.launches, stat.gpu_time_ns) for stat in whole.stats], whole.observed_ns
     ([(20, 2000), (10, 500)], 900)
+    >>> window.counted, whole.counted
+    (False, True)
     """
     seen = [stat for stat in profile.stats if stat.signature in counted]
     sampled = sum(stat.launches for stat in seen)
@@ -45,6 +47,7 @@ def recount(profile: WorkloadProfile, counted: Mapping[Signature, int]) -> Workl
         update={
             "stats": tuple(sorted(stats, key=lambda stat: -stat.gpu_time_ns)),
             "observed_ns": max(profile.observed_ns, profile.window_ns),
+            "counted": True,
         }
     )
 

@@ -74,7 +74,8 @@ def merge(
 
     Launches, times and observed time add up. The median becomes the median of the windows' medians,
     weighted by launches: right when windows agree, and between the windows' when not. The result
-    spans from the first start to the last end, and has an environment only if all agree on it.
+    spans from the first start to the last end, has an environment only if all agree on it, and is
+    counted only if all are.
 
     Raises
     ------
@@ -109,6 +110,7 @@ def merge(
         observed_ns=sum(profile.observed_ns for profile in profiles),
         stats=capped((_joined(group) for group in groups.values()), settings.max_signatures),
         environment=environments.pop() if len(environments) == 1 else "",
+        counted=all(profile.counted for profile in profiles),
     )
 
 

@@ -82,6 +82,8 @@ class WorkloadProfile(Record):
     """By falling GPU time; the tail beyond the cap is folded into kernel ``(other)``."""
     environment: str = ""
     """Digest of the Environment, empty where unknown."""
+    counted: bool = False
+    """Whether launches were counted over the whole window, see `recount`, and not only sampled."""
 
     @property
     def gpu_time_ns(self) -> int:
