@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +112,11 @@ def test_a_page_that_cannot_be_written_ends_the_demo_before_it_begins(
     result = run(None, "--html", str(tmp_path / "none" / "page.html"))
     assert isinstance(result.exception, UsageError)
     assert "cannot be written" in str(result.exception)
+
+
+def test_a_demo_that_is_terminated_ends_as_if_it_was_interrupted() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), demo._terminate_interrupts():
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()  # until it has arrived
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -7,8 +7,10 @@ import json
 import os
 import platform
 import shutil
+import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -71,15 +73,26 @@ def demo(
             seed=seed,
             experiments_timeout_s=400.0 if where is Device.CUDA else 200.0,
         )
-        data = {
-            **Story(options, say).run(),
-            "machine": _machine(where),
-        }
+        with _terminate_interrupts():
+            data = {
+                **Story(options, say).run(),
+                "machine": _machine(where),
+            }
         write_page(html, pages.demo_page(data))
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     _tell(data, html=html, as_json=as_json)
+
+
+@contextmanager
+def _terminate_interrupts() -> Iterator[None]:
+    """End on SIGTERM as on an interrupt: server, client and daemon are taken along."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _tell(data: Mapping[str, Any], *, html: Path, as_json: bool) -> None:
