@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
 from pydantic import Field
 
 from retuned.contract import Digest, Name, Record, Workload, digest_of
@@ -34,7 +38,7 @@ class ExperimentPlan(Record):
     incumbent: Digest
     """Digest of the variant in production for these shapes."""
     generators: tuple[Name, ...] = ("search",)
-    """Which generators propose variants, in order."""
+    """Which generators propose variants; a bandit over them decides whose turn it is."""
     structures: tuple[Name, ...] = ()
     """Restrict the search to these structures; empty means all."""
     budget: Budget = Budget()
@@ -43,6 +47,74 @@ class ExperimentPlan(Record):
     """Where it must run: evidence from elsewhere does not count."""
     buckets: ProfileSettings = ProfileSettings()
     """How the profile rounded lengths: each workload stands for its whole bucket."""
+
+
+class TurnOutcome(StrEnum):
+    """What came of asking a generator."""
+
+    OPEN = "open"
+    """It proposed, and its candidates are being tried."""
+    TRIED = "tried"
+    """Its candidates were tried, as far as the budget went."""
+    EXHAUSTED = "exhausted"
+    """It had nothing new: it is not asked again."""
+    RESTING = "resting"
+    """It cannot answer now; it is asked again later, a few times."""
+    FAILED = "failed"
+    """It broke: it is not asked again, and the others go on."""
+
+
+class Turn(Record):
+    """One time that a generator was asked for candidates, and what that brought."""
+
+    number: int = Field(ge=1)
+    """Place in the experiment, over all generators."""
+    generator: Name
+    """Who was asked."""
+    because: str
+    """Why it was its turn, one sentence with the numbers."""
+    outcome: TurnOutcome
+    """What came of it."""
+    proposed: tuple[Digest, ...] = ()
+    """Digests of what it proposed that was new."""
+    detail: str = ""
+    """What a generator that failed or rests said, shortened; never trusted."""
+    asked_s: float = Field(default=0.0, ge=0.0)
+    """Time that the generator itself took, seconds."""
+    tried: int = Field(default=0, ge=0)
+    """Candidates that went through the gates."""
+    correct: int = Field(default=0, ge=0)
+    """Those that computed the right thing and were timed."""
+    gain_ratio: float = Field(default=1.0, ge=1.0)
+    """Best lower bound of a speedup after the turn, over the best before it; the incumbent is 1."""
+    seconds: float = Field(default=0.0, ge=0.0)
+    """What it cost: asking, and trying what came."""
+
+
+def turns_sentence(turns: Sequence[Turn]) -> str:
+    """Say in one sentence who was asked how often, and what it brought.
+
+    Examples
+    --------
+    >>> turns_sentence([
+    ...     Turn(number=1, generator="search", because="first", outcome="tried", tried=4,
+    ...          gain_ratio=1.2, seconds=8.0),
+    ...     Turn(number=2, generator="recipes", because="first", outcome="exhausted"),
+    ... ])
+    'search: 1 turn, 4 candidates, 1.20x in 8 s; recipes: 1 turn, 0 candidates, 1.00x in 0 s'
+    """
+    parts = []
+    for name in dict.fromkeys(turn.generator for turn in turns):
+        own = [turn for turn in turns if turn.generator == name]
+        many = "turn" if len(own) == 1 else "turns"
+        failed = next((turn for turn in own if turn.outcome is TurnOutcome.FAILED), None)
+        parts.append(
+            f"{name}: {len(own)} {many}, {sum(turn.tried for turn in own)} candidates, "
+            f"{math.prod(turn.gain_ratio for turn in own):.2f}x in "
+            f"{sum(turn.seconds for turn in own):.0f} s"
+            + (f", then it failed ({failed.detail[:80]})" if failed else "")
+        )
+    return "; ".join(parts)
 
 
 def plan(
@@ -67,7 +139,7 @@ def plan(
     budget
         Limits; the default ones where None.
     generators
-        Who proposes variants, in order.
+        Who proposes variants.
     buckets
         How the profile rounded lengths; the usual ladder where None.
 

@@ -23,6 +23,7 @@ def hypothesize(
     known: Collection[str] = (),
     start: Mapping[str, tuple[str, ...]] | None = None,
     worlds: Mapping[str, str] | None = None,
+    observed_ns: int = 0,
     settings: HypothesisSettings | None = None,
 ) -> tuple[Hypothesis, ...]:
     """Turn a drift report that asks for it into beliefs worth an experiment, most saving first.
@@ -44,6 +45,8 @@ def hypothesize(
         parameters are the smallest change; all of them where a definition is not named.
     worlds
         Per definition, the digest of the variant in production and of the environment.
+    observed_ns
+        Length of the window, so that savings can be told in seconds; 0 means always busy.
     settings
         How gains are guessed.
 
@@ -67,6 +70,7 @@ def hypothesize(
             prior,
             structures=(start or {}).get(definition, ()),
             world=(worlds or {}).get(definition, ""),
+            busy_ratio=min(1.0, total_gpu_time_ns / observed_ns) if observed_ns else 1.0,
             settings=settings,
         )
         if belief is not None and belief.id not in known:
@@ -82,6 +86,7 @@ def _believe(
     *,
     structures: tuple[str, ...],
     world: str,
+    busy_ratio: float,
     settings: HypothesisSettings,
 ) -> Hypothesis | None:
     definition = costs[0].workload.definition
@@ -107,6 +112,7 @@ def _believe(
         f"({report.sentence})",
         "structures": structures,
         "world": world,
+        "busy_ratio": busy_ratio,
     }
     return named(body)
 

@@ -19,6 +19,16 @@ class Attempt(Record):
     """Reason code of its verdict."""
     detail: str = ""
     """One sentence, for example the best candidate and what it lost on."""
+    seconds: float = Field(default=0.0, ge=0.0)
+    """Device time that its candidates cost; 0 where it was not measured."""
+    reasons: dict[str, int] = Field(default_factory=dict)
+    """How many candidates ended with each reason code."""
+    hopeless: tuple[Name, ...] = ()
+    """Structures of which nothing worked."""
+    lost: tuple[Workload, ...] = ()
+    """Shapes at which every finalist was slower than the incumbent."""
+    lost_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the incumbent's time that these shapes take."""
 
 
 class Hypothesis(Record):
@@ -45,6 +55,9 @@ class Hypothesis(Record):
     world: str = ""
     """Digest of what it was believed of: the variant in production and the environment. In another
     world it is another belief, and may be tested again."""
+    busy_ratio: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of the time that a device computed at all while this was seen: what is saved is a share
+    of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +94,15 @@ class HypothesisSettings(Record):
     """Most experiments on one hypothesis and its refinements."""
     discount: float = Field(default=0.5, gt=0.0, lt=1.0)
     """What a failed attempt leaves of the believed gain, in logarithms."""
+    horizon_s: float = Field(default=86_400.0, gt=0.0)
+    """How long the present traffic is believed to last, seconds: what a win saves later does not
+    count."""
+    devices: int = Field(default=1, ge=1)
+    """Devices that would run the variant; each saves its share."""
+    experiment_s: float = Field(default=120.0, gt=0.0)
+    """What a try is believed to cost before one was made, seconds of one device."""
+    experiment_weight: float = Field(default=1.0, ge=0.0)
+    """Seconds of serving that a second of experiment is worth; 0 where idle devices try."""
 
 
 def lengths(workload: Workload) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retuned.contract import Workload
+from retuned.stages.hypothesis.lessons import Lesson, lesson_of
 from retuned.stages.hypothesis.records import Attempt, Hypothesis, HypothesisSettings, named
+from retuned.stages.hypothesis.stopping import Refinement, StopReason, outlook
 
 
 def refine(
@@ -18,12 +20,30 @@ def refine(
 ) -> Hypothesis | None:
     """Believe less and look elsewhere after a failed attempt; None where trying again does not pay.
 
+    See `consider`, which also says why it ends.
+    """
+    return consider(
+        hypothesis, attempt, structures=structures, shapes=shapes, settings=settings
+    ).hypothesis
+
+
+def consider(
+    hypothesis: Hypothesis,
+    attempt: Attempt,
+    *,
+    structures: Sequence[str] = (),
+    shapes: Sequence[Workload] = (),
+    settings: HypothesisSettings | None = None,
+) -> Refinement:
+    """Answer a failed attempt: where to look next, or why to stop.
+
     Parameters
     ----------
     hypothesis
         What was believed.
     attempt
-        What the experiment taught.
+        What the experiment taught: structures of which nothing worked are dropped, and so are
+        shapes at which every finalist lost.
     structures
         Source structures of the definition; those named in the hypothesis are dropped, because they
         were tried. Empty, or nothing left: all are tried again with other parameters, once.
@@ -35,25 +55,94 @@ def refine(
     settings = settings or HypothesisSettings()
     attempts = (*hypothesis.attempts, attempt)
     if len(attempts) >= settings.max_attempts:
-        return None
+        sentence = f"{len(attempts)} attempts were made, and {settings.max_attempts} are allowed"
+        return _stop(StopReason.ATTEMPTS_SPENT, sentence)
+    kept = _kept(hypothesis, attempt, shapes)
+    share = hypothesis.share * (1.0 - (attempt.lost_share if kept else 0.0))
     gain = hypothesis.expected_gain_ratio**settings.discount
-    saving = hypothesis.share * (1.0 - 1.0 / gain)
+    saving = share * (1.0 - 1.0 / gain)
     if saving < settings.min_saving:
-        return None
-    left = tuple(name for name in structures if name not in hypothesis.structures)
-    body = {
-        "definition": hypothesis.definition,
-        "workloads": tuple(shapes) or hypothesis.workloads,
-        "share": hypothesis.share,
-        "expected_gain_ratio": gain,
-        "expected_saving": saving,
-        "because": f"attempt {len(attempts)} ended with {attempt.reason}; {_next_try(left)} "
-        f"may still save {saving:.1%} of GPU time",
-        "structures": left if hypothesis.structures else (),
-        "attempts": attempts,
-        "world": hypothesis.world,
-    }
-    return named(body)
+        sentence = f"what is left to save is {saving:.2%} of GPU time"
+        return _stop(StopReason.SAVING_TOO_SMALL, sentence)
+    weighed = outlook(
+        saving,
+        failures=len(attempts),
+        busy_ratio=hypothesis.busy_ratio,
+        cost_s=attempt.seconds,
+        settings=settings,
+    )
+    if not weighed.pays:
+        return Refinement(
+            hypothesis=None,
+            stop=StopReason.COSTS_MORE,
+            outlook=weighed,
+            sentence=weighed.sentence,
+        )
+    refined = _refined(
+        hypothesis,
+        attempts,
+        workloads=kept or tuple(shapes) or hypothesis.workloads,
+        structures=_left(hypothesis, attempt, structures),
+        share=share,
+        gain=gain,
+    )
+    return Refinement(
+        hypothesis=refined,
+        stop=None,
+        outlook=weighed,
+        sentence=f"{refined.because}; {weighed.sentence}",
+    )
+
+
+def _refined(
+    hypothesis: Hypothesis,
+    attempts: tuple[Attempt, ...],
+    *,
+    workloads: tuple[Workload, ...],
+    structures: tuple[str, ...],
+    share: float,
+    gain: float,
+) -> Hypothesis:
+    saving = share * (1.0 - 1.0 / gain)
+    last = attempts[-1]
+    return named(
+        {
+            "definition": hypothesis.definition,
+            "workloads": workloads,
+            "share": share,
+            "expected_gain_ratio": gain,
+            "expected_saving": saving,
+            "because": f"attempt {len(attempts)} ended with {last.reason}; "
+            f"{_next_try(structures, last)} may still save {saving:.1%} of GPU time",
+            "structures": structures,
+            "attempts": attempts,
+            "world": hypothesis.world,
+            "busy_ratio": hypothesis.busy_ratio,
+        }
+    )
+
+
+def _stop(reason: StopReason, sentence: str) -> Refinement:
+    return Refinement(hypothesis=None, stop=reason, outlook=None, sentence=sentence)
+
+
+def _kept(
+    hypothesis: Hypothesis, attempt: Attempt, shapes: Sequence[Workload]
+) -> tuple[Workload, ...]:
+    """Return the shapes without those at which every finalist lost; empty if none was or all."""
+    lost = [workload.axes for workload in attempt.lost]
+    kept = tuple(w for w in (shapes or hypothesis.workloads) if w.axes not in lost)
+    return kept if lost and kept else ()
+
+
+def _left(hypothesis: Hypothesis, attempt: Attempt, structures: Sequence[str]) -> tuple[str, ...]:
+    """Return the structures to look at: not those tried, nor those of which nothing worked."""
+    left = tuple(
+        name
+        for name in structures
+        if name not in hypothesis.structures and name not in attempt.hopeless
+    )
+    return left if hypothesis.structures or attempt.hopeless else ()
 
 
 def learn_from(hypothesis: Hypothesis, *, structure: str, gain: float, source: str) -> Hypothesis:
@@ -106,5 +195,12 @@ def look_elsewhere(hypothesis: Hypothesis, *, structures: Sequence[str], source:
     )
 
 
-def _next_try(structures: Sequence[str]) -> str:
-    return f"structures {', '.join(structures)}" if structures else "other parameters"
+def _next_try(structures: Sequence[str], attempt: Attempt) -> str:
+    where = f"structures {', '.join(structures)}" if structures else "other parameters"
+    if lesson_of(attempt.reasons) is Lesson.SMALLER_TILES:
+        where += " with smaller tiles"
+    if attempt.hopeless:
+        where += f" (nothing of {', '.join(attempt.hopeless)} worked)"
+    if attempt.lost:
+        where += f" at fewer shapes ({len(attempt.lost)} were lost)"
+    return where
