@@ -115,8 +115,11 @@ def test_a_page_that_cannot_be_written_ends_the_demo_before_it_begins(
 
 
 def test_a_demo_that_is_terminated_ends_as_if_it_was_interrupted() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), demo._terminate_interrupts():
+    def terminate() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()  # until it has arrived
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), demo._terminate_interrupts():
+        terminate()
     assert signal.getsignal(signal.SIGTERM) is before
