@@ -31,6 +31,7 @@ from retuned import catalog
 from retuned.catalog import Entry
 from retuned.contract import Solution
 from retuned.lab.languages.cpu_cpp import compile_solution
+from retuned.lab.subject import numpy_dtype, shape_of
 from retuned.runtime.launch import CpuKernel
 from retuned.runtime.layouts import repack
 
@@ -44,7 +45,18 @@ LINEARS = (
     "linear_w8_n2048_k512",
     "linear_w8_n1024_k1024",
 )
+ROW_WISE = (
+    "rmsnorm_h512",
+    "add_rmsnorm_h512",
+    "layernorm_h512",
+    "silu_mul_i1408",
+    "gelu_mul_i1408",
+    "rope_q8_k8_d64",
+    "softmax_n2048",
+    "topk_gating_e64_k8",
+)
 ROWS = (1, 2, 4, 16, 64, 128, 256)
+POSITIONS = 4096
 LENGTHS = ((1, 128), (1, 384), (4, 256), (16, 256), (64, 256), (128, 128), (256, 512))
 CHAT = {"M": (1, 2, 4), "T": (1,)}
 SPACE_NAME = "linear_w8_n1024_k1024"
@@ -86,7 +98,7 @@ class Tensors:
         self._inputs = entry.inputs(axes, seed=1, family="randn")
         lengths = entry.definition.lengths(axes)
         self._outputs = {
-            name: np.empty([lengths[axis] for axis in spec.shape], np.float32)
+            name: np.empty(shape_of(spec, lengths), numpy_dtype(spec))
             for name, spec in entry.definition.outputs.items()
         }
         self._packed: dict[tuple[str, str, int], Array] = {}
@@ -162,12 +174,13 @@ def shapes_of(entry: Entry) -> list[dict[str, int]]:
     """Return shapes from one token to a chunk of prompt."""
     if "T" in entry.definition.variable_axes:
         return [{"T": t, "S": s} for t, s in LENGTHS]
-    return [{"M": m} for m in ROWS]
+    more = {"P": POSITIONS} if "P" in entry.definition.variable_axes else {}
+    return [{"M": m, **more} for m in ROWS]
 
 
 def run_shapes(cache: Path) -> dict[str, Any]:
-    """Measure every definition of the demo's model."""
-    names = (*LINEARS, "rmsnorm_h512", "silu_mul_i1408", "softmax_n2048", "attention_h8_d64")
+    """Measure every definition of the demo's model, and the row-wise ones of others."""
+    names = (*LINEARS, *ROW_WISE, "attention_h8_d64")
     found = []
     for name in names:
         entry = catalog.get(name)

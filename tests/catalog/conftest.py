@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retuned.contract import Definition, Solution
+from retuned.contract import Definition, Solution, digest_of
 from retuned.runtime.launch import CpuKernel
 
 Build = Callable[[Definition, Solution], CpuKernel]
@@ -16,12 +16,20 @@ FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-std=
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Compile each solution once a session, with the flags that decide rounding in production."""
+    """Compile each source and point once a session, with the flags of production.
+
+    The sources do not know which definition they are compiled for, nor into how many parts a
+    launch is split, so that one object serves all of these.
+    """
     folder = tmp_path_factory.mktemp("kernels")
     libraries: dict[str, Path] = {}
 
     def load(definition: Definition, solution: Solution) -> CpuKernel:
-        library = libraries.setdefault(solution.digest, folder / f"{solution.digest[7:]}.so")
+        point = {name: value for name, value in solution.params.items() if name != "THREADS"}
+        texts = [[source.path, source.content] for source in solution.sources]
+        assert not any("THREADS" in text for _, text in texts)
+        key = digest_of([texts, point]).removeprefix("sha256:")
+        library = libraries.setdefault(key, folder / f"{key}.so")
         if not library.exists():
             _compile(solution, folder, library, FLAGS)
         return CpuKernel(

@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from tests.catalog.running import launch
 
 from retuned import catalog
 from retuned.catalog import Entry
 from retuned.contract import Definition, Solution
 from retuned.lab.oracle import compare, reduced_elements
 from retuned.runtime.launch import CpuKernel
-from retuned.runtime.layouts import repack
 
-Array = npt.NDArray[Any]
 Compile = Callable[[Solution, Path, Path, tuple[str, ...]], None]
 Build = Callable[[Definition, Solution], CpuKernel]
 
 ROWS = (1, 2, 3, 5, 17, 64)
-RED_ZONE = 4096
 
 LINEAR = {
     "row-dots": [
@@ -59,6 +56,22 @@ SILU_MUL = {
     ]
     for structure in ("polynomial", "table")
 }
+GELU_MUL = SILU_MUL
+ADD_RMSNORM = RMSNORM
+LAYERNORM = {
+    structure: [{"UNROLL": unroll, "VEC": vec, "THREADS": 1} for unroll, vec in ((1, 16), (8, 64))]
+    for structure in ("passes", "shifted")
+}
+ROPE, TOPK = (
+    {
+        structure: [
+            {"UNROLL": unroll, "VEC": vec, "THREADS": 1}
+            for unroll, vec in ((1, 16), (2, 64), (4, 32))
+        ]
+        for structure in structures
+    }
+    for structures in (("heads", "angles"), ("rounds", "insert"))
+)
 SOFTMAX = {
     structure: [
         {"UNROLL": unroll, "EXP": exp, "VEC": vec, "THREADS": 1}
@@ -110,6 +123,7 @@ def _cases() -> Iterator[Case]:
     rows = tuple({"M": m} for m in ROWS)
     lengths = tuple({"T": t, "S": s} for t, s in LENGTHS)
     both = tuple({"M": m, "N": n} for m, n in ((1, 1), (2, 15), (3, 64), (5, 257), (17, 1000)))
+    tables = tuple({"M": m, "P": p} for m, p in ((1, 1), (2, 7), (5, 300), (33, 50)))
     table: tuple[tuple[str, Any, tuple[dict[str, int], ...]], ...] = (
         ("linear_w8_n37_k53", {k: v for k, v in LINEAR.items() if k != "packed-panels"}, rows),
         ("linear_w8_n64_k53", {"packed-panels": LINEAR["packed-panels"]}, rows),
@@ -118,6 +132,18 @@ def _cases() -> Iterator[Case]:
         ("rmsnorm_h77", RMSNORM, rows),
         ("silu_mul_i1408", SILU_MUL, rows[:4]),
         ("silu_mul_i45", SILU_MUL, rows),
+        ("add_rmsnorm_h512", ADD_RMSNORM, rows[:4]),
+        ("add_rmsnorm_h77", ADD_RMSNORM, rows),
+        ("layernorm_h512", LAYERNORM, rows),
+        ("layernorm_h77", LAYERNORM, rows),
+        ("layernorm_h1", LAYERNORM, rows[:3]),
+        ("gelu_mul_i45", GELU_MUL, rows),
+        ("rope_q3_k1_d128", ROPE, tables),
+        ("rope_q5_k2_d38", ROPE, tables),
+        ("topk_gating_e128_k8", TOPK, rows),
+        ("topk_gating_e33_k32", TOPK, rows[:4]),
+        ("topk_gating_e5_k1", TOPK, rows),
+        ("topk_gating_e2_k2", TOPK, rows),
         ("softmax", SOFTMAX, both),
         ("softmax_n2048", SOFTMAX, rows[:4]),
         ("attention_h2_d16", ATTENTION_16, lengths),
@@ -132,41 +158,6 @@ def _cases() -> Iterator[Case]:
 def _label(case: Case) -> str:
     name, structure, params, _ = case
     return f"{name}-{structure}-" + "-".join(str(v) for v in params.values())
-
-
-def launch(
-    kernel: CpuKernel,
-    entry: Entry,
-    inputs: dict[str, Array],
-    axes: dict[str, int],
-    *,
-    layouts: dict[str, str],
-    filler: int = 0xA5,
-) -> dict[str, Array]:
-    """Run with every tensor between red zones, which must not change and must not matter."""
-    lengths = entry.definition.lengths(axes)
-    arrays = {
-        n: np.ascontiguousarray(repack(a, layouts.get(n, "as-is"))) for n, a in inputs.items()
-    }
-    for name, spec in entry.definition.outputs.items():
-        arrays[name] = np.full([lengths[axis] for axis in spec.shape], np.nan, np.float32)
-    blocks = {}
-    for name, array in arrays.items():
-        block = np.full(array.nbytes + 2 * RED_ZONE, filler, np.uint8)
-        block[RED_ZONE : RED_ZONE + array.nbytes] = array.reshape(-1).view(np.uint8)
-        blocks[name] = block
-    before = {name: block.copy() for name, block in blocks.items()}
-    kernel.launch([b.ctypes.data + RED_ZONE for b in blocks.values()], list(lengths.values()))
-    results = {}
-    for name, block in blocks.items():
-        if name in inputs:
-            assert np.array_equal(block, before[name]), f"input {name} was modified"
-            continue
-        inside = slice(RED_ZONE, block.size - RED_ZONE)
-        assert (block[:RED_ZONE] == filler).all(), f"{name} was written before its start"
-        assert (block[inside.stop :] == filler).all(), f"{name} was written past its end"
-        results[name] = block[inside].view(np.float32).reshape(arrays[name].shape)
-    return results
 
 
 @pytest.mark.parametrize("case", list(_cases()), ids=_label)
@@ -207,7 +198,12 @@ def _first_points() -> list[tuple[str, str]]:
     names = (
         "linear_w8_n128_k53",
         "rmsnorm_h77",
+        "add_rmsnorm_h77",
+        "layernorm_h77",
         "silu_mul_i45",
+        "gelu_mul_i45",
+        "rope_q5_k2_d38",
+        "topk_gating_e33_k8",
         "softmax_n257",
         "attention_h5_d16",
     )
@@ -233,13 +229,13 @@ def test_what_lies_around_the_tensors_never_reaches_the_result(
     axes = _odd_axes(entry)
     inputs = entry.inputs(axes, seed=3, family="randn")
     layouts = dict(solution.layouts)
-    output = next(iter(entry.definition.outputs))
     # 0xff fills float32 with NaN, 0x7f with about 3e38.
     results = [
-        launch(kernel, entry, inputs, axes, layouts=layouts, filler=filler)[output].tobytes()
+        launch(kernel, entry, inputs, axes, layouts=layouts, filler=filler)
         for filler in (0x00, 0x7F, 0xFF)
     ]
-    assert len(set(results)) == 1
+    for output in entry.definition.outputs:
+        assert len({result[output].tobytes() for result in results}) == 1
 
 
 @pytest.mark.parametrize(("name", "structure"), _first_points())

@@ -48,9 +48,7 @@ FLOAT32 = Form(
     size_bytes=4,
     languages=(Language.CPU_CPP, Language.TRITON),
 )
-BFLOAT16 = Form(
-    dtype=DType.BFLOAT16, mark="_bf16", size_bytes=2, languages=(Language.TRITON,)
-)
+BFLOAT16 = Form(dtype=DType.BFLOAT16, mark="_bf16", size_bytes=2, languages=(Language.TRITON,))
 FLOAT16 = Form(dtype=DType.FLOAT16, mark="_fp16", size_bytes=2, languages=(Language.TRITON,))
 FORMS = (FLOAT32, BFLOAT16, FLOAT16)
 """Formats that models are served in."""

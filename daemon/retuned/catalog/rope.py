@@ -18,6 +18,7 @@ from retuned.catalog.references import rope as reference
 from retuned.contract import Definition, DType, TensorSpec
 from retuned.errors import UsageError
 
+_EXACT = "exact-integer"
 _MOST_HEADS, _LONGEST_HEAD = 1024, 1024
 _BASES = (1e4, 5e5, 1e6)
 """Longest wavelengths that models are trained with, over 2 pi."""
@@ -59,7 +60,12 @@ def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dic
     positions = rng.integers(0, total, rows)
     if rows:
         positions[int(rng.integers(rows))] = total - 1
-    return {"positions": positions, "q": q, "k": k, "cache": _cache(rng, total, width)}
+    if family == _EXACT:
+        # Halves and whole numbers: no product and no sum of two rounds, in any format.
+        cache = (rng.integers(-2, 3, (total, width)) / 2.0).astype(np.float32)
+    else:
+        cache = _cache(rng, total, width)
+    return {"positions": positions, "q": q, "k": k, "cache": cache}
 
 
 def _cache(rng: np.random.Generator, total: int, width: int) -> inputs.Floats:
@@ -124,7 +130,7 @@ def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
     )
     return Entry(
         definition=definition,
-        families=inputs.COMMON,
+        families=(*inputs.COMMON, _EXACT),
         spaces=spaces,
         incumbent=incumbent,
         make=rounding(form, _make),

@@ -86,7 +86,7 @@ def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dic
     if family == "flat":
         logits /= 32.0
     elif family == "peaked":
-        logits *= 8.0
+        logits *= 6.0
     elif family == "mean-1000":
         logits += 1000.0
     elif family == "outlier":

@@ -10,6 +10,8 @@ from retuned.contract import Definition
 
 _WARPS = (1, 2, 4, 8, 16)
 _HEADS = (1, 2, 4, 8, 16, 32)
+_TOKEN = 1 << 15
+"""Most half elements of the heads of a token that one program holds in registers."""
 
 
 def _many(axes: Mapping[str, int]) -> bool:
@@ -21,22 +23,32 @@ def rope(definition: Definition) -> tuple[tuple[Space, ...], Params]:
 
     Few tokens leave most of a device idle with one program each, many keep it busy.
     """
+    heads = _heads(definition)
     queries, keys = (next_pow2(constant(definition, axis)) for axis in ("Q", "K"))
     block = next_pow2(constant(definition, "D") // 2)
     larger = max(queries, keys) * block
+    if larger > _TOKEN:
+        return (heads,), heads.starts({})[0]
+    fixed = {"QUERIES": queries, "KEYS": keys, "BLOCK": block}
     token = space(
         "token",
         "triton_rope_token.py",
         grid=("M",),
-        params={"QUERIES": (queries,), "KEYS": (keys,), "BLOCK": (block,), "num_warps": _WARPS},
+        params={**{name: (value,) for name, value in fixed.items()}, "num_warps": _WARPS},
         starts=lambda _axes: tuple(
-            _token(queries, keys, block, warps_for(larger, each=each, most=16)) for each in (8, 16)
+            {**fixed, "num_warps": warps_for(larger, each=each, most=16)} for each in (8, 16)
         ),
         rank=lambda axes: 0 if _many(axes) else 1,
     )
+    return (token, heads), {**fixed, "num_warps": warps_for(larger, each=4, most=16)}
+
+
+def _heads(definition: Definition) -> Space:
+    """Return the structure whose programs take some heads each."""
     most = next_pow2(constant(definition, "Q") + constant(definition, "K"))
-    few = min(4, most)
-    heads = space(
+    block = next_pow2(constant(definition, "D") // 2)
+    few, more = min(4, most), min(8, most)
+    return space(
         "heads",
         "triton_rope_heads.py",
         grid=("M * cdiv(Q + K, HEADS)",),
@@ -47,20 +59,11 @@ def rope(definition: Definition) -> tuple[tuple[Space, ...], Params]:
         },
         starts=lambda _axes: (
             {"HEADS": few, "BLOCK": block, "num_warps": 1},
-            {
-                "HEADS": min(8, most),
-                "BLOCK": block,
-                "num_warps": warps_for(min(8, most) * block, each=4, most=8),
-            },
+            {"HEADS": more, "BLOCK": block, "num_warps": warps_for(more * block, each=4)},
         ),
         rank=lambda axes: 1 if _many(axes) else 0,
         valid=_held,
     )
-    return (token, heads), _token(queries, keys, block, warps_for(larger, each=4, most=16))
-
-
-def _token(queries: int, keys: int, block: int, count: int) -> Params:
-    return {"QUERIES": queries, "KEYS": keys, "BLOCK": block, "num_warps": count}
 
 
 def _held(params: Params, _definition: Definition) -> bool:

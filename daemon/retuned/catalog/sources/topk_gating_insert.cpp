@@ -43,11 +43,11 @@ extern "C" void topk_gating_insert(void* const* tensors, const int64_t* axes, vo
       vf most = load(row + i);
 #pragma GCC unroll STEPS
       for (int u = 1; u < UNROLL; ++u) most = larger(load(row + i + u * LANES), most);
-      if (!(finite(largest(most)) > list.top[K - 1])) continue;
+      if (!(raised(largest(most)) > list.top[K - 1])) continue;
       for (int64_t j = i; j < i + UNROLL * LANES; ++j)
-        insert(list, K, finite(row[j]), static_cast<int32_t>(j));
+        insert(list, K, raised(row[j]), static_cast<int32_t>(j));
     }
-    for (; i < E; ++i) insert(list, K, finite(row[i]), static_cast<int32_t>(i));
+    for (; i < E; ++i) insert(list, K, raised(row[i]), static_cast<int32_t>(i));
     weigh(list.top, weights + m * K, K);
     for (int64_t k = 0; k < K; ++k) ids[m * K + k] = list.at[k];
   }

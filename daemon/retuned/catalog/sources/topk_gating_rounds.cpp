@@ -56,7 +56,7 @@ extern "C" void topk_gating_rounds(void* const* tensors, const int64_t* axes, vo
   const int64_t width = (E + UNROLL * LANES - 1) / (UNROLL * LANES) * (UNROLL * LANES);
   for (int64_t m = share(M, 1, part, parts); m < end; ++m) {
     float chosen[MOST];
-    for (int64_t i = 0; i < E; ++i) row[i] = finite(logits[m * E + i]);
+    for (int64_t i = 0; i < E; ++i) row[i] = raised(logits[m * E + i]);
     for (int64_t i = E; i < width; ++i) row[i] = GONE;
     for (int64_t k = 0; k < K; ++k) {
       const int32_t at = first_of_largest(row, width);

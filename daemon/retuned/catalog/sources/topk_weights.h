@@ -9,7 +9,7 @@ constexpr int MOST = 32;  // experts a token may go to
 constexpr float GONE = -__builtin_inff();
 
 // The larger of a logit and the lowest finite number: below every logit there must be room for GONE.
-INLINE float finite(float logit) { return logit > LOWEST ? logit : LOWEST; }
+INLINE float raised(float logit) { return logit > LOWEST ? logit : LOWEST; }
 
 // The whole softmax divided by the sum of its chosen parts is the softmax over the chosen alone.
 INLINE void weigh(const float* chosen, float* weights, int64_t K) {

@@ -5,7 +5,6 @@
 import triton
 import triton.language as tl
 
-
 LEAST = tl.constexpr(-281474976710656)
 
 
