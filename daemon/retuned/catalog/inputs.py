@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from retuned.catalog.entry import Array
+from retuned.contract import DType
 from retuned.errors import UsageError
+from retuned.lab.number_formats import NUMPY, limits_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -39,6 +41,8 @@ def activations(rng: np.random.Generator, shape: tuple[int, ...], family: str) -
         "logits-60": lambda: values * np.float32(60.0),
         "outlier": lambda: _outliers(rng, values),
         "zeros-rows": lambda: _zero_rows(rng, values),
+        "denormals": lambda: values * np.float32(1e-39),
+        "max-finite": lambda: np.tanh(values) * np.float32(3.38e38),
         "exact-integer": lambda: rng.integers(-4, 5, shape).astype(np.float32),
     }
     if family in PLANTED:
@@ -53,6 +57,29 @@ def planted(rng: np.random.Generator, values: Floats, what: float) -> Floats:
     if values.size:
         values.reshape(-1)[rng.integers(values.size)] = what
     return values
+
+
+def in_format(values: Floats, dtype: DType) -> Array:
+    """Round to an element type; what an 8-bit float cannot hold becomes its largest number."""
+    kind = NUMPY[dtype]
+    if kind.itemsize == 1:
+        largest = np.float32(limits_of(kind).largest)
+        values = np.clip(values, -largest, largest)
+    return values.astype(kind)
+
+
+def exact_factors(
+    rng: np.random.Generator, rows: int, columns: int, depth: int
+) -> tuple[Floats, Floats]:
+    """Make x[rows, depth] and w[columns, depth] of whole numbers whose products sum exactly.
+
+    Every number is exact in 8 bits and every sum in float32, in any order. Partial sums rise to
+    four times the depth and come back to almost zero: an accumulator of bfloat16 loses count from
+    256 on, one of float16 from 2048 on, and a small result cannot hide it.
+    """
+    x = rng.integers(0, 9, (rows, depth))
+    x[:, depth // 2 :] *= -1
+    return x.astype(np.float32), rng.integers(0, 5, (columns, depth)).astype(np.float32)
 
 
 def int8_weights(rng: np.random.Generator, shape: tuple[int, int]) -> Array:

@@ -3,23 +3,28 @@
 Absolute tolerances forgive: one element 5 % off passes the usual 99 % rule, and positive uniform
 inputs hide accumulators of half the precision. So the yardstick is the incumbent's own error
 against float64, and no element is forgiven. Two allowances are made, both far below one lost
-precision class: the rounding of the output itself, and the random walk of float32 rounding over the
-reduced elements, because another order of summation is not an error.
+precision class: the rounding of the output itself, in its own type, and the random walk of float32
+rounding over the reduced elements, because another order of summation is not an error.
+
+Where a number is too large for an output type without infinities (the 8-bit floats), saturating and
+becoming NaN are both in use: there the incumbent's behaviour is what is asked for.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from retuned.contract import Definition
+from retuned.lab.number_formats import Limits, limits_of, rounded, widened
 from retuned.lab.subject import Array
 from retuned.stages.verdict import Reason
 
 _EPS32 = float(np.finfo(np.float32).eps)
+_NEAR_HALF = 1e-3
+"""Integers that were rounded from a real number may go either way so near to a half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +44,14 @@ class Tolerance:
     much again of it to the others, with the peak in place of the rms. A sequential float32 sum errs
     by 0.2 to 0.3 in this unit; a sum shared by a whole row (softmax, norms) errs alike in all of
     the row, so one draw must be allowed its tail. The next lower precision errs by 1000 or more."""
+    degraded_ratio: float = 0.5
+    """Of the rms error that inputs of the next lower precision class cause, what a candidate must
+    stay below; asked only where the incumbent does so clearly."""
     row_min: int = 32
     """Rows shorter than this are too few numbers for a statistic; the maximum covers them."""
+    batch_invariant: bool = False
+    """Refuse a variant whose rows get other bits in a batch of another size, where the incumbent's
+    do not. Ordinary kernels choose their code by the size: this is for servers that promise it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +71,15 @@ class _Stats:
     rms: float
     tail: float
     peak: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Errors:
+    candidate: Array
+    incumbent: Array
+    reference: Array
+    limits: Limits
+    walk: float
 
 
 def reduced_elements(definition: Definition, lengths: dict[str, int]) -> int:
@@ -83,6 +103,7 @@ def compare(
     reference: Array,
     depth: int,
     tolerance: Tolerance | None = None,
+    degraded_rms: float = 0.0,
 ) -> Judged:
     """Compare one output of candidate and incumbent against the float64 reference.
 
@@ -94,20 +115,38 @@ def compare(
         Same shape, float64.
     depth
         Numbers that flow into one element; see `reduced_elements`.
+    tolerance
+        How much worse is the same answer.
+    degraded_rms
+        See `rms_error`: of the reference on inputs of the next lower precision class; 0 where
+        unknown.
     """
     tolerance = tolerance or Tolerance()
     if candidate.dtype.kind in "iub":
-        return _compare_integers(candidate, incumbent, reference)
-    parity = _parity(candidate, incumbent, reference)
+        return _compare_integers(candidate, reference)
+    ours, theirs = widened(candidate), widened(incumbent)
+    nearest = rounded(reference, candidate.dtype)
+    beyond = np.isnan(nearest) & ~np.isnan(reference)
+    parity = _parity(ours, theirs, nearest, beyond)
     if parity is not None:
         return parity
     with np.errstate(invalid="ignore", over="ignore"):
-        both = np.isfinite(reference) & np.isfinite(incumbent) & np.isfinite(candidate)
-        error_c = np.where(both, np.abs(candidate.astype(np.float64) - reference), 0.0)
-        error_i = np.where(both, np.abs(incumbent.astype(np.float64) - reference), 0.0)
-    return _accept(
-        error_c, error_i, np.where(both, reference, 0.0), candidate.dtype, depth, tolerance
-    )
+        both = np.isfinite(reference) & np.isfinite(theirs) & np.isfinite(ours) & ~beyond
+        errors = _Errors(
+            candidate=np.where(both, np.abs(ours - reference), 0.0),
+            incumbent=np.where(both, np.abs(theirs - reference), 0.0),
+            reference=np.where(both, reference, 0.0),
+            limits=limits_of(candidate.dtype),
+            walk=tolerance.walk * _EPS32 * math.sqrt(depth),
+        )
+    return _accept(errors, tolerance, degraded_rms)
+
+
+def rms_error(answer: Array, reference: Array) -> float:
+    """Root mean square of the difference, over the elements that are finite in both."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = widened(answer) - reference
+        return _rms(np.where(np.isfinite(difference), difference, 0.0))
 
 
 def bit_equal(left: Array, right: Array) -> bool:
@@ -120,10 +159,10 @@ def exact_mismatch(candidate: Array, incumbent: Array, *, reference: Array) -> J
 
     None where the incumbent itself is not exact, so that the probe says nothing.
     """
-    exact = reference.astype(candidate.dtype)
-    if not bool((incumbent == exact).all()):
+    exact = rounded(reference, candidate.dtype)
+    if not bool((widened(incumbent) == exact).all()):
         return None
-    wrong = int((candidate != exact).sum())
+    wrong = int((widened(candidate) != exact).sum())
     if wrong == 0:
         return Judged(reason=None, error_ratio=0.0)
     return Judged(
@@ -133,29 +172,35 @@ def exact_mismatch(candidate: Array, incumbent: Array, *, reference: Array) -> J
     )
 
 
-def _compare_integers(candidate: Array, incumbent: Array, reference: Array) -> Judged:
-    del incumbent
-    wrong = int((candidate.astype(np.float64) != np.rint(reference)).sum())
+def _compare_integers(candidate: Array, reference: Array) -> Judged:
+    """Equal to the reference rounded; where that is almost a half, either neighbour."""
+    with np.errstate(invalid="ignore"):
+        slack = np.minimum(_NEAR_HALF, 8.0 * _EPS32 * np.abs(reference))
+        wrong = int((~(np.abs(widened(candidate) - reference) <= 0.5 + slack)).sum())
     if wrong == 0:
         return Judged(reason=None, error_ratio=0.0)
     detail = f"{wrong} of {candidate.size} integers differ"
     return Judged(reason=Reason.WRONG_OUTPUT, error_ratio=math.inf, detail=detail)
 
 
-def _parity(candidate: Array, incumbent: Array, reference: Array) -> Judged | None:
-    """NaN and signed infinities must lie where the incumbent's, or else the reference's, lie."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounded = reference.astype(candidate.dtype)
-    same_as_incumbent = _class_of(candidate) == _class_of(incumbent)
-    same_as_reference = _class_of(candidate) == _class_of(rounded)
-    odd = ~(same_as_incumbent | same_as_reference)
+def _parity(ours: Array, theirs: Array, nearest: Array, beyond: Array) -> Judged | None:
+    """NaN and signed infinities must lie where the incumbent's, or else the reference's, lie.
+
+    What the type cannot hold must be what the incumbent made of it.
+    """
+    kind = _class_of(ours)
+    same_as_incumbent = kind == _class_of(theirs)
+    same_as_reference = (kind == _class_of(nearest)) & ~beyond
+    with np.errstate(invalid="ignore"):
+        otherwise_full = beyond & (kind == 0) & (ours != theirs)
+    odd = ~(same_as_incumbent | same_as_reference) | otherwise_full
     wrong = int(odd.sum())
     if wrong == 0:
         return None
     return Judged(
         reason=Reason.NAN_MISMATCH,
         error_ratio=math.inf,
-        detail=f"{wrong} of {candidate.size} elements differ in being NaN or infinite",
+        detail=f"{wrong} of {ours.size} elements differ in being NaN, infinite or saturated",
     )
 
 
@@ -164,57 +209,48 @@ def _class_of(array: Array) -> Array:
     return np.where(np.isnan(array), 1, np.where(np.isposinf(array), 2, np.isneginf(array) * 3))
 
 
-def _accept(
-    error_c: Array,
-    error_i: Array,
-    reference: Array,
-    dtype: np.dtype[np.floating[Any]],
-    depth: int,
-    tolerance: Tolerance,
-) -> Judged:
-    cand, inc = _stats(error_c), _stats(error_i)
-    scale = _rms(reference)
-    unit = tolerance.walk * _EPS32 * math.sqrt(depth)
-    peak = float(np.abs(reference).max(initial=0.0))
-    peak_ulp = _ulp(peak, dtype)
+def _accept(errors: _Errors, tolerance: Tolerance, degraded_rms: float) -> Judged:
+    cand, inc = _stats(errors.candidate), _stats(errors.incumbent)
+    scale, walk = _rms(errors.reference), errors.walk
+    peak = float(np.abs(errors.reference).max(initial=0.0))
+    peak_ulp = _ulp(peak, errors.limits)
     rms_bound = (
-        tolerance.rms_ratio * inc.rms + tolerance.rms_ulps * _ulp(scale, dtype) + unit * scale
+        tolerance.rms_ratio * inc.rms
+        + tolerance.rms_ulps * _ulp(scale, errors.limits)
+        + walk * scale
     )
-    slack = tolerance.max_ulps * peak_ulp + 1.5 * unit * peak
+    slack = tolerance.max_ulps * peak_ulp + 1.5 * walk * peak
     ratio = cand.peak / (inc.peak + peak_ulp) if inc.peak + peak_ulp > 0.0 else float(cand.peak > 0)
-    checks = (
+    checks = [
         ("rms error", cand.rms, rms_bound),
         ("99.9th percentile of the error", cand.tail, tolerance.max_ratio * inc.tail + slack),
         ("largest error", cand.peak, tolerance.max_ratio * inc.peak + slack),
-    )
+    ]
+    least = tolerance.degraded_ratio * degraded_rms
+    if tolerance.rms_ratio * inc.rms < least:
+        checks.append(("rms error, as if inputs had lost a precision class:", cand.rms, least))
     for what, got, bound in checks:
         if not got <= bound:
             detail = f"{what} {got:.3g}, allowed {bound:.3g} (incumbent's rms {inc.rms:.3g})"
             return Judged(reason=Reason.WRONG_OUTPUT, error_ratio=ratio, detail=detail)
-    row = _worst_row(error_c, error_i, reference, dtype, depth, tolerance)
+    row = _worst_row(errors, tolerance)
     if row:
         return Judged(reason=Reason.WRONG_OUTPUT, error_ratio=ratio, detail=row)
     return Judged(reason=None, error_ratio=ratio)
 
 
-def _worst_row(
-    error_c: Array,
-    error_i: Array,
-    reference: Array,
-    dtype: np.dtype[np.floating[Any]],
-    depth: int,
-    tolerance: Tolerance,
-) -> str:
+def _worst_row(errors: _Errors, tolerance: Tolerance) -> str:
     """Find a single bad row, which good ones must not average away."""
+    reference = errors.reference
     if reference.ndim < 2 or reference.shape[-1] < tolerance.row_min or reference.size == 0:
         return ""
     shape = (-1, reference.shape[-1])
-    cand = np.sqrt((error_c.reshape(shape) ** 2).mean(axis=1))
-    inc = np.sqrt((error_i.reshape(shape) ** 2).mean(axis=1))
+    cand = np.sqrt((errors.candidate.reshape(shape) ** 2).mean(axis=1))
+    inc = np.sqrt((errors.incumbent.reshape(shape) ** 2).mean(axis=1))
     scale = np.sqrt((reference.reshape(shape) ** 2).mean(axis=1))
     largest = np.abs(reference.reshape(shape)).max(axis=1)
-    ulp = largest * float(np.finfo(dtype).eps) + float(np.finfo(dtype).smallest_subnormal)
-    walk = tolerance.walk * _EPS32 * math.sqrt(depth) * scale
+    ulp = largest * errors.limits.eps + errors.limits.smallest
+    walk = errors.walk * scale
     over = cand - (tolerance.max_ratio * inc + tolerance.max_ulps * ulp + 1.5 * walk)
     worst = int(over.argmax())
     if over[worst] <= 0.0:
@@ -240,6 +276,5 @@ def _rms(values: Array) -> float:
     return peak * math.sqrt(float(np.mean((values / peak) ** 2))) if peak > 0.0 else 0.0
 
 
-def _ulp(value: float, dtype: np.dtype[np.floating[Any]]) -> float:
-    info = np.finfo(dtype)
-    return max(abs(value) * float(info.eps), float(info.smallest_subnormal))
+def _ulp(value: float, limits: Limits) -> float:
+    return max(abs(value) * limits.eps, limits.smallest)

@@ -182,9 +182,15 @@ class LoadedVariant(ABC):
         return eligible
 
 
+_FLOAT8_NAN = {"torch.float8_e4m3fn": 0x7F, "torch.float8_e4m3fnuz": 0x80}
+
+
 def poison(tensor: Tensor) -> None:
     """Fill with what no honest kernel leaves behind: NaN, or an odd number in integers."""
-    if tensor.is_floating_point():
+    bits = _FLOAT8_NAN.get(str(tensor.dtype))
+    if bits is not None:  # not every PyTorch fills 8-bit floats
+        tensor.view(sys.modules["torch"].uint8).fill_(bits)
+    elif tensor.is_floating_point():
         tensor.fill_(float("nan"))
     elif not tensor.dtype.is_complex:
         tensor.fill_(1 if str(tensor.dtype) == "torch.bool" else 113)

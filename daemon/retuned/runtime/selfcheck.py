@@ -99,7 +99,11 @@ def _check_one(
         raise _failed(key, f"it disagrees with the original: {what}")
 
 
-_SIZES = {"bool": 1, "int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
+_SIZES = {
+    **dict.fromkeys(("bool", "int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz"), 1),
+    **dict.fromkeys(("float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "float32"), 4),
+}
 """Bytes per element; any other type counts as the largest."""
 
 
@@ -116,7 +120,7 @@ class _Fenced:
         for length in shape:
             count *= length
         flat = self._torch.empty(count + 2 * _PAD, dtype=dtype, device=self._device)
-        flat.zero_()
+        flat.view(self._torch.uint8).zero_()
         self._flat.append((flat, count))
         inner = flat[_PAD : _PAD + count].view(shape)
         poison(inner)

@@ -18,9 +18,12 @@ Key = tuple[int, ...]
 """Lengths of the variable axes, in declaration order."""
 
 DTYPES = frozenset(
-    ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
+    (
+        *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz"),
+        *("int64", "int32", "int8", "uint8", "bool"),
+    )
 )
-"""Element types that every supported PyTorch has."""
+"""Element types that can be launched; PyTorch must have them too."""
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.:-]{0,127}\Z")
 _MAX_LENGTH = 2**40

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from retuned.contract import Workload
+from retuned.contract import Digest, Workload
+from retuned.errors import CandidateError, HarnessError
 from retuned.lab.harness.runs import Runner
-from retuned.lab.subject import Array, Subject, make_inputs
+from retuned.lab.number_formats import is_float
+from retuned.lab.oracle import rms_error
+from retuned.lab.subject import Array, Subject, coarse_inputs, make_inputs, numpy_dtype
 
 EXACT_FAMILY = "exact-integer"
 """Family whose every intermediate is an integer: outputs must be bit-equal."""
@@ -40,6 +43,8 @@ class Case:
     """Outputs in float64."""
     incumbent: Mapping[str, Array]
     """What the variant in production answers."""
+    degraded_rms: Mapping[str, float] = field(default_factory=dict)
+    """Per output, the error that inputs of the next lower precision class cause; where known."""
 
 
 class Seeds:
@@ -47,6 +52,11 @@ class Seeds:
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
+
+    @property
+    def commitment(self) -> Digest:
+        """Digest of the secret: it names the secret in the evidence without telling it."""
+        return "sha256:" + hashlib.sha256(b"retuned seed " + self._secret).hexdigest()
 
     def seed(self, *names: object) -> int:
         """Return the seed of this name; the same for the life of this object."""
@@ -78,6 +88,12 @@ class CaseBook:
         self._seeds = seeds
         self._timeout_s = timeout_s
         self._cases: dict[tuple[object, ...], Case] = {}
+        self._degraded: tuple[object, ...] | None = None
+
+    @property
+    def subject(self) -> Subject:
+        """What is tuned."""
+        return self._subject
 
     def case(self, cell: Cell) -> Case:
         """Return the case of a cell.
@@ -91,13 +107,54 @@ class CaseBook:
         if key not in self._cases:
             seed = self._seeds.seed("case", key)
             inputs = make_inputs(self._subject, cell.axes, seed=seed, family=cell.family)
+            reference = self._subject.reference(inputs, cell.axes)
             self._cases[key] = Case(
                 cell=cell,
                 inputs=inputs,
-                reference=self._subject.reference(inputs, cell.axes),
+                reference=reference,
                 incumbent=self._incumbent.run(inputs, cell.axes, timeout_s=self._timeout_s),
+                degraded_rms=self._degraded_rms(key, cell, inputs, reference),
             )
         return self._cases[key]
+
+    def redraw(self, cell: Cell) -> dict[str, Array]:
+        """Return other inputs of a cell; the same ones each time."""
+        key = (tuple(cell.axes.items()), cell.family)
+        seed = self._seeds.seed("redraw", key)
+        return make_inputs(self._subject, cell.axes, seed=seed, family=cell.family)
+
+    def incumbent_answer(
+        self, inputs: Mapping[str, Array], axes: Mapping[str, int]
+    ) -> dict[str, Array]:
+        """Return what the variant in production answers to inputs that are no case.
+
+        Raises
+        ------
+        HarnessError
+            If the incumbent fails: that says nothing about a candidate.
+        """
+        try:
+            return self._incumbent.run(inputs, axes, timeout_s=self._timeout_s)
+        except CandidateError as error:
+            raise HarnessError(f"the incumbent fails at {dict(axes)}: {error}") from error
+
+    def _degraded_rms(
+        self,
+        key: tuple[object, ...],
+        cell: Cell,
+        inputs: dict[str, Array],
+        reference: Mapping[str, Array],
+    ) -> dict[str, float]:
+        """Compute it once a book, for the first ordinary case: it costs a second reference."""
+        if cell.family != self._subject.families[0] or self._degraded not in (None, key):
+            return {}
+        self._degraded = key
+        degraded = self._subject.reference(coarse_inputs(inputs), cell.axes)
+        return {
+            name: rms_error(degraded[name], reference[name])
+            for name, spec in self._subject.definition.outputs.items()
+            if is_float(numpy_dtype(spec))
+        }
 
 
 def cells_for(

@@ -11,6 +11,7 @@ from retuned.contract import Definition
 from retuned.lab.harness.arena import PAGE, Arena, Region
 from retuned.lab.harness.runs import POISON_MIXED
 from retuned.lab.harness.variant import AS_IS, Variant, packed
+from retuned.lab.number_formats import is_float
 from retuned.lab.subject import Array, numpy_dtype, shape_of
 
 
@@ -97,7 +98,7 @@ def mutable_inputs(definition: Definition, inputs: Mapping[str, Array]) -> list[
     return [
         (name, inputs[name].size)
         for name, spec in definition.inputs.items()
-        if not spec.constant and numpy_dtype(spec).kind == "f"
+        if not spec.constant and is_float(numpy_dtype(spec))
     ]
 
 

@@ -18,7 +18,7 @@ from retuned.lab.harness.worker import CPU_PROGRAM, Worker
 from retuned.lab.subject import Array, numpy_dtype, shape_of
 
 POISON_ONES, POISON_MIXED = 0xFF, 0x5A
-"""Two fills: NaN in every float and -1 in every integer, and ordinary numbers."""
+"""Two fills: NaN in every float but float8_e4m3fnuz and -1 in every integer; ordinary numbers."""
 
 _ZONE_MAX_BYTES = 4 * 2**20
 
@@ -84,6 +84,11 @@ class Runner:
     def memory_check(self) -> str:
         """How accesses outside tensors are found."""
         return self._program.memory_check
+
+    @property
+    def confined(self) -> bool:
+        """Whether its child said that its system calls are filtered."""
+        return bool(self._worker.ready.get("confined"))
 
     def run(
         self,
