@@ -95,7 +95,14 @@ def compare_case(
     worst = 0.0
     for name, output in got.items():
         reference, incumbent = case.reference[name], case.incumbent[name]
-        judged = compare(output, incumbent, reference=reference, depth=depth, tolerance=tolerance)
+        judged = compare(
+            output,
+            incumbent,
+            reference=reference,
+            depth=depth,
+            tolerance=tolerance,
+            degraded_rms=case.degraded_rms.get(name, 0.0),
+        )
         if case.cell.family == EXACT_FAMILY and judged.reason is None:
             judged = exact_mismatch(output, incumbent, reference=reference) or judged
         if judged.reason is not None:
