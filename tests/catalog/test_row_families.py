@@ -229,3 +229,24 @@ def test_whole_numbers_turn_without_rounding_in_any_format(mark: str) -> None:
         rounded = exact.astype(numpy_dtype(entry.definition.outputs[name]))
         assert np.array_equal(rounded.astype(np.float64), exact)
         assert len(np.unique(exact)) > 20
+
+
+ROW_WISE = tuple(f for f in catalog.families() if f.op_type in {t.split("{")[0] for t in OPERATORS})
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    family=st.sampled_from([*ROW_WISE, *(f for f in catalog.families() if "topk" in f.op_type)]),
+    lengths=st.lists(st.sampled_from([1, 2, 3, 7, 8, 33, 64, 5000, 70_000, 2**20]), min_size=6),
+)
+def test_shapes_that_fit_are_recognised_or_not_and_never_an_error(
+    family: catalog.Family, lengths: list[int]
+) -> None:
+    axes = list(dict.fromkeys(axis for shape in family.shapes for axis in shape))
+    known = dict(zip(axes, lengths, strict=False))
+    dims = tuple(tuple(known[axis] for axis in shape) for shape in family.shapes)
+    found = catalog.recognise(f"retuned::{family.op_type}", dims, family.dtypes)
+    if found is not None:
+        for language in catalog.languages(found.definition):
+            entry = catalog.get(found.definition, language=language)
+            assert entry.space(entry.incumbent.structure)

@@ -10,6 +10,8 @@ from retuned.contract import AxisConst, Definition
 
 _WARPS = (1, 2, 4, 8, 16)
 _BLOCKS = (256, 512, 1024, 2048, 4096)
+_LEAST = 16
+"""Shortest row that a program is given: half an element for each thread of a warp."""
 
 
 def _many(axes: Mapping[str, int]) -> bool:
@@ -23,7 +25,7 @@ def _held(params: Params, _definition: Definition) -> bool:
 
 def normalised(definition: Definition) -> tuple[tuple[Space, ...], Params]:
     """Return the spaces of rmsnorm and its like, and the incumbent's point in the first."""
-    op_type, width = definition.op_type, next_pow2(constant(definition, "H"))
+    op_type, width = definition.op_type, max(_LEAST, next_pow2(constant(definition, "H")))
     least = min(256, width)
     blocks = space(
         "blocks",
