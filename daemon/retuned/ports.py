@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from retuned.contract import Definition, Digest, Solution, Workload
+from retuned.contract import Definition, Digest, Solution, Workload, digest_of
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.swap import SwapOrder
 from retuned.stages.trace import LaunchRecord
@@ -204,6 +204,78 @@ class Generator(Protocol):
         count: int,
     ) -> Sequence[Solution]:
         """Return up to `count` variants not in `history`; empty means the space is exhausted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One message to a language model."""
+
+    role: Literal["system", "user"]
+    """Who speaks."""
+    content: str
+    """The text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """One question to a language model."""
+
+    messages: tuple[ChatMessage, ...]
+    """The conversation; everything that is sent."""
+    purpose: Mapping[str, int | str] = field(default_factory=dict)
+    """What the asker wants to find again in `ChatModel.exchanges`; never sent."""
+    max_tokens: int = 4096
+    """Longest answer, tokens."""
+
+    @property
+    def digest(self) -> Digest:
+        """Content digest: the same question is asked, and paid, once."""
+        messages = [[message.role, message.content] for message in self.messages]
+        purpose = sorted(self.purpose.items())
+        return digest_of([messages, [list(pair) for pair in purpose], self.max_tokens])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswer:
+    """What the model said; a stranger's text, whatever it says."""
+
+    request: Digest
+    """Digest of the question as it was sent; transcripts name it."""
+    text: str
+    """The answer, with secrets taken out."""
+    finish: str
+    """Why it ended: ``stop``, or ``length`` where it was cut off."""
+    prompt_tokens: int
+    """What was read, as reported, or else the most it can have been."""
+    completion_tokens: int
+    """What was written, as reported, or else the most it can have been."""
+    usd: float
+    """What it cost."""
+    replayed: bool = False
+    """Whether it was paid for earlier."""
+
+
+class ChatModel(Protocol):
+    """A language model behind a budget, and what was said so far in one conversation."""
+
+    def ask(self, request: ChatRequest) -> ChatAnswer:
+        """Return the model's answer; one that was paid for earlier is not asked for again.
+
+        Raises
+        ------
+        Refused
+            With the code ``budget-spent``, ``transcript-full``, ``endpoint-refused`` or
+            ``redirected``: asking again is of no use.
+        TemporaryError
+            If the model did not answer after all tries.
+        UnreadableInput
+            If no try brought an answer that can be read.
+        """
+        ...
+
+    def exchanges(self) -> Sequence[tuple[ChatRequest, ChatAnswer]]:
+        """Return every question that was answered, oldest first."""
         ...
 
 

@@ -76,6 +76,8 @@ Folder = Annotated[Path, AfterValidator(Path.expanduser)]
 Paths = Annotated[tuple[Folder, ...], _split(os.pathsep)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0, le=65_535)], ...], BeforeValidator(_cores)]
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
+Proposer = Literal["search", "porting", "recipes", "tpe", "random"]
+Proposers = Annotated[tuple[Proposer, ...], _split(",")]
 
 
 def _state_dir() -> Path:
@@ -104,6 +106,9 @@ class Settings(BaseSettings):
     """Folder of the servers' control sockets; `sockets` in the state folder where not set."""
     policy_files: Paths = ()
     """Gate policies, files or folders of YAML files. Without one nothing is ever swapped."""
+    definition_files: Paths = ()
+    """Definitions of your own kernels, files or folders of YAML files; see
+    `docs/writing-a-definition.md`."""
 
     target: str = Field(default="local", min_length=1, max_length=253)
     """Name of the server that is watched, as proposals and policies call it."""
@@ -140,6 +145,10 @@ class Settings(BaseSettings):
     """No experiment begins when those of the last 24 hours took so long, seconds."""
     max_candidates: int = Field(default=32, ge=1)
     """Most variants that one experiment compiles."""
+    generators: Annotated[Proposers, Field(min_length=1)] = ("search",)
+    """Who proposes variants: `search` (parameters), `porting` (winners from elsewhere), `recipes`
+    (changes that have a name; they may write source), `tpe`, `random`. Several are asked in turns
+    that a bandit decides. In the environment separated by commas."""
     max_experiment_s: float = Field(default=120.0, gt=0.0)
     """Most wall time of one experiment, seconds."""
     finalists: int = Field(default=3, ge=1, le=3)
@@ -157,6 +166,47 @@ class Settings(BaseSettings):
     """How long a variant that was rolled back is not proposed again, seconds."""
     shadow_every: int = Field(default=50, ge=1)
     """One swapped launch in so many is checked against the incumbent."""
+
+    evolve_url: str = Field(default="", max_length=2000)
+    """Base address of an OpenAI-compatible endpoint, such as `https://host/v1`, that writes
+    variants of kernels; empty is off. What is sent there: docs/evolution.md."""
+    evolve_model: str = Field(default="", max_length=200)
+    """Name of the language model, as the endpoint knows it."""
+    evolve_key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,127})?$")
+    """Variable in the environment that holds the endpoint's key; the key itself is never a setting.
+    Empty sends none."""
+    evolve_prompt_usd_per_mtok: float | None = Field(default=None, ge=0.0)
+    """Price of what the model reads, dollars per million tokens; 0 for a server of your own."""
+    evolve_completion_usd_per_mtok: float | None = Field(default=None, ge=0.0)
+    """Price of what the model writes, dollars per million tokens; 0 for a server of your own."""
+    evolve_max_tokens: int = Field(default=400_000, ge=1)
+    """Most tokens of one experiment, read and written; a question that might pass it is not
+    asked."""
+    evolve_max_usd: float = Field(default=2.0, ge=0.0)
+    """Most money of one experiment, dollars; a question that might pass it is not asked."""
+    evolve_max_usd_per_day: float = Field(default=10.0, ge=0.0)
+    """Most money of all experiments within 24 hours, dollars."""
+    evolve_islands: int = Field(default=3, ge=1, le=16)
+    """Populations of variants that live apart."""
+    evolve_generations: int = Field(default=8, ge=1, le=1000)
+    """Variants that are asked for per island."""
+    evolve_start: Literal["incumbent", "reference", "both"] = "incumbent"
+    """What islands begin with: the variant in production, the definition's reference text, or the
+    reference on the last island only."""
+    evolve_temperature: float | None = Field(default=0.8, ge=0.0, le=2.0)
+    """How freely the model chooses; not set (`null` in a file) leaves it to the endpoint."""
+    evolve_answer_tokens: int = Field(default=8_000, ge=256, le=200_000)
+    """Longest answer, tokens; models that think aloud need more."""
+    evolve_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """How the endpoint calls the longest answer."""
+    evolve_timeout_s: float = Field(default=180.0, gt=0.0)
+    """Longest wait for one answer, seconds."""
+    evolve_hint_dir: Folder | None = None
+    """Folder of people's hints for the model, `DEFINITION.md` or `FAMILY.md`."""
+
+    environment_mismatch: Literal["refuse", "warn"] = "refuse"
+    """What happens where a server runs on another device, Triton or Triton switches than those a
+    variant was measured with: `refuse` swaps nothing in, `warn` swaps and writes it to the log."""
 
     observe_poll_s: float = Field(default=5.0, gt=0.0)
     """How often folders are looked at and experiments are planned, seconds."""
@@ -176,6 +226,11 @@ class Settings(BaseSettings):
     def sockets(self) -> Path:
         """Folder of the control sockets."""
         return self.socket_dir or self.state_dir / "sockets"
+
+    @property
+    def keys(self) -> Path:
+        """Folder of the keys that sign evidence."""
+        return self.state_dir / "keys"
 
 
 def load_settings(

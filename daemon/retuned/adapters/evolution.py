@@ -1,0 +1,192 @@
+"""From settings to a generator that evolves variants: endpoint, budget, transcript and secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import getpass
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+from retuned.adapters.chat_budget import ChatBudget, Prices, Purse
+from retuned.adapters.chat_http import Endpoint, HttpWire, check_url
+from retuned.adapters.chat_model import PaidChatModel
+from retuned.adapters.chat_transcript import Transcript, spent_since
+from retuned.adapters.clock import SystemClock
+from retuned.errors import MissingDependency, UsageError
+from retuned.lab.generators.evolve import (
+    EvolveConfig,
+    EvolveGenerator,
+    EvolveRules,
+    brief_of,
+    read_hint,
+    redactor,
+)
+from retuned.lab.generators.occasion import Occasion
+from retuned.lab.notebook import notebook_name
+from retuned.lab.toolchain import environment_of
+from retuned.ports import Clock
+from retuned.settings import Settings
+
+_DAY = timedelta(days=1)
+_PR_SET_DUMPABLE = 4
+_EVERYWHERE = frozenset({"root", "user", "admin", "ubuntu", "nobody", "localhost"})
+"""Names that say nothing about a machine, and stand in many a comment."""
+
+
+def config_of(
+    settings: Settings, *, environment: Mapping[str, str] | None = None
+) -> EvolveConfig | None:
+    """Return what the settings say about evolution; None where it is off.
+
+    Raises
+    ------
+    UsageError
+        If it is on and something that it needs is not set: model, prices, or the key.
+    """
+    if not settings.evolve_url:
+        return None
+    given = os.environ if environment is None else environment
+    variable = settings.evolve_key_variable
+    if not settings.evolve_model:
+        raise UsageError("evolve_url is set and evolve_model is not: name the model")
+    prices = (settings.evolve_prompt_usd_per_mtok, settings.evolve_completion_usd_per_mtok)
+    if prices[0] is None or prices[1] is None:
+        raise UsageError(
+            "evolve_url is set and a price is not: set evolve_prompt_usd_per_mtok and "
+            "evolve_completion_usd_per_mtok, 0 for a server of your own"
+        )
+    if variable and not given.get(variable):
+        raise UsageError(f"evolve_key_variable names {variable}, which is not in the environment")
+    check_url(settings.evolve_url, key=bool(variable))
+    return EvolveConfig(
+        url=settings.evolve_url,
+        model=settings.evolve_model,
+        key_variable=variable,
+        prompt_usd_per_mtok=prices[0],
+        completion_usd_per_mtok=prices[1],
+        max_tokens=settings.evolve_max_tokens,
+        max_usd=settings.evolve_max_usd,
+        max_usd_per_day=settings.evolve_max_usd_per_day,
+        temperature=settings.evolve_temperature,
+        tokens_field=settings.evolve_tokens_field,
+        timeout_s=settings.evolve_timeout_s,
+        transcripts=str(settings.state_dir / "transcripts"),
+        hints=str(settings.evolve_hint_dir) if settings.evolve_hint_dir is not None else "",
+        rules=EvolveRules(
+            islands=settings.evolve_islands,
+            generations=settings.evolve_generations,
+            start=settings.evolve_start,
+            answer_tokens=settings.evolve_answer_tokens,
+        ),
+    )
+
+
+def open_evolution(
+    config: EvolveConfig, occasion: Occasion, *, clock: Clock | None = None
+) -> EvolveGenerator:
+    """Return the generator of one plan; its transcript is taken up where it ended.
+
+    Raises
+    ------
+    MissingDependency
+        If the variable that holds the key is not in the environment.
+    TemporaryError
+        If another process goes on with the same conversation.
+    UsageError
+        If the address is none, or variants in the incumbent's language are not evolved.
+    """
+    clock = clock or SystemClock()
+    definition, incumbent = occasion.tunable.definition, occasion.incumbent
+    key = key_of(config)
+    wire = HttpWire(
+        Endpoint(
+            url=config.url,
+            model=config.model,
+            key=key,
+            temperature=config.temperature,
+            tokens_field=config.tokens_field,
+            timeout_s=config.timeout_s,
+        )
+    )
+    transcript = Transcript(transcript_path(config, occasion.plan.id))
+    purse = Purse(
+        ChatBudget(
+            max_tokens=config.max_tokens,
+            max_usd=config.max_usd,
+            max_usd_per_day=config.max_usd_per_day,
+        ),
+        Prices(
+            prompt_usd_per_mtok=config.prompt_usd_per_mtok,
+            completion_usd_per_mtok=config.completion_usd_per_mtok,
+        ),
+        spent=transcript.spent,
+        spent_usd=transcript.spent_usd,
+        elsewhere_usd=spent_since(
+            Path(config.transcripts),
+            clock.now() - _DAY,
+            but=transcript_path(config, occasion.plan.id),
+        ),
+    )
+    chat = PaidChatModel(
+        wire,
+        purse=purse,
+        transcript=transcript,
+        clock=clock,
+        secrets_out=redactor([key], names=machine_names()),
+    )
+    return EvolveGenerator(
+        chat,
+        definition=definition,
+        incumbent=incumbent,
+        rules=config.rules,
+        facts=brief_of(
+            incumbent.language, environment_of(incumbent.language), cores=occasion.cores
+        ),
+        model=config.model,
+        seed=occasion.seed,
+        hint=read_hint(config.hints, definition.name, definition.op_type),
+    )
+
+
+def transcript_path(config: EvolveConfig, plan: str) -> Path:
+    """Return the file of a plan's conversation."""
+    return Path(config.transcripts) / f"{notebook_name(plan)}.jsonl"
+
+
+def key_of(config: EvolveConfig) -> str:
+    """Return the key of the endpoint; empty where none is sent.
+
+    Raises
+    ------
+    MissingDependency
+        If the variable is not in the environment.
+    """
+    if not config.key_variable:
+        return ""
+    key = os.environ.get(config.key_variable, "").strip()
+    if not key:
+        raise MissingDependency(
+            f"the key of the model's endpoint: {config.key_variable} is not in the environment"
+        )
+    return key
+
+
+def machine_names() -> list[str]:
+    """Return what this machine and its user are called, where that says anything."""
+    names = [socket.gethostname(), socket.gethostname().partition(".")[0]]
+    with contextlib.suppress(KeyError, OSError):  # a container's user without a name
+        names.append(getpass.getuser())
+    return [name for name in names if name.lower() not in _EVERYWHERE]
+
+
+def hide_memory() -> None:
+    """Close this process's memory and first environment to others of the same user.
+
+    Generated code runs in processes of its own that have neither; this keeps them from looking
+    here, should one find a way to open files.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

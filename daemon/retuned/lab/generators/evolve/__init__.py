@@ -1,0 +1,18 @@
+"""Evolution by a language model: it writes variants, the lab judges them, islands keep the best."""
+
+from retuned.lab.generators.evolve.config import EvolveConfig, EvolveRules
+from retuned.lab.generators.evolve.device import DeviceBrief, brief_of
+from retuned.lab.generators.evolve.generator import EvolveGenerator
+from retuned.lab.generators.evolve.knowledge import read_hint
+from retuned.lab.generators.evolve.redaction import redact, redactor
+
+__all__ = [
+    "DeviceBrief",
+    "EvolveConfig",
+    "EvolveGenerator",
+    "EvolveRules",
+    "brief_of",
+    "read_hint",
+    "redact",
+    "redactor",
+]
