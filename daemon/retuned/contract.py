@@ -291,3 +291,71 @@ class Environment(Record):
     def digest(self) -> str:
         """Content digest; equal digests mean that evidence carries over."""
         return digest_of(self.model_dump(mode="json"))
+
+
+class TraceStatus(StrEnum):
+    """How running a solution on a workload ended; the words of FlashInfer-Bench."""
+
+    PASSED = "PASSED"
+    INCORRECT_SHAPE = "INCORRECT_SHAPE"
+    INCORRECT_NUMERICAL = "INCORRECT_NUMERICAL"
+    INCORRECT_DTYPE = "INCORRECT_DTYPE"
+    RUNTIME_ERROR = "RUNTIME_ERROR"
+    COMPILE_ERROR = "COMPILE_ERROR"
+    TIMEOUT = "TIMEOUT"
+
+
+class Trace(Record):
+    """The outcome of one solution on one workload in one environment; or a workload alone."""
+
+    definition: Name
+    """Name of the definition."""
+    workload: Workload
+    """Shape and weight."""
+    solution: Name | None = None
+    """Name of the solution; None for a workload on which nothing was run."""
+    candidate: Digest | None = None
+    """Digest of the solution; None where only its name is known."""
+    incumbent: Digest | None = None
+    """What it was compared with; None where that is not known."""
+    status: TraceStatus | None = None
+    """How it ended; None for a workload on which nothing was run."""
+    reason: Annotated[str, Field(max_length=80)] = ""
+    """Stable code of the verdict, such as ``wrong-output``; empty where there is none."""
+    gate: Annotated[str, Field(max_length=8)] = ""
+    """Gate that decided; empty where there is none."""
+    detail: Annotated[str, Field(max_length=4000)] = ""
+    """One sentence with the numbers."""
+    latency_us: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Median time of the solution, microseconds; only where it passed."""
+    reference_latency_us: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Median time of what it was compared with, microseconds; only where it passed."""
+    speedup_factor: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Paired estimate, reference over solution; only where it passed."""
+    speedup_bounds: tuple[float, float] | None = None
+    """Lower and upper confidence bound of the speedup; None where none was computed."""
+    confidence: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Of each bound on its own."""
+    error_ratio: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """Largest error against float64, relative to the incumbent's; None where not measured."""
+    max_absolute_error: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """Largest absolute error; None where not measured."""
+    max_relative_error: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """Largest relative error; None where not measured."""
+    environment: Environment | None = None
+    """Where it was measured; None for a workload on which nothing was run."""
+    timestamp: Annotated[str, Field(max_length=64)] = ""
+    """When, ISO 8601 with a zone; empty for a workload on which nothing was run."""
+
+    @model_validator(mode="after")
+    def _numbers_only_where_it_passed(self) -> Trace:
+        ran = (self.solution, self.status, self.environment, self.timestamp or None)
+        if any(each is None for each in ran) and any(each is not None for each in ran):
+            raise ValueError("a solution comes with status, environment and timestamp, or alone")
+        timed = (self.latency_us, self.reference_latency_us, self.speedup_factor)
+        passed = self.status is TraceStatus.PASSED
+        if any((each is None) is passed for each in timed):
+            raise ValueError("latencies and speedup are there exactly where it passed")
+        if self.workload.definition != self.definition:
+            raise ValueError(f"the workload is of '{self.workload.definition}'")
+        return self

@@ -6,7 +6,17 @@ float64 reference (``references/``).
 
 from retuned.catalog.entry import Cost, Entry, Space
 from retuned.catalog.family import Family
-from retuned.catalog.registry import Binding, families, get, languages, recognise
+from retuned.catalog.registry import (
+    Binding,
+    families,
+    forget,
+    get,
+    languages,
+    learn,
+    own_definition,
+    own_definitions,
+    recognise,
+)
 
 __all__ = [
     "Binding",
@@ -15,7 +25,11 @@ __all__ = [
     "Family",
     "Space",
     "families",
+    "forget",
     "get",
     "languages",
+    "learn",
+    "own_definition",
+    "own_definitions",
     "recognise",
 ]

@@ -21,6 +21,7 @@ from retuned.contract import (
     TrustClass,
 )
 from retuned.errors import UsageError
+from retuned.lab.subject import shape_of
 
 Array = npt.NDArray[Any]
 Params = Mapping[str, int | str]
@@ -34,7 +35,8 @@ class Space:
     name: str
     """Structure, for example ``row-dots``."""
     sources: tuple[str, ...]
-    """Files under ``sources/``; the first is compiled, the others are its headers."""
+    """Files under ``sources/``, or named in `texts`; the first is compiled, the others are its
+    headers."""
     entry: str
     """Symbol."""
     params: Mapping[str, tuple[int | str, ...]]
@@ -53,6 +55,10 @@ class Space:
     """Language of the sources."""
     grid: tuple[str, ...] = ()
     """Launch grid of a GPU kernel, as expressions over axes and parameters."""
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Text of sources that do not ship with the catalog, by name."""
+    author: str = "catalog"
+    """Who wrote the sources, for the record."""
 
     def constraints(self, params: Params, definition: Definition) -> bool:
         """Whether the point is in the space: all parameters named and chosen, relations hold."""
@@ -104,7 +110,7 @@ class Entry:
         """
         lengths = self.definition.lengths(axes)
         for name, spec in self.definition.inputs.items():
-            expected = tuple(lengths[axis] for axis in spec.shape)
+            expected = shape_of(spec, lengths)
             if inputs[name].shape != expected:
                 raise ValueError(
                     f"{self.definition.name}: input '{name}' has shape {inputs[name].shape}, "
@@ -178,7 +184,13 @@ def build_solution(
         definition=definition.name,
         language=space.language,
         entry=space.entry,
-        sources=tuple(SourceFile(path=name, content=source_text(name)) for name in space.sources),
+        sources=tuple(
+            SourceFile(
+                path=name,
+                content=space.texts[name] if name in space.texts else source_text(name),
+            )
+            for name in space.sources
+        ),
         structure=space.name,
         params={name: params[name] for name in space.params},
         grid=space.grid,
@@ -186,7 +198,7 @@ def build_solution(
         scratch_bytes=space.scratch_bytes(params, definition),
         guard=guard or Guard(),
         trust=TrustClass.PARAMETERS,
-        author="catalog",
+        author=space.author,
     )
 
 

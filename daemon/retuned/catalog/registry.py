@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -24,6 +24,8 @@ from retuned.catalog import (
 )
 from retuned.catalog.entry import Entry, Params, Space, build_solution
 from retuned.catalog.family import LONGEST, Family
+from retuned.catalog.own import OwnDefinition, entry_of
+from retuned.catalog.own import known as users
 from retuned.catalog.triton_space import fitting
 from retuned.contract import Definition, Language
 from retuned.errors import UsageError
@@ -85,6 +87,40 @@ def families() -> tuple[Family, ...]:
     return _FAMILIES
 
 
+def learn(definitions: Sequence[OwnDefinition]) -> None:
+    """Make users' own definitions known to this process: `get` and the others find them then.
+
+    Raises
+    ------
+    UsageError
+        If the catalog has a name or an operator of one, two differ under one name, or one cannot be
+        used; none is known then.
+    """
+    operators = frozenset(_PREFIX + family.op_type for family in _FAMILIES)
+    users.add(definitions, taken=_is_taken, operators=operators)
+    get.cache_clear()
+
+
+def forget() -> None:
+    """Know no definition of users any more."""
+    users.clear()
+    get.cache_clear()
+
+
+def own_definitions() -> tuple[OwnDefinition, ...]:
+    """Return the users' own definitions that are known."""
+    return users.every()
+
+
+def own_definition(name: str) -> OwnDefinition | None:
+    """Return a user's own definition; None where it is the catalog's, or nobody's."""
+    return users.find(name)
+
+
+def _is_taken(name: str) -> bool:
+    return any(family.parse(name) is not None for family in _FAMILIES)
+
+
 @lru_cache(maxsize=256)
 def get(definition_name: str, *, language: Language | None = None) -> Entry:
     """Return the entry of a definition.
@@ -102,6 +138,9 @@ def get(definition_name: str, *, language: Language | None = None) -> Entry:
     UsageError
         If the name is of no family, or the language has no kernels; the message says what there is.
     """
+    own = users.find(definition_name)
+    if own is not None:
+        return entry_of(own, own.languages[0] if language is None else language)
     for family in _FAMILIES:
         constants = family.parse(definition_name)
         if constants is not None:
@@ -115,6 +154,9 @@ def get(definition_name: str, *, language: Language | None = None) -> Entry:
 
 def languages(definition_name: str) -> tuple[Language, ...]:
     """Return the languages that a definition has kernels in; none for a name of no family."""
+    own = users.find(definition_name)
+    if own is not None:
+        return own.languages
     for family in _FAMILIES:
         if family.parse(definition_name) is not None:
             return family.languages
@@ -149,6 +191,9 @@ def recognise(
     dtypes
         Element type of each input; empty where the trace does not say.
     """
+    own = users.match(op, unify=lambda shapes: _unify(shapes, dims), dtypes=_plain(dtypes))
+    if own is not None:
+        return Binding(definition=own[0], axes=own[1])
     if not op.startswith(_PREFIX):
         return None
     for family in _FAMILIES:
@@ -168,10 +213,12 @@ def recognise(
 
 
 def _types_fit(family: Family, dtypes: tuple[str, ...]) -> bool:
-    if not dtypes:
-        return True
+    return not dtypes or _plain(dtypes) == family.dtypes
+
+
+def _plain(dtypes: tuple[str, ...]) -> tuple[str, ...]:
     plain = [d.lower().removeprefix("torch.").removeprefix("c10::") for d in dtypes]
-    return tuple(_SPELLINGS.get(d, d) for d in plain) == family.dtypes
+    return tuple(_SPELLINGS.get(d, d) for d in plain)
 
 
 def _unify(

@@ -1,0 +1,198 @@
+"""From a YAML file to a record: every problem with its line and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from retuned.catalog.own.checking import Fault, faults
+from retuned.catalog.own.file_format import DefinitionFile, VariantField, schema
+from retuned.catalog.own.making import ORDINARY_FAMILIES
+from retuned.catalog.own.records import OwnDefinition, OwnTraces, OwnVariant
+from retuned.contract import Definition, Language, SourceFile, TensorSpec
+from retuned.errors import Problem, UnreadableInput
+from retuned.strict_yaml import Tree, parse, problems_of, read_text
+
+_MOST_SHOWN = 8
+_INLINE = {Language.TRITON: "kernel.py", Language.CPU_CPP: "kernel.cpp"}
+"""How an inline source is called, by language; `kernel.cu` otherwise."""
+
+
+class DefinitionInvalid(UnreadableInput):
+    """A definition file that cannot be used.
+
+    Parameters
+    ----------
+    path
+        The file.
+    problems
+        Every problem that was found, in the order of the file.
+    """
+
+    def __init__(self, path: Path, *, problems: tuple[Problem, ...]) -> None:
+        shown = [_sentence(problem) for problem in problems[:_MOST_SHOWN]]
+        if len(problems) > _MOST_SHOWN:
+            shown.append(f"and {len(problems) - _MOST_SHOWN} more")
+        super().__init__("definition-invalid", where=str(path), message="; ".join(shown))
+        self.problems = problems
+
+
+def load_definition(path: Path) -> OwnDefinition:
+    """Read a definition file and the source files beside it; nothing of them is executed.
+
+    Raises
+    ------
+    UnreadableInput
+        If a file cannot be read, or is no YAML.
+    DefinitionInvalid
+        If it says what cannot be used; with the line of each problem.
+    """
+    tree = parse(read_text(path), path=path)
+    try:
+        written = DefinitionFile.model_validate(tree.data)
+        own = _assemble(written, path)
+    except ValidationError as error:
+        found = problems_of(error, schema=schema(), tree=tree)
+        raise DefinitionInvalid(path, problems=_placed(found, tree)) from None
+    except _Unreadable as error:
+        problem = Problem(path=error.place, line=None, message=error.message)
+        raise DefinitionInvalid(path, problems=_placed((problem,), tree)) from error
+    wrong = tuple(_problems(faults(own), written))
+    if wrong:
+        raise DefinitionInvalid(path, problems=_placed(wrong, tree))
+    return own
+
+
+class _Unreadable(Exception):
+    """A file beside the definition that cannot be read."""
+
+    def __init__(self, place: str, message: str) -> None:
+        super().__init__(message)
+        self.place = place
+        self.message = message
+
+
+def _assemble(written: DefinitionFile, path: Path) -> OwnDefinition:
+    specs = {
+        name: TensorSpec(shape=each.shape, dtype=each.dtype, constant=each.constant)
+        for name, each in written.inputs.items()
+    }
+    reference = written.reference
+    if reference is None:
+        assert written.reference_file is not None, "one of the two is said"
+        reference = _beside(path, written.reference_file, place="reference_file")
+    traces = written.traces
+    shapes = tuple(spec.shape for spec in specs.values())
+    dtypes = tuple(spec.dtype for spec in specs.values())
+    return OwnDefinition(
+        definition=Definition(
+            name=written.name,
+            op_type=written.op_type,
+            description=written.description,
+            axes=written.axes,
+            inputs=specs,
+            outputs=written.outputs,
+            reference=reference,
+            tags=written.tags,
+        ),
+        made={name: each.made for name, each in written.inputs.items()},
+        families=written.families or ORDINARY_FAMILIES,
+        where=written.where,
+        flops=written.flops,
+        traces=OwnTraces(
+            op=traces.op or f"retuned::{written.op_type}",
+            shapes=shapes if traces.shapes is None else traces.shapes,
+            dtypes=tuple(map(str, dtypes if traces.dtypes is None else traces.dtypes)),
+        ),
+        variants=tuple(
+            _variant(each, path, place=f"variants.{number}")
+            for number, each in enumerate(written.variants)
+        ),
+    )
+
+
+def _variant(written: VariantField, path: Path, *, place: str) -> OwnVariant:
+    sources: tuple[SourceFile, ...]
+    if written.source is not None:
+        name = _INLINE.get(written.language, "kernel.cu")
+        sources = (SourceFile(path=name, content=written.source),)
+    else:
+        sources = tuple(
+            SourceFile(path=name, content=_beside(path, name, place=f"{place}.files"))
+            for name in written.files
+        )
+    kept = written.model_dump(exclude={"files", "source"})
+    return OwnVariant.model_validate({**kept, "sources": sources})
+
+
+def _beside(path: Path, name: str, *, place: str) -> str:
+    beside = path.parent / name
+    try:
+        return read_text(beside, max_bytes=1_000_000)
+    except UnreadableInput as error:
+        raise _Unreadable(place, f"{beside}: {error.message}") from error
+
+
+def _problems(found: Iterator[Fault], written: DefinitionFile) -> Iterator[Problem]:
+    """Name the fields of the file where the record has others."""
+    reference = "reference" if written.reference is not None else "reference_file"
+    for fault in found:
+        place = fault.place
+        if place == "definition.reference":
+            place = reference
+        place = re.sub(r"^made\.(.*)$", r"inputs.\1.made", place)
+        place = place.removeprefix("definition.")
+        yield Problem(path=place, line=None, message=fault.message)
+
+
+def _placed(problems: tuple[Problem, ...], tree: Tree) -> tuple[Problem, ...]:
+    """Give each problem the line of its field, or else of what the field is in."""
+    lines = {".".join(map(str, place)): line for place, line in tree.lines.items()}
+    placed = []
+    for problem in problems:
+        path, line = problem.path, problem.line
+        while line is None and path:
+            line = lines.get(path)
+            path = path.rpartition(".")[0]
+        placed.append(Problem(path=problem.path, line=line, message=problem.message))
+    return tuple(sorted(placed, key=lambda each: (each.line is None, each.line or 0, each.path)))
+
+
+def _sentence(problem: Problem) -> str:
+    line = f"line {problem.line}: " if problem.line else ""
+    place = f"{problem.path}: " if problem.path else ""
+    return f"{line}{place}{problem.message}"
+
+
+def definition_files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files that some paths mean: a file itself, of a folder its YAML files.
+
+    Raises
+    ------
+    UnreadableInput
+        If a folder cannot be read.
+    """
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        try:
+            inside = sorted(path.iterdir())
+        except OSError as error:
+            message = f"cannot be read ({error.strerror})"
+            raise UnreadableInput("cannot-open", where=str(path), message=message) from error
+        yield from (each for each in inside if each.suffix in (".yaml", ".yml"))
+
+
+def load_definitions(paths: Iterable[Path]) -> tuple[OwnDefinition, ...]:
+    """Read every definition file that some paths mean; the first that cannot be used ends it.
+
+    Raises
+    ------
+    UnreadableInput
+        As `load_definition` and `definition_files`.
+    """
+    return tuple(load_definition(path) for path in definition_files(paths))

@@ -1,0 +1,148 @@
+"""A user's own definition as a record: it crosses to the experiment's process by content."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from retuned.contract import Definition, Language, Name, Record, SourceFile
+
+Params = dict[Name, int | str]
+"""One point of a space."""
+Text = Annotated[str, Field(max_length=400)]
+"""An expression or a short text."""
+MOST_POINTS = 50_000
+"""Most points of one variant's space, valid or not: the search looks at every one."""
+
+
+class Like(StrEnum):
+    """How the numbers of an input are made."""
+
+    NORMAL = "normal"
+    """Normal around `mean` with deviation `scale`."""
+    UNIFORM = "uniform"
+    """Anywhere from `low` to `high`."""
+    POSITIVE = "positive"
+    """Above zero: the absolute value of a normal number times `scale`, plus a thousandth of it."""
+    INTEGERS = "integers"
+    """Whole numbers from `low` to `high`, both included."""
+    PERMUTATION = "permutation"
+    """Along the last axis every number from 0 to its length minus one, once."""
+    CONSTANT = "constant"
+    """`value` everywhere."""
+
+
+_TAKES: dict[Like, tuple[str, ...]] = {
+    Like.NORMAL: ("mean", "scale"),
+    Like.UNIFORM: ("low", "high"),
+    Like.POSITIVE: ("scale",),
+    Like.INTEGERS: ("low", "high"),
+    Like.PERMUTATION: (),
+    Like.CONSTANT: ("value",),
+}
+_NUMBERS = ("mean", "scale", "low", "high", "value")
+
+
+class Made(Record):
+    """How an input is made; families of the lab scale it, plant infinities in it and so on."""
+
+    like: Like = Like.NORMAL
+    """Which distribution."""
+    mean: float | None = Field(default=None, allow_inf_nan=False)
+    """Of a normal distribution; 0 where not said."""
+    scale: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Deviation; 1 where not said."""
+    low: float | None = Field(default=None, allow_inf_nan=False)
+    """Least value; 0 where not said."""
+    high: float | None = Field(default=None, allow_inf_nan=False)
+    """Largest value; 1 where not said."""
+    value: float | None = Field(default=None, allow_inf_nan=False)
+    """Of a constant; 0 where not said."""
+    varied: bool = True
+    """Whether families change it. Weights and whole numbers are never changed."""
+
+    @model_validator(mode="after")
+    def _only_what_it_takes(self) -> Made:
+        takes = _TAKES[self.like]
+        for name in _NUMBERS:
+            if getattr(self, name) is not None and name not in takes:
+                has = ", ".join(takes) or "nothing more"
+                raise ValueError(f"'{self.like}' takes {has}, not '{name}'")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low {self.low:g} is above high {self.high:g}")
+        if self.like is Like.INTEGERS and not all(
+            float(bound or 0.0).is_integer() for bound in (self.low, self.high)
+        ):
+            raise ValueError("whole numbers have whole bounds")
+        return self
+
+
+class OwnVariant(Record):
+    """One source structure, and the parameters it may be compiled with."""
+
+    structure: Name
+    """Which algorithm it is, for example ``rows``."""
+    language: Language
+    """Language of the sources."""
+    entry: Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,127}$")]
+    """Symbol to launch."""
+    sources: tuple[SourceFile, ...] = Field(min_length=1, max_length=16)
+    """Device code; the first is compiled, the others are its headers."""
+    params: dict[Name, tuple[int | str, ...]] = Field(default_factory=dict, max_length=16)
+    """Choices of each parameter, in an order in which neighbours behave alike."""
+    incumbent: Params | None = None
+    """The point that runs in production; exactly one variant of each language has it."""
+    starts: tuple[Params, ...] = Field(default=(), max_length=16)
+    """Points worth trying first."""
+    valid: Text = ""
+    """Relation between parameters and constant axes; empty means every point."""
+    grid: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=3)
+    """Programs per dimension of a GPU launch."""
+    layouts: dict[
+        Name, Annotated[str, Field(pattern=r"^(as-is|transposed|panels-[0-9]{1,4})$")]
+    ] = Field(default_factory=dict)
+    """Layout that weights are repacked to before the first launch."""
+    scratch_bytes: Text = "0"
+    """Workspace, an expression over parameters and constant axes."""
+
+
+class OwnTraces(Record):
+    """How a trace shows the kernel."""
+
+    op: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_:.]{1,200}$")]
+    """Operator, such as ``retuned::scale_bias`` or ``mylib::scale_bias``."""
+    shapes: tuple[tuple[Name, ...], ...]
+    """Axes of each tensor that the trace shows."""
+    dtypes: tuple[str, ...]
+    """Element type of each."""
+
+
+class OwnDefinition(Record):
+    """Everything about a kernel that a search and a judge need; from one file."""
+
+    definition: Definition
+    """What it computes, with its reference."""
+    made: dict[Name, Made]
+    """How each input is made."""
+    families: tuple[str, ...] = Field(min_length=1)
+    """Families of inputs; the first is the ordinary one."""
+    where: Text = ""
+    """Which lengths are allowed, over all axes; empty means all."""
+    flops: Text = "0"
+    """Floating-point operations of one launch, over all axes."""
+    traces: OwnTraces
+    """How a trace shows it."""
+    variants: tuple[OwnVariant, ...] = Field(min_length=1, max_length=32)
+    """What may run."""
+
+    @property
+    def name(self) -> str:
+        """Name of the definition."""
+        return self.definition.name
+
+    @property
+    def languages(self) -> tuple[Language, ...]:
+        """Languages it has kernels in, in the order of the file."""
+        return tuple(dict.fromkeys(variant.language for variant in self.variants))

@@ -1,0 +1,140 @@
+"""The child that runs a reference: it imports NumPy, gives up everything else, then computes.
+
+Started by path with ``python -I -S``. First line on descriptor 0: settings with the reference's
+text. Then, per call, one JSON line and the bytes of each input; the answer is one JSON line and the
+bytes of each output. Numbers arrive as float64, whole numbers or truth values; they leave as
+float64.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from typing import Any
+
+_CHUNK = 1 << 20
+
+
+def main() -> None:
+    """Serve calls until the parent closes the pipe."""
+    settings = json.loads(_line())
+    sys.path[:0] = settings["paths"]
+    import math
+
+    import numpy as np
+    import numpy.linalg
+
+    from retuned.lab.harness import sandbox
+    from retuned.lab.reference.check import builtins, check_reference
+
+    sandbox.enter(parent=settings["parent"], cores=[])
+    checked = check_reference(settings["reference"])
+    code = compile(checked.tree, "reference", "exec")
+    own = {**builtins(), "__import__": _loaded}
+    names: dict[str, Any] = {"__builtins__": own, "__name__": "reference"}
+    names |= {name: np if module == "numpy" else math for name, module in checked.modules.items()}
+    warnings.simplefilter("ignore")  # showing one would open files, which is forbidden soon
+    np.seterr(all="ignore")
+    numpy.linalg.norm(np.ones((8, 8)) @ np.ones((8, 8)))  # what is set up on first use is, now
+    kept = sandbox.confine(memory_bytes=settings["memory_bytes"], cpu_s=settings["cpu_s"])
+    try:
+        exec(code, names)
+    except Exception as error:  # a constant of the module that cannot be computed
+        _write({"failed": _told(error, [])})
+        return
+    _write({"ready": True, "confined": kept})
+    while line := _line():
+        call = json.loads(line)
+        inputs = {each["name"]: _array(np, each) for each in call["inputs"]}
+        answer, arrays = _answer(np, names["run"], inputs, call["outputs"])
+        _write(answer)
+        for array in arrays:
+            _send(memoryview(array.reshape(-1)).cast("B") if array.size else b"")
+
+
+def _loaded(name: str, *rest: Any) -> Any:  # noqa: ANN401 - as Python's own
+    """Import what is there already: NumPy's C code looks up its Python parts when first used.
+
+    No reference can say the name of this function: it has underscores, which the check refuses.
+    """
+    if name not in sys.modules:
+        raise ImportError(f"a reference has no {name[:40]}")
+    return __import__(name, *rest)
+
+
+def _answer(
+    np: Any,  # noqa: ANN401 - the module
+    run: Any,  # noqa: ANN401 - a stranger's function
+    inputs: dict[str, Any],
+    outputs: list[str],
+) -> tuple[dict[str, Any], list[Any]]:
+    try:
+        found = run(**inputs)
+        if not isinstance(found, dict):
+            values = found if isinstance(found, tuple) else (found,)
+            found = dict(zip(outputs, values, strict=True))
+        extra = sorted(str(name)[:40] for name in found.keys() - set(outputs))
+        if extra:
+            return {"failed": f"returns {extra}, which are no outputs"}, []
+        arrays = []
+        for name in outputs:
+            value = np.asarray(found[name])
+            if value.dtype.kind not in "fiub":
+                return {"failed": f"output '{name}' is {value.dtype}, no number"}, []
+            arrays.append(np.ascontiguousarray(value, dtype=np.float64).reshape(value.shape))
+    except MemoryError:
+        return {"failed": "needs more memory than a reference may have"}, []
+    except Exception as error:  # whatever a stranger's formula raises
+        return {"failed": _told(error, outputs)}, []
+    return {"shapes": [list(array.shape) for array in arrays]}, arrays
+
+
+def _told(error: Exception, outputs: list[str]) -> str:
+    if isinstance(error, KeyError) and error.args and error.args[0] in outputs:
+        return f"returns no '{error.args[0]}'"
+    line, frame = 0, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == "reference":
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    where = f"line {line}: " if line else ""
+    return f"{where}{type(error).__name__}: {str(error)[:300]}"
+
+
+def _array(np: Any, each: dict[str, Any]) -> Any:  # noqa: ANN401 - an array
+    array = np.empty(each["shape"], dtype=each["dtype"])
+    view = memoryview(array).cast("B") if array.size else memoryview(b"")
+    while view:
+        chunk = os.read(0, min(len(view), _CHUNK))
+        if not chunk:
+            os._exit(1)
+        view[: len(chunk)] = chunk
+        view = view[len(chunk) :]
+    return array
+
+
+def _line() -> bytes:
+    """Read one line, byte by byte: what follows it is data."""
+    found = bytearray()
+    while not found.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return b""
+        found += byte
+    return bytes(found)
+
+
+def _write(answer: dict[str, Any]) -> None:
+    _send(json.dumps(answer).encode() + b"\n")
+
+
+def _send(data: Any) -> None:  # noqa: ANN401 - bytes or a view
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+if __name__ == "__main__":
+    main()
