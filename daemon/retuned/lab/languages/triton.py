@@ -23,10 +23,11 @@ from typing import Any
 
 from retuned.contract import Definition, Language, Solution
 from retuned.errors import CandidateError, CompileFailed
+from retuned.lab.audit import AuditLimits, AuditReport, refusal
 from retuned.lab.languages.cpp_contract import ContractViolated
-from retuned.lab.languages.elf import BinaryAuditFailed
 from retuned.lab.languages.gpu import find_gpu, gpu_environment, target_of, variables
 from retuned.lab.languages.limits import CompileLimits
+from retuned.lab.languages.triton_audit import figures_of, report_of
 from retuned.runtime.spec import Refused
 from retuned.runtime.triton_bind import Binding, bind
 from retuned.runtime.triton_source import check_source
@@ -35,19 +36,14 @@ FALLBACK_ARCH = "gfx942"
 """What is compiled for where there is no GPU."""
 LIMITS = CompileLimits(wall_s=90.0, cpu_s=80, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
 """Bounds of one compilation; the vendor's assembler runs under the same."""
-SHARED_BYTES: Mapping[str, int] = {
-    "sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024, "sm_90": 227 * 1024,
-    "sm_100": 227 * 1024, "sm_120": 99 * 1024,
-    "gfx90a": 64 * 1024, "gfx942": 64 * 1024, "gfx950": 160 * 1024,
-}  # fmt: skip
-"""Most shared memory (LDS) of one program, from the vendors' occupancy tables; on other
-architectures the device itself refuses."""
 _PROGRAM = Path(__file__).with_name("triton_build.py")
 _ROOT = Path(__file__).resolve().parents[3]
 _SPECIALISATIONS = 4
 """Most lengths that one candidate is compiled for here; others are compiled by the child."""
 _GRID_YZ = 65_535
 """Programs along the second and third dimension of a launch, on NVIDIA GPUs."""
+_FORMAT = 2
+"""Of what is kept beside a compiled source."""
 _ANY_LENGTH = 128
 """Stands for a variable axis where no shape is known."""
 
@@ -63,18 +59,16 @@ class TritonBuilt:
     arch: str
     """What it was compiled for."""
     figures: tuple[Mapping[str, Any], ...]
-    """Shared memory, registers and spills, per compiled specialisation."""
+    """Lengths and figures, per compiled specialisation."""
+    reports: tuple[AuditReport, ...]
+    """The audit of each specialisation's binary."""
 
     @property
     def note(self) -> str:
         """The figures in one sentence."""
-        shared = max(int(each["shared_bytes"]) for each in self.figures)
-        registers = max(int(each.get("registers", 0)) for each in self.figures)
-        spilled = max(int(each.get("spilled", 0)) for each in self.figures)
-        return (
-            f"compiled for {self.arch}: {shared} bytes shared memory, {registers} registers, "
-            f"{spilled} spilled"
-        )
+        worst = max(self.reports, key=lambda report: (report.shared_bytes, report.registers))
+        notes = dict.fromkeys(note for report in self.reports for note in report.notes)
+        return "; ".join([f"compiled for {self.arch}: {worst.sentence}", *notes])
 
 
 def check_contract(
@@ -118,6 +112,7 @@ def build(
     shapes: Sequence[Mapping[str, int]] = (),
     limits: CompileLimits | None = None,
     arch: str | None = None,
+    audit_limits: AuditLimits | None = None,
 ) -> TritonBuilt:
     """Check, compile and audit one solution; cached by content, compiler and architecture.
 
@@ -135,6 +130,8 @@ def build(
         Bounds of the compiler.
     arch
         Architecture; None takes this machine's GPU, or else `FALLBACK_ARCH`.
+    audit_limits
+        A policy's, for scratch and spilled registers.
 
     Raises
     ------
@@ -145,7 +142,7 @@ def build(
     BinaryAuditFailed
         If the compiled code calls or keeps what a kernel has no use for.
     CandidateError
-        With reason ``over-limit`` if it wants more shared memory than a program may have.
+        With reason ``over-limit`` if it wants more than a program may have or a policy allows.
     """
     binding = check_contract(solution, definition, shapes=shapes)
     gpu = find_gpu()
@@ -156,18 +153,55 @@ def build(
     path, notes = cache_dir / f"{key}.py", cache_dir / f"{key}.json"
     if not notes.exists() or not path.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)
-        figures = _compile(solution, definition, lengths, arch, limits or LIMITS)
-        _audit(figures, arch=arch, shared_bytes=_shared(arch))
-        for target, text in ((path, source), (notes, json.dumps(figures))):
+        compiled = _compile(solution, definition, lengths, arch, limits or LIMITS)
+        found = [report_of(each, arch=arch) for each in compiled]
+        _raise(refusal(found))
+        kept = [figures_of(each, report) for each, report in zip(compiled, found, strict=True)]
+        for target, text in ((path, source), (notes, json.dumps(kept))):
             partial = target.with_suffix(f".{os.getpid()}.partial")
             partial.write_text(text, "utf-8")
             partial.replace(target)
+    figures = json.loads(notes.read_text("utf-8"))
+    reports = tuple(AuditReport.model_validate(each["audit"]) for each in figures)
+    _raise(refusal([report.within(audit_limits) for report in reports]))
     return TritonBuilt(
         path=path,
         sha256=hashlib.sha256(source.encode()).hexdigest(),
         arch=arch,
-        figures=tuple(json.loads(notes.read_text("utf-8"))),
+        figures=tuple(figures),
+        reports=reports,
     )
+
+
+def audit_solution(
+    solution: Solution,
+    definition: Definition,
+    *,
+    arch: str,
+    shapes: Sequence[Mapping[str, int]] = (),
+    limits: CompileLimits | None = None,
+    audit_limits: AuditLimits | None = None,
+) -> tuple[AuditReport, ...]:
+    """Check, compile and audit one solution; return findings instead of raising them.
+
+    Raises
+    ------
+    ContractViolated
+        If it is outside the contract.
+    CompileFailed
+        As `build`.
+    BinaryAuditFailed
+        If the compiled object cannot be read, or its text shows what its object does not.
+    """
+    binding = check_contract(solution, definition, shapes=shapes)
+    lengths = _specialisations(binding, definition, shapes)
+    compiled = _compile(solution, definition, lengths, arch, limits or LIMITS)
+    return tuple(report_of(each, arch=arch, limits=audit_limits) for each in compiled)
+
+
+def _raise(error: CandidateError | None) -> None:
+    if error is not None:
+        raise error
 
 
 def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
@@ -265,23 +299,6 @@ def _run(task: str, limits: CompileLimits) -> dict[str, Any]:
     return answer
 
 
-def _audit(figures: Sequence[Mapping[str, Any]], *, arch: str, shared_bytes: int) -> None:
-    for each in figures:
-        if each["odd"]:
-            raise BinaryAuditFailed(f"the compiled kernel {'; '.join(each['odd'])}"[:400])
-        if shared_bytes and each["shared_bytes"] > shared_bytes:
-            detail = f"{each['shared_bytes']} bytes of shared memory, {arch} has {shared_bytes}"
-            raise CandidateError("over-limit", detail=detail)
-
-
-def _shared(arch: str) -> int:
-    """Most shared memory of a program: what the device says, else the table; 0 where unknown."""
-    gpu = find_gpu()
-    if gpu is not None and gpu.arch == arch and gpu.shared_bytes:
-        return gpu.shared_bytes
-    return SHARED_BYTES.get(arch, 0)
-
-
 def _sanitised(text: str) -> str:
     """Shorten a compiler's complaint: no paths of this machine, no control characters."""
     text = re.sub(r"/[\w./+-]*/", "", text)
@@ -289,5 +306,7 @@ def _sanitised(text: str) -> str:
 
 
 def _cache_key(solution: Solution, arch: str, lengths: Sequence[Sequence[int]]) -> str:
-    body = f"{solution.digest}\n{gpu_environment().digest}\n{arch}\n{json.dumps(lengths)}"
+    body = (
+        f"{_FORMAT}\n{solution.digest}\n{gpu_environment().digest}\n{arch}\n{json.dumps(lengths)}"
+    )
     return hashlib.sha256(body.encode()).hexdigest()

@@ -7,13 +7,13 @@ looked for: Triton compiles for any target on any machine.
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import json
 import os
 import re
 import resource
 import signal
-import struct
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,18 +24,11 @@ _POINTERS = {
     "int64": "*i64", "int32": "*i32", "int8": "*i8", "uint8": "*u8", "bool": "*i1",
     "float8_e4m3fn": "*fp8e4nv", "float8_e4m3fnuz": "*fp8e4b8",
 }  # fmt: skip
+_OBJECT_MAX = 16 << 20
+"""Largest binary that is handed back."""
 _ALIGNED = [["tt.divisibility", 16]]
-_AMD = {
-    "registers": r"\.vgpr_count:\s+(\d+)",
-    "spilled": r"\.vgpr_spill_count:\s+(\d+)",
-    "private_bytes": r"\.private_segment_fixed_size:\s+(\d+)",
-}
 _CALLS = re.compile(r"^\s*\.extern\s+\.func[^;]*?(\w+)\s*\(|\b(vprintf|__assertfail)\b", re.M)
 _HOST_CALLS = re.compile(r"__ockl_hostcall\w*|__ockl_printf\w*|__assert_fail")
-_VARIABLES = re.compile(r"^\s*(?:\.visible\s+)?\.global\b[^;=\[]*?(\w+)\s*[;=\[]", re.M)
-_SIZED, _REGCOUNT = 4, 0x2F
-_CONSTANTS = "__cudart_"
-"""Tables of the vendor's mathematics, which nothing writes to."""
 
 
 def main() -> None:
@@ -105,7 +98,7 @@ def _compile(task: Mapping[str, Any], lengths: Sequence[int]) -> dict[str, Any]:
     )
     target = GPUTarget(*task["target"])
     compiled = triton.compile(source, target=target, options=dict(binding.options))
-    return {"lengths": list(lengths), **_figures(compiled)}
+    return {"lengths": list(lengths), **_figures(compiled, lanes=target.warp_size)}
 
 
 def _load(source: str) -> Any:  # noqa: ANN401 - the module
@@ -122,48 +115,24 @@ def _load(source: str) -> Any:  # noqa: ANN401 - the module
     return module
 
 
-def _figures(compiled: Any) -> dict[str, Any]:  # noqa: ANN401 - triton.CompiledKernel
-    """Return resources of the binary, and what in it a kernel has no use for."""
+def _figures(compiled: Any, *, lanes: int) -> dict[str, Any]:  # noqa: ANN401
+    """Return the binary, how it is launched, and what in its text a kernel has no use for."""
     text = str(compiled.asm.get("ptx") or compiled.asm.get("amdgcn") or "")
-    figures: dict[str, Any] = {"shared_bytes": int(compiled.metadata.shared)}
     if "ptx" in compiled.asm:
-        figures["registers"] = _registers(bytes(compiled.asm.get("cubin", b"")))
+        binary = compiled.asm["cubin"]
         called = [next(filter(None, found), "?") for found in _CALLS.findall(text)]
-        stored = [name for name in _VARIABLES.findall(text) if not name.startswith(_CONSTANTS)]
     else:
-        for name, pattern in _AMD.items():
-            found = re.search(pattern, text)
-            figures[name] = int(found[1]) if found else 0
+        binary = compiled.asm["hsaco"]
         called = sorted(set(_HOST_CALLS.findall(text)))
-        stored = [".data"] if re.search(r"^\s*\.(data|bss)\b", text, re.M) else []
-    figures["odd"] = [f"calls {name}" for name in called] + [f"keeps {name}" for name in stored]
-    return figures
-
-
-def _registers(binary: bytes) -> int:
-    """Most registers of a cubin's functions: ``REGCOUNT`` in its ``.nv.info``; 0 where absent."""
-    if binary[:5] != b"\x7fELF\x02":
-        return 0
-    (offset,) = struct.unpack_from("<Q", binary, 40)
-    size, count, names_at = struct.unpack_from("<3H", binary, 58)
-    headers = [struct.unpack_from("<IIQQQQII", binary, offset + size * n) for n in range(count)]
-    names = headers[names_at][4]
-    most = 0
-    for header in headers:
-        if binary[names + header[0] :].startswith(b".nv.info\0"):
-            most = max(most, _regcount(binary[header[4] : header[4] + header[5]]))
-    return most
-
-
-def _regcount(info: bytes) -> int:
-    """Walk the entries: form, attribute, and where the form has one, a sized value."""
-    at, most = 0, 0
-    while at + 4 <= len(info):
-        form, attribute, value = struct.unpack_from("<BBH", info, at)
-        if form == _SIZED and attribute == _REGCOUNT and at + 12 <= len(info):
-            most = max(most, struct.unpack_from("<II", info, at + 4)[1])
-        at += 4 + (value if form == _SIZED else 0)
-    return most
+    if len(binary) > _OBJECT_MAX:
+        raise ValueError(f"the compiled kernel has {len(binary)} bytes, more than {_OBJECT_MAX}")
+    return {
+        "shared_bytes": int(compiled.metadata.shared),
+        "threads": lanes * int(compiled.metadata.num_warps),
+        "name": str(compiled.metadata.name),
+        "odd": [f"calls {name}" for name in called],
+        "object": base64.b64encode(binary).decode(),
+    }
 
 
 def _short(error: Exception) -> str:

@@ -1,0 +1,281 @@
+"""A reader of 64-bit ELF objects that trusts no number in them.
+
+Every offset and count is checked against the bytes that are there before anything is made of it,
+so that a file of some kilobytes can cost no more than that; what is wrong is said with its place.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from retuned.errors import UnreadableInput
+
+MAX_BYTES = 64 * 2**20
+"""Largest object."""
+EM_CUDA, EM_AMDGPU = 190, 224
+"""Machines."""
+SHT_SYMTAB, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 2, 7, 8, 11
+"""Kinds of sections."""
+SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR = 1, 2, 4
+"""Flags of sections."""
+STT_OBJECT, STT_FUNC = 1, 2
+"""Kinds of symbols."""
+_MAX_SECTIONS = 8192
+_MAX_SYMBOLS = 200_000
+_MAX_NAME = 4096
+_PT_NOTE = 4
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_NOTE = struct.Struct("<III")
+
+
+class ObjectUnreadable(UnreadableInput):
+    """An object file is cut off, lies about its parts, or is none."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__("bad-object", where=where, message=problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One section."""
+
+    name: str
+    """Name."""
+    kind: int
+    """``SHT_``."""
+    flags: int
+    """``SHF_``."""
+    address: int
+    """Where it is loaded."""
+    offset: int
+    """First byte in the file."""
+    size: int
+    """Bytes; of ``SHT_NOBITS``, bytes in memory only."""
+    link: int
+    """Another section's index."""
+    info: int
+    """Meaning depends on the kind."""
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is in memory, writable, and not empty."""
+        return bool(self.flags & SHF_ALLOC and self.flags & SHF_WRITE and self.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symbol:
+    """One symbol."""
+
+    name: str
+    """Name; empty for sections' own."""
+    kind: int
+    """``STT_``."""
+    other: int
+    """Visibility, and on NVIDIA whether it is a kernel."""
+    section: int
+    """Index of its section; 0 where it is defined elsewhere."""
+    value: int
+    """Address, or offset in its section."""
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """One note."""
+
+    owner: str
+    """Who defines its kind."""
+    kind: int
+    """Kind."""
+    body: bytes
+    """Content."""
+
+
+class ElfFile:
+    """One object.
+
+    Parameters
+    ----------
+    data
+        The file.
+    where
+        Its name, for messages.
+
+    Raises
+    ------
+    ObjectUnreadable
+        If its headers cannot be; methods raise it for what they read.
+    """
+
+    def __init__(self, data: bytes, *, where: str) -> None:
+        self.where = where
+        self._data = data
+        if len(data) > MAX_BYTES:
+            raise self.broken(f"has {len(data)} bytes, more than {MAX_BYTES}")
+        if data[:4] != b"\x7fELF":
+            raise self.broken("is no ELF object")
+        header = _HEADER.unpack(self._take(0, _HEADER.size, "its header"))
+        identity = header[0]
+        if identity[4] != 2 or identity[5] != 1:
+            raise self.broken("is no 64-bit little-endian object")
+        self.abi, self.abi_version = identity[7], identity[8]
+        self.kind, self.machine, self.flags = header[1], header[2], header[7]
+        self._segments_at, self._segment_size, self._segments = header[5], header[9], header[10]
+        self.sections = self._read_sections(header[6], header[11], header[12], header[13])
+
+    def broken(self, problem: str) -> ObjectUnreadable:
+        """Return the error that names this file."""
+        return ObjectUnreadable(self.where, problem)
+
+    def content(self, section: Section) -> bytes:
+        """Bytes of a section; none where it is in memory only."""
+        if section.kind == SHT_NOBITS:
+            return b""
+        return self._take(section.offset, section.size, f"section '{section.name[:60]}'")
+
+    def symbols(self) -> list[Symbol]:
+        """Symbols of the full table, else of the dynamic one."""
+        for kind in (SHT_SYMTAB, SHT_DYNSYM):
+            for section in self.sections:
+                if section.kind == kind:
+                    return self._read_symbols(section)
+        return []
+
+    def dynamic_symbols(self) -> list[Symbol]:
+        """Symbols that a loader sees."""
+        found = (section for section in self.sections if section.kind == SHT_DYNSYM)
+        return [symbol for section in found for symbol in self._read_symbols(section)]
+
+    def notes(self) -> list[Note]:
+        """Return notes of segments, which loaders read, and of sections; each once."""
+        found: dict[tuple[str, int, bytes], Note] = {}
+        for block in self._note_blocks():
+            for note in self._read_notes(block):
+                found[(note.owner, note.kind, note.body)] = note
+        return list(found.values())
+
+    def at_address(self, address: int, size: int) -> bytes:
+        """Bytes that are loaded at an address.
+
+        Raises
+        ------
+        ObjectUnreadable
+            If no section holds all of them.
+        """
+        for section in self.sections:
+            inside = section.flags & SHF_ALLOC and section.kind != SHT_NOBITS
+            start = address - section.address
+            if inside and start >= 0 and start + size <= section.size:
+                return self.content(section)[start : start + size]
+        raise self.broken(f"has nothing of {size} bytes at address {address:#x}")
+
+    def _take(self, offset: int, size: int, what: str) -> bytes:
+        if offset < 0 or size < 0 or offset + size > len(self._data):
+            raise self.broken(
+                f"{what} lies at bytes {offset} to {offset + size} of {len(self._data)}"
+            )
+        return self._data[offset : offset + size]
+
+    def _read_sections(self, at: int, size: int, count: int, names: int) -> list[Section]:
+        if count == 0:
+            raise self.broken("has no sections; nothing can be checked")
+        if count > _MAX_SECTIONS or size != _SECTION.size or names >= count:
+            raise self.broken(f"has a table of {count} sections of {size} bytes, names in {names}")
+        table = self._take(at, size * count, "the table of sections")
+        rows = list(_SECTION.iter_unpack(table))
+        texts = self._take(rows[names][4], rows[names][5], "the names of sections")
+        return [
+            Section(
+                name=self._text(texts, row[0]),
+                kind=row[1],
+                flags=row[2],
+                address=row[3],
+                offset=row[4],
+                size=row[5],
+                link=row[6],
+                info=row[7],
+            )
+            for row in rows
+        ]
+
+    def _read_symbols(self, section: Section) -> list[Symbol]:
+        if section.size % _SYMBOL.size or section.size > _MAX_SYMBOLS * _SYMBOL.size:
+            raise self.broken(f"section '{section.name[:60]}' is no table of symbols")
+        if section.link >= len(self.sections):
+            raise self.broken(f"section '{section.name[:60]}' names no table of names")
+        texts = self.content(self.sections[section.link])
+        return [
+            Symbol(
+                name=self._text(texts, name),
+                kind=info & 15,
+                other=other,
+                section=index,
+                value=value,
+                size=size,
+            )
+            for name, info, other, index, value, size in _SYMBOL.iter_unpack(self.content(section))
+        ]
+
+    def _text(self, texts: bytes, at: int) -> str:
+        end = texts.find(b"\0", at, at + _MAX_NAME)
+        if at >= len(texts) or end < 0:
+            raise self.broken(f"names something at byte {at} of {len(texts)} of its names")
+        return texts[at:end].decode("ascii", "backslashreplace")
+
+    def _note_blocks(self) -> Iterator[bytes]:
+        if self._segments:
+            if self._segment_size != _SEGMENT.size:
+                raise self.broken(f"has segments of {self._segment_size} bytes")
+            table = self._take(
+                self._segments_at, _SEGMENT.size * self._segments, "the table of segments"
+            )
+            for kind, _, offset, _, _, size, _, _ in _SEGMENT.iter_unpack(table):
+                if kind == _PT_NOTE:
+                    yield self._take(offset, size, "a segment of notes")
+        for section in self.sections:
+            if section.kind == SHT_NOTE:
+                yield self.content(section)
+
+    def _read_notes(self, block: bytes) -> Iterator[Note]:
+        at = 0
+        while at + _NOTE.size <= len(block):
+            name_bytes, body_bytes, kind = _NOTE.unpack_from(block, at)
+            name_at = at + _NOTE.size
+            body_at = name_at + -(-name_bytes // 4) * 4
+            if body_at + body_bytes > len(block):
+                raise self.broken(f"a note claims {body_bytes} bytes, {len(block)} are there")
+            owner = block[name_at : name_at + name_bytes].rstrip(b"\0")
+            yield Note(
+                owner=owner[:64].decode("ascii", "backslashreplace"),
+                kind=kind,
+                body=block[body_at : body_at + body_bytes],
+            )
+            at = body_at + -(-body_bytes // 4) * 4
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file that may be an object.
+
+    Raises
+    ------
+    ObjectUnreadable
+        If it is too long.
+    UnreadableInput
+        If the file cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        raise UnreadableInput("unreadable-file", where=str(path), message=problem) from error
+    if len(data) > MAX_BYTES:
+        raise ObjectUnreadable(str(path), f"has more than {MAX_BYTES} bytes")
+    return data

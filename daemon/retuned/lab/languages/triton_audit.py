@@ -1,0 +1,61 @@
+"""The audit of what Triton compiled: its object file, and what its launcher adds."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from retuned.lab.audit import AuditLimits, AuditReport, ObjectUnreadable, audit_object
+from retuned.lab.languages.elf import BinaryAuditFailed
+from retuned.lab.languages.gpu import find_gpu
+
+
+def report_of(
+    compiled: Mapping[str, Any], *, arch: str, limits: AuditLimits | None = None
+) -> AuditReport:
+    """Audit one compiled specialisation, as the compiler's process answered.
+
+    Raises
+    ------
+    BinaryAuditFailed
+        If its text calls or keeps what a kernel has no use for, or its object cannot be read.
+    """
+    if compiled["odd"]:
+        raise BinaryAuditFailed(f"the compiled kernel {'; '.join(compiled['odd'])}"[:400])
+    try:
+        # Triton's shared memory is all asked for by its launcher; the object reserves none.
+        reports = audit_object(
+            base64.b64decode(compiled["object"], validate=True),
+            arch=arch,
+            entry=str(compiled["name"]),
+            threads=int(compiled["threads"]),
+            dynamic_shared_bytes=int(compiled["shared_bytes"]),
+            shared_limit_bytes=_device_limit(arch),
+            limits=limits,
+            where="the compiled kernel",
+        )
+    except (ObjectUnreadable, binascii.Error) as error:
+        raise BinaryAuditFailed(str(error)[:400]) from error
+    return reports[0]
+
+
+def figures_of(compiled: Mapping[str, Any], report: AuditReport) -> dict[str, Any]:
+    """Return what is kept of a compiled specialisation, as plain JSON."""
+    return {
+        "lengths": compiled["lengths"],
+        "shared_bytes": report.shared_bytes,
+        "registers": report.registers,
+        "spilled": report.spilled_registers or 0,
+        "private_bytes": report.scratch_bytes,
+        "audit": report.model_dump(mode="json"),
+    }
+
+
+def _device_limit(arch: str) -> int | None:
+    """Most shared memory of a program, where the device itself says so."""
+    gpu = find_gpu()
+    if gpu is not None and gpu.arch == arch and gpu.shared_bytes:
+        return gpu.shared_bytes
+    return None
