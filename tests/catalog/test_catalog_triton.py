@@ -60,6 +60,11 @@ REAL_HALVES = (
     "rope_bf16_q32_k8_d128",
     "softmax_bf16_n8192",
 )
+CROSSED = (
+    *(name for name in REAL if name.split("_")[0] not in ("add", "layernorm", "gelu", "rope")),
+    *REAL_HALVES,
+)
+"""Every source at least once; 16-bit forms widen what they load, and are compiled as such."""
 HALVES = {
     name.format(mark): axes
     for mark in ("_bf16", "_fp16")
@@ -118,8 +123,8 @@ def test_every_structure_computes_what_the_reference_does(name: str) -> None:
 @pytest.mark.usefixtures("_in_the_interpreter")
 @pytest.mark.parametrize("name", HALVES)
 def test_every_structure_computes_it_in_16_bits_too(name: str) -> None:
-    # The interpreter may cut off what a device rounds: one unit in the last place, not a half.
-    step = 2.0**-7 if "_bf16" in name else 2.0**-10
+    # Half a unit in the last place.
+    step = 2.0**-8 if "_bf16" in name else 2.0**-11
     check(catalog.get(name, language=Language.TRITON), HALVES[name], step=step)
 
 
@@ -230,7 +235,7 @@ def test_incumbents_and_first_starts_compile_for_nvidia_and_amd(tmp_path: Path) 
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", CROSS, *REAL, *REAL_HALVES],
+        [sys.executable, "-c", CROSS, *CROSSED],
         capture_output=True,
         text=True,
         env=env,
@@ -238,7 +243,7 @@ def test_incumbents_and_first_starts_compile_for_nvidia_and_amd(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr[-3000:]
     shared_bytes = json.loads(done.stdout)
-    assert len(shared_bytes) >= 3 * 2 * (len(REAL) + len(REAL_HALVES))
+    assert len(shared_bytes) >= 3 * 2 * len(CROSSED)
     for name, size in shared_bytes.items():
         limit = 64 << 10 if name.endswith("gfx942") else 160 << 10
         assert size <= limit, name

@@ -23,12 +23,10 @@ CPP = {
 }
 TRITON = {
     "topk_gating_e20_k3": {"M": 3},
-    "rmsnorm_bf16_h40": {"M": 3},
     "add_rmsnorm_bf16_h40": {"M": 3},
     "layernorm_fp16_h40": {"M": 3},
     "gelu_mul_bf16_i40": {"M": 3},
     "rope_bf16_q3_k1_d24": {"M": 2, "P": 20},
-    "softmax_fp16_n40": {"M": 3},
 }
 WRONG = {
     "add_rmsnorm_h72": [
