@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from retuned.cli.doctor import doctor, examine
 from retuned.cli.places import cautions
 from retuned.cli.probe import Fact, Level, Probe
 from retuned.errors import MissingDependency
+from retuned.lab.harness.isolation import Isolation, isolation
 from retuned.lab.languages.gpu import Gpu
 from retuned.settings import Settings
 
 STATE = Path("/state")
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
+WALLS = Isolation(system_calls=True, network=True, files=4, bubblewrap=False)
 GFX942 = "cpu_cores_count 0\ngfx_target_version 90402\nsimd_count 1216\n"
 
 
@@ -58,6 +61,8 @@ def machine(
         "names": lambda _: ["trace.json"],
         "writable": lambda _: True,
         "gpu": lambda: None,
+        "library": lambda _: None,
+        "isolation": lambda: WALLS,
         "environment": {},
     }
     return Probe(**(values | changes))
@@ -95,6 +100,7 @@ def test_on_a_good_machine_all_is_well() -> None:
         (machine(read=lambda _: None), "seccomp", Level.LIMITED, "seccomp"),
         (machine(run=lambda _: None), "user-namespaces", Level.LIMITED, "seccomp alone"),
         (machine(environment={"RETUNED_RUNTIME": "off"}), "runtime-switch", Level.LIMITED, "unset"),
+        (machine(isolation=lambda: replace(WALLS, files=0)), "landlock", Level.LIMITED, "5.13"),
     ],
 )
 def test_what_is_lacking_comes_with_what_to_do(
@@ -217,7 +223,26 @@ def test_this_machine_answers_every_question(tmp_path: Path) -> None:
     assert found["python"].level is Level.OK
     assert found["state-folder"].level is Level.OK
     assert not (tmp_path / "new").exists()  # asking changes nothing
-    assert len(found) == 17
+    assert len(found) == 21
+
+
+def test_the_walls_around_candidates_and_the_compilers_are_named() -> None:
+    libraries = {"nvrtc": "libnvrtc.so.13"}
+    found = facts(machine(library=libraries.get, isolation=lambda: replace(WALLS, bubblewrap=True)))
+    assert found["landlock"].value == "version 4"
+    assert found["bubblewrap"].value.startswith("present")
+    assert found["nvrtc"].value == "libnvrtc.so.13"
+    assert "not compiled for AMD" in found["hiprtc"].value
+
+
+def test_what_keeps_candidates_in_is_asked_of_this_kernel() -> None:
+    found = isolation()
+    assert found == isolation()
+    everything = Isolation(system_calls=True, network=True, files=1, bubblewrap=False)
+    assert everything.missing == ()
+    nothing = Isolation(system_calls=False, network=False, files=0, bubblewrap=False)
+    assert len(nothing.missing) == 3
+    assert found.as_dict().keys() == {"system_calls", "network", "files", "bubblewrap"}
 
 
 def gpu(arch: str) -> Gpu:

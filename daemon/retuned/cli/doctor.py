@@ -55,6 +55,7 @@ def examine(probe: Probe, settings: Settings) -> tuple[Fact, ...]:
         *_frameworks(probe),
         *_devices(probe),
         *_gpu_lab(probe),
+        *_compilers(probe),
         *_sandbox(probe),
         _switch(probe),
     )
@@ -142,6 +143,14 @@ def _gpu_lab(probe: Probe) -> Iterator[Fact]:
     yield fact("gpu-launcher", compiler is not None, compiler or "no C compiler", advice)
 
 
+def _compilers(probe: Probe) -> Iterator[Fact]:
+    """Say which vendor's run-time compiler of GPU C++ is there."""
+    for name, vendor in (("nvrtc", "NVIDIA"), ("hiprtc", "AMD")):
+        found = probe.library(name)
+        value = found or f"none; GPU C++ is not compiled for {vendor} here"
+        yield Fact(name=name, level=Level.OK, value=value)
+
+
 def _gfx(properties: str) -> str:
     """Return the architecture of a KFD node, such as ``gfx942``; empty for a CPU."""
     found = re.search(r"^gfx_target_version ([0-9]+)$", properties, re.MULTILINE)
@@ -166,6 +175,13 @@ def _sandbox(probe: Probe) -> Iterator[Fact]:
     spaces = probe.run(["unshare", "--user", "--map-root-user", "true"]) is not None
     advice = "seccomp alone keeps variants off the network; an administrator may open namespaces"
     yield fact("user-namespaces", spaces, "open" if spaces else "closed", advice)
+    walls = probe.isolation()
+    advice = "seccomp alone keeps variants from files; Linux 5.13 and newer have Landlock"
+    value = f"version {walls.files}" if walls.files else "absent"
+    yield fact("landlock", bool(walls.files), value, advice)
+    value = "present" if walls.bubblewrap else "absent"
+    told = f"{value}; not needed, variants' processes give up their rights themselves"
+    yield Fact(name="bubblewrap", level=Level.OK, value=told)
 
 
 def _switch(probe: Probe) -> Fact:

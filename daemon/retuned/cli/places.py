@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from retuned.adapters.policy_files import load_policies
+from retuned.catalog.own import load_definitions
 from retuned.cli.probe import Fact, Level, Probe, fact
 from retuned.errors import RetunedError
 from retuned.settings import Settings
@@ -26,6 +27,8 @@ def places(probe: Probe, settings: Settings) -> Iterator[Fact]:
     if not settings.policy_files:
         value = "none set; without policy_files nothing is ever swapped"
         yield Fact(name="policy", level=Level.OK, value=value)
+    for path in settings.definition_files:
+        yield _definitions(path)
     yield _sockets(probe, settings)
 
 
@@ -70,6 +73,15 @@ def folder_problem(folder: Path, *, names: Callable[[Path], Sequence[str]]) -> s
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return ""
+
+
+def _definitions(path: Path) -> Fact:
+    try:
+        names = ", ".join(own.name for own in load_definitions([path]))
+    except RetunedError as error:
+        advice = f"{error}; `retuned run` does not start with it"
+        return fact("definition", False, str(path), advice)
+    return fact("definition", bool(names), f"{path}: {names}", "holds no definition")
 
 
 def _policy(path: Path) -> Fact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.metadata
 import os
 import platform
@@ -14,6 +15,7 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
+from retuned.lab.harness.isolation import Isolation, isolation
 from retuned.lab.languages.gpu import Gpu, find_gpu
 
 _MOST_NAMES = 10_000
@@ -81,6 +83,16 @@ def _writable(folder: Path) -> bool:
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
+def _library(name: str) -> str | None:
+    """Return a shared library: the system's, or one that a Python package brought."""
+    found = ctypes.util.find_library(name)
+    if found is not None:
+        return found
+    folders = (Path(each) for each in sys.path if each)
+    brought = (path for folder in folders for path in folder.glob(f"nvidia/*/lib/lib{name}.so*"))
+    return next((path.name for path in brought), None)
+
+
 def _names(folder: Path) -> Sequence[str]:
     with os.scandir(folder) as entries:
         return [entry.name for entry in islice(entries, _MOST_NAMES)]
@@ -112,5 +124,9 @@ class Probe:
     """What lies in a folder, unless it is a lot; raises `OSError`."""
     gpu: Callable[[], Gpu | None] = find_gpu
     """The GPU as PyTorch sees it; raises `MissingDependency`."""
+    library: Callable[[str], str | None] = _library
+    """File of a shared library, by its name without ``lib``."""
+    isolation: Callable[[], Isolation] = isolation
+    """What keeps candidates in."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Environment variables."""

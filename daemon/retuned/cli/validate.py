@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +11,8 @@ from pydantic import Field, ValidationError
 
 from retuned import catalog
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
+from retuned.cli.shapes import lab_folder, learn, named, shape_of_text, workloads_for
 from retuned.contract import (
-    Definition,
     Dim,
     Language,
     Name,
@@ -35,10 +34,6 @@ from retuned.strict_yaml import NotPlainYaml, parse, read_text
 
 _MAX_BYTES = 2_000_000
 _HEADER = re.compile(r"\A\s*(//|#) ---[ \t]*\n((?:\1[^\n]*\n)*?)\1 ---[ \t]*\n")
-_LENGTHS = (1, 64, 256)
-"""Lengths of the first variable axis where nobody says which shapes matter."""
-_OTHER_LENGTH = 256
-"""Length of every other variable axis."""
 
 
 class Header(Record):
@@ -69,7 +64,11 @@ def validate(
         ),
     ],
     definition: Annotated[
-        str | None, typer.Option(help="What it computes, such as rmsnorm_h1024.")
+        str | None,
+        typer.Option(
+            help="What it computes: a name such as rmsnorm_h1024, or a definition file of your own "
+            "(.yaml)."
+        ),
     ] = None,
     at: Annotated[
         list[str] | None,
@@ -81,7 +80,9 @@ def validate(
     as_json: JsonFlag = False,
 ) -> None:
     """Prove or refute a candidate: contract, memory, numerics, speed. Exit code 0 if it wins."""
-    solution, shapes = read_candidate(candidate, definition=definition)
+    learn(None)
+    name = named(definition) if definition is not None else None
+    solution, shapes = read_candidate(candidate, definition=name)
     entry = catalog.get(solution.definition, language=solution.language)
     timed = is_timed(environment_of(solution.language))
     if not timed:
@@ -89,7 +90,8 @@ def validate(
             "No GPU here: Triton is interpreted. What is wrong is found; times mean nothing, and "
             "nothing is promoted."
         )
-    workloads = _workloads(entry.definition, [_shape(text) for text in at or ()] or list(shapes))
+    asked = [shape_of_text(text, option="--at") for text in at or ()]
+    workloads = workloads_for(entry.definition, asked or list(shapes))
     say(
         f"Validating {solution.name} against {entry.incumbent.name} at {len(workloads)} shapes, "
         f"about {seconds:.0f} s."
@@ -174,7 +176,7 @@ def _measure(
         environment=toolchain.environment().digest,
     )
     lab = open_lab(
-        _cache_dir(),
+        lab_folder(),
         generators={"given": lambda _plan: GivenGenerator([solution])},
         lab=LabSettings(final_s=0.5 * seconds),
     )
@@ -227,30 +229,6 @@ def _first_problem(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"]) or "header"
     return f"{place}: {first['msg']}"
-
-
-def _shape(text: str) -> dict[str, int]:
-    pairs = [part.partition("=") for part in text.split(",")]
-    if not all(name and sign and digits.strip().isdecimal() for name, sign, digits in pairs):
-        raise UsageError(f"--at {text}: write a shape like M=64 or T=1,S=512")
-    return {name.strip(): int(digits) for name, _, digits in pairs}
-
-
-def _workloads(definition: Definition, shapes: list[dict[str, int]]) -> tuple[Workload, ...]:
-    variable = definition.variable_axes
-    if not shapes:
-        first, others = variable[:1], dict.fromkeys(variable[1:], _OTHER_LENGTH)
-        shapes = [{**dict.fromkeys(first, length), **others} for length in _LENGTHS]
-    for shape in shapes:
-        if set(shape) != set(variable):
-            raise UsageError(f"{definition.name} needs the axes {', '.join(variable)}, got {shape}")
-    unique = {tuple(sorted(shape.items())): shape for shape in shapes}
-    return tuple(Workload(definition=definition.name, axes=axes) for axes in unique.values())
-
-
-def _cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "retuned" / "lab"
 
 
 def _print(verdict: Verdict) -> None:

@@ -1,0 +1,257 @@
+"""``retuned kernels bench NAME``: the incumbent against the best that a search finds, here."""
+
+from __future__ import annotations
+
+import json as json_module
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from retuned import catalog
+from retuned.adapters.flashinfer_bench import export_trace, traces_of
+from retuned.catalog import Entry
+from retuned.cli.output import JsonFlag, cell, check_writable, emit_json, safe, say, stdout
+from retuned.cli.shapes import (
+    DefinitionFileOption,
+    lab_folder,
+    learn,
+    named,
+    shape_of_text,
+    workloads_for,
+)
+from retuned.cli.state import ConfigOption
+from retuned.contract import Language, Workload
+from retuned.errors import MissingDependency, UsageError
+from retuned.experiment import open_lab
+from retuned.lab.bay import LabSettings
+from retuned.lab.languages.gpu import find_gpu
+from retuned.lab.toolchain import is_timed, toolchain_for
+from retuned.ports import Finding
+from retuned.stages.experiment import Budget, ExperimentPlan
+from retuned.stages.verdict import Status
+
+_FINAL_SHARE = 0.15
+"""Part of the time that one finalist's re-measurement may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benched:
+    """What was measured."""
+
+    entry: Entry
+    """The kernel."""
+    workloads: tuple[Workload, ...]
+    """The shapes."""
+    findings: tuple[Finding, ...]
+    """Every candidate."""
+    environment: Mapping[str, Any]
+    """Where."""
+
+    @property
+    def best(self) -> Finding | None:
+        """Return the winner, or else the fastest that was measured to the end; None if none was."""
+        measured = [found for found in self.findings if found.verdict.shapes]
+        return max(measured, key=_merit, default=None)
+
+
+def bench(
+    name: Annotated[
+        str, typer.Argument(help="A definition such as rmsnorm_h1024, or a YAML file of your own.")
+    ],
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="A shape, such as M=64 or T=1,S=512; several times for several shapes."),
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="cpu_cpp or triton; else triton where there is a GPU.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=5.0, help="Time to spend on it all.")] = 60.0,
+    candidates: Annotated[int, typer.Option(min=1, help="Most variants to compile.")] = 16,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Write every outcome here too, as FlashInfer-Bench traces (JSONL)."),
+    ] = None,
+    config: ConfigOption = None,
+    definition_file: DefinitionFileOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Measure the incumbent against the best that a search finds on this machine."""
+    learn(config, definition_file or ())
+    known = named(name)
+    if traces is not None:
+        check_writable(traces)
+    entry = catalog.get(known, language=_language(known, language))
+    workloads = workloads_for(
+        entry.definition, [shape_of_text(text, option="--shape") for text in shape or ()]
+    )
+    benched = measure(entry, workloads, seconds=seconds, candidates=candidates)
+    if traces is not None:
+        _write_traces(benched, traces)
+    body = answer(benched)
+    if json:
+        emit_json(body)
+    else:
+        _print(body)
+
+
+def measure(
+    entry: Entry, workloads: Sequence[Workload], *, seconds: float, candidates: int
+) -> Benched:
+    """Search, and judge what was found.
+
+    Raises
+    ------
+    MissingDependency
+        If times would mean nothing here: Triton without a GPU is interpreted.
+    """
+    toolchain = toolchain_for(entry.incumbent.language)
+    environment = toolchain.environment()
+    if not is_timed(environment):
+        raise MissingDependency(
+            "no GPU here: Triton would be interpreted, and its times mean nothing. `retuned "
+            "validate` says whether a variant is right; --language cpu_cpp measures the processor"
+        )
+    shapes = "1 shape" if len(workloads) == 1 else f"{len(workloads)} shapes"
+    say(f"Measuring {entry.definition.name} at {shapes}, about {seconds:.0f} s.")
+    plan = ExperimentPlan(
+        id=f"bench-{secrets.token_hex(8)}",
+        hypothesis="bench",
+        definition=entry.definition.name,
+        workloads=tuple(workloads),
+        incumbent=entry.incumbent.digest,
+        budget=Budget(
+            max_candidates=candidates, max_seconds=seconds + toolchain.pace.start_s, finalists=1
+        ),
+        environment=environment.digest,
+    )
+    settings = LabSettings(final_s=_FINAL_SHARE * seconds)
+    lab = open_lab(lab_folder(), solutions=[entry.incumbent], lab=settings)
+    findings = []
+    for found in lab.run(plan, known={}):
+        findings.append(found)
+        say(f"  {safe(found.solution.name, limit=80)}: {found.verdict.reason}")
+    return Benched(
+        entry=entry,
+        workloads=tuple(workloads),
+        findings=tuple(findings),
+        environment=environment.model_dump(mode="json"),
+    )
+
+
+def answer(benched: Benched) -> dict[str, Any]:
+    """Return the object that ``--json`` prints; fields are added, never renamed."""
+    best = benched.best
+    incumbent = benched.entry.incumbent
+    reasons = Counter(str(found.verdict.reason) for found in benched.findings)
+    return {
+        "definition": benched.entry.definition.name,
+        "language": str(incumbent.language),
+        "environment": dict(benched.environment),
+        "incumbent": {
+            "name": incumbent.name,
+            "params": dict(incumbent.params),
+            "digest": incumbent.digest,
+        },
+        "candidates": len(benched.findings),
+        "verdicts": dict(sorted(reasons.items())),
+        "best": None if best is None else _found(best),
+        "shapes": [
+            {
+                "axes": dict(each.axes),
+                "incumbent_us": each.incumbent_us,
+                "best_us": each.candidate_us,
+                "speedup": each.speedup.model_dump(mode="json"),
+                "floor_us": each.floor_us,
+            }
+            for each in (best.verdict.shapes if best is not None else ())
+        ],
+    }
+
+
+def _found(best: Finding) -> dict[str, Any]:
+    verdict = best.verdict
+    return {
+        "name": best.solution.name,
+        "structure": best.solution.structure,
+        "params": dict(best.solution.params),
+        "digest": best.solution.digest,
+        "status": str(verdict.status),
+        "reason": str(verdict.reason),
+        "detail": verdict.detail,
+        "guard": verdict.guard.model_dump(mode="json"),
+        "speedup": verdict.speedup.model_dump(mode="json") if verdict.speedup else None,
+        "noise_floor_ratio": verdict.noise_floor_ratio,
+    }
+
+
+def _merit(found: Finding) -> tuple[bool, float]:
+    speedup = found.verdict.speedup
+    return found.verdict.status is Status.PROMOTE, speedup.lower if speedup else 0.0
+
+
+def _language(name: str, said: str | None) -> Language:
+    there = catalog.languages(name)
+    if said is not None:
+        if said not in [str(each) for each in Language]:
+            raise UsageError(f"--language {said}: there are {', '.join(Language)}")
+        return Language(said)
+    if Language.TRITON in there:
+        try:
+            found = find_gpu()
+        except MissingDependency:
+            found = None
+        if found is not None:
+            return Language.TRITON
+    return there[0] if there else Language.CPU_CPP
+
+
+def _write_traces(benched: Benched, path: Path) -> None:
+    toolchain = toolchain_for(benched.entry.incumbent.language)
+    now = datetime.now(UTC).replace(microsecond=0)
+    lines = [
+        json_module.dumps(export_trace(trace, benched.entry.definition), allow_nan=False)
+        for found in benched.findings
+        for trace in traces_of(
+            found, benched.workloads, environment=toolchain.environment(), measured_at=now
+        )
+    ]
+    try:
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    say(f"{len(lines)} traces are in {path}")
+
+
+def _print(body: Mapping[str, Any]) -> None:
+    out = stdout()
+    best = body["best"]
+    reasons = ", ".join(f"{count} {reason}" for reason, count in body["verdicts"].items())
+    out.print(safe(f"{body['candidates']} candidates: {reasons or 'no time for one'}", limit=400))
+    if best is None:
+        out.print("None was measured to the end; the incumbent stays.")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("shape", "incumbent us", "best us", "speedup", "interval", "floor us"):
+        table.add_column(column, justify="left" if column == "shape" else "right")
+    for each in body["shapes"]:
+        speedup, floor = each["speedup"], each["floor_us"]
+        table.add_row(
+            cell(", ".join(f"{name}={length}" for name, length in each["axes"].items())),
+            f"{each['incumbent_us']:.2f}",
+            f"{each['best_us']:.2f}",
+            f"{speedup['point']:.3f}x",
+            f"{speedup['lower']:.3f} to {speedup['upper']:.3f}",
+            f"{floor:.2f}" if floor else "unknown",
+        )
+    out.print(table)
+    out.print(safe(f"incumbent {body['incumbent']['name']}", limit=300), soft_wrap=True)
+    out.print(safe(f"best      {best['name']}", limit=300), soft_wrap=True)
+    text = f"{best['status']}: {best['reason']}; {best['detail']}"
+    out.print(safe(text, limit=1000), soft_wrap=True)

@@ -1,0 +1,221 @@
+"""``retuned kernels`` and ``retuned validate --definition FILE`` as their user sees them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from retuned import catalog
+from retuned.adapters.flashinfer_bench import import_trace
+from retuned.cli.kernels import app
+from retuned.cli.validate import validate
+from retuned.contract import Solution
+from retuned.errors import MissingDependency, RetunedError, UnreadableInput, UsageError
+from retuned.lab.languages.gpu import find_gpu
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "scale_bias"
+NAME = "scale_bias_h1024"
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("RETUNED_CONFIG", raising=False)
+    monkeypatch.delenv("RETUNED_DEFINITION_FILES", raising=False)
+    yield
+    catalog.forget()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "mine"))
+
+
+def run(*words: str | Path, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(map(str, words)))
+    if isinstance(result.exception, RetunedError):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return str(result.stdout)
+
+
+def test_the_list_names_the_catalogs_families_and_ones_own(folder: Path) -> None:
+    body = json.loads(run("list", "--json", "--definition-file", folder))
+    found = {row["name"]: row for row in body["kernels"]}
+    assert found["rmsnorm_h{H}"]["origin"] == "catalog"
+    assert found[NAME] == {
+        "name": NAME,
+        "op_type": "scale_bias",
+        "description": "y = x + residual * scale + bias, with a scale and a bias per channel",
+        "origin": "own",
+        "languages": ["cpu_cpp", "triton"],
+    }
+    text = run("list", "--definition-file", folder)
+    assert NAME in text
+    assert "rmsnorm_h{H}" in text
+
+
+def test_the_settings_name_ones_own_definitions(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETUNED_DEFINITION_FILES", str(folder))
+    assert NAME in run("list")
+    assert json.loads(run("show", NAME, "--json"))["origin"] == "own"
+
+
+def test_show_says_what_a_kernel_computes_and_what_may_run(folder: Path) -> None:
+    body = json.loads(run("show", folder / "scale_bias.yaml", "--json"))
+    assert body["axes"]["H"] == {"length": 1024}
+    assert body["inputs"]["scale"] == {"shape": ["H"], "dtype": "float32", "constant": True}
+    rows = body["languages"]["cpu_cpp"]["structures"][1]
+    assert (rows["name"], rows["points"]) == ("rows", 9)
+    assert body["languages"]["triton"]["incumbent"]["params"] == {"BLOCK": 256, "num_warps": 4}
+    text = run("show", folder / "scale_bias.yaml", "--reference")
+    assert "incumbent scale_bias.plain" in text
+    assert "residual * scale" in text
+    assert "rmsnorm" in run("show", "rmsnorm_h64")
+
+
+@pytest.mark.parametrize("name", ["rmsnorm_h{H}", "rmsnorm"])
+def test_a_family_is_asked_for_its_lengths(name: str) -> None:
+    with pytest.raises(UsageError, match="such as rmsnorm_h1024"):
+        run("show", name)
+
+
+def test_an_unknown_name_and_a_broken_file_are_told(folder: Path) -> None:
+    with pytest.raises(UsageError, match="no definition"):
+        run("show", "nonsense_h1")
+    with pytest.raises(UnreadableInput, match="cannot"):
+        run("show", folder / "absent.yaml")
+    path = folder / "scale_bias.yaml"
+    path.write_text(path.read_text().replace("flops: 3", "flop: 3"))
+    with pytest.raises(UnreadableInput, match="did you mean flops"):
+        run("show", path)
+
+
+def test_bench_measures_the_incumbent_against_what_a_search_finds(
+    folder: Path, tmp_path: Path
+) -> None:
+    traces = tmp_path / "traces.jsonl"
+    words: list[str | Path] = [
+        "bench",
+        folder / "scale_bias.yaml",
+        "--shape",
+        "M=3",
+        "--language",
+        "cpu_cpp",
+    ]
+    limits: list[str | Path] = ["--seconds", "6", "--candidates", "2", "--traces", traces]
+    body = json.loads(run(*words, *limits, "--json"))
+    assert body["definition"] == NAME
+    assert body["candidates"] == 2
+    assert sum(body["verdicts"].values()) == 2
+    assert body["environment"]["arch"].startswith("cpu:")
+    if body["best"] is not None:
+        (shape,) = body["shapes"]
+        assert shape["axes"] == {"M": 3}
+        assert shape["incumbent_us"] > shape["floor_us"] > 0.0
+        assert shape["speedup"]["lower"] <= shape["speedup"]["upper"]
+    read = [import_trace(json.loads(line), where="t") for line in traces.read_text().splitlines()]
+    assert all(each.trace.definition == NAME for each in read)
+    assert len(read) >= (1 if body["best"] is not None else 0)
+
+
+def test_bench_without_a_gpu_measures_no_triton(folder: Path) -> None:
+    if find_gpu() is not None:
+        pytest.skip("there is a GPU")
+    with pytest.raises(MissingDependency, match="no GPU here"):
+        run("bench", folder / "scale_bias.yaml", "--language", "triton")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--shape", "M"], "write a shape like"),
+        (["--shape", "M=1,M=2"], "twice"),
+        (["--shape", "T=1"], "needs the axes M"),
+        (["--language", "rust"], "there are cpu_cpp"),
+        (["--language", "gpu_cpp"], "no kernels in gpu_cpp"),
+    ],
+)
+def test_bench_says_what_it_wants(folder: Path, words: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        run("bench", folder / "scale_bias.yaml", *words)
+
+
+def test_lengths_that_a_definition_is_not_for_are_refused(folder: Path) -> None:
+    path = folder / "scale_bias.yaml"
+    path.write_text(path.read_text() + "\nwhere: M <= 512\n")
+    with pytest.raises(UsageError, match="only for lengths where M <= 512"):
+        run("bench", path, "--shape", "M=513")
+
+
+def test_what_is_exported_is_imported_again(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    run("export", folder / "scale_bias.yaml", "--out", out)
+    (definition,) = out.glob("definitions/scale_bias/*.json")
+    solutions = sorted(out.glob(f"solutions/scale_bias/{NAME}/*.json"))
+    assert len(solutions) == 2
+    (read,) = json.loads(run("import", definition, "--json"))["documents"]
+    assert (read["kind"], read["usable"]) == ("definition", True)
+    back = tmp_path / "back"
+    for path in solutions:
+        assert "usable" in run("import", path, "--out", back)
+    kept = [Solution.model_validate_json(path.read_text()) for path in back.iterdir()]
+    run("show", folder / "scale_bias.yaml")
+    wanted = {catalog.get(NAME, language=each).incumbent.digest for each in catalog.languages(NAME)}
+    assert {each.digest for each in kept} == wanted
+
+
+def test_without_a_folder_all_is_on_stdout() -> None:
+    body = json.loads(run("export", "softmax_n64"))
+    assert body["definition"]["name"] == "softmax_n64"
+    assert {each["spec"]["language"] for each in body["solutions"]} == {"cpp", "triton"}
+
+
+def test_host_code_is_read_and_there_is_nothing_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.json"
+    body = {
+        "name": "theirs",
+        "definition": "softmax_n64",
+        "author": "someone",
+        "spec": {"language": "python", "target_hardware": ["X"], "entry_point": "main.py::run"},
+        "sources": [{"path": "main.py", "content": "raise SystemExit(1)"}],
+    }
+    path.write_text(json.dumps(body))
+    assert "not a candidate here (host-code)" in run("import", path)
+    with pytest.raises(UsageError, match="can be used here, so nothing"):
+        run("import", path, "--out", tmp_path / "out")
+
+
+@pytest.fixture
+def validating() -> typer.Typer:
+    made = typer.Typer()
+    made.command()(validate)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reasons"),
+    [
+        ("+ bias[h]", "", {"wrong-output"}),
+        ("", "", {"faster", "slower", "not-faster-enough", "within-noise", "lost-search"}),
+    ],
+)
+def test_a_candidate_for_ones_own_definition_is_validated(
+    folder: Path, validating: typer.Typer, old: str, new: str, reasons: set[str]
+) -> None:
+    path = folder / "candidate.cpp"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    words = [path, "--definition", folder / "scale_bias.yaml", "--json", "--seconds", "5"]
+    result = CliRunner().invoke(validating, list(map(str, words)))
+    assert result.exit_code in (0, 1), result.output
+    assert json.loads(result.stdout)["reason"] in reasons
