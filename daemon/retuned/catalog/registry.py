@@ -10,8 +10,14 @@ from retuned.catalog import (
     add_rmsnorm,
     attention,
     gated,
+    gemm,
+    gemm_fp8,
     layernorm,
     linear_w8,
+    linear_w8_bf16,
+    moe_gemm,
+    paged_attention,
+    quant,
     rmsnorm,
     rope,
     softmax,
@@ -41,6 +47,15 @@ _FAMILIES: tuple[Family, ...] = (
     *softmax.FAMILIES,
     topk_gating.FAMILY,
     attention.FAMILY,
+    gemm.FAMILY,
+    gemm_fp8.FAMILY,
+    gemm_fp8.FNUZ,
+    linear_w8_bf16.FAMILY,
+    quant.FP8,
+    quant.FNUZ,
+    quant.INT8,
+    paged_attention.FAMILY,
+    moe_gemm.FAMILY,
 )
 _TRITON: dict[str, Callable[[Definition], tuple[tuple[Space, ...], Params]]] = {
     "linear_w8": triton_linear.linear_w8,
@@ -145,9 +160,9 @@ def get(definition_name: str, *, language: Language | None = None) -> Entry:
         constants = family.parse(definition_name)
         if constants is not None:
             return _in_language(family, family.build(definition_name, constants), language)
-    known = ", ".join(family.template for family in _FAMILIES)
+    templates = ", ".join(family.template for family in _FAMILIES)
     raise UsageError(
-        f"no definition '{definition_name[:80]}' in the catalog; names look like {known} "
+        f"no definition '{definition_name[:80]}' in the catalog; names look like {templates} "
         f"with lengths up to {LONGEST}"
     )
 

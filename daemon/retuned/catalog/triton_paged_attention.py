@@ -1,0 +1,66 @@
+"""Decoding over a paged cache in Triton: a query head a program, or all that share their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from retuned.catalog.entry import Params, Space, constant
+from retuned.catalog.triton_space import fitting, next_pow2, space, warps
+from retuned.contract import Definition
+
+LEAST_GROUP = 16
+"""Rows of the smallest matrix that matrix units take."""
+
+
+def paged_attention(definition: Definition) -> tuple[tuple[Space, ...], Params]:
+    """Return the spaces and the incumbent's point in the first."""
+    head = next_pow2(constant(definition, "D"))
+    shared = constant(definition, "H") // constant(definition, "G")
+    rows = max(LEAST_GROUP, next_pow2(shared))
+
+    def fits(params: Params, _definition: Definition) -> bool:
+        keys, stages = int(params["BLOCK_S"]), int(params["num_stages"])
+        staged = 2 * (2 * keys * head * stages + rows * (head + keys))
+        return staged <= 200 << 10 and warps(params, keys * head, least=4, most=128)
+
+    sizes: dict[str, tuple[int | str, ...]] = {
+        "BLOCK_D": (head,),
+        "BLOCK_S": (16, 32, 64, 128, 256),
+        "num_warps": (1, 2, 4, 8),
+        "num_stages": (1, 2, 3),
+    }
+
+    def points(axes: Mapping[str, int], **more: int) -> tuple[Params, ...]:
+        keys = 64 if axes["W"] > 1 else 32
+        return tuple(
+            {**more, "BLOCK_D": head, "BLOCK_S": block, "num_warps": 4, "num_stages": stages}
+            for block, stages in ((keys, 2), (32, 2), (16, 1))
+        )
+
+    query = space(
+        "query",
+        "triton_paged_attention_query.py",
+        grid=("B * H",),
+        params=sizes,
+        starts=points,
+        rank=lambda _axes: 0 if shared == 1 else 1,
+        valid=fits,
+    )
+    groups = space(
+        "groups",
+        "triton_paged_attention_groups.py",
+        grid=("B * G",),
+        params={"BLOCK_G": (rows,), **sizes},
+        starts=lambda axes: points(axes, BLOCK_G=rows),
+        rank=lambda _axes: 1 if shared == 1 else 0,
+        valid=fits,
+    )
+    for block in (32, 16):
+        point: Params = {"BLOCK_D": head, "BLOCK_S": block, "num_warps": 4, "num_stages": 2}
+        if shared == 1 and query.constraints(point, definition):
+            return (query, groups), point
+        wide: Params = {"BLOCK_G": rows, **point}
+        if shared > 1 and groups.constraints(wide, definition):
+            return (groups, query), wide
+    first, other = (query, groups) if shared == 1 else (groups, query)
+    return (first, other), fitting(first, definition).starts({"W": 1})[0]
