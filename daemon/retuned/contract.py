@@ -251,6 +251,10 @@ class Solution(Record):
     """Class of its author."""
     author: str = ""
     """Generator or person, for the record; no decision reads it."""
+    parents: tuple[Digest, ...] = Field(default=(), max_length=16)
+    """Digests of the variants it was made from; for the record."""
+    prompt: Digest | None = None
+    """Digest of the prompt that a model answered with it; for the record. None where none did."""
 
     @property
     def digest(self) -> str:

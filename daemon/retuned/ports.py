@@ -17,7 +17,7 @@ from retuned.contract import Definition, Digest, Solution, Workload, digest_of
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.swap import SwapOrder
 from retuned.stages.trace import LaunchRecord
-from retuned.stages.verdict import Verdict
+from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
 from retuned.stages.watch import WatchSample
 
 
@@ -104,6 +104,16 @@ class Swapper(Protocol):
         ------
         TemporaryError
             If the server does not answer; it may be starting or gone.
+        """
+        ...
+
+    def environments(self) -> Sequence[ServerEnvironment]:
+        """Return what each process says that it runs on.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer.
         """
         ...
 
@@ -276,6 +286,36 @@ class ChatModel(Protocol):
 
     def exchanges(self) -> Sequence[tuple[ChatRequest, ChatAnswer]]:
         """Return every question that was answered, oldest first."""
+        ...
+
+
+class Verifier(Protocol):
+    """Says whether somebody signed something."""
+
+    def check(self, payload: bytes, *, key: str, signature: bytes) -> EvidenceFault | None:
+        """Return what is wrong with a signature: ``evidence-key-unknown``, ``evidence-altered``.
+
+        Raises
+        ------
+        UnreadableInput
+            If the keys cannot be read; treat that as doubt.
+        """
+        ...
+
+
+class Notary(Verifier, Protocol):
+    """Signs what was measured, and knows its own signatures."""
+
+    def sign(self, payload: bytes) -> tuple[str, bytes]:
+        """Return the name of the key and the signature; a first key is made where there is none.
+
+        Raises
+        ------
+        UnreadableInput
+            If the key is there and cannot be used.
+        TemporaryError
+            If no key can be kept.
+        """
         ...
 
 

@@ -16,11 +16,13 @@ import pytest
 from retuned.adapters.runtime_socket import FakeSwapper, RuntimeSocket
 from retuned.contract import Digest, Guard
 from retuned.errors import CandidateError, TemporaryError
+from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.ports import SlotState, Swapper
 from retuned.runtime import attach
 from retuned.runtime.shadow import Comparison
 from retuned.runtime.variant import LOADERS
 from retuned.stages.swap import SwapKind, SwapOrder
+from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 
 NAMES = ("a", "b")
@@ -210,6 +212,15 @@ def test_what_is_not_there_is_refused(swapper: Swapper, tmp_path: Path) -> None:
     assert caught.value.reason == "artifact-missing"
 
 
+def test_each_process_says_what_it_runs_on(swapper: Swapper) -> None:
+    here = cpu_environment().arch
+    if isinstance(swapper, FakeSwapper):
+        swapper.runs_on = ServerEnvironment(process="1", cpu=here)
+    (found,) = swapper.environments()
+    assert found.cpu == here
+    assert found.device == "", "no launch has used one"
+
+
 def test_a_bypass_keeps_the_order(swapper: BypassingSwapper, tmp_path: Path) -> None:
     swapper.bypass("a", on=True)
     assert not state(swapper).bypassed, "there is nothing to bypass"
@@ -236,6 +247,7 @@ def test_a_server_that_is_away_is_a_temporary_error(tmp_path: Path) -> None:
         for call in (
             swapper.slots,
             swapper.samples,
+            swapper.environments,
             lambda s=swapper: s.commit(order(None, epoch=1)),
         ):
             with pytest.raises(TemporaryError):
@@ -273,6 +285,23 @@ def serve_nonsense(path: Path, reply: bytes) -> socket.socket:
 def test_a_runtime_that_talks_nonsense_is_a_temporary_error(tmp_path: Path, reply: bytes) -> None:
     with serve_nonsense(tmp_path / "x.sock", reply), pytest.raises(TemporaryError):
         RuntimeSocket(tmp_path / "x.sock", timeout_s=5).slots()
+
+
+@pytest.mark.parametrize(
+    "reply", [b'{"ok":true,"pid":1}\n', b'{"ok":true,"pid":1,"environment":7}\n']
+)
+def test_a_runtime_that_does_not_say_what_it_runs_on_is_asked_again(
+    tmp_path: Path, reply: bytes
+) -> None:
+    with serve_nonsense(tmp_path / "x.sock", reply), pytest.raises(TemporaryError):
+        RuntimeSocket(tmp_path / "x.sock", timeout_s=5).environments()
+
+
+def test_what_an_older_runtime_leaves_out_is_not_known(tmp_path: Path) -> None:
+    reply = b'{"ok":true,"pid":1,"environment":{"machine":"x","torch":"2.1","numerics":[1]}}\n'
+    with serve_nonsense(tmp_path / "x.sock", reply):
+        (found,) = RuntimeSocket(tmp_path / "x.sock", timeout_s=5).environments()
+    assert (found.torch, found.cpu, dict(found.numerics)) == ("2.1", "", {})
 
 
 def test_workers_are_driven_alike_and_reported_as_one(

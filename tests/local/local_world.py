@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.local.proofs import MACHINE, measured, proof
+
 from retuned.adapters.approvals import Approvals
 from retuned.adapters.clock import FakeClock
+from retuned.adapters.envelopes import seal
 from retuned.adapters.local_lab import FakeBench
 from retuned.adapters.runtime_fake import FakeSwapper
+from retuned.adapters.signing import FakeNotary
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import FakeTelemetry
 from retuned.adapters.trace_folder import FakeTraceSource
@@ -25,11 +30,11 @@ from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.gate import DecisionKind, KernelTuningPolicy, SwapDecision
 from retuned.stages.swap import SwapOrder
 from retuned.stages.trace import LaunchRecord, ShapeSource
-from retuned.stages.verdict import Interval, Reason, ShapeResult, Status, Verdict
+from retuned.stages.verdict import Interval, Reason, ServerEnvironment, judge
 from retuned.stages.watch import WatchSettings
 
 KERNEL = "linear"
-ENVIRONMENT = digest_of("this machine")
+ENVIRONMENT = MACHINE.digest
 WINDOW = timedelta(seconds=5)
 
 
@@ -54,30 +59,18 @@ WINNER = solution("winner", "panels")
 LOSER = solution("loser", "rows")
 
 
-def finding(candidate: Solution, *, speedup: float, status: Status, reason: Reason) -> Finding:
-    interval = Interval(lower=speedup * 0.95, point=speedup, upper=speedup * 1.05, confidence=0.99)
-    shape = ShapeResult(
-        axes={"M": 256},
-        weight=1.0,
-        incumbent_us=100.0,
-        candidate_us=100.0 / speedup,
-        speedup=interval,
-    )
-    verdict = Verdict(
-        status=status,
-        reason=reason,
-        gate="G6",
-        candidate=candidate.digest,
-        incumbent=INCUMBENT.digest,
-        speedup=interval,
-        noise_floor_ratio=1.01,
-        shapes=(shape,),
-    )
+def interval(speedup: float) -> Interval:
+    return Interval(lower=speedup * 0.95, point=speedup, upper=speedup * 1.05, confidence=0.99)
+
+
+def finding(candidate: Solution, *, speedup: float, reason: Reason) -> Finding:
+    verdict = judge(measured(candidate.digest, INCUMBENT.digest, interval(speedup)))
+    assert verdict.reason is reason
     return Finding(solution=candidate, verdict=verdict, seconds=1.0)
 
 
-LOST = finding(LOSER, speedup=0.9, status=Status.REJECT, reason=Reason.SLOWER)
-WON = finding(WINNER, speedup=2.0, status=Status.PROMOTE, reason=Reason.FASTER)
+LOST = finding(LOSER, speedup=0.9, reason=Reason.SLOWER)
+WON = finding(WINNER, speedup=2.0, reason=Reason.FASTER)
 
 
 class Kernels:
@@ -107,6 +100,8 @@ class Kernels:
 class Lab(FakeBench):
     """Finds the winner only where it may look beyond the audited structure; counts what is paid."""
 
+    clock: FakeClock
+    documents: dict[Digest, bytes]
     paid: list[tuple[str, Digest]]
     boundary: Callable[[str], None]
     failures: dict[Digest, Exception]
@@ -120,8 +115,27 @@ class Lab(FakeBench):
         for found in (LOST,) if plan.structures == ("rows",) else (LOST, WON):
             if found.solution.digest not in known:
                 self.paid.append((plan.id, found.solution.digest))
-                yield found
+                yield self.proven(plan, found)
                 self.boundary("finding-stored")
+
+    def proven(self, plan: ExperimentPlan, found: Finding) -> Finding:
+        """Write down what it rests on, as the lab does."""
+        assert found.verdict.speedup is not None
+        document = proof(
+            found.solution,
+            incumbent=plan.incumbent,
+            plan=plan.id,
+            speedup=found.verdict.speedup,
+            at=self.clock.now(),
+        )
+        data = document.model_dump_json().encode()
+        digest = "sha256:" + hashlib.sha256(data).hexdigest()
+        self.documents[digest] = data
+        verdict = found.verdict.model_copy(update={"evidence": digest})
+        return replace(found, verdict=verdict)
+
+    def evidence(self, digest: Digest) -> bytes | None:
+        return self.documents.get(digest)
 
 
 class Server(FakeSwapper):
@@ -175,6 +189,7 @@ class World:
     paid: list[tuple[str, Digest]] = field(default_factory=list)
     bench_failures: dict[Digest, Exception] = field(default_factory=dict)
     policies_gone: bool = False
+    notary: FakeNotary = field(default_factory=FakeNotary)
     boundaries: int = 0
     kill_at: int | None = None
     watch: WatchSettings = field(default_factory=lambda: WatchSettings(min_checks=10, min_s=1.0))
@@ -182,6 +197,7 @@ class World:
     def __post_init__(self) -> None:
         self.server = Server(definitions=[KERNEL])
         self.server.boundary = self.boundary
+        self.server.runs_on = ServerEnvironment(process="1", cpu=MACHINE.arch)
         self.telemetry = FakeTelemetry()
         self.policies: Sequence[KernelTuningPolicy] = (auto_policy(),)
         self.start()
@@ -206,6 +222,7 @@ class World:
         known = [batch.id for batch in self.store.list(Kind.BATCH)]
         bench = Lab(script={}, root=self.folder)
         bench.paid, bench.boundary = self.paid, self.boundary
+        bench.clock, bench.documents = self.clock, {}
         bench.failures = self.bench_failures
         self.loop = Loop(
             Context(
@@ -215,6 +232,7 @@ class World:
                 traces=FakeTraceSource(self.files, known=known),
                 swapper=self.server,
                 bench=bench,
+                notary=self.notary,
                 settings=LoopSettings(
                     target="demo",
                     window=WINDOW,
@@ -233,6 +251,15 @@ class World:
         """Start again after a kill: files are still there, memory is not."""
         self.store.close()
         self.start()
+
+    def prove(
+        self, candidate: Solution, *, baseline: Digest, plan: str, speedup: Interval
+    ) -> Digest:
+        """Keep signed evidence that something is faster."""
+        document = proof(
+            candidate, incumbent=baseline, plan=plan, speedup=speedup, at=self.clock.now()
+        )
+        return self.store.put_blob(seal(document.model_dump_json().encode(), notary=self.notary))
 
     def window(self, m: int) -> None:
         """Let one window of traffic go by: a trace file of launches at M = m lands in it."""

@@ -46,6 +46,7 @@ def propose(
 ) -> str:
     """Write a proposal that waits, and the finding that holds its artifact's source."""
     now = world.clock.now()
+    speedup = Interval(lower=1.9, point=2.0, upper=2.1, confidence=0.99)
     values: dict[str, Any] = {
         "id": digest_of([artifact.digest, baseline]),
         "target": "demo",
@@ -53,13 +54,13 @@ def propose(
         "artifact": artifact.digest,
         "baseline": baseline,
         "guard": Guard(),
-        "speedup": Interval(lower=1.9, point=2.0, upper=2.1, confidence=0.99),
+        "speedup": speedup,
         "share": 0.5,
         "expected_saving": 0.2,
         "risk": Risk.LOW,
         "risk_reasons": (),
         "trust": TrustClass.PARAMETERS,
-        "evidence": digest_of("numbers"),
+        "evidence": world.prove(artifact, baseline=baseline, plan="e", speedup=speedup),
         "experiment": "e",
         "requested_by": "retuned",
         "created_at": now,

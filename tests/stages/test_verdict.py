@@ -26,7 +26,7 @@ from retuned.stages.verdict import (
 )
 
 CANDIDATE, INCUMBENT = "sha256:" + "c" * 64, "sha256:" + "d" * 64
-PASSED = tuple(Check(gate=gate) for gate in ("G1", "G2", "G3", "G4", "G5", "G6"))
+PASSED = tuple(Check(gate=gate) for gate in ("G0", "G1", "G2", "G3", "G4", "G5", "G6"))
 
 
 def interval(lower: float, point: float, upper: float, confidence: float = 0.99) -> Interval:
@@ -72,7 +72,7 @@ def test_a_win_with_complete_evidence_is_promoted_with_its_numbers() -> None:
     assert verdict.guard.bounds == {"M": (57, 64)}
 
 
-@pytest.mark.parametrize("gate", ["G1", "G2", "G3", "G4", "G6"])
+@pytest.mark.parametrize("gate", ["G0", "G1", "G2", "G3", "G4", "G6"])
 def test_a_gate_without_evidence_never_promotes(gate: str) -> None:
     checks = tuple(check for check in PASSED if check.gate != gate)
     verdict = judge(evidence(GOOD, checks=checks))
@@ -90,7 +90,7 @@ def test_a_finalist_that_was_not_measured_again_is_not_promoted() -> None:
     assert (verdict.status, verdict.reason) == (Status.AMBIGUOUS, Reason.TOO_FEW_SAMPLES)
 
 
-@given(st.sampled_from(sorted(set(Reason) - {Reason.HARNESS_FAILED})), st.integers(0, 5))
+@given(st.sampled_from(sorted(set(Reason) - {Reason.HARNESS_FAILED})), st.integers(0, 6))
 def test_any_failed_check_rejects_with_its_own_reason(reason: Reason, place: int) -> None:
     checks = list(PASSED)
     checks[place] = checks[place].model_copy(update={"reason": reason})
@@ -100,7 +100,7 @@ def test_any_failed_check_rejects_with_its_own_reason(reason: Reason, place: int
 
 
 def test_a_failure_of_the_lab_says_nothing_about_the_candidate() -> None:
-    checks = (*PASSED[:3], Check(gate="G4", reason=Reason.HARNESS_FAILED))
+    checks = (*PASSED[:4], Check(gate="G4", reason=Reason.HARNESS_FAILED))
     assert judge(evidence(GOOD, checks=checks)).status is Status.AMBIGUOUS
 
 

@@ -11,9 +11,11 @@ from retuned.contract import Digest
 from retuned.errors import CandidateError, TemporaryError
 from retuned.ports import SlotState
 from retuned.stages.swap import SwapOrder
+from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 
 _RETRY_S = 1.0
+_UNKNOWN = ServerEnvironment(process="fake")
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class FakeSwapper:
     """Fields of `WatchSample` to report per slot, set by the test."""
     launches: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
     """Launches to report per slot, set by the test."""
+    runs_on: ServerEnvironment = _UNKNOWN
+    """What it says that it runs on, set by the test."""
     _half_done: dict[str, int] = field(default_factory=dict)
     _orders: dict[str, SwapOrder] = field(default_factory=dict)
     _prepared: set[tuple[str, Digest]] = field(default_factory=set)
@@ -64,6 +68,11 @@ class FakeSwapper:
             )
             for name in self.definitions
         ]
+
+    def environments(self) -> Sequence[ServerEnvironment]:
+        """Return what the test says; see `Swapper.environments`."""
+        self._answer()
+        return [self.runs_on]
 
     def samples(self) -> Sequence[WatchSample]:
         """Return what the test says was counted; see `Swapper.samples`."""

@@ -23,10 +23,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from retuned.adapters.runtime_facts import server_environment
 from retuned.adapters.runtime_fake import FakeSwapper
 from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.ports import SlotState
 from retuned.stages.swap import SwapOrder
+from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 
 __all__ = ["FakeSwapper", "RuntimeSocket"]
@@ -82,6 +84,10 @@ class RuntimeSocket:
             for sample in samples:
                 found[sample.definition][process] = sample
         return [_merge_samples(samples) for samples in found.values()]
+
+    def environments(self) -> Sequence[ServerEnvironment]:
+        """Return what each process runs on; see `Swapper.environments`."""
+        return list(self._reports({"op": "hello"}, server_environment).values())
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
         """Prepare in every process; see `Swapper.prepare`."""

@@ -26,6 +26,7 @@ from retuned.cli.state import (
     short,
 )
 from retuned.errors import Refused, UsageError
+from retuned.local.proving import read
 from retuned.stages.gate import (
     DecisionKind,
     GateDecision,
@@ -82,8 +83,10 @@ def show(
         decisions = at.approvals.decisions(stored.id)
         orders = [o for o in at.store.list("order") if o.body.get("proposal") == stored.id]
         events = at.store.events(id=stored.id)
+        evidence = read(at.store, at.notary, proposal.evidence)
     if json:
         body = review_text.summary(stored, proposal, gate)
+        body["evidence"] = review_text.evidence_summary(proposal, evidence)
         body["proposal"] = proposal.model_dump(mode="json")
         body["gate"] = gate.model_dump(mode="json") if gate else None
         body["decisions"] = [d.model_dump(mode="json") for d in decisions]
@@ -91,7 +94,9 @@ def show(
         body["history"] = [review_text.line(event) for event in events]
         emit_json(body)
         return
-    review_text.print_proposal(stored, proposal, gate=gate, decisions=decisions, now=at.now)
+    review_text.print_proposal(
+        stored, proposal, gate=gate, decisions=decisions, evidence=evidence, now=at.now
+    )
     review_text.print_events(events)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
+from retuned.cli.evidence_text import gates_line
 from retuned.cli.output import cell, safe, stdout
 from retuned.cli.state import ago, short
+from retuned.local.proving import Read
 from retuned.ports import Event, Stored
 from retuned.stages.gate import (
     DecisionKind,
@@ -41,6 +43,17 @@ def summary(stored: Stored, proposal: Proposal, gate: GateDecision | None) -> di
         "expires_at": proposal.expires_at.isoformat(),
         "gate": None if gate is None else gate.model_dump(mode="json"),
         "sentence": None if gate is None else explain(gate),
+    }
+
+
+def evidence_summary(proposal: Proposal, evidence: Read) -> dict[str, Any]:
+    """Return the stable JSON of what a proposal rests on."""
+    document, doubt = evidence.document, evidence.doubt
+    return {
+        "digest": proposal.evidence,
+        "verified": doubt is None,
+        "reason": None if doubt is None else str(doubt.fault),
+        "gates": {} if document is None else dict(document.gates()),
     }
 
 
@@ -88,6 +101,7 @@ def print_proposal(
     *,
     gate: GateDecision | None,
     decisions: Sequence[SwapDecision],
+    evidence: Read,
     now: datetime,
 ) -> None:
     """Print everything a person needs to decide."""
@@ -111,6 +125,7 @@ def print_proposal(
         ("risk", "; ".join((proposal.risk.value, *proposal.risk_reasons))),
         ("source", "generated" if proposal.trust.value == "L" else "audited, other parameters"),
         ("evidence", proposal.evidence or "none"),
+        ("gates", _gates(evidence)),
         ("asked by", f"{proposal.requested_by}, {ago(proposal.created_at, now=now)}"),
         ("expires", ago(proposal.expires_at, now=now)),
         ("gate", explain(gate) if gate else "not judged yet; is the daemon running?"),
@@ -167,6 +182,14 @@ def print_events(events: Sequence[Event]) -> None:
             cell(detail),
         )
     stdout().print(table)
+
+
+def _gates(evidence: Read) -> str:
+    """Name the gates that were passed, and whether that is to be believed."""
+    said = gates_line(evidence.document) if evidence.document is not None else "not known"
+    if evidence.doubt is None:
+        return f"{said}; the evidence is signed and whole"
+    return f"{said}; NOT VERIFIED, it will not be swapped: {evidence.doubt.detail}"
 
 
 def _speedup(proposal: Proposal) -> str:

@@ -13,6 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from retuned.adapters.approvals import Approvals, Identity, local_identity
+from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import DATABASE, SqliteStore
 from retuned.errors import UnreadableInput, UsageError
 from retuned.ports import Store, Stored
@@ -36,6 +37,8 @@ class Desk:
     """The state, shared with the daemon."""
     approvals: Approvals
     """People's side of it."""
+    notary: Ed25519Notary
+    """The installation's keys."""
     identity: Identity
     """Who gives the command."""
     now: datetime
@@ -64,6 +67,7 @@ def desk(config: Path | None, state_dir: Path | None, *, create: bool = False) -
         yield Desk(
             store=store,
             approvals=Approvals(store),
+            notary=Ed25519Notary(settings.keys),
             identity=local_identity(settings.group_map),
             now=datetime.now(UTC),
         )

@@ -21,6 +21,7 @@ from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.oracle import Tolerance
 from retuned.lab.subject import Array, Subject, make_inputs
 from retuned.lab.toolchain import Toolchain, clone_of, lend_tools, toolchain_for
+from retuned.stages.verdict import Isolation
 
 _ARENA_MAX_BYTES = 8 * 2**30
 
@@ -36,13 +37,15 @@ class LabSettings:
     hopeless_ratio: float = 1 / 3
     """A candidate this slow on the costliest shape is not timed further."""
     final_s: float = 5.0
-    """Timing of one finalist."""
+    """Timing of one finalist until the first look."""
     final_blocks: int = 12
-    """Blocks per shape of a finalist, over all processes."""
+    """Blocks per shape of a finalist at the first look; further processes add as many each."""
     final_units: int = 2
     """Least ABBA units of candidate and incumbent per block of a finalist; two pairs each."""
     processes: int = 2
-    """Fresh processes per finalist."""
+    """Fresh processes per finalist before anybody looks."""
+    most_processes: int = 8
+    """Most of them, where looking does not decide sooner and there is time."""
     launch_timeout_s: float | None = None
     """Bound of one launch, beyond twenty times the incumbent's time; None takes the language's."""
     compile: CompileLimits | None = None
@@ -100,6 +103,7 @@ class Bay:
         self._stack = ExitStack()
         self._sets: dict[tuple[object, ...], list[dict[str, Array]]] = {}
         self._slowest_us = 0.0
+        self._confined = False
         try:
             self.toolchain.program.warm()
             self.incumbent = self.compiled(incumbent)
@@ -136,6 +140,23 @@ class Bay:
             limits=self.settings.compile,
         ).variant
 
+    @property
+    def isolation(self) -> Isolation:
+        """What stands between candidates and this machine, and what is missing of it."""
+        program = self.toolchain.program
+        missing = []
+        if not self._confined:
+            missing.append("system calls are not filtered: that needs x86-64 and seccomp")
+        if program.mirrored:
+            missing.append("a process that drives a device may open files")
+        if not program.fences:
+            missing.append("pages of a device cannot be made unreadable: red zones alone")
+        return Isolation(
+            system_calls_filtered=self._confined,
+            memory_check=program.memory_check,
+            missing=tuple(missing),
+        )
+
     def clone(self) -> Variant:
         """Return the incumbent under another path: the same bytes, loaded a second time."""
         return clone_of(self.incumbent)
@@ -143,6 +164,7 @@ class Bay:
     def open_book(self, seeds: Seeds, stack: ExitStack) -> CaseBook:
         """Open a book of cases whose incumbent lives in its own child until `stack` closes."""
         runner = stack.enter_context(self.runner(self.incumbent))
+        self._confined = runner.confined
         return CaseBook(self.subject, incumbent=runner, seeds=seeds)
 
     def case(self, book: CaseBook, cell: Cell) -> Case:

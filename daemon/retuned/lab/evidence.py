@@ -53,10 +53,13 @@ def final_timing(
     """Return what the judge may know of a re-measurement; None where shapes lack blocks.
 
     `adjusted_p` is the Holm-adjusted p-value of this finalist over all shapes; parts of the shapes
-    are adjusted by the number of `finalists` times the number of parts (Bonferroni).
+    are adjusted by the number of `finalists` times the number of parts (Bonferroni). Where there
+    are parts, the whole and the parts share the chance of a mistake in halves. Bounds and p-values
+    hold at whichever look the measuring ended.
     """
+    blocks = _blocks(timed)
     shapes = [
-        _shape_result(samples, workload, floor(workload.axes))
+        _shape_result(samples, workload, floor(workload.axes), blocks=blocks)
         for samples, workload in zip(timed.samples, workloads, strict=True)
     ]
     known = [shape for shape in shapes if shape is not None]
@@ -66,29 +69,37 @@ def final_timing(
     if not math.isfinite(noise):
         return None
     groups = groups_of([dict(workload.axes) for workload in workloads])
+    halves = 2 if len(groups) > 1 else 1
     return Timing(
         shapes=tuple(known),
         groups=tuple(
             _group(
                 timed.samples,
                 members,
-                adjusted_p=adjusted_p,
-                family=finalists * len(groups),
+                adjusted_p=min(1.0, halves * adjusted_p),
+                family=halves * finalists * max(1, len(groups) - 1),
+                blocks=blocks,
                 settings=settings,
             )
             for members in groups
         ),
         noise_floor_ratio=noise,
-        blocks=min(len(np.unique(samples.block)) for samples in timed.samples),
+        blocks=blocks,
         pairs=min(len(samples.block) for samples in timed.samples),
         processes=timed.processes,
+        looks=timed.looks,
     )
 
 
 def adjusted_p_values(finals: Sequence[Timed], settings: JudgeSettings) -> tuple[float, ...]:
     """Holm-adjusted p-value of every finalist for "not faster by the required gain"."""
-    found = [combine(timed.samples) if timed.passed else None for timed in finals]
-    return holm([_p(each, settings) for each in found])
+    return holm([p_value(timed, settings) for timed in finals])
+
+
+def p_value(timed: Timed, settings: JudgeSettings) -> float:
+    """p-value of one finalist over all shapes, before it is adjusted; 1 where nothing is known."""
+    weighted = combine(timed.samples) if timed.passed else None
+    return _p(weighted, settings, blocks=_blocks(timed)) if weighted is not None else 1.0
 
 
 def gather(
@@ -113,7 +124,14 @@ def gather(
     )
 
 
-def _shape_result(samples: ShapeSamples, workload: Workload, floor: float) -> ShapeResult | None:
+def _blocks(timed: Timed) -> int:
+    """Fewest blocks of any shape."""
+    return min((len(np.unique(samples.block)) for samples in timed.samples), default=0)
+
+
+def _shape_result(
+    samples: ShapeSamples, workload: Workload, floor: float, *, blocks: int
+) -> ShapeResult | None:
     own = estimate(samples)
     if own is None:
         return None
@@ -122,7 +140,7 @@ def _shape_result(samples: ShapeSamples, workload: Workload, floor: float) -> Sh
         weight=workload.weight,
         incumbent_us=float(np.median(samples.incumbent_us)),
         candidate_us=float(np.median(samples.candidate_us)),
-        speedup=own.interval(_SHAPE_CONFIDENCE),
+        speedup=own.anytime_interval(_SHAPE_CONFIDENCE, blocks=blocks),
         floor_us=floor,
     )
 
@@ -133,6 +151,7 @@ def _group(
     *,
     adjusted_p: float,
     family: int,
+    blocks: int,
     settings: JudgeSettings,
 ) -> GroupTiming:
     chosen = [samples[index] for index in members]
@@ -140,23 +159,23 @@ def _group(
     assert weighted is not None, "every shape has an estimate by now"
     confidence = 1.0 - settings.alpha
     whole = len(members) == len(samples)
+    own_p = _p(weighted, settings, blocks=blocks)
     return GroupTiming(
         members=members,
-        speedup=_cautious(weighted.interval(confidence), chosen, confidence),
+        speedup=_cautious(weighted.anytime_interval(confidence, blocks=blocks), chosen, confidence),
         # A part picked after the fact had as many chances as there are parts.
-        p_value=adjusted_p if whole else min(1.0, family * max(_p(weighted, settings), 0.0)),
+        p_value=adjusted_p if whole else min(1.0, family * own_p),
     )
 
 
 def _cautious(speedup: Interval, samples: Sequence[ShapeSamples], confidence: float) -> Interval:
-    """Take the lower of the t bound and the bootstrap's."""
+    """Take the lower of the anytime-valid bound and the bootstrap's, which sees skew."""
     cost = sum(each.weight * float(np.median(each.incumbent_us)) for each in samples)
     saved, _, _ = bootstrap_saving(samples, confidence=confidence, seed=_BOOTSTRAP_SEED)
     lower = cost / (cost - saved) if saved < cost else speedup.lower
     return speedup.model_copy(update={"lower": min(speedup.lower, max(lower, 1e-9))})
 
 
-def _p(weighted: Estimate | None, settings: JudgeSettings) -> float:
-    if weighted is None:
-        return 1.0
-    return weighted.p_value(-math.log1p(-min(settings.min_gain_ratio, 0.99)))
+def _p(weighted: Estimate, settings: JudgeSettings, *, blocks: int) -> float:
+    threshold = -math.log1p(-min(settings.min_gain_ratio, 0.99))
+    return weighted.anytime_p_value(threshold, blocks=blocks, alpha=settings.alpha)

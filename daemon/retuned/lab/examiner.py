@@ -1,18 +1,22 @@
 """Takes one candidate through the gates and gathers evidence; decides nothing.
 
 G1 contract, G2 compile and audit, G3 memory, G4 numerics, G5 search timing, G6 hold-out: fresh
-processes, new secret seeds, a clone of the incumbent in the same run.
+processes, new secret seeds, a clone of the incumbent in the same run, and a look after each process
+beyond the fewest: measuring ends when the caller says that it is decided, or when time is up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from retuned.contract import Solution
+from retuned.contract import Digest, Solution
 from retuned.errors import CandidateError
 from retuned.lab.bay import Bay, units_within
 from retuned.lab.harness.cases import CaseBook, Cell, Seeds
@@ -44,6 +48,10 @@ class Timed:
     """Positions in the plan's workloads."""
     processes: int = 0
     """Fresh processes the samples come from."""
+    looks: int = 1
+    """How often it was asked whether that is enough."""
+    commitment: Digest | None = None
+    """Digest of the secret that its inputs and orders were drawn from; None if it is the bay's."""
 
     @property
     def passed(self) -> bool:
@@ -66,7 +74,11 @@ class Examiner:
             return None, (failed_check("G1", error),)
         except CandidateError as error:
             return None, (Check(gate="G1"), failed_check("G2", error))
-        return variant, (Check(gate="G1"), Check(gate="G2", detail=variant.note))
+        figures: dict[str, Any] = {"audit": list(variant.audit)} if variant.audit else {}
+        return variant, (
+            Check(gate="G1"),
+            Check(gate="G2", detail=variant.note, figures=figures),
+        )
 
     def correct(self, variant: Variant, *, book: CaseBook | None = None) -> tuple[Check, ...]:
         """Gates G3 and G4 in a fresh child; the first failure ends them."""
@@ -117,34 +129,72 @@ class Examiner:
             processes=1,
         )
 
-    def final(self, variant: Variant) -> Timed:
-        """Gate G6: everything from zero, in fresh processes, on new seeds, beside a clone."""
-        bay, seeds = self._bay, Seeds()
-        checks = [self._hold_out(variant, seeds)]
-        pairs: list[Pairs] = [[] for _ in bay.workloads]
-        done = 0
+    def final(
+        self,
+        variant: Variant,
+        *,
+        decided: Callable[[Timed], bool] = lambda _timed: False,
+        until_s: float = math.inf,
+    ) -> Timed:
+        """Gate G6: everything from zero, in fresh processes, on new seeds, beside a clone.
+
+        Parameters
+        ----------
+        decided
+            Looks at what was measured so far and says whether that is enough; asked after each
+            process once there are the fewest.
+        until_s
+            On the monotonic clock: no further process begins that would not end by then.
+        """
+        seeds = Seeds()
+        result = Timed(checks=(self._hold_out(variant, seeds),), commitment=seeds.commitment)
+        pairs: list[Pairs] = [[] for _ in self._bay.workloads]
+        most, looks = max(self._bay.settings.processes, self._bay.settings.most_processes), 0
+        for process in range(most):
+            if not result.passed:
+                break
+            begin_s = time.monotonic()
+            result = self._final_process(variant, seeds, pairs, before=result, process=process)
+            if not result.passed or process + 1 < self._bay.settings.processes:
+                continue
+            looks += 1
+            result = replace(result, looks=looks)
+            took_s = time.monotonic() - begin_s
+            if decided(result) or time.monotonic() + took_s > until_s:
+                break
+        if result.passed:
+            return result
+        return Timed(checks=result.checks, commitment=result.commitment, looks=max(looks, 1))
+
+    def _final_process(
+        self,
+        variant: Variant,
+        seeds: Seeds,
+        pairs: list[Pairs],
+        *,
+        before: Timed,
+        process: int,
+    ) -> Timed:
+        """Time all shapes in one more process, and add that to what there is."""
+        bay, checks = self._bay, list(before.checks)
         try:
-            for process in range(bay.settings.processes):
-                if checks[-1].reason is not None:
-                    break
-                with bay.duel([bay.incumbent, variant, bay.clone()]) as duel:
-                    for index in bay.by_cost():
-                        blocks, check = self._final_shape(duel, index, seeds, process=process)
-                        pairs[index] += blocks
-                        checks.append(check)
-                        if check.reason is not None:
-                            break
-                done += 1
+            with bay.duel([bay.incumbent, variant, bay.clone()]) as duel:
+                for index in bay.by_cost():
+                    blocks, check = self._final_shape(duel, index, seeds, process=process)
+                    pairs[index] += blocks
+                    checks.append(check)
+                    if check.reason is not None:
+                        break
         except CandidateError as error:
             checks.append(failed_check("G6", error))
-        if any(check.reason is not None for check in checks):
-            return Timed(checks=tuple(checks))
-        return Timed(
-            checks=tuple(checks),
+        result = replace(before, checks=tuple(checks), processes=process + 1)
+        if not result.passed:
+            return result
+        return replace(
+            result,
             samples=self._collect(pairs, CANDIDATE),
             clones=self._collect(pairs, CLONE),
             shapes=tuple(range(len(pairs))),
-            processes=done,
         )
 
     def _search_shape(self, duel: Duel, index: int) -> ShapeSamples:

@@ -1,20 +1,24 @@
-"""What a plan's candidates have shown so far, on disk: a plan that is resumed pays none twice.
+"""What a plan's candidates are and have shown so far, on disk: a resumed plan pays none twice.
 
-Only what ranks candidates is noted. Finalists are measured from zero anyway, in fresh processes on
-new seeds, so nothing that was noted before an interruption decides a promotion.
+Gate G0 writes here too: a candidate is frozen, with its origin, before anything tries it. Its
+freeze goes into its evidence, which is kept. Of measurements only what ranks candidates is noted.
+Finalists are measured from zero anyway, in fresh processes on new seeds, so nothing that was noted
+before an interruption decides a promotion.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from retuned.contract import Record, Solution, digest_of
-from retuned.stages.verdict import Check, Interval
+from retuned.contract import Digest, Record, Solution, digest_of
+from retuned.errors import HarnessError
+from retuned.stages.verdict import Check, Freeze, Interval
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,32 @@ class Notebook:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def freeze(self, freeze: Freeze) -> Freeze:
+        """Write gate G0's record once and return it; the first one stands, whoever asks again.
+
+        What comes back may name another author: who proposed it first is who proposed it.
+
+        Raises
+        ------
+        HarnessError
+            If the first one cannot be read.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(freeze.candidate)
+        known = _read_freeze(path)
+        if known is not None:
+            return known
+        partial = self._folder / f".{path.name}.partial"
+        partial.unlink(missing_ok=True)
+        partial.write_text(freeze.model_dump_json(), encoding="utf-8")
+        partial.chmod(0o400)
+        os.replace(partial, path)
+        return freeze
+
+    def frozen(self) -> int:
+        """Return how many candidates were frozen so far."""
+        return sum(1 for _ in self._folder.glob("*.freeze")) if self._folder.is_dir() else 0
+
     def write(self, note: Note) -> None:
         """Keep a note; a kill leaves all of it or nothing."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -69,3 +99,17 @@ class Notebook:
     def close(self) -> None:
         """Forget everything: the plan has come to its end."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _path(self, candidate: Digest) -> Path:
+        return self._folder / f"{candidate.removeprefix('sha256:')}.freeze"
+
+
+def _read_freeze(path: Path) -> Freeze | None:
+    """Return the freeze that is there; it was written whole or not at all."""
+    try:
+        return Freeze.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        message = f"{path}: the record of what was frozen cannot be read: {error}"
+        raise HarnessError(message) from error

@@ -1,58 +1,48 @@
-"""One run of one plan: all candidates through the gates, the best once more, every one judged."""
+"""One run of one plan: all candidates through the gates, the best once more, every one judged.
+
+Every candidate leaves one evidence document, rejected ones included: see `writing`.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from retuned.contract import Digest, Solution
+from retuned.contract import Solution
 from retuned.lab.bay import Bay
 from retuned.lab.evidence import (
     Floor,
     adjusted_p_values,
     final_timing,
     gather,
+    p_value,
     search_interval,
 )
 from retuned.lab.examiner import Examiner, Timed
 from retuned.lab.harness.variant import Variant
 from retuned.lab.notebook import Note, Notebook
+from retuned.lab.writing import Contender, keep, write_document
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
-from retuned.stages.verdict import Check, Interval, JudgeSettings, judge, rank
+from retuned.stages.verdict import (
+    Check,
+    Evidence,
+    Freeze,
+    JudgeSettings,
+    Reason,
+    Timing,
+    freeze_of,
+    is_settled,
+    judge,
+    rank,
+)
+
+__all__ = ["Contender", "Session"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, kw_only=True)
-class Contender:
-    """A candidate on its way through the gates."""
-
-    solution: Solution
-    """What is tried."""
-    variant: Variant | None
-    """Compiled; None where it did not come so far."""
-    checks: list[Check]
-    """Answers of the gates so far."""
-    spent_s: float = 0.0
-    """Wall time it cost so far."""
-    search: Timed | None = None
-    """Timing of gate G5."""
-    interval: Interval | None = None
-    """Production-weighted speedup of gate G5."""
-    final: Timed | None = None
-    """Timing of gate G6."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether a gate refused it."""
-        return any(check.reason is not None for check in self.checks)
 
 
 class Session:
@@ -65,13 +55,13 @@ class Session:
     bay
         Children and inputs.
     root
-        Raw numbers are kept under it.
+        Evidence documents are kept under it.
     incumbent
         The variant in production.
     settings
         Thresholds of the decision.
     notebook
-        Where candidates that passed the search are noted.
+        Where candidates are frozen, and noted when they passed the search.
     """
 
     def __init__(
@@ -94,18 +84,21 @@ class Session:
         self.history: list[Finding] = []
 
     def examine(self, solution: Solution) -> Contender:
-        """Take a candidate through G1 to G5, cheapest first."""
+        """Take a candidate through G0 to G5, cheapest first."""
         begin = time.monotonic()
-        variant, checks = self._examiner.admit(solution)
-        contender = Contender(solution=solution, variant=variant, checks=list(checks))
-        if variant is not None:
-            contender.checks += self._examiner.correct(variant)
-        if variant is not None and not contender.failed:
-            contender.search = self._examiner.search(variant)
+        freeze, frozen = self._freeze(solution)
+        contender = Contender(solution=solution, freeze=freeze, variant=None, checks=[frozen])
+        if not contender.failed:
+            contender.variant, checks = self._examiner.admit(solution)
+            contender.checks += checks
+        if contender.variant is not None:
+            contender.checks += self._examiner.correct(contender.variant)
+        if contender.variant is not None and not contender.failed:
+            contender.search = self._examiner.search(contender.variant)
             contender.checks += contender.search.checks
             contender.interval = search_interval(contender.search)
         contender.spent_s = time.monotonic() - begin
-        self.history.append(self.finding(contender))
+        self.history.append(self._known(contender))
         if not contender.failed:
             self._notebook.write(
                 Note(
@@ -119,15 +112,21 @@ class Session:
 
     def resume(self, note: Note) -> Contender:
         """Take up a candidate where an interrupted run left it: compiled, not measured again."""
-        variant, checks = self._examiner.admit(note.solution)
+        freeze, frozen = self._freeze(note.solution)
+        variant: Variant | None = None
+        checks: tuple[Check, ...] = (frozen,)
+        if frozen.reason is None:
+            variant, admitted = self._examiner.admit(note.solution)
+            checks = (frozen, *admitted)
         contender = Contender(
             solution=note.solution,
+            freeze=freeze,
             variant=variant,
             checks=list(note.checks if variant is not None else checks),
             spent_s=note.spent_s,
             interval=note.interval if variant is not None else None,
         )
-        self.history.append(self.finding(contender))
+        self.history.append(self._known(contender))
         return contender
 
     def decide(self, contenders: Sequence[Contender], *, deadline: float) -> Iterator[Finding]:
@@ -142,46 +141,38 @@ class Session:
         by_digest = {c.solution.digest: c for c in contenders}
         finalists = [by_digest[digest] for digest in ranked]
         for number, contender in enumerate(finalists):
-            if number and time.monotonic() > deadline:
+            left_s = deadline - time.monotonic()
+            if number and left_s < 0.0:
                 break  # the best comes first; the rest stays without a re-measurement
-            assert contender.variant is not None
-            begin = time.monotonic()
-            contender.final = self._examiner.final(contender.variant)
-            contender.checks += contender.final.checks
-            contender.spent_s += time.monotonic() - begin
+            share_s = max(left_s, 0.0) / (len(finalists) - number)
+            self._measure(contender, finalists=len(finalists), share_s=share_s)
         measured = [c for c in finalists if c.final is not None]
         adjusted = adjusted_p_values(
             [c.final for c in measured if c.final is not None], self._settings
         )
-        for contender, p_value in zip(measured, adjusted, strict=True):
-            yield self.finding(contender, adjusted_p=p_value, finalists=len(measured))
+        for contender, p in zip(measured, adjusted, strict=True):
+            yield self.finding(contender, adjusted_p=p, finalists=len(measured))
         for contender in finalists[len(measured) :]:
             yield self.finding(contender)
 
     def finding(
         self, contender: Contender, *, adjusted_p: float = 1.0, finalists: int = 1
     ) -> Finding:
-        """Judge what is known of a contender."""
-        timing = None
-        if contender.final is not None and contender.final.passed and contender.variant:
-            timing = final_timing(
-                contender.final,
-                workloads=self._plan.workloads,
-                floor=self._floor(contender.variant),
-                adjusted_p=adjusted_p,
-                finalists=finalists,
-                settings=self._settings,
-            )
-        evidence = gather(
-            contender.solution.digest,
-            self._incumbent.digest,
-            checks=contender.checks,
-            search=contender.interval,
-            finalist=contender.final is not None,
-            timing=timing,
-            raw=self._keep(contender) if contender.final is not None else None,
+        """Judge what is known of a contender, and keep the evidence under its digest."""
+        evidence = self._judged(contender, adjusted_p=adjusted_p, finalists=finalists)
+        answer = judge(evidence, self._settings)
+        document = write_document(
+            contender,
+            evidence,
+            verdict=answer,
+            plan=self._plan,
+            bay=self._bay,
+            settings=self._settings,
+            tried=max(1, self._notebook.frozen()),
+            written_at=datetime.now(UTC),
         )
-        verdict = judge(evidence, self._settings)
+        digest = keep(self._root, document)
+        verdict = answer.model_copy(update={"evidence": digest})
         log.info(
             "candidate %s: %s, %s (%s)",
             contender.solution.name,
@@ -191,45 +182,76 @@ class Session:
         )
         return Finding(solution=contender.solution, verdict=verdict, seconds=contender.spent_s)
 
+    def _freeze(self, solution: Solution) -> tuple[Freeze, Check]:
+        """Gate G0: write down what it is and where it comes from, before anything tries it."""
+        asked = freeze_of(solution, plan=self._plan.id, frozen_at=datetime.now(UTC))
+        stands = self._notebook.freeze(asked)
+        if stands.trust is not asked.trust:
+            detail = f"was frozen as class {stands.trust}, comes again as class {asked.trust}"
+            return stands, Check(gate="G0", reason=Reason.CONTRACT, detail=detail)
+        detail = f"frozen at {stands.frozen_at.isoformat()}, class {stands.trust}"
+        return stands, Check(gate="G0", detail=detail)
+
+    def _measure(self, contender: Contender, *, finalists: int, share_s: float) -> None:
+        """Gate G6: measure from zero until it is decided, or the finalist's share of time is up."""
+        assert contender.variant is not None, "a finalist was timed"
+        begin = time.monotonic()
+
+        def decided(timed: Timed) -> bool:
+            # Before the others are measured Holm's adjustment can be at most this.
+            adjusted = min(1.0, finalists * p_value(timed, self._settings))
+            timing = self._timing(timed, contender, adjusted_p=adjusted, finalists=finalists)
+            evidence = self._evidence(contender, timing=timing, checks=timed.checks)
+            return is_settled(evidence, self._settings)
+
+        contender.final = self._examiner.final(
+            contender.variant, decided=decided, until_s=begin + share_s
+        )
+        contender.checks += contender.final.checks
+        contender.spent_s += time.monotonic() - begin
+
+    def _known(self, contender: Contender) -> Finding:
+        """Return what generators may learn of a contender so far."""
+        verdict = judge(self._judged(contender), self._settings)
+        return Finding(solution=contender.solution, verdict=verdict, seconds=contender.spent_s)
+
+    def _judged(
+        self, contender: Contender, *, adjusted_p: float = 1.0, finalists: int = 1
+    ) -> Evidence:
+        timing = None
+        if contender.final is not None and contender.final.passed:
+            timing = self._timing(
+                contender.final, contender, adjusted_p=adjusted_p, finalists=finalists
+            )
+        return self._evidence(contender, timing=timing)
+
+    def _evidence(
+        self, contender: Contender, *, timing: Timing | None, checks: Sequence[Check] = ()
+    ) -> Evidence:
+        return gather(
+            contender.solution.digest,
+            self._incumbent.digest,
+            checks=[*contender.checks, *checks],
+            search=contender.interval,
+            finalist=contender.final is not None or timing is not None,
+            timing=timing,
+        )
+
+    def _timing(
+        self, timed: Timed, contender: Contender, *, adjusted_p: float, finalists: int
+    ) -> Timing | None:
+        assert contender.variant is not None, "a finalist was compiled"
+        return final_timing(
+            timed,
+            workloads=self._plan.workloads,
+            floor=self._floor(contender.variant),
+            adjusted_p=adjusted_p,
+            finalists=finalists,
+            settings=self._settings,
+        )
+
     def _floor(self, variant: Variant) -> Floor:
         bay = self._bay
         return lambda axes: bay.toolchain.floor_us(
             bay.subject.definition, axes, parts=variant.parts
         )
-
-    def _keep(self, contender: Contender) -> Digest:
-        """Keep the raw numbers under their digest, beside the artifacts."""
-        body = {
-            "candidate": contender.solution.digest,
-            "incumbent": self._incumbent.digest,
-            "plan": self._plan.id,
-            "environment": self._bay.toolchain.environment().model_dump(mode="json"),
-            "checks": [check.model_dump(mode="json") for check in contender.checks],
-            "search": _raw(contender.search),
-            "final": _raw(contender.final),
-        }
-        data = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-        digest = hashlib.sha256(data).hexdigest()
-        folder = self._root / "evidence"
-        folder.mkdir(exist_ok=True)
-        partial = folder / f".{digest}.partial"
-        partial.write_bytes(data)
-        partial.replace(folder / f"{digest}.json")
-        return f"sha256:{digest}"
-
-
-def _raw(timed: Timed | None) -> dict[str, Any] | None:
-    if timed is None:
-        return None
-    return {
-        side: [
-            {
-                "weight": samples.weight,
-                "incumbent_us": [round(value, 3) for value in samples.incumbent_us.tolist()],
-                "candidate_us": [round(value, 3) for value in samples.candidate_us.tolist()],
-                "block": samples.block.tolist(),
-            }
-            for samples in group
-        ]
-        for side, group in (("candidate", timed.samples), ("clone", timed.clones))
-    }

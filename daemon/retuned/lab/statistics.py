@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
+from retuned.lab.quantiles import anytime_p_value, anytime_quantile, t_quantile
 from retuned.stages.verdict import Interval
 
 Floats = npt.NDArray[np.float64]
+_MOST_ALIKE = 0.9
+"""Greatest correlation of neighbouring blocks that is believed; beyond, nothing would be known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,7 @@ class ShapeSamples:
 
     def block_ratios(self) -> Floats:
         """Median ln(incumbent / candidate) of each block, in order of the blocks."""
-        logs = np.log(self.incumbent_us / self.candidate_us)
-        return np.array([np.median(logs[self.block == block]) for block in np.unique(self.block)])
+        return _medians(np.log(self.incumbent_us / self.candidate_us), self.block)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +63,30 @@ class Estimate:
             confidence=confidence,
         )
 
-    def p_value(self, threshold: float = 0.0) -> float:
-        """One-sided p of "the log ratio is at most `threshold`"."""
-        if self.error <= 0.0:
-            return 0.0 if self.mean > threshold else 1.0
-        return 1.0 - t_cdf((self.mean - threshold) / self.error, self.dof)
+    def anytime_interval(self, confidence: float, *, blocks: int, tune_at: int = 10) -> Interval:
+        """Two one-sided bounds of this confidence that hold however often one looks.
+
+        `blocks` is the fewest blocks of any shape so far.
+        """
+        factor = anytime_quantile(confidence, blocks=blocks, dof=self.dof, tune_at=tune_at)
+        reach = factor * self.error if math.isfinite(factor) else math.inf
+        return Interval(
+            lower=_exp(self.mean - reach),
+            point=_exp(self.mean),
+            upper=_exp(self.mean + reach),
+            confidence=confidence,
+        )
+
+    def anytime_p_value(
+        self, threshold: float = 0.0, *, blocks: int, alpha: float, tune_at: int = 10
+    ) -> float:
+        """One-sided p of "the log ratio is at most `threshold`", valid however often one looks.
+
+        At most `alpha` exactly where the lower bound of confidence 1 - `alpha` is above the
+        threshold: both come from one test.
+        """
+        ratio = (self.mean - threshold) / max(self.error, 1e-12)
+        return anytime_p_value(ratio, blocks=blocks, dof=self.dof, alpha=alpha, tune_at=tune_at)
 
 
 def estimate(samples: ShapeSamples) -> Estimate | None:
@@ -111,10 +131,32 @@ def combine(shapes: Sequence[ShapeSamples]) -> Estimate | None:
 
 
 def _cost_error(shape: ShapeSamples) -> float:
-    """Relative standard error of the incumbent's time, over blocks."""
-    logs = np.log(shape.incumbent_us)
-    medians = [np.median(logs[shape.block == block]) for block in np.unique(shape.block)]
-    return float(np.std(medians, ddof=1)) / math.sqrt(len(medians))
+    """Relative standard error of the incumbent's time, over blocks.
+
+    Pairs cancel the clock's drift; times of one side do not, so that blocks in a row are alike and
+    tell less than as many independent ones. Their first-order correlation says how much less.
+    """
+    medians = _medians(np.log(shape.incumbent_us), shape.block)
+    count = len(medians)
+    apart = medians - medians.mean()
+    total = float(apart @ apart)
+    if total <= 0.0:
+        return 0.0
+    # Estimated from few blocks it comes out too small, by about (1 + 4 r) / n; and because it is
+    # uncertain, the upper end of what these blocks allow is taken.
+    found = float(apart[1:] @ apart[:-1]) / total
+    likely = (found * count + 1.0) / max(count - 4.0, 1.0)
+    alike = min(max(likely + 2.0 / math.sqrt(count), 0.0), _MOST_ALIKE)
+    return math.sqrt(total / (count - 1) / count * (1.0 + alike) / (1.0 - alike))
+
+
+def _medians(values: Floats, block: npt.NDArray[np.int64]) -> Floats:
+    """Median of each block, in order of the blocks; at once where all are equally long."""
+    names, counts = np.unique(block, return_counts=True)
+    if len(names) and (counts == counts[0]).all() and (np.diff(block) >= 0).all():
+        rows: Floats = np.median(values.reshape(len(names), -1), axis=1)
+        return rows
+    return np.array([np.median(values[block == name]) for name in names])
 
 
 def bootstrap_saving(
@@ -151,20 +193,15 @@ def confidence_sequence(
 ) -> tuple[float, float]:
     """Anytime-valid bounds on the mean of block log ratios: valid however often one looks.
 
-    Normal-mixture boundary (Robbins), with the running standard deviation widened by the t
-    quantile's excess over the normal one, because it is estimated. `tune_at` is the number of
-    blocks at which it is tightest. Infinite below two blocks. A t-test that peeks has 25 % false
-    wins; this has its nominal rate from about ten blocks on.
+    See `anytime_quantile`. Infinite below two blocks, and as long as nothing can be excluded. A
+    t-test that peeks has 25 % false wins; this has its nominal rate.
     """
     count = len(ratios)
     if count < 2:
         return -math.inf, math.inf
     values = np.asarray(ratios, dtype=np.float64)
-    alpha = 2.0 * (1.0 - confidence)
-    sigma = max(float(values.std(ddof=1)), 1e-6)
-    sigma *= t_quantile(confidence, count - 1) / NormalDist().inv_cdf(confidence)
-    rho = _mixture_precision(alpha, tune_at)
-    reach = sigma * math.sqrt((count + rho) * math.log((count + rho) / (rho * alpha**2))) / count
+    error = max(float(values.std(ddof=1)) / math.sqrt(count), 1e-6)
+    reach = error * anytime_quantile(confidence, blocks=count, dof=count - 1, tune_at=tune_at)
     centre = float(values.mean())
     return centre - reach, centre + reach
 
@@ -205,66 +242,6 @@ def noise_floor(clones: Sequence[ShapeSamples]) -> float:
         if part is not None
     ) if total > 0.0 else math.inf  # fmt: skip
     return _exp(max(apart, abs(weighted.mean) if weighted else math.inf))
-
-
-@lru_cache(maxsize=512)
-def t_quantile(probability: float, dof: float) -> float:
-    """Quantile of Student's t, by bisection on its distribution."""
-    if not 0.0 < probability < 1.0 or dof <= 0.0:
-        raise ValueError("probability must lie in (0, 1) and degrees of freedom above 0")
-    if probability < 0.5:
-        return -t_quantile(1.0 - probability, dof)
-    low, high = 0.0, 1.0
-    while t_cdf(high, dof) < probability:
-        high *= 2.0
-    for _ in range(80):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if t_cdf(middle, dof) < probability else (low, middle)
-    return (low + high) / 2.0
-
-
-def t_cdf(value: float, dof: float) -> float:
-    """Distribution of Student's t through the incomplete beta function."""
-    tail = 0.5 * _incomplete_beta(dof / 2.0, 0.5, dof / (dof + value * value))
-    return 1.0 - tail if value >= 0.0 else tail
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised incomplete beta, by its continued fraction (Lentz)."""
-    if x <= 0.0 or x >= 1.0:
-        return min(max(x, 0.0), 1.0)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
-    if x < (a + 1.0) / (a + b + 2.0):
-        return front * _fraction(a, b, x) / a
-    return 1.0 - front * _fraction(b, a, 1.0 - x) / b
-
-
-def _fraction(a: float, b: float, x: float) -> float:
-    tiny = 1e-300
-    c, d = 1.0, 1.0 - (a + b) * x / (a + 1.0)
-    d = 1.0 / (d if abs(d) > tiny else tiny)
-    result = d
-    for step in range(1, 300):
-        for term in (
-            step * (b - step) * x / ((a + 2 * step - 1) * (a + 2 * step)),
-            -(a + step) * (a + b + step) * x / ((a + 2 * step) * (a + 2 * step + 1)),
-        ):
-            d = 1.0 + term * d
-            d = 1.0 / (d if abs(d) > tiny else tiny)
-            c = 1.0 + term / c
-            c = c if abs(c) > tiny else tiny
-            result *= c * d
-        if abs(c * d - 1.0) < 1e-14:
-            break
-    return result
-
-
-def _mixture_precision(alpha: float, tune_at: int) -> float:
-    """Mixture parameter that makes the boundary tightest at `tune_at` blocks (Howard et al.)."""
-    log = -2.0 * math.log(alpha)
-    return tune_at / (log + math.log(log + 1.0))
 
 
 def _exp(value: float) -> float:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from retuned.contract import Digest, Solution
-from retuned.ports import Bench, Clock, Store, Swapper, Telemetry, TraceSource
+from retuned.ports import Bench, Clock, Notary, Store, Swapper, Telemetry, TraceSource
 from retuned.stages.drift import DriftSettings
 from retuned.stages.experiment import Budget
 from retuned.stages.gate import KernelTuningPolicy
@@ -95,6 +95,8 @@ class LoopSettings:
     """After this an undecided proposal expires."""
     quarantine: timedelta = timedelta(days=7)
     """How long a rolled-back digest may not be proposed again."""
+    environment_mismatch: Literal["refuse", "warn"] = "refuse"
+    """What happens where a server runs on something else than what was measured."""
 
 
 class KernelCatalog(Protocol):
@@ -137,6 +139,8 @@ class Context:
     traces: TraceSource
     swapper: Swapper
     bench: Bench
+    notary: Notary
+    """Signs evidence, and verifies it before anything is built on it."""
     settings: LoopSettings
     environment: Digest
     """Digest of this machine's Environment."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from retuned.adapters.approvals import Approvals
 from retuned.errors import RetunedError
-from retuned.local import asking
+from retuned.local import asking, proving
 from retuned.local.context import Context, Kind
 from retuned.local.found import best_finding, findings
 from retuned.local.ordering import IN_PLACE, call_off, in_phases, latest, quarantined, say
@@ -54,6 +54,9 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
             reason=RefusalReason.STALE_ENVIRONMENT,
             detail=f"measured in {plan.environment}, this machine is {ctx.environment} now",
         )
+    doubt = proving.doubt_about_win(ctx, plan, best)
+    if doubt is not None:
+        return Refusal(reason=RefusalReason(doubt.fault), detail=doubt.detail)
     return proposal_stage.propose(
         best.verdict,
         plan=plan,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
 
 from retuned.errors import HarnessError, MissingDependency
+from retuned.local import proving
 from retuned.local.asking import policy_limits
 from retuned.local.context import Context, Kind
 from retuned.local.deciding import freezes
@@ -139,21 +139,14 @@ def _budget(ctx: Context, belief: Hypothesis) -> Budget:
 
 
 def _keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> None:
-    """Store one finding with its raw numbers, which every later claim points to."""
+    """Store one finding with its signed evidence, which every later claim points to."""
+    verdict = finding.verdict.model_copy(update={"evidence": proving.keep(ctx, plan, finding)})
     body = {
         "experiment": plan.id,
         "solution": finding.solution.model_dump(mode="json"),
-        "verdict": finding.verdict.model_dump(mode="json"),
+        "verdict": verdict.model_dump(mode="json"),
         "seconds": finding.seconds,
     }
-    named = finding.verdict.evidence
-    raw = ctx.bench.evidence(named) if named is not None else None
-    if raw is not None:
-        ctx.store.put_blob(raw)
-    else:
-        evidence = ctx.store.put_blob(json.dumps(body, sort_keys=True).encode())
-        verdict = finding.verdict.model_copy(update={"evidence": evidence})
-        body["verdict"] = verdict.model_dump(mode="json")
     ctx.store.add(Kind.FINDING, f"{plan.id}/{finding.solution.digest}", body, phase="final")
     ctx.telemetry.count("retuned_candidates_total", reason=str(finding.verdict.reason))
 

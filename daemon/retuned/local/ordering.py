@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from retuned.contract import Digest, Guard
 from retuned.errors import RetunedError, TemporaryError, UnreadableInput
-from retuned.local import asking
+from retuned.local import asking, proving
 from retuned.local.context import Context, Kind
 from retuned.ports import Event, SlotState, Stored
 from retuned.stages import gate as gate_stage
@@ -154,6 +154,8 @@ def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
         return False
     if asking.ask(ctx, proposal).state is not GateState.APPROVED:
         return False  # the gate's own step says why
+    if _doubted(ctx, proposal):
+        return False
     if not ctx.store.advance(Kind.PROPOSAL, proposal.id, expect="approved", to="swapping"):
         return False
     before = latest(ctx).get(proposal.definition)
@@ -165,6 +167,17 @@ def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
         shadow_every=ctx.settings.shadow_every,
     )
     ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
+    return True
+
+
+def _doubted(ctx: Context, proposal: Proposal) -> bool:
+    """Refuse what its evidence does not carry; nothing is ordered on somebody's word."""
+    doubt = proving.doubt_about_proposal(ctx, proposal)
+    if doubt is None:
+        return False
+    log.error("%s is not swapped: %s", proposal.definition, doubt.detail)
+    if ctx.store.advance(Kind.PROPOSAL, proposal.id, expect="approved", to="refused"):
+        say(ctx, proposal.id, "refused", reason=str(doubt.fault), detail=doubt.detail[:2000])
     return True
 
 

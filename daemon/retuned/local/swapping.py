@@ -18,6 +18,7 @@ from retuned.errors import (
     TemporaryError,
     UnreadableInput,
 )
+from retuned.local.comparing import UNKNOWN, check_before_load
 from retuned.local.context import Context, Kind
 from retuned.local.found import found_solution
 from retuned.local.ordering import (
@@ -61,6 +62,7 @@ _NOT_YET = frozenset(
         "device-unknown",  # no launch has shown yet which of several GPUs it serves
         "self-check-no-shape",  # no launch has shown yet what to check with
         "runtime-error",  # such as no memory for the check just now
+        UNKNOWN,  # no launch has shown yet what it runs on
     }
 )
 """Refusals to prepare that say nothing of the artifact: the order waits, and is told again."""
@@ -170,8 +172,10 @@ def _prepare(ctx: Context, order: SwapOrder) -> None:
     solution = found_solution(ctx.store, order.artifact)
     if solution is None:
         raise CandidateError("artifact-missing", detail=f"{order.artifact} is not in the store")
-    folder = ctx.bench.build(solution)
     try:
+        if order.kind is SwapKind.SWAP:
+            check_before_load(ctx, order)
+        folder = ctx.bench.build(solution)
         ctx.swapper.prepare(order, artifact_dir=folder)
     except (CandidateError, TemporaryError) as error:
         if isinstance(error, CandidateError) and error.reason not in _NOT_YET:

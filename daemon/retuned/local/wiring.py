@@ -14,6 +14,7 @@ from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.policy_files import PolicyFiles, load_policies
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.server_cores import free_cores, server_cores
+from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.trace_folder import TraceFolders, WatchSettings
@@ -59,6 +60,8 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
     clock = SystemClock()
     store = SqliteStore(settings.state_dir, clock=clock)
     telemetry = PrometheusTelemetry()
+    notary = Ed25519Notary(settings.keys)
+    log.info("evidence is signed with %s", notary.current())
     language = language_of(settings)
     environment = environment_of(language)
     if not is_timed(environment):
@@ -76,6 +79,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         ),
         swapper=RuntimeSocket(settings.sockets),
         bench=_lab(settings, store),
+        notary=notary,
         settings=loop_settings(settings),
         environment=environment.digest,
         catalog=KnownKernels(language=language, gflops=peak.gflops, gbytes_per_s=peak.gbytes_per_s),
@@ -135,6 +139,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
         min_saving=settings.min_saving_ratio,
         proposal_ttl=timedelta(seconds=settings.proposal_ttl_s),
         quarantine=timedelta(seconds=settings.quarantine_s),
+        environment_mismatch=settings.environment_mismatch,
     )
 
 

@@ -16,11 +16,12 @@ from retuned.runtime.artifact import read_artifact
 from retuned.runtime.inforce import Swapped, Variant
 from retuned.runtime.loaded import LoadedVariant
 from retuned.runtime.orders import Order, parse_order
-from retuned.runtime.reports import environment, slot_sample, slot_state
+from retuned.runtime.reports import slot_sample, slot_state
 from retuned.runtime.selfcheck import self_check
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, Tensor, parse_bounds
+from retuned.runtime.surroundings import environment
 from retuned.runtime.variant import LOADERS
 from retuned.runtime.weights import PackedWeights
 

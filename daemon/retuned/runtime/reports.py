@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from typing import Any
 
 from retuned.runtime.inforce import Swapped
@@ -73,13 +71,3 @@ _STATS = (
     "last_mean_ratio",
     "errors",
 )
-
-
-def environment() -> dict[str, str]:
-    """Return what evidence is bound to, as far as this process knows it."""
-    torch = sys.modules.get("torch")
-    return {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": str(getattr(torch, "__version__", "")),
-    }

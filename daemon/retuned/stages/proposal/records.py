@@ -72,6 +72,14 @@ class RefusalReason(StrEnum):
     NOTHING_COVERED = "nothing-covered"
     NOT_WORTH_IT = "not-worth-it"
     STALE_ENVIRONMENT = "stale-environment"
+    EVIDENCE_UNREADABLE = "evidence-unreadable"
+    EVIDENCE_ALTERED = "evidence-altered"
+    EVIDENCE_KEY_UNKNOWN = "evidence-key-unknown"
+    EVIDENCE_OF_ANOTHER_CANDIDATE = "evidence-of-another-candidate"
+    EVIDENCE_OF_ANOTHER_INCUMBENT = "evidence-of-another-incumbent"
+    EVIDENCE_OF_ANOTHER_PLAN = "evidence-of-another-plan"
+    EVIDENCE_OF_ANOTHER_ENVIRONMENT = "evidence-of-another-environment"
+    EVIDENCE_CONTRADICTED = "evidence-contradicted"
     ALREADY_DECIDED = "already-decided"
 
 

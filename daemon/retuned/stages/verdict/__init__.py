@@ -3,8 +3,24 @@
 Ambiguity is an answer, and missing evidence never promotes. Pure.
 """
 
+from retuned.stages.verdict.documents import (
+    Claim,
+    Doubt,
+    EvidenceDocument,
+    EvidenceFault,
+    Freeze,
+    Isolation,
+    RawSamples,
+    RawTiming,
+    SeedCommitment,
+    SignedEvidence,
+    contradiction_in,
+    doubt_of,
+    freeze_of,
+)
+from retuned.stages.verdict.environments import Difference, ServerEnvironment, differences
 from retuned.stages.verdict.guards import groups_of, guard_for
-from retuned.stages.verdict.judging import judge, rank
+from retuned.stages.verdict.judging import is_settled, judge, rank
 from retuned.stages.verdict.records import (
     Check,
     Evidence,
@@ -20,17 +36,34 @@ from retuned.stages.verdict.records import (
 
 __all__ = [
     "Check",
+    "Claim",
+    "Difference",
+    "Doubt",
     "Evidence",
+    "EvidenceDocument",
+    "EvidenceFault",
+    "Freeze",
     "GroupTiming",
     "Interval",
+    "Isolation",
     "JudgeSettings",
+    "RawSamples",
+    "RawTiming",
     "Reason",
+    "SeedCommitment",
+    "ServerEnvironment",
     "ShapeResult",
+    "SignedEvidence",
     "Status",
     "Timing",
     "Verdict",
+    "contradiction_in",
+    "differences",
+    "doubt_of",
+    "freeze_of",
     "groups_of",
     "guard_for",
+    "is_settled",
     "judge",
     "rank",
 ]

@@ -1,4 +1,14 @@
-"""The decision on one candidate; missing evidence never promotes."""
+"""The decision on one candidate; missing evidence never promotes.
+
+There is one rule, and it is asked after every look at the times, so that stopping early is no
+other rule than deciding at the end. A group of shapes wins where the lower bound of its speedup
+lies above the required gain and above what identical clones showed, its adjusted p-value is small
+enough, and no shape in it may be slower than allowed. Every bound and p-value comes from an
+anytime-valid sequence over blocks (see `Timing`): it holds at whichever look one stops, so looking
+again is no second chance, and a single look needs no second rule. The lower bound of a group is
+besides never above the bootstrap's, which sees skew that a t statistic does not; the lower of two
+lower bounds promises no more than either.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +29,7 @@ from retuned.stages.verdict.records import (
     Verdict,
 )
 
-_REQUIRED = ("G1", "G2", "G3", "G4")
+_REQUIRED = ("G0", "G1", "G2", "G3", "G4")
 
 
 def judge(evidence: Evidence, settings: JudgeSettings | None = None) -> Verdict:
@@ -52,6 +62,30 @@ def judge(evidence: Evidence, settings: JudgeSettings | None = None) -> Verdict:
     if not evidence.finalist:
         return _judge_search(evidence, settings)
     return _judge_finalist(evidence, settings)
+
+
+def is_settled(evidence: Evidence, settings: JudgeSettings | None = None) -> bool:
+    """Whether measuring a finalist further can change nothing that matters.
+
+    It is settled once it failed, once it wins for all shapes together, or once no group of shapes
+    can still win that does not win now. Stopping for any other reason (time) is honest as well.
+
+    Examples
+    --------
+    >>> is_settled(Evidence(candidate="sha256:" + "a" * 64, incumbent="sha256:" + "b" * 64))
+    False
+    """
+    settings = settings or JudgeSettings()
+    if any(check.reason is not None for check in evidence.checks):
+        return True
+    timing = evidence.timing
+    if timing is None or _too_few(timing, settings):
+        return False
+    if any(_is_impossible(shape, settings) for shape in timing.shapes):
+        return True
+    if _wins(timing.groups[0], timing, settings):
+        return True
+    return not any(_is_open(group, timing, settings) for group in timing.groups)
 
 
 def rank(
@@ -112,7 +146,7 @@ def _judge_finalist(evidence: Evidence, settings: JudgeSettings) -> Verdict:
             evidence, Status.AMBIGUOUS, Reason.TOO_FEW_SAMPLES, gate="G6", detail=detail
         )
     for shape in timing.shapes:
-        if shape.candidate_us < settings.physics_slack * shape.floor_us:
+        if _is_impossible(shape, settings):
             detail = (
                 f"{shape.candidate_us:.3g} us at {shape.axes}, physics says {shape.floor_us:.3g} us"
             )
@@ -124,6 +158,20 @@ def _judge_finalist(evidence: Evidence, settings: JudgeSettings) -> Verdict:
         return _judge_loser(evidence, timing, settings)
     best = max(winners, key=lambda group: (_saving(group, timing), len(group.members)))
     return _promote(evidence, timing, best, settings.buckets)
+
+
+def _is_impossible(shape: ShapeResult, settings: JudgeSettings) -> bool:
+    return shape.candidate_us < settings.physics_slack * shape.floor_us
+
+
+def _is_open(group: GroupTiming, timing: Timing, settings: JudgeSettings) -> bool:
+    """Whether a group that does not win now still can."""
+    if _wins(group, timing, settings) or group.speedup.upper <= _bar(timing, settings):
+        return False
+    shapes = (timing.shapes[index] for index in group.members)
+    return not any(
+        shape.speedup.upper < 1.0 / _allowed(shape, timing, settings) for shape in shapes
+    )
 
 
 def _too_few(timing: Timing, settings: JudgeSettings) -> bool:
@@ -148,10 +196,14 @@ def _wins(group: GroupTiming, timing: Timing, settings: JudgeSettings) -> bool:
 
 
 def _regresses(shape: ShapeResult, timing: Timing, settings: JudgeSettings) -> bool:
+    return shape.speedup.lower < 1.0 / _allowed(shape, timing, settings)
+
+
+def _allowed(shape: ShapeResult, timing: Timing, settings: JudgeSettings) -> float:
+    """Return how much slower a shape may get, candidate over incumbent."""
     total = sum(each.weight * each.incumbent_us for each in timing.shapes)
     share = shape.weight * shape.incumbent_us / total if total > 0.0 else 1.0
-    allowed = settings.common_slowdown if share >= settings.common_share else settings.rare_slowdown
-    return shape.speedup.lower < 1.0 / allowed
+    return settings.common_slowdown if share >= settings.common_share else settings.rare_slowdown
 
 
 def _saving(group: GroupTiming, timing: Timing) -> float:
@@ -168,7 +220,8 @@ def _promote(
     detail = (
         f"{low.point:.3f}x, above {low.lower:.3f}x with {low.confidence:.0%} confidence, "
         f"for {guard}; "
-        f"identical clones differ by up to {timing.noise_floor_ratio:.3f}x"
+        f"identical clones differ by up to {timing.noise_floor_ratio:.3f}x, "
+        f"{timing.looks} looks"
     )
     return _verdict(
         evidence,
@@ -196,7 +249,7 @@ def _judge_loser(evidence: Evidence, timing: Timing, settings: JudgeSettings) ->
         reason = Reason.NOT_FASTER_ENOUGH
     detail = (
         f"{speedup.point:.3f}x [{speedup.lower:.3f}, {speedup.upper:.3f}]; "
-        f"needed above {_bar(timing, settings):.3f}x"
+        f"needed above {_bar(timing, settings):.3f}x, {timing.looks} looks"
     )
     return _verdict(
         evidence,

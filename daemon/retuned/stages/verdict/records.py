@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from retuned.contract import Digest, Guard, Record
 from retuned.stages.profile import ProfileSettings
@@ -35,6 +35,7 @@ class Reason(StrEnum):
     NONDETERMINISTIC = "nondeterministic"
     WRONG_OUTPUT = "wrong-output"
     NAN_MISMATCH = "nan-mismatch"
+    ROW_DEPENDENT = "row-dependent"
     TIMED_OUTPUT_WRONG = "timed-output-wrong"
     IMPOSSIBLY_FAST = "impossibly-fast"
     CLOCKS_DISAGREE = "clocks-disagree"
@@ -133,6 +134,8 @@ class Check(Record):
     """One sentence with the numbers."""
     error_ratio: float | None = Field(default=None, ge=0.0)
     """Largest error relative to the incumbent's; None where the gate does not measure errors."""
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
+    """Numbers behind the sentence that no decision reads, such as the audit of a binary."""
 
 
 class GroupTiming(Record):
@@ -141,16 +144,17 @@ class GroupTiming(Record):
     members: tuple[int, ...] = Field(min_length=1)
     """Positions in `Timing.shapes`."""
     speedup: Interval
-    """Production-weighted over the members, at the promotion's confidence."""
+    """Production-weighted over the members, anytime-valid at the promotion's confidence."""
     p_value: float = Field(ge=0.0, le=1.0)
-    """One-sided, of "not faster by the required gain"; adjusted over finalists and groups."""
+    """One-sided and anytime-valid, of "not faster by the required gain"; adjusted over finalists
+    and groups."""
 
 
 class Timing(Record):
     """What was measured from zero on held-out seeds."""
 
     shapes: tuple[ShapeResult, ...] = Field(min_length=1)
-    """Per shape; their intervals at the regression guard's confidence."""
+    """Per shape; their anytime-valid intervals at the regression guard's confidence."""
     groups: tuple[GroupTiming, ...] = Field(min_length=1)
     """All shapes first, then every smaller group that a guard can name."""
     noise_floor_ratio: float = Field(gt=0.0)
@@ -161,6 +165,8 @@ class Timing(Record):
     """Fewest pairs of any shape."""
     processes: int = Field(ge=0)
     """Fresh processes the blocks come from."""
+    looks: int = Field(default=1, ge=1)
+    """How often the decision was looked at; the bounds hold however often that was."""
 
 
 class Evidence(Record):

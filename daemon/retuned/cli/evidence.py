@@ -1,0 +1,226 @@
+"""``retuned evidence``: what was measured, who signed it, and whether it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retuned.adapters.envelopes import signed_by, unseal
+from retuned.adapters.signing import Ed25519Notary, PublicKey, public_pem
+from retuned.cli import evidence_text
+from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
+from retuned.cli.state import ConfigOption, Desk, StateOption, desk
+from retuned.contract import Digest
+from retuned.errors import Refused, UnreadableInput, UsageError
+from retuned.lab.recomputing import wrong_with_raw
+from retuned.local.proving import Read, read
+from retuned.ports import Store, Verifier
+from retuned.settings import load_settings
+from retuned.stages.verdict import Doubt, EvidenceDocument, EvidenceFault, contradiction_in
+
+app = typer.Typer(no_args_is_help=True, help="Show and verify what winners rest on.")
+
+WhatArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Digest of evidence or of a candidate, id of a proposal, or the beginning of one."
+    ),
+]
+_SHORTEST = 4
+_MAX_BYTES = 64 << 20
+
+
+@app.command()
+def show(
+    what: WhatArgument,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Print evidence as a page: gates, numbers, noise floor, environment, seeds, signature."""
+    with desk(config, state_dir) as at:
+        digest = _find(at.store, what)
+        found, key = _opened(at, digest)
+    if found.document is None:
+        assert found.doubt is not None, "what cannot be read is in doubt"
+        raise UnreadableInput(
+            str(found.doubt.fault), where=f"evidence {digest}", message=found.doubt.detail
+        )
+    if json:
+        emit_json(
+            {
+                "digest": digest,
+                "key": key,
+                "verified": found.doubt is None,
+                "doubt": _doubt(found.doubt),
+                "document": found.document.model_dump(mode="json"),
+            }
+        )
+        return
+    evidence_text.print_page(found.document, digest=digest, key=key, doubt=found.doubt)
+
+
+@app.command()
+def verify(
+    what: Annotated[
+        str,
+        typer.Argument(help="As for `show`, or a file that `evidence save` has written."),
+    ],
+    key: Annotated[
+        Path | None,
+        typer.Option(help="Public key in PEM; without it the keys of this installation count."),
+    ] = None,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Say whether evidence is whole, signed, and claims what its numbers say; exit 1 if not.
+
+    Bounds are computed again from the raw pairs, and judged again by this version's judge.
+    """
+    stranger = _public(key) if key is not None else None
+    if Path(what).is_file():
+        data, name = _file(Path(what)), safe(what)
+        settings = load_settings(config, {"state_dir": state_dir})
+        document, doubt = unseal(data, verifier=stranger or Ed25519Notary(settings.keys))
+        found, signer = Read(document=document, doubt=doubt), signed_by(data)
+    else:
+        with desk(config, state_dir) as at:
+            name = _find(at.store, what)
+            found, signer = _opened(at, name, verifier=stranger)
+    doubt = found.doubt
+    if doubt is None and found.document is not None:
+        doubt = contradiction_in(found.document) or _recomputed(found.document)
+    if json:
+        emit_json(
+            {"evidence": name, "key": signer, "verified": doubt is None, "doubt": _doubt(doubt)}
+        )
+        raise typer.Exit(0 if doubt is None else 1)
+    if doubt is not None:
+        raise Refused(f"{name} is not to be believed: {safe(doubt.detail)} [{doubt.fault}]")
+    stdout().print(
+        f"yes: {name} is whole, was signed by {signer}, and claims what its numbers say",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def save(
+    what: WhatArgument,
+    file: Annotated[Path, typer.Argument(help="Where to; it must not exist.")],
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Write evidence with its signature to a file, for whoever wants to verify it elsewhere."""
+    with desk(config, state_dir) as at:
+        data = at.store.get_blob(_find(at.store, what))
+    try:
+        with file.open("xb") as stream:
+            stream.write(data)
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
+    say(f"{len(data)} bytes in {file}; `retuned evidence verify {file} --key KEY` verifies them")
+
+
+@app.command()
+def key(config: ConfigOption = None, state_dir: StateOption = None, json: JsonFlag = False) -> None:
+    """Print the public key that evidence is signed with now; one is made where there is none."""
+    settings = load_settings(config, {"state_dir": state_dir})
+    _print_key(Ed25519Notary(settings.keys), json=json)
+
+
+@app.command()
+def rotate(
+    config: ConfigOption = None, state_dir: StateOption = None, json: JsonFlag = False
+) -> None:
+    """Sign with a new key from now on; what was signed before can still be verified."""
+    settings = load_settings(config, {"state_dir": state_dir})
+    notary = Ed25519Notary(settings.keys)
+    notary.rotate()
+    _print_key(notary, json=json)
+
+
+def _print_key(notary: Ed25519Notary, *, json: bool) -> None:
+    current = notary.current()
+    keys = notary.public_keys()
+    if current not in keys:
+        raise UnreadableInput(
+            "public-key-missing",
+            where=current,
+            message="its public half is gone, so nothing it signed can be verified; run "
+            "`retuned evidence rotate`",
+        )
+    pem = public_pem(keys[current])
+    older = sorted(set(keys) - {current})
+    if json:
+        emit_json({"key": current, "public": pem, "older": older})
+        return
+    stdout().print(pem.rstrip("\n"))
+    say(f"{current}, and {len(older)} older keys that verify what they signed")
+
+
+def _opened(at: Desk, digest: Digest, *, verifier: Verifier | None = None) -> tuple[Read, str]:
+    found = read(at.store, verifier or at.notary, digest)
+    signer = signed_by(at.store.get_blob(digest)) if found.document is not None else ""
+    return found, signer
+
+
+def _find(store: Store, what: str) -> Digest:
+    """Return the evidence that is meant: by itself, by its candidate, or by a proposal.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or the beginning fits several.
+    """
+    wanted = what.strip().lower().removeprefix("sha256:")
+    if len(wanted) < _SHORTEST:
+        raise UsageError(f"give at least {_SHORTEST} characters; see `retuned proposals --all`")
+    found: set[Digest] = set()
+    for stored in store.list("proposal"):
+        if stored.id.removeprefix("sha256:").startswith(wanted):
+            found.add(str(stored.body.get("evidence") or ""))
+    if not found:
+        for stored in store.list("finding"):
+            verdict: dict[str, Any] = stored.body.get("verdict") or {}
+            named = str(verdict.get("evidence") or "")
+            names = (named, str(verdict.get("candidate") or ""))
+            if any(name.removeprefix("sha256:").startswith(wanted) for name in names):
+                found.add(named)
+    found.discard("")
+    if not found:
+        raise UsageError(f"no evidence is called {what!r:.80}; see `retuned proposals --all`")
+    if len(found) > 1:
+        many = ", ".join(sorted(found)[:5])
+        raise UsageError(f"{what!r:.80} fits {len(found)} pieces of evidence: {many}")
+    return found.pop()
+
+
+def _public(path: Path) -> PublicKey:
+    return PublicKey.read(_file(path), where=str(path))
+
+
+def _file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise UnreadableInput(
+            "unreadable", where=str(path), message=f"{error.strerror}; name another file"
+        ) from error
+    if len(data) > _MAX_BYTES:
+        raise UnreadableInput(
+            "too-large", where=str(path), message=f"has more than {_MAX_BYTES} bytes"
+        )
+    return data
+
+
+def _recomputed(document: EvidenceDocument) -> Doubt | None:
+    wrong = wrong_with_raw(document)
+    return Doubt(fault=EvidenceFault.CONTRADICTED, detail=wrong) if wrong is not None else None
+
+
+def _doubt(doubt: Doubt | None) -> dict[str, str] | None:
+    return None if doubt is None else {"reason": str(doubt.fault), "detail": doubt.detail}

@@ -1,0 +1,99 @@
+"""What this process runs on, as evidence is bound to it; nothing is started to find out.
+
+A device is known once the server has used it: PyTorch is asked only where it is loaded and its
+device is in use already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from functools import cache
+from typing import Any
+
+SWITCHES = (
+    "TRITON_DEFAULT_FP_FUSION",
+    "TRITON_F32_DEFAULT",
+    "TRITON_ALLOW_NON_CONSTEXPR_GLOBALS",
+    "NVIDIA_TF32_OVERRIDE",
+    "AMDGCN_USE_BUFFER_OPS",
+    "DISABLE_LLVM_OPT",
+)
+"""Variables that change what Triton compiles; the lab's evidence names the same."""
+_DRIVERS = (
+    ("/proc/driver/nvidia/version", r"Module.*?\s(\d+\.[\d.]+)"),
+    ("/sys/module/amdgpu/version", r"(\S+)"),
+)
+
+
+def environment() -> dict[str, Any]:
+    """Return what is known, as JSON data for the control socket; empty text where it is not."""
+    torch = sys.modules.get("torch")
+    return {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": str(getattr(torch, "__version__", "")),
+        "triton": _version("triton"),
+        "cpu": f"cpu:{_processor()}",
+        **_device(torch),
+        "numerics": {name: os.environ[name] for name in SWITCHES if name in os.environ},
+    }
+
+
+def _device(torch: Any) -> dict[str, str]:  # noqa: ANN401 - a module, or None
+    """Describe the GPU that is in use; empty texts where there is none or nobody can say."""
+    unknown = dict.fromkeys(("device", "device_name", "driver", "runtime"), "")
+    try:
+        if torch is None or not torch.cuda.is_initialized():
+            return unknown
+        facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+        hip = getattr(torch.version, "hip", None)
+        gfx = str(getattr(facts, "gcnArchName", "")).partition(":")[0]
+        return {
+            "device": gfx if hip else f"sm_{facts.major}{facts.minor}",
+            "device_name": str(facts.name),
+            "driver": _driver(),
+            "runtime": f"rocm {hip}" if hip else f"cuda {torch.version.cuda}",
+        }
+    except (AttributeError, RuntimeError, AssertionError, TypeError):
+        # a PyTorch without devices, a lost device, a stranger's object under its name
+        return unknown
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def _processor() -> str:
+    """Name the processor as the lab does: its model, and a stamp of what it can do."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return "unknown"
+    models = re.findall(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.findall(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    stamp = hashlib.sha256((flags[0] if flags else "").encode()).hexdigest()[:8]
+    return f"{models[0].strip() if models else 'unknown'} ({stamp})"
+
+
+@cache
+def _driver() -> str:
+    for path, pattern in _DRIVERS:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                found = re.search(pattern, file.read(1 << 16))
+        except OSError:
+            continue
+        if found:
+            return found[1]
+    return ""
