@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,11 @@ from tests.lab.evolve.kernels_by_stage import DEFINITION, blocks, good_model, na
 from tests.lab.evolve.scripted_endpoint import Endpoint, Received, Reply, chat, endpoint
 
 from retuned.adapters.evolution import transcript_path
+from retuned.adapters.lab_process import LabProcess
+from retuned.adapters.local_lab import FakeBench
 from retuned.contract import TrustClass, Workload
-from retuned.experiment import Task, open_lab
+from retuned.errors import TemporaryError
+from retuned.experiment import open_lab
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.evolve import EvolveConfig, EvolveRules
 from retuned.lab.generators.evolve.lineage import lineage_of
@@ -54,6 +55,11 @@ def plan(**budget: Any) -> ExperimentPlan:
         budget=Budget(**{"max_candidates": 12, "max_seconds": 240.0, "finalists": 1, **budget}),
         environment=cpu_environment().digest,
     )
+
+
+def until_killed(lab: LabProcess, told: ExperimentPlan) -> None:
+    with contextlib.suppress(TemporaryError):
+        list(lab.run(told, known={}))
 
 
 def respond_with(model: Any) -> Any:
@@ -147,34 +153,24 @@ def test_a_model_that_answers_nonsense_ends_nothing_but_its_own_turn(tmp_path: P
     )
 
 
-def task(folder: Path, settings: EvolveConfig, **budget: Any) -> Task:
-    return Task(
-        plan=plan(**budget), root=str(folder / "lab"), solutions=(naive(),), evolve=settings
-    )
-
-
 @pytest.mark.slow
 def test_a_killed_process_pays_no_answer_twice(tmp_path: Path) -> None:
     with endpoint(respond_with(good_model)) as server:
         settings = config(server, tmp_path, islands=1, generations=3, ideas_every=0)
-        told = task(tmp_path, settings, max_candidates=3, finalists=1).model_dump_json()
-        child = subprocess.Popen(
-            [sys.executable, "-m", "retuned.experiment"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ},
-            start_new_session=True,
+        lab = LabProcess(
+            tmp_path / "lab",
+            cores=tuple,
+            solution=lambda _: naive(),
+            builder=FakeBench(script={}, root=tmp_path),
+            evolve=settings,
         )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(told.encode())
-        child.stdin.close()
+        run = threading.Thread(target=until_killed, args=(lab, plan(max_candidates=3)))
+        run.start()
         deadline = time.monotonic() + 120.0
-        while len(server.received) < 2 and time.monotonic() < deadline:
+        while len(server.received) < 2 and time.monotonic() < deadline and run.is_alive():
             time.sleep(0.02)
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
+        lab.stop()  # by SIGKILL
+        run.join()
         assert len(server.received) >= 2
         findings = experiment(tmp_path, settings, max_candidates=3, finalists=1)
     said = transcript_path(settings, "evolution").read_text("utf-8")

@@ -29,7 +29,7 @@ RULES = EvolveRules(islands=3, generations=4, migrate_every=2)
 def born(number: int, island: int, *, loops: int = 1) -> Solution:
     text = f"void k{number}() {{ {'for (;;) a(); ' * loops} }}\n"
     lineage = Lineage(island=island, step=number, parent=None, prompt=ZERO, model="m")
-    return incumbent(text).model_copy(update={"author": lineage.author()})
+    return incumbent(text).model_copy(update={"author": lineage.author(), "prompt": ZERO})
 
 
 def islands(*findings: Finding, rules: EvolveRules = RULES) -> Population:

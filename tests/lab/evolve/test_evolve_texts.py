@@ -202,13 +202,16 @@ def test_lineage_comes_back_from_the_author(island: int, step: int, model: str, 
     told = Lineage(
         island=island, step=step, parent=None if bare else ZERO, prompt=ZERO, model=model
     )
-    found = lineage_of(solution("x", author=told.author()))
+    parents = () if bare else (ZERO,)
+    found = lineage_of(solution("x", author=told.author(), parents=parents, prompt=ZERO))
     assert found is not None
     assert (found.island, found.step, found.parent, found.prompt) == (
         island, step, told.parent, ZERO,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("author", ["", "catalog", "evolve island=x", "evolve island=1 step=2"])
+@pytest.mark.parametrize(
+    "author", ["", "catalog", "evolve island=x model=m", "evolve island=1 step=2 model="]
+)
 def test_others_have_no_lineage(author: str) -> None:
-    assert lineage_of(solution("x", author=author)) is None
+    assert lineage_of(solution("x", author=author, prompt=ZERO)) is None

@@ -155,6 +155,8 @@ def solution_of(
             scratch_bytes=_first(launch.scratch_bytes, base.scratch_bytes if base else None, 0),
             trust=TrustClass.GENERATED,
             author=lineage.author(),
+            parents=() if lineage.parent is None else (lineage.parent,),
+            prompt=lineage.prompt,
         )
     except ValidationError as error:
         first = error.errors()[0]

@@ -60,7 +60,7 @@ class Features:
 
         Examples
         --------
-        >>> Features(loops=3, depth=2).cell(1.2) == Features(loops=4, depth=2).cell(1.4)
+        >>> Features(loops=2, depth=2).cell(1.2) == Features(loops=3, depth=2).cell(1.4)
         True
         """
         flags = (self.split, self.persistent, self.matrix, self.prefetch, self.scratch)

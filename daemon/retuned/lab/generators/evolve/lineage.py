@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from retuned.contract import Digest, Solution
 
-_FORM = re.compile(
-    r"evolve island=(\d{1,3}) step=(\d{1,6}) parent=(none|sha256:[0-9a-f]{64}) "
-    r"prompt=(sha256:[0-9a-f]{64}) model=([\x21-\x7e]{1,200})"
-)
+_FORM = re.compile(r"evolve island=(\d{1,3}) step=(\d{1,6}) model=([\x21-\x7e]{1,120})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,31 +26,27 @@ class Lineage:
     """Name of the model."""
 
     def author(self) -> str:
-        """Return it as `Solution.author`.
+        """Return what `Solution.author` says; parent and prompt have fields of their own.
 
         Examples
         --------
         >>> zero = "sha256:" + "0" * 64
-        >>> Lineage(island=1, step=4, parent=None, prompt=zero, model="m x").author()[:43]
-        'evolve island=1 step=4 parent=none prompt=s'
+        >>> Lineage(island=1, step=4, parent=None, prompt=zero, model="m x").author()
+        'evolve island=1 step=4 model=m_x'
         """
-        model = re.sub(r"[^\x21-\x7e]", "_", self.model)[:200] or "unnamed"
-        return (
-            f"evolve island={self.island} step={self.step} parent={self.parent or 'none'} "
-            f"prompt={self.prompt} model={model}"
-        )
+        model = re.sub(r"[^\x21-\x7e]", "_", self.model)[:120] or "unnamed"
+        return f"evolve island={self.island} step={self.step} model={model}"
 
 
 def lineage_of(solution: Solution) -> Lineage | None:
     """Read it back; None for variants of other generators."""
     found = _FORM.fullmatch(solution.author)
-    if found is None:
+    if found is None or solution.prompt is None:
         return None
-    island, step, parent, prompt, model = found.groups()
     return Lineage(
-        island=int(island),
-        step=int(step),
-        parent=None if parent == "none" else parent,
-        prompt=prompt,
-        model=model,
+        island=int(found[1]),
+        step=int(found[2]),
+        parent=solution.parents[0] if solution.parents else None,
+        prompt=solution.prompt,
+        model=found[3],
     )
