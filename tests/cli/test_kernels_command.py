@@ -117,14 +117,31 @@ def test_bench_measures_the_incumbent_against_what_a_search_finds(
     assert body["candidates"] == 2
     assert sum(body["verdicts"].values()) == 2
     assert body["environment"]["arch"].startswith("cpu:")
-    if body["best"] is not None:
-        (shape,) = body["shapes"]
-        assert shape["axes"] == {"M": 3}
-        assert shape["incumbent_us"] > shape["floor_us"] > 0.0
-        assert shape["speedup"]["lower"] <= shape["speedup"]["upper"]
+    (shape,) = body["shapes"]
+    assert shape["axes"] == {"M": 3}
+    assert shape["incumbent_us"] > shape["floor_us"] > 0.0
+    assert (shape["speedup"] is None) == (shape["best_us"] is None) == (body["best"] is None)
     read = [import_trace(json.loads(line), where="t") for line in traces.read_text().splitlines()]
     assert all(each.trace.definition == NAME for each in read)
     assert len(read) >= (1 if body["best"] is not None else 0)
+
+
+def test_bench_tells_the_incumbents_time_where_nothing_else_was_measured_to_the_end(
+    folder: Path,
+) -> None:
+    path = folder / "scale_bias.yaml"
+    text = path.read_text().replace("THREADS: [1, 2, 4]", "THREADS: [1]")
+    broken = folder / "scale_bias_rows.cpp"
+    broken.write_text(broken.read_text().replace("* s + b", "* s - b"))
+    path.write_text(text)
+    words = ["bench", path, "--shape", "M=9", "--language", "cpu_cpp", "--seconds", "5"]
+    body = json.loads(run(*words, "--json"))
+    assert body["verdicts"] == {"wrong-output": 3}
+    assert body["best"] is None
+    (shape,) = body["shapes"]
+    assert shape["incumbent_us"] > 0.0
+    assert (shape["best_us"], shape["speedup"]) == (None, None)
+    assert "the incumbent stays" in run(*words)
 
 
 def test_bench_without_a_gpu_measures_no_triton(folder: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json as json_module
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.table import Table
 
@@ -30,7 +31,9 @@ from retuned.cli.state import ConfigOption
 from retuned.contract import Language, Workload
 from retuned.errors import MissingDependency, UsageError
 from retuned.experiment import open_lab
-from retuned.lab.bay import LabSettings
+from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.harness.schedule import CANDIDATE
+from retuned.lab.harness.timing import samples_of, units_for
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.toolchain import is_timed, toolchain_for
 from retuned.ports import Finding
@@ -53,6 +56,8 @@ class Benched:
     """Every candidate."""
     environment: Mapping[str, Any]
     """Where."""
+    incumbent_us: tuple[float, ...] = ()
+    """Median time of the incumbent by shape, where no candidate was measured beside it."""
 
     @property
     def best(self) -> Finding | None:
@@ -137,12 +142,33 @@ def measure(
     for found in lab.run(plan, known={}):
         findings.append(found)
         say(f"  {safe(found.solution.name, limit=80)}: {found.verdict.reason}")
+    measured = any(found.verdict.shapes for found in findings)
     return Benched(
         entry=entry,
         workloads=tuple(workloads),
         findings=tuple(findings),
         environment=environment.model_dump(mode="json"),
+        incumbent_us=() if measured else _alone(entry, workloads, settings=settings),
     )
+
+
+def _alone(
+    entry: Entry, workloads: Sequence[Workload], *, settings: LabSettings
+) -> tuple[float, ...]:
+    """Time the incumbent beside its own clone."""
+    found = []
+    bay = Bay(entry, workloads, incumbent=entry.incumbent, folder=lab_folder(), settings=settings)
+    try:
+        with bay.duel([bay.incumbent, bay.clone()]) as duel:
+            for index, workload in enumerate(workloads):
+                sets = bay.sets(index, bay.seeds)
+                duel.prepare(workload.axes, sets, seed=bay.seeds.seed("bench", index))
+                pairs = [duel.block(units_for(1, 0)) for _ in range(settings.search_blocks)]
+                samples = samples_of(pairs, side=CANDIDATE, weight=1.0)
+                found.append(float(np.median(samples.incumbent_us)))
+    finally:
+        bay.close()
+    return tuple(found)
 
 
 def answer(benched: Benched) -> dict[str, Any]:
@@ -162,17 +188,31 @@ def answer(benched: Benched) -> dict[str, Any]:
         "candidates": len(benched.findings),
         "verdicts": dict(sorted(reasons.items())),
         "best": None if best is None else _found(best),
-        "shapes": [
-            {
-                "axes": dict(each.axes),
-                "incumbent_us": each.incumbent_us,
-                "best_us": each.candidate_us,
-                "speedup": each.speedup.model_dump(mode="json"),
-                "floor_us": each.floor_us,
-            }
-            for each in (best.verdict.shapes if best is not None else ())
-        ],
+        "shapes": list(_shapes(benched)),
     }
+
+
+def _shapes(benched: Benched) -> Iterator[dict[str, Any]]:
+    """Yield what was measured by shape; nulls where no candidate came so far."""
+    best = benched.best
+    for each in best.verdict.shapes if best is not None else ():
+        yield {
+            "axes": dict(each.axes),
+            "incumbent_us": each.incumbent_us,
+            "best_us": each.candidate_us,
+            "speedup": each.speedup.model_dump(mode="json"),
+            "floor_us": each.floor_us,
+        }
+    toolchain = toolchain_for(benched.entry.incumbent.language)
+    for workload, time_us in zip(benched.workloads, benched.incumbent_us, strict=False):
+        floor_us = toolchain.floor_us(benched.entry.definition, workload.axes, parts=1)
+        yield {
+            "axes": dict(workload.axes),
+            "incumbent_us": time_us,
+            "best_us": None,
+            "speedup": None,
+            "floor_us": floor_us,
+        }
 
 
 def _found(best: Finding) -> dict[str, Any]:
@@ -234,9 +274,6 @@ def _print(body: Mapping[str, Any]) -> None:
     best = body["best"]
     reasons = ", ".join(f"{count} {reason}" for reason, count in body["verdicts"].items())
     out.print(safe(f"{body['candidates']} candidates: {reasons or 'no time for one'}", limit=400))
-    if best is None:
-        out.print("None was measured to the end; the incumbent stays.")
-        return
     table = Table(box=None, pad_edge=False)
     for column in ("shape", "incumbent us", "best us", "speedup", "interval", "floor us"):
         table.add_column(column, justify="left" if column == "shape" else "right")
@@ -245,13 +282,16 @@ def _print(body: Mapping[str, Any]) -> None:
         table.add_row(
             cell(", ".join(f"{name}={length}" for name, length in each["axes"].items())),
             f"{each['incumbent_us']:.2f}",
-            f"{each['best_us']:.2f}",
-            f"{speedup['point']:.3f}x",
-            f"{speedup['lower']:.3f} to {speedup['upper']:.3f}",
+            f"{each['best_us']:.2f}" if speedup else "-",
+            f"{speedup['point']:.3f}x" if speedup else "-",
+            f"{speedup['lower']:.3f} to {speedup['upper']:.3f}" if speedup else "-",
             f"{floor:.2f}" if floor else "unknown",
         )
     out.print(table)
     out.print(safe(f"incumbent {body['incumbent']['name']}", limit=300), soft_wrap=True)
-    out.print(safe(f"best      {best['name']}", limit=300), soft_wrap=True)
-    text = f"{best['status']}: {best['reason']}; {best['detail']}"
-    out.print(safe(text, limit=1000), soft_wrap=True)
+    if best is not None:
+        out.print(safe(f"best      {best['name']}", limit=300), soft_wrap=True)
+        text = f"{best['status']}: {best['reason']}; {best['detail']}"
+        out.print(safe(text, limit=1000), soft_wrap=True)
+    if best is None or best["status"] != Status.PROMOTE:
+        out.print("Nothing that was tried is proven to be faster; the incumbent stays.")
