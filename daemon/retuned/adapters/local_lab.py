@@ -5,29 +5,33 @@ Also the fake that ships beside it, which hands out scripted findings.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import os
-import shutil
-import tempfile
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from retuned.adapters.artifact_folder import MANIFEST, keep_artifact, manifest_of
 from retuned.contract import Digest, Solution
 from retuned.errors import HarnessError, TemporaryError, UsageError
 from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.generators.portfolio import Portfolio, TurnFolder
 from retuned.lab.notebook import Note, Notebook, notebook_name
 from retuned.lab.session import Session
 from retuned.lab.subject import Subject
 from retuned.lab.toolchain import environment_of, toolchain_for
 from retuned.ports import Finding, Generator
-from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome, turns_sentence
 from retuned.stages.verdict import JudgeSettings
 
+log = logging.getLogger(__name__)
+
+TURNS = "turns"
+"""Folder below the root: whose turn it was, per plan."""
 _BATCH = 4
 """Candidates asked for at a time, so that generators learn from findings."""
 _FINAL_SHARE = 0.4
@@ -126,33 +130,13 @@ class LocalLab:
             If the solution does not compile or breaks the contract.
         """
         target = self._root / "artifacts" / solution.digest.removeprefix("sha256:")
-        if (target / "artifact.json").exists():
+        if (target / MANIFEST).exists():
             return target
         definition = self._subjects(solution.definition).definition
         built = toolchain_for(solution.language).build(
             solution, definition, folder=self._root / "compiled", limits=self._lab.compile
         )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
-        try:
-            shutil.copyfile(built.variant.library, partial / built.file_name)
-            body = _manifest(
-                solution,
-                definition.model_dump(mode="json"),
-                built.sha256,
-                file_name=built.file_name,
-            )
-            body |= built.manifest
-            (partial / "artifact.json").write_text(
-                json.dumps(body, indent=1),
-                encoding="utf-8",  # the order of axes means something
-            )
-            partial.chmod(0o755)
-            os.rename(partial, target)
-        except OSError:
-            shutil.rmtree(partial, ignore_errors=True)
-            if not (target / "artifact.json").exists():  # else: another process was first
-                raise
+        keep_artifact(target, built, solution=solution, definition=definition)
         return target
 
     def _check_plan(self, plan: ExperimentPlan) -> Solution:
@@ -178,28 +162,59 @@ class LocalLab:
         *,
         until: float,
     ) -> Iterator[Solution]:
-        """Yield new candidates until the budget or every generator is exhausted."""
+        """Yield new candidates until the budget or every generator is exhausted.
+
+        Raises
+        ------
+        HarnessError
+            If every generator failed before anything was tried: nothing was learned then.
+        """
         definition = self._subjects(plan.definition).definition
-        for name in plan.generators:
-            generator = self._generators[name](plan)
-            while len(seen) - 1 < plan.budget.max_candidates and time.monotonic() < until:
-                room = plan.budget.max_candidates - len(seen) + 1
-                batch = generator.propose(
-                    definition,
-                    plan.workloads,
-                    history=tuple(session.history),
-                    count=min(_BATCH, room),
-                )
-                # Gate G0: from here on a candidate is its digest; seeds are secret and not yet used
-                # on it.
-                fresh = {each.digest: each for each in batch if each.digest not in seen}
-                if not fresh:
+        portfolio = self._portfolio(plan)
+        portfolio.settle(session.history)
+        while len(seen) - 1 < plan.budget.max_candidates and time.monotonic() < until:
+            room = plan.budget.max_candidates - len(seen) + 1
+            batch = portfolio.propose(
+                definition,
+                plan.workloads,
+                history=tuple(session.history),
+                count=min(_BATCH, room),
+            )
+            # Gate G0: from here on a candidate is its digest; seeds are secret and not yet used
+            # on it.
+            fresh = {each.digest: each for each in batch if each.digest not in seen}
+            if not fresh:
+                break
+            seen |= set(fresh)
+            for solution in fresh.values():
+                if time.monotonic() >= until:
                     break
-                seen |= set(fresh)
-                for solution in fresh.values():
-                    if time.monotonic() >= until:
-                        return
-                    yield solution
+                yield solution
+        portfolio.settle(session.history)
+        log.info("who was asked: %s", turns_sentence(portfolio.turns))
+        failed = [turn for turn in portfolio.turns if turn.outcome is TurnOutcome.FAILED]
+        if (
+            failed
+            and len(seen) == 1
+            and {turn.generator for turn in failed} == set(plan.generators)
+        ):
+            raise HarnessError(f"every generator failed: {turns_sentence(portfolio.turns)}")
+
+    def _portfolio(self, plan: ExperimentPlan) -> Portfolio:
+        members = {
+            name: functools.partial(self._generators[name], plan) for name in plan.generators
+        }
+        return Portfolio(
+            members,
+            seed=int.from_bytes(hashlib.sha256(plan.id.encode()).digest()[:4], "little"),
+            log=TurnFolder(self._root / TURNS / notebook_name(plan.id)),
+            clock=time.monotonic,
+            taken={plan.incumbent},
+        )
+
+    def turns(self, plan: str) -> Sequence[Turn]:
+        """Return whose turn it was; see `Bench.turns`."""
+        return TurnFolder(self._root / TURNS / notebook_name(plan)).read()
 
     def evidence(self, digest: Digest) -> bytes | None:
         """Return raw numbers; see `Bench.evidence`."""
@@ -229,6 +244,8 @@ class FakeBench:
     """Raised instead of the finding after the first."""
     runs: list[ExperimentPlan] = field(default_factory=list)
     """Plans that were run, for assertions."""
+    asked: Sequence[Turn] = ()
+    """Turns of every plan."""
     stopped: bool = False
     """Whether it was told to stop."""
 
@@ -247,37 +264,21 @@ class FakeBench:
         """Make the artifact's folder with a manifest and no code."""
         target = self.root / "artifacts" / solution.digest.removeprefix("sha256:")
         target.mkdir(parents=True, exist_ok=True)
-        body = _manifest(solution, {"name": solution.definition}, hashlib.sha256(b"").hexdigest())
+        nothing = hashlib.sha256(b"").hexdigest()
+        body = manifest_of(solution, {"name": solution.definition}, nothing)
         (target / "kernel.so").write_bytes(b"")
-        (target / "artifact.json").write_text(json.dumps(body), encoding="utf-8")
+        (target / MANIFEST).write_text(json.dumps(body), encoding="utf-8")
         return target
 
     def evidence(self, digest: Digest) -> bytes | None:
         """Have no raw numbers."""
         return None
 
+    def turns(self, plan: str) -> Sequence[Turn]:
+        """Return what the script says."""
+        del plan
+        return self.asked
+
     def stop(self) -> None:
         """End before the next finding; see `Bench.stop`."""
         self.stopped = True
-
-
-def _manifest(
-    solution: Solution,
-    definition: Mapping[str, Any],
-    sha256: str,
-    *,
-    file_name: str = "kernel.so",
-) -> dict[str, Any]:
-    threads = solution.params.get("THREADS", 1)
-    return {
-        "digest": solution.digest,
-        "definition": definition,
-        "language": str(solution.language),
-        "entry": solution.entry,
-        "params": solution.params,
-        "layouts": solution.layouts,
-        "scratch_bytes": solution.scratch_bytes,
-        "parts": threads if isinstance(threads, int) else 1,
-        "binary": file_name,
-        "binary_sha256": sha256,
-    }

@@ -16,6 +16,7 @@ _UNFINISHED = (
     "artifacts/.partial-*",
     "evidence/.*.partial",
     "notes/*/.*.partial",
+    "turns/*/.*.partial",
 )
 """Places of work in progress below a lab's folder."""
 
@@ -30,9 +31,10 @@ def sweep(root: Path, *, running: Collection[str] = ()) -> int:
     root
         The lab's folder; it need not exist.
     running
-        Names of the notebooks of plans that will be resumed.
+        Names of the notebooks of plans that will be resumed; their turns are called the same.
     """
-    notes = [path for path in root.glob("notes/*") if path.name not in running]
+    kept = (*root.glob("notes/*"), *root.glob("turns/*"))
+    notes = [path for path in kept if path.name not in running]
     left = [path for pattern in _UNFINISHED for path in root.glob(pattern)]
     for path in (*left, *notes):
         if path.is_dir() and not path.is_symlink():

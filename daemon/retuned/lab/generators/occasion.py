@@ -10,11 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from retuned.contract import Solution
+from retuned.lab.generators.devices import DeviceFacts
+from retuned.lab.generators.porting import Earlier, PortingGenerator
 from retuned.lab.generators.random import RandomGenerator
+from retuned.lab.generators.recipes import RecipeGenerator
 from retuned.lab.generators.search import SearchGenerator
 from retuned.lab.generators.spaces import Tunable
-from retuned.ports import Generator
+from retuned.lab.generators.tpe import TpeGenerator
+from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.verdict import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +29,40 @@ class Occasion:
     plan: ExperimentPlan
     """What is asked for."""
     tunable: Tunable
-    """The definition with its spaces, in the incumbent's language."""
+    """The definition with its spaces, in the incumbent's language; its incumbent is the plan's, and
+    where nobody gave that one a space it has one."""
     incumbent: Solution
-    """The variant in production; it need not be the tunable's own."""
+    """The variant in production."""
+    device: DeviceFacts
+    """Where variants run."""
     cores: int
     """Cores a launch may use."""
     seed: int
     """Follows from the plan: an interrupted plan, run again, proposes the same again."""
+    earlier: tuple[Earlier, ...] = ()
+    """What other experiments found on this operator, here and elsewhere, failures among them."""
+
+    @property
+    def known(self) -> tuple[Finding, ...]:
+        """Earlier findings that hold here: same kernel, shapes, incumbent and environment."""
+        return tuple(each.finding for each in self.earlier if self._holds(each))
+
+    @property
+    def foreign(self) -> tuple[Earlier, ...]:
+        """Earlier findings that are only hints here."""
+        return tuple(each for each in self.earlier if not self._holds(each))
+
+    def _holds(self, each: Earlier) -> bool:
+        """Whether a measurement needs no repetition; a winner is always measured anew."""
+        shapes = [workload.axes for workload in each.workloads]
+        verdict = each.finding.verdict
+        return (
+            each.finding.solution.definition == self.plan.definition
+            and verdict.incumbent == self.plan.incumbent
+            and verdict.status is not Status.PROMOTE
+            and each.environment == self.plan.environment
+            and all(workload.axes in shapes for workload in self.plan.workloads)
+        )
 
 
 Make = Callable[[Occasion], Generator]
@@ -44,6 +76,7 @@ def make_search(occasion: Occasion) -> Generator:
         cores=occasion.cores,
         seed=occasion.seed,
         structures=occasion.plan.structures,
+        earlier=occasion.known,
     )
 
 
@@ -57,5 +90,42 @@ def make_random(occasion: Occasion) -> Generator:
     )
 
 
-SELF_CONTAINED: Mapping[str, Make] = {"search": make_search, "random": make_random}
+def make_tpe(occasion: Occasion) -> Generator:
+    """Return optuna's TPE over the plan's structures."""
+    return TpeGenerator(
+        occasion.tunable,
+        cores=occasion.cores,
+        seed=occasion.seed,
+        structures=occasion.plan.structures,
+    )
+
+
+def make_recipes(occasion: Occasion) -> Generator:
+    """Return the recipes, applied to the incumbent and to the best so far."""
+    return RecipeGenerator(
+        occasion.tunable,
+        incumbent=occasion.incumbent,
+        device=occasion.device,
+        structures=occasion.plan.structures,
+    )
+
+
+def make_porting(occasion: Occasion) -> Generator:
+    """Return winners from elsewhere."""
+    return PortingGenerator(
+        occasion.tunable,
+        cores=occasion.cores,
+        device=occasion.device,
+        earlier=occasion.foreign,
+        structures=occasion.plan.structures,
+    )
+
+
+SELF_CONTAINED: Mapping[str, Make] = {
+    "search": make_search,
+    "random": make_random,
+    "tpe": make_tpe,
+    "recipes": make_recipes,
+    "porting": make_porting,
+}
 """Generators that need nothing but the occasion."""

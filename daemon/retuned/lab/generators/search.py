@@ -1,18 +1,23 @@
-"""Search over parameters: first guesses per structure, then steps around the best, then restarts.
+"""Search over parameters: first guesses per structure, then where most improvement is expected.
 
 Tens of evaluations decide over hundreds of points, so nothing here is wasted on points that cannot
-be built or that use more threads than there are cores, and each evaluation teaches something about
-its neighbours: steps are ranked by an additive model of what each parameter's value did so far.
+be built, that use more threads than there are cores, or that earlier failures rule out. Each
+evaluation teaches something about all others: a surrogate (`surrogate`) of what was measured says
+how much better every untried point may be, and the most promising one is next. Once in a while
+chance decides, in case the surrogate believes something that is not so.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
 
 from retuned.contract import Definition, Solution, Workload
+from retuned.lab.generators.effects import next_step
+from retuned.lab.generators.lessons import Lessons, learn
 from retuned.lab.generators.spaces import (
     Grid,
     Point,
@@ -21,26 +26,36 @@ from retuned.lab.generators.spaces import (
     merit,
     require_definition,
 )
+from retuned.lab.generators.surrogate import (
+    Array,
+    Field,
+    coordinates_of,
+    expected_improvement,
+    fit,
+)
 from retuned.ports import Finding
 
 HOPELESS_RATIO = 0.8
 """A structure whose best stays below this share of the overall best gets no second guess."""
-PATIENCE = 3
-"""Points of a structure that are tried before it competes: a first guess alone may be unlucky."""
-CENTRES = 3
-"""Steps are taken around so many of the best points at a time."""
-CENTRE_RATIO = 0.85
-"""And only around points at least this good, relative to the best."""
-CURIOSITY = 0.05
-"""Added to a step's predicted log ratio where its value was never tried; falls with the tries."""
 FAILED = -0.7
 """Log ratio that stands for a candidate that was never timed: its neighbours are likely as bad."""
-RESTART_EVERY = 10
-"""Once every so many proposals a random point is tried, in case the hill is the wrong one."""
+WORST = math.log(4.0)
+"""How far below the best a point is told apart from worse ones, in logarithms."""
+RESTART_EVERY = 16
+"""Once every so many proposals a random point is tried, in case the surrogate is wrong."""
+MOST = 20_000
+"""Most points that are looked at; of larger spaces, a random part."""
+STEP_EVERY = 4
+"""Every so manieth proposal is a step around the best, the others are the surrogate's."""
+AHEAD = 24
+"""Most points that are chosen one after the other before any is measured; what more is asked for
+follows in the order of what was promised."""
+_REFITS = (4, 6, 9, 13, 18, 25, 35, 50, 70, 100, 150, 220)
+"""Numbers of known points at which hyperparameters are chosen anew."""
 
 
 class SearchGenerator:
-    """Local search with restarts; deterministic for a seed and a history.
+    """Bayesian search with first guesses; deterministic for a seed and a history.
 
     Parameters
     ----------
@@ -49,18 +64,30 @@ class SearchGenerator:
     cores
         Cores a launch may use.
     seed
-        Decides restarts only.
+        Decides what is left to chance.
     structures
         Only these; empty means all.
+    earlier
+        Findings of earlier experiments against the same incumbent in the same environment: what is
+        known is not tried again.
     """
 
     name = "search"
 
     def __init__(
-        self, tunable: Tunable, *, cores: int, seed: int, structures: Sequence[str] = ()
+        self,
+        tunable: Tunable,
+        *,
+        cores: int,
+        seed: int,
+        structures: Sequence[str] = (),
+        earlier: Sequence[Finding] = (),
     ) -> None:
         self._grid = Grid(tunable, cores=cores, structures=structures)
         self._seed = seed
+        self._earlier = tuple(earlier)
+        self._order = self._worth_a_look()
+        self._number()
 
     def propose(
         self,
@@ -79,25 +106,32 @@ class SearchGenerator:
         """
         require_definition(definition, self._grid.tunable)
         axes = dominant_axes(definition, workloads)
-        known = self._known(history)
+        findings = (*self._earlier, *history)
+        known = self._known(findings)
+        self._admit(known)
+        lessons = learn(findings, self._grid)
         taken = set(known)
+        believed = dict(known)
         chosen: list[Point] = []
         while len(chosen) < count:
-            point = self._next(known, taken, axes=axes)
+            if len(chosen) >= AHEAD:
+                chosen += self._rest(believed, taken, known=known, lessons=lessons)
+                break
+            point = self._next(believed, taken, known=known, lessons=lessons, axes=axes)
             if point is None:
                 break
             taken.add(point)
             chosen.append(point)
-        return [self._grid.solution(point) for point in chosen]
+        return [self._grid.solution(point) for point in chosen[:count]]
 
-    def _known(self, history: Sequence[Finding]) -> dict[Point, float]:
+    def _known(self, findings: Sequence[Finding]) -> dict[Point, float]:
         """Log ratio of every point tried; the incumbent's is 0 by definition."""
         known: dict[Point, float] = {}
         incumbent = self._grid.tunable.incumbent
         point = self._grid.point(incumbent.structure, incumbent.params)
         if point is not None:
             known[point] = 0.0
-        for finding in history:
+        for finding in findings:
             point = self._grid.point(finding.solution.structure, finding.solution.params)
             ratio = merit(finding)
             if point is not None:
@@ -105,25 +139,43 @@ class SearchGenerator:
         return known
 
     def _next(
-        self, known: Mapping[Point, float], taken: set[Point], *, axes: Mapping[str, int]
+        self,
+        believed: dict[Point, float],
+        taken: set[Point],
+        *,
+        known: Mapping[Point, float],
+        lessons: Lessons,
+        axes: Mapping[str, int],
     ) -> Point | None:
-        guess = self._guess(known, taken, axes=axes)
+        guess = self._guess(known, taken, lessons=lessons, axes=axes)
         if guess is not None:
             return guess
-        if len(taken) % RESTART_EVERY:
-            step = self._step(known, taken)
+        pool = self._pool(taken, lessons)
+        if not pool:
+            return None
+        if not believed or len(taken) % RESTART_EVERY == 0:
+            return self._chance(taken).choice(pool)
+        if len(taken) % STEP_EVERY == 1:
+            step = next_step(self._grid, known, taken, allowed=lessons.allow)
             if step is not None:
                 return step
-        return self._restart(taken)
+        return self._promising(believed, pool, known=known)
 
     def _guess(
-        self, known: Mapping[Point, float], taken: set[Point], *, axes: Mapping[str, int]
+        self,
+        known: Mapping[Point, float],
+        taken: set[Point],
+        *,
+        lessons: Lessons,
+        axes: Mapping[str, int],
     ) -> Point | None:
         """First guess of each structure, then further guesses of those that are not hopeless."""
         starts = self._grid.starts(axes)
         for place in range(max((len(s) for s in starts), default=0)):
             for guesses in starts:
                 if place >= len(guesses) or guesses[place] in taken:
+                    continue
+                if not lessons.allow(guesses[place]):
                     continue
                 if place == 0 or not self._hopeless(guesses[place].structure, known):
                     return guesses[place]
@@ -133,81 +185,82 @@ class SearchGenerator:
         own = [ratio for point, ratio in known.items() if point.structure == structure]
         return bool(own) and max(own) < max(known.values()) + math.log(HOPELESS_RATIO)
 
-    def _step(self, known: Mapping[Point, float], taken: set[Point]) -> Point | None:
-        """Return the most promising untried neighbour of the best points."""
-        effects = Effects(known)
-        best: tuple[float, Point] | None = None
-        for centre in self._centres(known, taken):
-            for point in self._grid.neighbours(centre):
-                if point in taken:
-                    continue
-                promise = known[centre] + effects.change(centre, point)
-                if best is None or (promise, best[1]) > (best[0], point):
-                    best = (promise, point)
-        return best[1] if best is not None else None
+    def _pool(self, taken: set[Point], lessons: Lessons) -> list[Point]:
+        """Return untried points that nothing speaks against."""
+        return [p for p in self._order if p not in taken and lessons.allow(p)]
 
-    def _centres(self, known: Mapping[Point, float], taken: set[Point]) -> list[Point]:
-        """Points to step from: of a structure that was hardly tried, then the best of all."""
-        ranked = sorted(known, key=lambda point: (-known[point], point))
-        for structure in self._grid.spaces:
-            own = [point for point in ranked if point.structure == structure]
-            if own and sum(point.structure == structure for point in taken) < PATIENCE:
-                return own[:1]
-        return [
-            point
-            for point in ranked[:CENTRES]
-            if known[point] >= known[ranked[0]] + math.log(CENTRE_RATIO)
-        ]
+    def _worth_a_look(self) -> list[Point]:
+        """Return the points that are looked at: all, or of very many a random part."""
+        points = sorted(self._grid.points)
+        if len(points) > MOST:
+            points = sorted(random.Random(str(self._seed)).sample(points, MOST))
+        return points
 
-    def _restart(self, taken: set[Point]) -> Point | None:
-        fresh = sorted(self._grid.points - taken)
-        if not fresh:
-            return None
+    def _admit(self, known: Collection[Point]) -> None:
+        """Look at points that were tried as well, whoever proposed them."""
+        missing = sorted(set(known) - self._rows.keys())
+        if missing:
+            self._order = sorted([*self._order, *missing])
+            self._number()
+
+    def _number(self) -> None:
+        self._rows = {point: row for row, point in enumerate(self._order)}
+        self._coordinates = coordinates_of(
+            [(point.structure, self._grid.params(point)) for point in self._order],
+            {name: space.params for name, space in self._grid.spaces.items()},
+        )
+        self._fields: dict[tuple[int, ...], Field] = {}
+
+    def _chance(self, taken: set[Point]) -> random.Random:
         # A string seeds the same way in every process; hash() would not.
-        return random.Random(f"{self._seed}:{len(taken)}").choice(fresh)
+        return random.Random(f"{self._seed}:{len(taken)}")
 
+    def _promising(
+        self, believed: dict[Point, float], pool: Sequence[Point], *, known: Mapping[Point, float]
+    ) -> Point:
+        """Return the point with most expected improvement, and believe what is expected of it.
 
-class Effects:
-    """What each value of each parameter did to the log ratio: an additive model per structure.
+        Points that were chosen and not yet measured count as measured, with what is expected.
+        """
+        promise, mean = self._promise(believed, known)
+        places = [self._rows[point] for point in pool]
+        best = int(np.argmax(promise[places]))
+        believed[pool[best]] = float(mean[places[best]])
+        return pool[best]
 
-    Formula: an effect is the mean residual of the n points with that value, times n / (n + 1),
-    fitted in a few rounds of backfitting.
-    """
+    def _rest(
+        self,
+        believed: Mapping[Point, float],
+        taken: set[Point],
+        *,
+        known: Mapping[Point, float],
+        lessons: Lessons,
+    ) -> list[Point]:
+        """Return all other points, the most promising first."""
+        pool = self._pool(taken, lessons)
+        if not believed:
+            return pool
+        promise, _ = self._promise(believed, known)
+        return sorted(pool, key=lambda point: (-float(promise[self._rows[point]]), point))
 
-    def __init__(self, known: Mapping[Point, float]) -> None:
-        self._effects: dict[tuple[str, int, int], float] = defaultdict(float)
-        self._tries: dict[tuple[str, int, int], int] = defaultdict(int)
-        by_structure: dict[str, list[tuple[Point, float]]] = defaultdict(list)
-        for point, ratio in known.items():
-            by_structure[point.structure].append((point, ratio))
-            for axis, place in enumerate(point.places):
-                self._tries[point.structure, axis, place] += 1
-        for points in by_structure.values():
-            self._fit(points)
+    def _promise(
+        self, believed: Mapping[Point, float], known: Mapping[Point, float]
+    ) -> tuple[Array, Array]:
+        """Return the expected improvement and the expected value of every point."""
+        rows = [self._rows[point] for point in believed]
+        values = np.array(list(believed.values()))
+        values = np.maximum(values, values.max() - WORST)
+        belief = self._field(list(known.items())).believe(rows, values)
+        best = float(belief.mean[rows].max())
+        return expected_improvement(belief, best=best), belief.mean
 
-    def change(self, centre: Point, point: Point) -> float:
-        """Return the predicted difference of a step, plus a little for what it would teach."""
-        total = 0.0
-        for axis, (old, new) in enumerate(zip(centre.places, point.places, strict=True)):
-            if old != new:
-                key = (point.structure, axis, new)
-                total += self._effects[key] - self._effects[point.structure, axis, old]
-                total += CURIOSITY / (1 + self._tries[key])
-        return total
-
-    def _fit(self, points: Sequence[tuple[Point, float]]) -> None:
-        mean = sum(ratio for _, ratio in points) / len(points)
-        axes = range(len(points[0][0].places))
-        for _ in range(5):
-            for axis in axes:
-                residuals: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-                for point, ratio in points:
-                    others = sum(
-                        self._effects[point.structure, other, point.places[other]]
-                        for other in axes
-                        if other != axis
-                    )
-                    key = (point.structure, axis, point.places[axis])
-                    residuals[key].append(ratio - mean - others)
-                for key, values in residuals.items():
-                    self._effects[key] = sum(values) / (len(values) + 1)
+    def _field(self, known: Sequence[tuple[Point, float]]) -> Field:
+        """Return the space under hyperparameters that are chosen anew after some points only."""
+        count = max((n for n in _REFITS if n <= len(known)), default=len(known))
+        rows = tuple(self._rows[point] for point, _ in known[:count])
+        if rows not in self._fields:
+            values = np.array([value for _, value in known[:count]])
+            values = np.maximum(values, values.max() - WORST)
+            shape = fit(self._coordinates.take(rows), values)
+            self._fields = {rows: Field(self._coordinates, shape=shape)}
+        return self._fields[rows]

@@ -1,0 +1,101 @@
+"""What a recipe looks at, and what it answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from retuned.contract import Definition, Language, Solution, Workload
+from retuned.errors import UsageError
+from retuned.lab.generators.devices import DeviceFacts
+from retuned.lab.generators.spaces import Params, SpaceLike, Tunable, dominant_axes
+from retuned.runtime.grid import parse_grid
+from retuned.runtime.spec import Refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """A variant, what it is for, and what else there is."""
+
+    solution: Solution
+    """The variant to change: the incumbent, or the best so far."""
+    definition: Definition
+    """What it computes."""
+    workloads: Sequence[Workload]
+    """Weighted shapes; at least one."""
+    tunable: Tunable
+    """Structures that are known."""
+    device: DeviceFacts
+    """Where it is to run."""
+
+    @property
+    def space(self) -> SpaceLike | None:
+        """The space that the variant is a point of; None if it is nobody's."""
+        return next((s for s in self.tunable.spaces if s.name == self.solution.structure), None)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Variable axes of the shape that moves most."""
+        return dominant_axes(self.definition, self.workloads)
+
+    @property
+    def programs(self) -> int:
+        """Programs of a launch at that shape; 0 where there is no grid or it cannot be told."""
+        if self.solution.language is not Language.TRITON:
+            return 0
+        integers = {n: v for n, v in self.solution.params.items() if isinstance(v, int)}
+        lengths = {**integers, **self.definition.lengths(self.axes)}
+        try:
+            return math.prod(parse_grid(self.solution.grid, lengths).at(lengths))
+        except Refused:
+            return 0
+
+    def variant(self, structure: str, params: Params) -> Solution | None:
+        """Return the variant at a point; None if there is no such point, or it is this one."""
+        try:
+            found = self.tunable.solution(structure, params)
+        except UsageError:
+            return None
+        return None if found.digest == self.solution.digest else found
+
+    def changed(self, changes: Mapping[str, int | str]) -> Solution | None:
+        """Return this variant with other parameters; None if there is no such point."""
+        if self.space is None:
+            return None
+        return self.variant(self.space.name, {**self.solution.params, **changes})
+
+    def start(self, space: SpaceLike) -> Solution | None:
+        """Return the best guess of another structure; None if it has none here."""
+        for params in space.starts(self.axes):
+            found = self.variant(space.name, params)
+            if found is not None:
+                return found
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a recipe makes of a situation."""
+
+    solutions: tuple[Solution, ...]
+    """Variants that are worth a try; empty where the recipe does not apply."""
+    because: str
+    """Why they are, or why there are none."""
+
+
+Recipe = Callable[[Situation], Answer]
+"""A transformation with a name that a person knows."""
+
+
+def none(because: str) -> Answer:
+    """Answer that the recipe does not apply."""
+    return Answer(solutions=(), because=because)
+
+
+def some(solutions: Sequence[Solution | None], *, because: str, otherwise: str) -> Answer:
+    """Answer with those variants that exist, each once; `otherwise` is why there are none."""
+    found = {each.digest: each for each in solutions if each is not None}
+    if not found:
+        return none(otherwise)
+    return Answer(solutions=tuple(found.values()), because=because)
