@@ -12,6 +12,7 @@ import pytest
 
 from retuned.adapters.evolution import config_of, key_of, machine_names
 from retuned.errors import MissingDependency, UsageError
+from retuned.local.wiring import loop_settings
 from retuned.settings import Settings
 
 FULL: dict[str, Any] = {
@@ -70,6 +71,11 @@ def test_a_key_that_is_gone_in_the_labs_process_is_said(
     monkeypatch.setenv("MODEL_KEY", " k3y\n")
     assert key_of(found) == "k3y"
     assert key_of(found.model_copy(update={"key_variable": ""})) == ""
+
+
+def test_who_is_asked_follows_from_the_settings(tmp_path: Path) -> None:
+    assert "evolve" in loop_settings(settings(tmp_path)).generators
+    assert "evolve" not in loop_settings(Settings(state_dir=tmp_path)).generators
 
 
 def test_names_that_stand_in_many_a_comment_are_not_taken_out() -> None:
