@@ -79,7 +79,7 @@ def limits_of(dtype: np.dtype[Any]) -> Limits:
     >>> limits_of(NUMPY[DType.FLOAT8_E4M3FN])
     Limits(eps=0.125, smallest=0.001953125, largest=448.0)
     """
-    info = ml_dtypes.finfo(dtype)
+    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return Limits(
         eps=float(info.eps), smallest=float(info.smallest_subnormal), largest=float(info.max)
     )

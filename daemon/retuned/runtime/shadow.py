@@ -217,7 +217,8 @@ def _integer_ratio(torch: Any, ours: Tensor, theirs: Tensor) -> float:  # noqa: 
     difference = (ours.to(torch.int16) - theirs.to(torch.int16)).abs_()
     if int(difference.max()) > 1:
         return RATIO_CAP
-    return float(difference.count_nonzero()) / max(1.0, _NEIGHBOURS_SHARE * difference.numel())
+    allowed = max(1.0, _NEIGHBOURS_SHARE * int(difference.numel()))
+    return int(difference.count_nonzero()) / allowed
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> int:
