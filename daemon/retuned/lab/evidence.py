@@ -41,6 +41,30 @@ def search_interval(timed: Timed) -> Interval | None:
     return weighted.interval(_SHAPE_CONFIDENCE) if weighted else None
 
 
+def search_shapes(timed: Timed | None, workloads: Sequence[Workload]) -> tuple[ShapeResult, ...]:
+    """Return what a search showed per shape: for generators, no evidence of anything.
+
+    Empty where it failed, or where a shape has too few blocks for an estimate.
+    """
+    if timed is None or not timed.passed:
+        return ()
+    results = []
+    for index, samples in zip(timed.shapes, timed.samples, strict=True):
+        own = estimate(samples)
+        if own is None:
+            return ()
+        results.append(
+            ShapeResult(
+                axes=dict(workloads[index].axes),
+                weight=workloads[index].weight,
+                incumbent_us=float(np.median(samples.incumbent_us)),
+                candidate_us=float(np.median(samples.candidate_us)),
+                speedup=own.interval(_SHAPE_CONFIDENCE),
+            )
+        )
+    return tuple(results)
+
+
 def final_timing(
     timed: Timed,
     *,

@@ -20,6 +20,7 @@ from retuned.lab.evidence import (
     gather,
     p_value,
     search_interval,
+    search_shapes,
 )
 from retuned.lab.examiner import Examiner, Timed
 from retuned.lab.harness.variant import Variant
@@ -213,6 +214,9 @@ class Session:
     def _known(self, contender: Contender) -> Finding:
         """Return what generators may learn of a contender so far."""
         verdict = judge(self._judged(contender), self._settings)
+        if not verdict.shapes:  # whoever writes kernels wants to know the times, not only the ratio
+            shapes = search_shapes(contender.search, self._plan.workloads)
+            verdict = verdict.model_copy(update={"shapes": shapes})
         return Finding(solution=contender.solution, verdict=verdict, seconds=contender.spent_s)
 
     def _judged(

@@ -100,6 +100,7 @@ def test_a_good_model_carries_a_naive_kernel_past_itself_in_several_generations(
     asked = [received.user for received in server.received]
     assert any("expected" in prompt and "# What went wrong" in prompt for prompt in asked)
     assert all("KiB touched" in prompt for prompt in asked if "# Shapes" in prompt)
+    assert any("GB/s of tensors touched" in prompt for prompt in asked)
 
 
 HOSTILE = {
