@@ -57,7 +57,7 @@ def load_definition(path: Path) -> OwnDefinition:
     except ValidationError as error:
         found = problems_of(error, schema=schema(), tree=tree)
         raise DefinitionInvalid(path, problems=_placed(found, tree)) from None
-    except _Unreadable as error:
+    except _Unusable as error:
         problem = Problem(path=error.place, line=None, message=error.message)
         raise DefinitionInvalid(path, problems=_placed((problem,), tree)) from error
     wrong = tuple(_problems(faults(own), written))
@@ -66,8 +66,8 @@ def load_definition(path: Path) -> OwnDefinition:
     return own
 
 
-class _Unreadable(Exception):
-    """A file beside the definition that cannot be read."""
+class _Unusable(Exception):
+    """One thing that keeps a record from being made, and its place."""
 
     def __init__(self, place: str, message: str) -> None:
         super().__init__(message)
@@ -76,6 +76,7 @@ class _Unreadable(Exception):
 
 
 def _assemble(written: DefinitionFile, path: Path) -> OwnDefinition:
+    _check_tensors(written)
     specs = {
         name: TensorSpec(shape=each.shape, dtype=each.dtype, constant=each.constant)
         for name, each in written.inputs.items()
@@ -114,6 +115,20 @@ def _assemble(written: DefinitionFile, path: Path) -> OwnDefinition:
     )
 
 
+def _check_tensors(written: DefinitionFile) -> None:
+    for side in ("inputs", "outputs"):
+        for name, spec in getattr(written, side).items():
+            unknown = [axis for axis in spec.shape if axis not in written.axes]
+            if unknown:
+                known = ", ".join(written.axes)
+                message = f"names the axis '{unknown[0]}'; `axes` has {known}"
+                raise _Unusable(f"{side}.{name}.shape", message)
+    for name in written.outputs:
+        if name in written.inputs:
+            message = f"'{name}' is an input too; a kernel does not write over its inputs"
+            raise _Unusable(f"outputs.{name}", message)
+
+
 def _variant(written: VariantField, path: Path, *, place: str) -> OwnVariant:
     sources: tuple[SourceFile, ...]
     if written.source is not None:
@@ -133,7 +148,7 @@ def _beside(path: Path, name: str, *, place: str) -> str:
     try:
         return read_text(beside, max_bytes=1_000_000)
     except UnreadableInput as error:
-        raise _Unreadable(place, f"{beside}: {error.message}") from error
+        raise _Unusable(place, f"{beside}: {error.message}") from error
 
 
 def _problems(found: Iterator[Fault], written: DefinitionFile) -> Iterator[Problem]:

@@ -37,7 +37,7 @@ class ReferenceLimits:
     """Wall time of one call."""
     cpu_s: int = 1800
     """Processor time of the child's whole life."""
-    memory_bytes: int = 4 * 2**30
+    memory_bytes: int = 16 * 2**30
     """Memory beyond what it has when ready."""
 
 
