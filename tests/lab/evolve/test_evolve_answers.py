@@ -6,7 +6,7 @@ import contextlib
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retuned.lab.generators.evolve.answers import Draft, parse_answer
@@ -140,12 +140,14 @@ def test_without_a_base_there_is_nothing_to_edit() -> None:
     assert refused(BASED + fenced("edit", edit("a", "b")), base=None).reason == "wrong-base"
 
 
+@settings(deadline=None)
 @given(st.text(max_size=400))
 def test_any_text_is_a_draft_or_a_refusal(text: str) -> None:
     with contextlib.suppress(AnswerRefused):  # nothing else may come out
         assert parse(text).source.strip()
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text("abc {};", min_size=1, max_size=8), min_size=1, max_size=12, unique=True),
     st.data(),
@@ -164,6 +166,7 @@ def test_an_edit_of_a_unique_line_gives_the_text_with_that_line_replaced(
             apply_edits(base, edits)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text("ab\n", max_size=9), st.text("ab\n", max_size=9)), min_size=1))
 def test_edits_come_back_as_they_were_written(pairs: list[tuple[str, str]]) -> None:
     text = "\n".join(edit(search, replace) for search, replace in pairs)

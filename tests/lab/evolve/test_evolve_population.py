@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lab.evolve.evolve_world import finding, incumbent
 
@@ -75,6 +75,7 @@ def test_other_languages_and_failures_are_no_members() -> None:
     assert [len(island.failures) for island in found.islands] == [0, 1, 0]
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

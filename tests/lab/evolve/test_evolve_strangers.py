@@ -62,6 +62,7 @@ def test_any_answers_end_in_variants_or_refusals(answers: list[str]) -> None:
         world.close()
 
 
+@settings(deadline=None)
 @given(_JSON | st.binary(max_size=50))
 def test_any_body_is_an_answer_or_a_named_failure(body: object) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()

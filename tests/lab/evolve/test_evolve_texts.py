@@ -6,7 +6,7 @@ import string
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retuned.adapters.chat_budget import (
@@ -41,6 +41,7 @@ def solution(text: str, language: Language = Language.CPU_CPP, **more: object) -
     return Solution.model_validate({**body, **more})
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_quoted_text_cannot_close_its_own_quotation(text: str) -> None:
     first = quote("note", text, 400)
@@ -51,11 +52,13 @@ def test_quoted_text_cannot_close_its_own_quotation(text: str) -> None:
     assert second.splitlines()[0].split()[-1] != mark
 
 
+@settings(deadline=None)
 @given(st.text(max_size=500), st.integers(0, 200))
 def test_cut_text_is_never_longer_than_allowed(text: str, limit: int) -> None:
     assert len(cut(text, limit)) <= max(limit, 0)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_plain_text_has_no_character_that_steers(text: str) -> None:
     steers = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -114,11 +117,13 @@ def test_source_code_is_left_as_it_is(text: str) -> None:
     assert redact(text) == text
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=string.printable, max_size=300), st.text("abcXYZ019_-", min_size=6))
 def test_a_known_key_never_survives(text: str, key: str) -> None:
     assert key not in redactor([key])(f"{text}{key}{text}")
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 400)), max_size=30))
 def test_the_budget_is_never_passed_by_usage_within_the_bound(uses: list[tuple[int, int]]) -> None:
     budget = ChatBudget(max_tokens=20_000, max_usd=0.05, max_usd_per_day=0.06)
@@ -143,6 +148,7 @@ def test_a_free_model_is_bound_by_tokens_only() -> None:
         purse.admit(Usage(prompt_tokens=90, completion_tokens=11))
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_the_bound_holds_for_any_tokenizer(text: str) -> None:
     request = ChatRequest(messages=(ChatMessage(role="user", content=text),), max_tokens=5)
@@ -187,6 +193,7 @@ def test_features_of_triton_come_from_its_tree() -> None:
     assert found.prefetch
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300), st.sampled_from([Language.CPU_CPP, Language.TRITON]))
 def test_any_text_has_features(text: str, language: Language) -> None:
     assert measure(solution(text, language)).cell(None)
@@ -197,6 +204,7 @@ def test_a_deep_nest_of_brackets_is_no_reason_to_fall_over() -> None:
     assert measure(solution(deep, Language.TRITON)) == Features()
 
 
+@settings(deadline=None)
 @given(st.integers(0, 99), st.integers(0, 9999), st.text(max_size=40), st.booleans())
 def test_lineage_comes_back_from_the_author(island: int, step: int, model: str, bare: bool) -> None:
     told = Lineage(
