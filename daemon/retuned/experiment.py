@@ -4,12 +4,14 @@ The daemon starts it as a child that it can kill; a pod runs the same. One objec
 file::
 
     {"plan": ExperimentPlan, "root": "folder", "cores": [1], "known": [finding...],
-     "solutions": [Solution...]}
+     "solutions": [Solution...], "definitions": [OwnDefinition...],
+     "earlier": [finding with environment and arch...],
+     "evolve": EvolveConfig or null}
 
 ``solutions`` are variants that the catalog does not have, such as an incumbent that an earlier
-experiment found. Each answer is one line: ``{"finding": {...}}``, and at the end ``{"done": true}``
-or ``{"failed": {"code", "message"}}``. Exit codes: 0 done, 3 unreadable plan, 4 no compiler, 5 the
-lab failed.
+experiment found; ``definitions`` are users' own kernels. Each answer is one line:
+``{"finding": {...}}``, and at the end ``{"done": true}`` or ``{"failed": {"code", "message"}}``.
+Exit codes: 0 done, 3 unreadable plan, 4 no compiler, 5 the lab failed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from pydantic import Field, ValidationError
 
 from retuned import catalog
 from retuned.adapters.local_lab import LocalLab
-from retuned.contract import Digest, Language, Record, Solution
+from retuned.catalog.own import OwnDefinition
+from retuned.contract import Digest, Language, Record, Solution, Workload
 from retuned.errors import (
     HarnessError,
     MissingDependency,
@@ -35,7 +38,11 @@ from retuned.errors import (
     UsageError,
 )
 from retuned.lab.bay import LabSettings
+from retuned.lab.generators.devices import facts_here
+from retuned.lab.generators.evolve import EvolveConfig
+from retuned.lab.generators.inference import widen
 from retuned.lab.generators.occasion import SELF_CONTAINED, Make, Occasion
+from retuned.lab.generators.porting import Earlier
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings, Verdict
@@ -70,6 +77,26 @@ class FindingRecord(Record):
         return Finding(solution=self.solution, verdict=self.verdict, seconds=self.seconds)
 
 
+class EarlierRecord(FindingRecord):
+    """A finding of an earlier experiment as it crosses the process."""
+
+    environment: Digest
+    """Digest of the environment it was found in."""
+    arch: str = ""
+    """Architecture of that environment; empty where it is not known."""
+    workloads: tuple[Workload, ...] = ()
+    """Shapes it was measured at."""
+
+    def restore(self) -> Earlier:
+        """Return the finding with where it comes from."""
+        return Earlier(
+            finding=self.unwrap(),
+            environment=self.environment,
+            arch=self.arch,
+            workloads=self.workloads,
+        )
+
+
 class Task(Record):
     """What the program is asked to do."""
 
@@ -83,6 +110,12 @@ class Task(Record):
     """Findings of an earlier, interrupted run."""
     solutions: tuple[Solution, ...] = ()
     """Variants that the catalog does not have."""
+    definitions: tuple[OwnDefinition, ...] = ()
+    """Users' own definitions, by content: their files may be elsewhere."""
+    earlier: tuple[EarlierRecord, ...] = ()
+    """What other experiments found on the same operator."""
+    evolve: EvolveConfig | None = None
+    """How a language model is asked for variants; None where it is not."""
 
 
 def read_task(text: str, *, where: str) -> Task:
@@ -105,6 +138,8 @@ def open_lab(
     root: Path,
     *,
     solutions: Sequence[Solution] = (),
+    earlier: Sequence[Earlier] = (),
+    evolve: EvolveConfig | None = None,
     generators: Mapping[str, GeneratorFactory] | None = None,
     cores: Sequence[int] = (),
     lab: LabSettings | None = None,
@@ -125,10 +160,12 @@ def open_lab(
         incumbent = find(plan.incumbent)
         if incumbent is None:
             raise HarnessError(f"no source for the incumbent {plan.incumbent[:19]}")
-        return occasion_of(plan, incumbent, cores=len(cores) or os.cpu_count() or 1)
+        count = len(cores) or os.cpu_count() or 1
+        return occasion_of(plan, incumbent, cores=count, earlier=earlier)
 
     if generators is None:
-        generators = {name: _bound(make, occasion) for name, make in GENERATORS.items()}
+        makers = {**GENERATORS, **_evolution(evolve)}
+        generators = {name: _bound(make, occasion) for name, make in makers.items()}
     return LocalLab(
         root,
         subjects=subject,
@@ -153,18 +190,34 @@ def shipped(digest: Digest, names: Sequence[str]) -> Solution | None:
     return None
 
 
-def occasion_of(plan: ExperimentPlan, incumbent: Solution, *, cores: int) -> Occasion:
+def occasion_of(
+    plan: ExperimentPlan, incumbent: Solution, *, cores: int, earlier: Sequence[Earlier] = ()
+) -> Occasion:
     """Return what the plan's generators are made from.
 
     The plan's id seeds them: an interrupted plan, run again, proposes the same again.
     """
+    device = facts_here(incumbent.language, cores=cores)
+    entry = catalog.get(plan.definition, language=incumbent.language)
     return Occasion(
         plan=plan,
-        tunable=catalog.get(plan.definition, language=incumbent.language),
+        tunable=widen(entry, incumbent, device=device),
         incumbent=incumbent,
         cores=cores,
         seed=int.from_bytes(hashlib.sha256(plan.id.encode()).digest()[:4], "little"),
+        device=device,
+        earlier=tuple(earlier),
     )
+
+
+def _evolution(config: EvolveConfig | None) -> Mapping[str, Make]:
+    """Return the factory that needs an endpoint; none where none is set."""
+    if config is None:
+        return {}
+    # Only here: the client costs every experiment a third of a second otherwise.
+    from retuned.adapters.evolution import open_evolution
+
+    return {"evolve": lambda occasion: open_evolution(config, occasion)}
 
 
 def _bound(make: Make, occasion: Callable[[ExperimentPlan], Occasion]) -> GeneratorFactory:
@@ -175,8 +228,14 @@ def run(
     task: Task, out: TextIO, *, generators: Mapping[str, GeneratorFactory] | None = None
 ) -> int:
     """Carry out a task; write each finding as soon as it is final; return the exit code."""
+    catalog.learn(task.definitions)
     lab = open_lab(
-        Path(task.root), solutions=task.solutions, generators=generators, cores=task.cores
+        Path(task.root),
+        solutions=task.solutions,
+        evolve=task.evolve,
+        earlier=[record.restore() for record in task.earlier],
+        generators=generators,
+        cores=task.cores,
     )
     catalog.get(task.plan.definition)
     known = {record.solution.digest: record.unwrap() for record in task.known}
@@ -199,6 +258,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         task = read_task(text, where=words[0] if words else "stdin")
         if task.cores:  # compilers too: whoever serves requests keeps the other cores
             os.sched_setaffinity(0, task.cores)
+        if task.evolve is not None and task.evolve.key_variable:
+            from retuned.adapters.evolution import hide_memory
+
+            hide_memory()
         return run(task, sys.stdout)
     except RetunedError as error:
         _write(sys.stdout, {"failed": {"code": type(error).__name__, "message": str(error)}})

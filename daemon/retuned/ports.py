@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from retuned.contract import Definition, Digest, Solution, Workload, digest_of
-from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.experiment import ExperimentPlan, Turn
 from retuned.stages.swap import SwapOrder
 from retuned.stages.trace import LaunchRecord
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
@@ -190,6 +190,16 @@ class Bench(Protocol):
 
     def evidence(self, digest: Digest) -> bytes | None:
         """Return the raw numbers that a verdict names; None if the lab has none of that name."""
+        ...
+
+    def turns(self, plan: str) -> Sequence[Turn]:
+        """Return which generators were asked for candidates of a plan, oldest first.
+
+        Parameters
+        ----------
+        plan
+            The plan's id. Turns may be forgotten once the daemon starts anew after the plan's end.
+        """
         ...
 
     def stop(self) -> None:

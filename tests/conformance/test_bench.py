@@ -175,3 +175,18 @@ def test_a_broken_incumbent_is_the_lab_s_failure_and_not_the_candidate_s(root: P
     )
     with pytest.raises(HarnessError, match="incumbent itself fails"):
         list(lab.run(plan(incumbent=broken.digest), known={}))
+
+
+@each_bench
+def test_a_plan_that_nobody_ran_has_no_turns(bench: Callable[[Path], Bench], root: Path) -> None:
+    assert list(bench(root).turns("sha256:" + "0" * 64)) == []
+
+
+def test_every_candidate_came_in_a_turn_that_is_on_record(root: Path) -> None:
+    here = local(root)
+    wanted = plan(id="turns")
+    found = list(here.run(wanted, known={}))
+    turns = here.turns(wanted.id)
+    proposed = {digest for turn in turns for digest in turn.proposed}
+    assert {finding.solution.digest for finding in found} <= proposed
+    assert {turn.generator for turn in turns} == {"given"}

@@ -19,10 +19,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from retuned.contract import Digest, Solution
+from retuned.contract import Digest, Record, Solution
 from retuned.errors import HarnessError, MissingDependency, TemporaryError
+from retuned.lab.generators.evolve import EvolveConfig
+from retuned.lab.generators.porting import Earlier
 from retuned.ports import Bench, Finding
-from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.experiment import ExperimentPlan, Turn
 from retuned.stages.verdict import Verdict
 
 _LIBC = ctypes.CDLL(None)  # found before any fork: the loader's lock may be held at that moment
@@ -44,6 +46,12 @@ class LabProcess:
         Finds the incumbent where the catalog does not have it; None where it does.
     builder
         Builds artifacts, which needs no isolation of time.
+    definition
+        Finds a user's own definition by name; None where the catalog has it.
+    earlier
+        Says what other experiments found on the same operator.
+    evolve
+        How a language model is asked for variants; None where it is not.
     """
 
     def __init__(
@@ -53,11 +61,17 @@ class LabProcess:
         cores: Callable[[], Sequence[int]],
         solution: Callable[[Digest], Solution | None],
         builder: Bench,
+        definition: Callable[[str], Record | None] = lambda _name: None,
+        earlier: Callable[[ExperimentPlan], Sequence[Earlier]] = lambda _plan: (),
+        evolve: EvolveConfig | None = None,
     ) -> None:
         self._root = root
         self._cores = cores
         self._solution = solution
         self._builder = builder
+        self._definition = definition
+        self._earlier = earlier
+        self._evolve = evolve
         self._child: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self._stopped = False
@@ -65,12 +79,16 @@ class LabProcess:
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         """Yield findings as the child reports them; see `Bench.run`."""
         incumbent = self._solution(plan.incumbent)
+        own = self._definition(plan.definition)
         task = {
             "plan": plan.model_dump(mode="json"),
             "root": str(self._root),
             "cores": list(self._cores()),
             "known": [_record(finding) for finding in known.values()],
             "solutions": [incumbent.model_dump(mode="json")] if incumbent is not None else [],
+            "definitions": [own.model_dump(mode="json")] if own is not None else [],
+            "earlier": [_earlier(each) for each in self._earlier(plan)],
+            "evolve": self._evolve.model_dump(mode="json") if self._evolve is not None else None,
         }
         child = self._start()
         try:
@@ -94,6 +112,10 @@ class LabProcess:
     def evidence(self, digest: Digest) -> bytes | None:
         """Return raw numbers; see `Bench.evidence`."""
         return self._builder.evidence(digest)
+
+    def turns(self, plan: str) -> Sequence[Turn]:
+        """Return whose turn it was; see `Bench.turns`."""
+        return self._builder.turns(plan)
 
     def stop(self) -> None:
         """Kill the child; see `Bench.stop`."""
@@ -150,6 +172,15 @@ def _record(finding: Finding) -> dict[str, Any]:
         "solution": finding.solution.model_dump(mode="json"),
         "verdict": finding.verdict.model_dump(mode="json"),
         "seconds": finding.seconds,
+    }
+
+
+def _earlier(each: Earlier) -> dict[str, Any]:
+    return {
+        **_record(each.finding),
+        "environment": each.environment,
+        "arch": each.arch,
+        "workloads": [workload.model_dump(mode="json") for workload in each.workloads],
     }
 
 

@@ -108,6 +108,8 @@ class LocalLab:
             contenders = [session.resume(note) for note in notes]
             seen = {plan.incumbent, *known, *(note.solution.digest for note in notes)}
             search_until = deadline - _FINAL_SHARE * plan.budget.max_seconds
+            if len(seen) == 1:  # nothing of an earlier run is left to go on from
+                TurnFolder(self._root / TURNS / notebook_name(plan.id)).clear()
             for solution in self._proposals(plan, session, seen, until=search_until):
                 if self._stop.is_set():
                     raise TemporaryError("the lab was stopped between candidates", delay_s=0.0)

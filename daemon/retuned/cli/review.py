@@ -25,6 +25,7 @@ from retuned.cli.state import (
     read_proposal,
     short,
 )
+from retuned.cli.turns_text import print_turns, turns_of
 from retuned.errors import Refused, UsageError
 from retuned.local.proving import read
 from retuned.stages.gate import (
@@ -84,6 +85,7 @@ def show(
         orders = [o for o in at.store.list("order") if o.body.get("proposal") == stored.id]
         events = at.store.events(id=stored.id)
         evidence = read(at.store, at.notary, proposal.evidence)
+        turns = turns_of(at.store, proposal.experiment)
     if json:
         body = review_text.summary(stored, proposal, gate)
         body["evidence"] = review_text.evidence_summary(proposal, evidence)
@@ -91,12 +93,14 @@ def show(
         body["gate"] = gate.model_dump(mode="json") if gate else None
         body["decisions"] = [d.model_dump(mode="json") for d in decisions]
         body["orders"] = [{"id": o.id, "phase": o.phase} | dict(o.body) for o in orders]
+        body["turns"] = [turn.model_dump(mode="json") for turn in turns]
         body["history"] = [review_text.line(event) for event in events]
         emit_json(body)
         return
     review_text.print_proposal(
         stored, proposal, gate=gate, decisions=decisions, evidence=evidence, now=at.now
     )
+    print_turns(turns)
     review_text.print_events(events)
 
 

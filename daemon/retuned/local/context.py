@@ -35,6 +35,8 @@ class Kind(StrEnum):
     """running -> done -> won -> proposed | refused; running -> failed."""
     FINDING = "finding"
     """One candidate's verdict in one experiment: final."""
+    TURNS = "turns"
+    """Who was asked for the candidates of one experiment, under the experiment's id: final."""
     PROPOSAL = "proposal"
     """awaiting <-> approved -> swapping -> watching -> promoted -> superseded.
 
@@ -79,6 +81,8 @@ class LoopSettings:
     """The detector."""
     budget: Budget = field(default_factory=Budget)
     """Of one experiment."""
+    generators: tuple[str, ...] = ("search",)
+    """Who proposes variants."""
     watch: WatchSettings = field(default_factory=WatchSettings)
     """When to keep and when to roll back."""
     experiments_per_day: int = 24

@@ -9,6 +9,7 @@ from datetime import timedelta
 from retuned.errors import HarnessError, MissingDependency
 from retuned.local import proving
 from retuned.local.asking import policy_limits
+from retuned.local.attempts import attempt_of
 from retuned.local.context import Context, Kind
 from retuned.local.deciding import freezes
 from retuned.local.found import best_finding, findings, lower_bound, saved_us
@@ -16,8 +17,8 @@ from retuned.local.reasoning import live_baseline, open_belief
 from retuned.ports import Event, Finding
 from retuned.stages import experiment as experiment_stage
 from retuned.stages import hypothesis as hypothesis_stage
-from retuned.stages.experiment import Budget, ExperimentPlan
-from retuned.stages.hypothesis import Attempt, Hypothesis
+from retuned.stages.experiment import Budget, ExperimentPlan, Turn, turns_sentence
+from retuned.stages.hypothesis import Hypothesis, Refinement
 from retuned.stages.proposal import covered_share
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
         incumbent=live_baseline(ctx, best.definition),
         environment=ctx.environment,
         budget=_budget(ctx, best),
+        generators=ctx.settings.generators,
         buckets=ctx.settings.profile,
     )
     with ctx.store.transaction():
@@ -158,19 +160,24 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
     belief = Hypothesis.model_validate(stored.body)
     found = findings(ctx, plan.id)
     best = best_finding(found)
-    refined = None
-    if best is None or _saving(best, belief.share) < _ENOUGH * _first_saving(ctx, belief):
-        refined = hypothesis_stage.refine(
-            belief,
-            _attempt(plan, found, best),
-            structures=ctx.catalog.structures(plan.definition),
-            settings=ctx.settings.hypothesis,
-        )
+    answer = _answer(ctx, plan, belief=belief, found=found, best=best)
+    refined = answer.hypothesis if answer is not None else None
+    turns = ctx.bench.turns(plan.id)
     with ctx.store.transaction():
         end = "tested" if refined is None else "refined"
         ctx.store.advance(Kind.HYPOTHESIS, belief.id, expect="testing", to=end)
         ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="running", to="done")
-        _say(ctx, plan, what="experiment-done", candidates=len(found), won=best is not None)
+        _keep_turns(ctx, plan, turns)
+        _say(
+            ctx,
+            plan,
+            what="experiment-done",
+            candidates=len(found),
+            won=best is not None,
+            asked=turns_sentence(turns),
+            next=_next(answer),
+            why=answer.sentence if answer is not None else "",
+        )
         if best is not None and _is_best_so_far(ctx, plan, belief, best):
             ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="done", to="won")
         if refined is not None:
@@ -179,6 +186,39 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
             _teach(ctx, plan.definition, best)
         elif refined is not None:
             _warn(ctx, plan, refined)
+
+
+def _answer(
+    ctx: Context,
+    plan: ExperimentPlan,
+    *,
+    belief: Hypothesis,
+    found: Sequence[Finding],
+    best: Finding | None,
+) -> Refinement | None:
+    """Say whether to try again, and where; None where what was found is enough."""
+    if best is not None and _saving(best, belief.share) >= _ENOUGH * _first_saving(ctx, belief):
+        return None
+    return hypothesis_stage.consider(
+        belief,
+        attempt_of(plan, found, best),
+        structures=ctx.catalog.structures(plan.definition),
+        settings=ctx.settings.hypothesis,
+    )
+
+
+def _next(answer: Refinement | None) -> str:
+    """Say what follows, as a stable code."""
+    if answer is None:
+        return "enough"
+    return "refined" if answer.stop is None else str(answer.stop)
+
+
+def _keep_turns(ctx: Context, plan: ExperimentPlan, turns: Sequence[Turn]) -> None:
+    """Store with the experiment who was asked for candidates, why, and what it brought."""
+    if turns:
+        body = {"turns": [turn.model_dump(mode="json") for turn in turns]}
+        ctx.store.add(Kind.TURNS, plan.id, body, phase="final")
 
 
 def _is_best_so_far(ctx: Context, plan: ExperimentPlan, belief: Hypothesis, best: Finding) -> bool:
@@ -234,18 +274,6 @@ def _replace(ctx: Context, old: Hypothesis, new: Hypothesis) -> None:
     else:
         ctx.store.advance(Kind.HYPOTHESIS, old.id, expect="open", to="outdated")
         open_belief(ctx, new)
-
-
-def _attempt(plan: ExperimentPlan, found: Sequence[Finding], best: Finding | None) -> Attempt:
-    if best is not None:
-        return Attempt(experiment=plan.id, reason="short-of-belief", detail=best.verdict.detail)
-    if not found:
-        return Attempt(experiment=plan.id, reason="no-candidates")
-    timed = [f for f in found if f.verdict.speedup is not None]
-    nearest = max(timed, key=lower_bound) if timed else found[-1]
-    return Attempt(
-        experiment=plan.id, reason=str(nearest.verdict.reason), detail=nearest.verdict.detail
-    )
 
 
 def _first_saving(ctx: Context, belief: Hypothesis) -> float:

@@ -37,6 +37,7 @@ def explain(ctx: Context) -> None:
             shapes,
             report=DriftReport.model_validate(stored.body),
             total_gpu_time_ns=total_ns,
+            observed_ns=profile.observed_ns,
             known=_answered(ctx),
             priors=gains(ctx, shapes),
             start={name: first_structures(ctx, name) for name in shapes},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from retuned import catalog
 from retuned.adapters.clock import SystemClock
+from retuned.adapters.evolution import config_of
 from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.policy_files import PolicyFiles, load_policies
@@ -19,21 +20,24 @@ from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.trace_folder import TraceFolders, WatchSettings
 from retuned.adapters.traces import ReadLimits
+from retuned.catalog.own import load_definitions
 from retuned.contract import Digest, Language, Solution
 from retuned.errors import MissingDependency, UsageError
+from retuned.lab.generators.porting import Earlier
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.notebook import notebook_name
 from retuned.lab.physics import GPU_PEAKS, Peak
 from retuned.lab.sweeping import sweep
 from retuned.lab.toolchain import environment_of, is_timed
 from retuned.local.context import Context, Kind, LoopSettings
+from retuned.local.earlier import earlier_findings
 from retuned.local.found import found_solution
 from retuned.local.known_kernels import KnownKernels
 from retuned.local.program import Loop
 from retuned.ports import Bench, Store
 from retuned.settings import Settings
 from retuned.stages.drift import DEMO_SETTINGS, DriftSettings
-from retuned.stages.experiment import Budget
+from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.hypothesis import HypothesisSettings
 from retuned.stages.profile import ProfileSettings
 
@@ -55,8 +59,11 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
     MissingDependency
         If there is no C++ compiler, or no PyTorch and Triton where a GPU is tuned.
     UnreadableInput
-        If the state or a policy cannot be read.
+        If the state, a policy or a definition of the user's own cannot be read.
+    UsageError
+        If the catalog has the name of a definition of the user's own.
     """
+    catalog.learn(load_definitions(settings.definition_files))
     clock = SystemClock()
     store = SqliteStore(settings.state_dir, clock=clock)
     telemetry = PrometheusTelemetry()
@@ -140,6 +147,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
         proposal_ttl=timedelta(seconds=settings.proposal_ttl_s),
         quarantine=timedelta(seconds=settings.quarantine_s),
         environment_mismatch=settings.environment_mismatch,
+        generators=(*settings.generators, *(("evolve",) if settings.evolve_url else ())),
     )
 
 
@@ -155,7 +163,27 @@ def _lab(settings: Settings, store: Store) -> Bench:
 
     find = _solutions(store)
     builder = LocalLab(root, subjects=catalog.get, solutions=find, generators={})
-    return LabProcess(root, cores=cores, solution=find, builder=builder)
+
+    def earlier(plan: ExperimentPlan) -> Sequence[Earlier]:
+        return earlier_findings(store, plan, family=_family)
+
+    return LabProcess(
+        root,
+        cores=cores,
+        solution=find,
+        builder=builder,
+        definition=catalog.own_definition,
+        earlier=earlier,
+        evolve=config_of(settings),
+    )
+
+
+def _family(definition: str) -> str:
+    """Return the operator of a definition; empty where nobody knows it."""
+    try:
+        return catalog.get(definition).definition.op_type
+    except UsageError:
+        return ""
 
 
 def _solutions(store: Store) -> Callable[[Digest], Solution | None]:

@@ -65,7 +65,8 @@ def test_each_turn_says_who_was_asked_why_what_came_and_what_it_brought() -> Non
     run(asked, {"a": lambda n: 1.0 + n / 10, "b": lambda _n: None}, candidates=12)
     first, second, third = asked.turns[:3]
     assert (first.generator, first.because) == ("a", "it was never asked")
-    assert (first.tried, first.correct, first.gain_ratio) == (4, 4, pytest.approx(1.3))
+    assert (first.tried, first.correct) == (4, 4)
+    assert first.gain_ratio == pytest.approx(1.3)
     assert first.proposed == tuple(solution("a", n).digest for n in range(4))
     assert (second.generator, second.tried, second.correct, second.gain_ratio) == ("b", 4, 0, 1.0)
     assert third.number == 3
@@ -187,7 +188,8 @@ def test_a_killed_experiment_takes_its_turns_up_again(tmp_path: Path) -> None:
     assert [turn.number for turn in after.turns] == list(range(1, len(after.turns) + 1))
     first = after.turns[0]
     assert first.outcome is TurnOutcome.TRIED
-    assert (first.tried, first.gain_ratio) == (1, pytest.approx(1.2))
+    assert first.tried == 1
+    assert first.gain_ratio == pytest.approx(1.2)
     assert first.seconds >= 3.0
     assert batch[0] not in again
     assert log.read() == after.turns

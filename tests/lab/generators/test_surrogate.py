@@ -19,8 +19,14 @@ from retuned.lab.generators.surrogate import (
     fit,
 )
 
-CHOICES = {"s": {"BLOCK": (16, 32, 64, 128), "FLAG": (0, 1)}, "t": {"BLOCK": (16, 32, 64, 128)}}
-LINE = [("s", {"BLOCK": size, "FLAG": flag}) for flag in (0, 1) for size in (16, 32, 64, 128)]
+CHOICES: dict[str, dict[str, tuple[int | str, ...]]] = {
+    "s": {"BLOCK": (16, 32, 64, 128), "FLAG": (0, 1)},
+    "t": {"BLOCK": (16, 32, 64, 128)},
+}
+Named = tuple[str, dict[str, int | str]]
+LINE: list[Named] = [
+    ("s", {"BLOCK": size, "FLAG": flag}) for flag in (0, 1) for size in (16, 32, 64, 128)
+]
 
 
 def test_a_doubling_is_about_one_step_and_an_absent_parameter_is_no_number() -> None:

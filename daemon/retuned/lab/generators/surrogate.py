@@ -267,7 +267,7 @@ def expected_improvement(belief: Belief, *, best: float) -> Array:
     """
     above = belief.mean - best
     z = above / belief.deviation
-    below: Array = 0.5 * (1.0 + _ERF(z / math.sqrt(2.0)).astype(np.float64))
+    below = 0.5 * (1.0 + np.asarray(_ERF(z / math.sqrt(2.0)), dtype=np.float64))
     density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
     improvement: Array = above * below + belief.deviation * density
     return improvement

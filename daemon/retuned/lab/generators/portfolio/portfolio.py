@@ -61,6 +61,7 @@ class Portfolio:
         self._made: dict[str, Generator] = {}
         self._rests_until: dict[str, float] = {}
         self._turns = list(log.read())
+        self._earlier = self._turns[-1].number if self._turns else 0
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -106,6 +107,8 @@ class Portfolio:
         if last is not None and last.outcome is TurnOutcome.FAILED:
             return False
         if last is not None and last.outcome is TurnOutcome.EXHAUSTED:
+            if last.number <= self._earlier:
+                return True  # of an interrupted run: its last candidates may not have been tried
             # A new best is something new to start from.
             return any(t.number > last.number and t.gain_ratio > 1.0 for t in self._turns)
         rests = [turn.outcome is TurnOutcome.RESTING for turn in own[-MAX_RESTS:]]

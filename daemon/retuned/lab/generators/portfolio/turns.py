@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -55,6 +56,10 @@ class TurnFolder:
         partial = self._folder / f".{turn.number:06d}.partial"
         partial.write_text(turn.model_dump_json(), encoding="utf-8")
         partial.replace(self._folder / f"{turn.number:06d}.json")
+
+    def clear(self) -> None:
+        """Forget the turns: the plan begins anew."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class TurnList:
