@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.lab.evolve.evolve_world import BLOCK, Actor, Evolution, whole
 
@@ -40,7 +40,7 @@ _PARTS = st.one_of(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(_PARTS, max_size=4).map("\n".join), min_size=1, max_size=12))
 def test_any_answers_end_in_variants_or_refusals(answers: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
