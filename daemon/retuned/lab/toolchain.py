@@ -163,7 +163,12 @@ class TritonGpu:
         launch = triton.launch_of(solution, definition)
         variant = variant_of(solution, definition, library=built.path)
         return Artifact(
-            variant=replace(variant, launch=launch, note=built.note),
+            variant=replace(
+                variant,
+                launch=launch,
+                note=built.note,
+                audit=tuple(report.model_dump(mode="json") for report in built.reports),
+            ),
             sha256=built.sha256,
             file_name="kernel.py",
             manifest={"grid": list(solution.grid)},

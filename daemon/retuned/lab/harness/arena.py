@@ -121,6 +121,10 @@ class Arena:
         for region in regions:
             self._bytes[region.start : region.end] = value
 
+    def holds(self, regions: Sequence[Region], value: int) -> bool:
+        """Whether every byte of every tensor is `value`."""
+        return all(bool((self._bytes[r.start : r.end] == value).all()) for r in regions)
+
     def zones_intact(self, regions: Sequence[Region], value: int) -> bool:
         """Whether every zone still holds `value`."""
         return all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from retuned.contract import Definition
 from retuned.errors import CandidateError
 from retuned.lab.harness.cases import EXACT_FAMILY, Case, CaseBook, Cell
+from retuned.lab.harness.rows import check_rows
 from retuned.lab.harness.runs import POISON_MIXED, POISON_ONES, Fill, Runner
 from retuned.lab.oracle import Tolerance, bit_equal, compare, exact_mismatch, reduced_elements
 from retuned.lab.subject import Array
@@ -39,6 +41,11 @@ def check_memory(runner: Runner, case: Case, *, timeout_s: float) -> tuple[Check
             return _failed("G3", Reason.NONDETERMINISTIC, f"'{name}' differs {where}"), mixed
         if not bit_equal(ones[name], mixed[name]):
             return _failed("G3", *_explain_fill(name, ones[name], mixed[name], where)), mixed
+    secret = Fill(value=_secret_fill())
+    unknown = runner.run(inputs, axes, fill=secret, timeout_s=timeout_s)
+    if not all(bit_equal(mixed[name], unknown[name]) for name in mixed):
+        detail = f"depends on what lay in and around its tensors before {where}"
+        return _failed("G3", Reason.OUT_OF_BOUNDS, detail), mixed
     try:
         fence = Fill(value=POISON_ONES, fenced=True)
         fenced = runner.run(inputs, axes, fill=fence, timeout_s=timeout_s)
@@ -49,7 +56,7 @@ def check_memory(runner: Runner, case: Case, *, timeout_s: float) -> tuple[Check
         return _failed("G3", Reason.OUT_OF_BOUNDS, detail), mixed
     if not all(bit_equal(mixed[name], fenced[name]) for name in mixed):
         return _failed("G3", Reason.NONDETERMINISTIC, f"depends on addresses {where}"), mixed
-    detail = f"{_RUNS + 2} launches {where}, {runner.memory_check}"
+    detail = f"{_RUNS + 3} launches {where}, {runner.memory_check}"
     return Check(gate="G3", detail=detail), mixed
 
 
@@ -77,7 +84,17 @@ def check_numerics(
         if check.reason is not None:
             return check
         worst = max(worst, check.error_ratio or 0.0)
-    return Check(gate="G4", detail=f"{len(cells)} cells", error_ratio=worst)
+    rows = check_rows(
+        runner,
+        book,
+        cells=cells,
+        batch_invariant=tolerance.batch_invariant,
+        timeout_s=timeout_s,
+    )
+    if rows is not None and rows.reason is not None:
+        return rows
+    detail = f"{len(cells)} cells" + (f"; {rows.detail}" if rows else "")
+    return Check(gate="G4", detail=detail, error_ratio=worst)
 
 
 def compare_case(
@@ -121,6 +138,11 @@ def failed_check(gate: str, error: CandidateError) -> Check:
 
 def _failed(gate: str, reason: Reason, detail: str, *, error_ratio: float | None = None) -> Check:
     return Check(gate=gate, reason=reason, detail=detail[:400], error_ratio=error_ratio)
+
+
+def _secret_fill() -> int:
+    """Draw a fill that no candidate can tell from a server's own numbers."""
+    return secrets.choice([n for n in range(1, 255) if n not in (POISON_ONES, POISON_MIXED)])
 
 
 def _explain_fill(name: str, ones: Array, mixed: Array, where: str) -> tuple[Reason, str]:

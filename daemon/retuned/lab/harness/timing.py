@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from retuned.errors import CandidateError
-from retuned.lab.harness.arena import Arena
+from retuned.lab.harness.arena import Arena, Region
 from retuned.lab.harness.cases import Case, Cell
 from retuned.lab.harness.checks import compare_case
+from retuned.lab.harness.paired import Pair, pairs_of, remembers, samples_of, units_for
 from retuned.lab.harness.placing import (
     Placed,
     mutable_inputs,
@@ -25,13 +24,14 @@ from retuned.lab.harness.placing import (
     tensors_of,
 )
 from retuned.lab.harness.runs import POISON_MIXED
-from retuned.lab.harness.schedule import CANDIDATE, CLONE, INCUMBENT, Block, Call, Scheduler
+from retuned.lab.harness.schedule import CANDIDATE, INCUMBENT, Call, Scheduler
 from retuned.lab.harness.variant import AS_IS, Variant, packed
 from retuned.lab.harness.worker import Elapsed, Worker
 from retuned.lab.oracle import Tolerance
-from retuned.lab.statistics import ShapeSamples
 from retuned.lab.subject import Array, Subject
 from retuned.stages.verdict import Check, Reason
+
+__all__ = ["SETS", "Duel", "samples_of", "units_for"]
 
 SETS = 5
 """Sets of buffers that calls rotate through; odd on purpose."""
@@ -39,6 +39,11 @@ _CALL_US = 20.0
 """Launches shorter than this are timed several at a time: a reading of the clock costs 0.1 us."""
 _BURST_US = 60_000.0
 """Length of the launches that both clocks time."""
+_FRESH_UNITS = 12
+"""ABBA units in which no content comes twice in a call."""
+_LONG_RUN_RATIO = 2.5
+"""A long run of one side does not take so much longer than its paired launches said, unless the
+other's does too: the paired times came from the child, and somebody in it may have written them."""
 
 
 class Duel:
@@ -78,6 +83,8 @@ class Duel:
         self._timeout_s = timeout_s
         self._placed: Placed | None = None
         self._scheduler: Scheduler | None = None
+        self._once: Scheduler | None = None
+        self._pairs: list[Pair] = []
         self._calls = self._late = 0
 
     @property
@@ -109,7 +116,11 @@ class Duel:
         own = [t for call, t in zip(block.calls, times, strict=True) if call.which == INCUMBENT]
         one_us = max(min(own) / 1e3, 0.05)
         repeat = max(1, min(64, round(_CALL_US / one_us)))
-        self._scheduler = Scheduler(sets=len(sets), mutable=mutable, repeat=repeat, seed=seed + 1)
+        count, self._pairs = len(sets), []
+        self._scheduler = Scheduler(sets=count, mutable=mutable, repeat=repeat, seed=seed + 1)
+        # Calls of more launches than there are sets meet the same content again.
+        once = Scheduler(sets=count, mutable=mutable, repeat=count, seed=seed + 2)
+        self._once = once if repeat > count and mutable else None
         return one_us
 
     def block(self, units: Sequence[int]) -> list[tuple[int, float, float]]:
@@ -122,12 +133,10 @@ class Duel:
         """
         assert self._scheduler is not None
         block = self._scheduler.block(units)
-        times = self._run(block.calls)
+        found = pairs_of(block, self._run(block.calls))
         self._last = block
-        return [
-            (other, _per_launch(block, times, left), _per_launch(block, times, right))
-            for other, left, right in block.pairs
-        ]
+        self._pairs += [pair for pair in found if pair[0] == CANDIDATE]
+        return found
 
     def check_outputs(self, *, gate: str) -> Check:
         """Check the newest output of the candidate, inputs and red zones; the block is over.
@@ -157,18 +166,15 @@ class Duel:
             reference=self._subject.reference(inputs, placed.axes),
             incumbent=self._incumbent_answer(newest, lengths),
         )
-        return compare_case(
-            definition,
-            case,
-            got,
-            tolerance=self._tolerance,
-            gate=gate,
-            reason=Reason.TIMED_OUTPUT_WRONG,
+        wrong = Reason.TIMED_OUTPUT_WRONG
+        check = compare_case(
+            definition, case, got, tolerance=self._tolerance, gate=gate, reason=wrong
         )
+        return check if check.reason is not None else self._check_conduct(check)
 
     def check_clocks(self, *, candidate_us: float, incumbent_us: float, gate: str) -> Check:
         """Let both clocks time the same long run of launches of each side; they must agree."""
-        shares = []
+        shares, slower = [], []
         for which, one_us in ((INCUMBENT, incumbent_us), (CANDIDATE, candidate_us)):
             repeat = max(2, min(20_000, round(_BURST_US / max(one_us, 0.05))))
             call = Call(which=which, first=0, repeat=repeat, poison=POISON_MIXED, swaps=())
@@ -178,6 +184,10 @@ class Duel:
                 detail = _disagreement(claimed, elapsed)
                 return Check(gate=gate, reason=Reason.CLOCKS_DISAGREE, detail=detail)
             shares.append(claimed / max(elapsed.busy_ns, 1))
+            slower.append(min(claimed, elapsed.busy_ns) / repeat / 1e3 / max(one_us, 0.05))
+        if slower[1] > _LONG_RUN_RATIO * max(1.0, slower[0]):
+            detail = f"{slower[1]:.2g} times slower in a long run than in blocks"
+            return Check(gate=gate, reason=Reason.CLOCKS_DISAGREE, detail=detail)
         seen = f"child's clock saw {min(shares):.1%} of the time it ran"
         gaps = f"; launching fell behind in {self._late} of {self._calls} calls"
         return Check(gate=gate, detail=seen + (gaps if self._late else ""))
@@ -241,47 +251,51 @@ class Duel:
         return None
 
     def _incumbent_answer(self, index: int, lengths: dict[str, int]) -> dict[str, Array]:
+        self._launch(INCUMBENT, index, outputs=self.placed.spare)
+        return read_outputs(self._arena, self._subject.definition, self.placed.spare, lengths)
+
+    def _check_conduct(self, check: Check) -> Check:
+        """Look for work that is not done where it is timed: ahead of its launch, or once for all.
+
+        `check` is returned where there is none.
+        """
+        gate = check.gate
+        if self._works_ahead(len(self.placed.outputs) // 2):  # with others on both sides
+            detail = "one launch wrote the outputs of others: work that was not timed where it ran"
+            return Check(gate=gate, reason=Reason.OUT_OF_BOUNDS, detail=detail)
+        if self._once is not None and self._pairs:
+            block = self._once.block([CANDIDATE] * _FRESH_UNITS)
+            detail = remembers(self._pairs, pairs_of(block, self._run(block.calls)))
+            if detail:
+                return Check(gate=gate, reason=Reason.IMPOSSIBLY_FAST, detail=detail)
+        return check
+
+    def _works_ahead(self, index: int) -> bool:
+        """Launch the candidate once where all outputs await theirs; did it fill in others too?"""
+        outputs = self.placed.outputs
+        others = [r for at, group in enumerate(outputs) if at != index for r in group.values()]
+        self._arena.fill([*others, *outputs[index].values()], POISON_MIXED)
+        self._worker.push(self._arena.used_bytes)
+        self._launch(CANDIDATE, index, outputs=outputs[index])
+        return not self._arena.holds(others, POISON_MIXED)
+
+    def _launch(self, which: int, index: int, *, outputs: Mapping[str, Region]) -> None:
+        """Launch one side once on a set, and look at all memory."""
         placed, definition = self.placed, self._subject.definition
-        inputs = len(definition.inputs)
-        tensors = tensors_of(definition, self._sides[INCUMBENT], placed, index)[:inputs]
+        tensors = tensors_of(definition, self._sides[which], placed, index)
         body = {
             "op": "run",
-            "kernel": INCUMBENT,
-            "tensors": [*tensors, *(region.start for region in placed.spare.values())],
+            "kernel": which,
+            "tensors": [
+                *tensors[: len(definition.inputs)],
+                *(region.start for region in outputs.values()),
+            ],
             "lengths": placed.lengths,
-            "scratch": [region.start for region in placed.scratch[INCUMBENT]],
+            "scratch": [region.start for region in placed.scratch[which]],
             "fences": [],
         }
         self._worker.command(body, timeout_s=self._timeout_s)
         self._worker.pull(self._arena.used_bytes)
-        return read_outputs(self._arena, definition, placed.spare, lengths)
-
-
-def samples_of(
-    pairs: Sequence[Sequence[tuple[int, float, float]]], *, side: int, weight: float
-) -> ShapeSamples:
-    """Collect one side's pairs over blocks."""
-    rows = [
-        (index, left, right)
-        for index, block in enumerate(pairs)
-        for other, left, right in block
-        if other == side
-    ]
-    return ShapeSamples(
-        weight=weight,
-        incumbent_us=np.array([row[1] for row in rows]),
-        candidate_us=np.array([row[2] for row in rows]),
-        block=np.array([row[0] for row in rows], dtype=np.int64),
-    )
-
-
-def units_for(candidate: int, clone: int) -> list[int]:
-    """Return the other sides of a block's ABBA units."""
-    return [CANDIDATE] * candidate + [CLONE] * clone
-
-
-def _per_launch(block: Block, times: Sequence[int], position: int) -> float:
-    return times[position] / block.calls[position].repeat / 1e3
 
 
 def _disagreement(claimed_ns: float, elapsed: Elapsed) -> str:

@@ -38,6 +38,8 @@ class Variant:
     """What the language's child needs beside, as plain JSON."""
     note: str = ""
     """What compiling it told, for the evidence."""
+    audit: tuple[Mapping[str, Any], ...] = ()
+    """Reports of the audit of its binaries, as plain JSON; empty where there are none."""
 
     def as_library(self, definition: Definition) -> Library:
         """Return what the child needs to load it."""

@@ -1,0 +1,93 @@
+"""Is a definition worth judging by? One whose answer never changes proves nothing about a kernel.
+
+A kernel that writes a constant is right where the answer is provably constant, and one that copies
+its input is right where the definition does nothing. Then it is the definition that is at fault,
+and no verdict may rest on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from retuned.errors import HarnessError, UsageError
+from retuned.lab.subject import Array, Subject, make_inputs
+
+_LENGTH = 5
+_LEAST_ELEMENTS = 8
+"""Fewer numbers may be equal by chance."""
+
+
+def telling_shape(subject: Subject, shapes: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
+    """Return a small shape without short axes, else the best of those given.
+
+    Attention to a single key returns its value, and a rotation at the first place turns nothing:
+    such a shape says nothing about the definition.
+    """
+    small = dict.fromkeys(subject.definition.variable_axes, _LENGTH)
+    try:
+        make_inputs(subject, small, seed=0, family=subject.families[0])
+    except (UsageError, ValueError):  # lengths that do not go together here
+        by_size = sorted(shapes, key=lambda shape: math.prod(shape.values()))
+        wide = [shape for shape in by_size if min(shape.values()) >= _LENGTH]
+        return (wide or by_size[-1:])[0]
+    return small
+
+
+def require_meaning(subject: Subject, axes: Mapping[str, int], *, seed: int) -> None:
+    """Make sure that what is computed varies, and with every input.
+
+    Parameters
+    ----------
+    subject
+        Definition, reference and inputs.
+    axes
+        One shape; see `telling_shape`.
+    seed
+        Of the inputs; others are derived from it.
+
+    Raises
+    ------
+    HarnessError
+        If a kernel could be right without computing.
+    """
+    family = subject.families[0]
+    name = subject.definition.name
+    one = make_inputs(subject, axes, seed=seed, family=family)
+    two = make_inputs(subject, axes, seed=seed + 1, family=family)
+    if max(array.size for array in one.values()) < _LEAST_ELEMENTS:
+        return
+    answer = subject.reference(one, axes)
+    if all(_constant(array) for array in answer.values()):
+        raise HarnessError(f"{name}: every output is one number over and over; see its reference")
+    copied = [n for n, array in one.items() if any(_same(array, out) for out in answer.values())]
+    if copied:
+        raise HarnessError(f"{name}: input '{copied[0]}' comes out unchanged; nothing is computed")
+    for changed, array in two.items():
+        if _same(array, one[changed]):
+            continue  # made without chance: tables, lengths
+        other = _answer(subject, {**one, changed: array}, axes)
+        if other is not None and all(_same(other[out], answer[out]) for out in answer):
+            raise HarnessError(f"{name}: no output depends on input '{changed}'")
+
+
+def _answer(
+    subject: Subject, inputs: dict[str, Array], axes: Mapping[str, int]
+) -> dict[str, Array] | None:
+    """Compute the reference; None where inputs of two draws do not go together."""
+    try:
+        return subject.reference(inputs, axes)
+    except (ValueError, IndexError, KeyError):
+        return None
+
+
+def _constant(array: Array) -> bool:
+    return array.size >= _LEAST_ELEMENTS and bool((array == array.reshape(-1)[0]).all())
+
+
+def _same(left: Array, right: Array) -> bool:
+    return left.shape == right.shape and bool(
+        np.array_equal(left.astype(np.float64), right.astype(np.float64), equal_nan=True)
+    )
