@@ -54,7 +54,7 @@ def test_headers_without_an_operating_system_may_be_included(header: str) -> Non
         "#pragma omp parallel for",
         "#pragma weak f",
         '#ident "x"',
-        "// hidden \\\n#include <unistd.h>\nint x; /*",
+        "// hidden \\\n#include <unistd.h>\nint x;",
         "int caf\u00e9;",
         "int a\0b;",
         'auto s = R"x(y)x";',

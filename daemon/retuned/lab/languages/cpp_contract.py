@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from retuned.errors import CandidateError
+from retuned.lab.languages.cpp_text import without_comments
 
 HEADERS = frozenset(
     {
@@ -112,9 +113,15 @@ _RESERVED_ALLOWED = re.compile(
     r"|__ARM_\w+|__aarch64__|__x86_64__|__cplusplus|__GNUC__|__clang__|_"
 )
 _RESERVED_FORBIDDEN = re.compile(
-    r"_mm_(monitor|mwait|getcsr|setcsr|clflush|clflushopt|clwb|pause|sfence|lfence|mfence)\w*"
+    r"_mm_(monitor|mwait|umonitor|umwait|tpause|getcsr|setcsr|clflush|clflushopt|clwb|clzero"
+    r"|cldemote|pause|sfence|lfence|mfence|malloc|free|rdpid)\w*"
 )
 _TRIGRAPH = re.compile(r"\?\?[=/'()!<>-]")
+_DIGRAPHS = ("<:", ":>", "<%", "%>", "%:")
+_MACRO = re.compile(r"([A-Z][A-Z0-9_]*)(?:\(|\s|$)")
+"""Names that the headers do not use themselves: a macro called `return` would rewrite them."""
+_LINE_CHARS, _EXPANDED_CHARS = 20_000, 4_000_000
+_ATTRIBUTE_TOKENS = 200
 _TOKEN = re.compile(
     r'"(?:[^"\\\n]|\\.)*"'
     r"|'(?:[^'\\\n]|\\.)*'"
@@ -122,7 +129,7 @@ _TOKEN = re.compile(
     r"|[A-Za-z_]\w*"
     r"|##|::|[^\s\w]"
 )
-_COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_RAW_STRING = re.compile(r'(?<![A-Za-z0-9_])(?:u8|u|U|L)?R"')
 _MARKER = re.compile(r'^# (\d+) "([^"]*)"')
 
 
@@ -143,13 +150,18 @@ def check_source(text: str, *, where: str, own_headers: frozenset[str] = frozens
     ContractViolated
         On the first thing outside the allow-list; names the line.
     """
-    if "\0" in text or "\r" in text.replace("\r\n", "\n"):
-        raise ContractViolated(f"{where}: control characters")
+    text = text.replace("\r\n", "\n")
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.replace("\t", "").isprintable():
+            raise ContractViolated(f"{where}:{number}: control or invisible characters")
+        if len(line) > _LINE_CHARS:
+            raise ContractViolated(f"{where}:{number}: a line of {len(line)} characters")
     if _TRIGRAPH.search(text):
         raise ContractViolated(f"{where}: trigraphs are not allowed")
-    # Splices come before comments in C++: `//` and a backslash hide the next line.
-    spliced = re.sub(r"\\[ \t]*\r?\n", " ", text)
-    bare = _COMMENT.sub(lambda match: match.group(1) or " ", spliced)
+    try:
+        bare = without_comments(text)
+    except ValueError as error:
+        raise ContractViolated(f"{where}: {error}") from None
     if not bare.isascii():
         raise ContractViolated(f"{where}: only ASCII is allowed outside comments")
     for number, line in enumerate(bare.splitlines(), 1):
@@ -168,16 +180,23 @@ def check_preprocessed(text: str, *, own_files: frozenset[str], entry: str) -> N
         On the first token outside the allow-list.
     """
     own = "\n".join(_own_lines(text, own_files))
+    if len(own) > _EXPANDED_CHARS:
+        raise ContractViolated(f"macros make {len(own)} characters of the source")
     tokens = [match.group(0) for match in _TOKEN.finditer(own)]
     if entry not in tokens:
         raise ContractViolated(f"the source does not define '{entry}'")
+    depth = 0  # of parentheses in a static_assert
     for index, token in enumerate(tokens):
+        if depth or (token == "(" and index and tokens[index - 1] == "static_assert"):
+            depth += (token == "(") - (token == ")")
+        elif token.startswith('"') and token != '"C"':
+            raise ContractViolated("strings have no use in a kernel")
         _check_token(tokens, index, token, entry=entry)
     _check_attributes(tokens)
 
 
 def _check_line(line: str, *, where: str, own_headers: frozenset[str] = frozenset()) -> None:
-    if "%:" in line or re.search(r'(?<![A-Za-z0-9_])(?:u8|u|U|L)?R"', line):
+    if any(pair in line for pair in _DIGRAPHS) or _RAW_STRING.search(line):
         raise ContractViolated(f"{where}: digraphs and raw strings are not allowed")
     if not line.startswith("#"):
         return
@@ -196,6 +215,13 @@ def _check_line(line: str, *, where: str, own_headers: frozenset[str] = frozense
             own and own.group(1) in own_headers
         ):
             raise ContractViolated(f"{where}: header {rest[:60]} is not on the allow-list")
+    if word in ("define", "undef"):
+        macro = _MACRO.match(rest + " ")
+        if macro is None or "__" in macro.group(1):
+            raise ContractViolated(
+                f"{where}: macro '{rest[:40]}' must have a name of capitals, so that no header "
+                "means it"
+            )
     if word == "pragma" and _PRAGMAS.fullmatch(rest) is None:
         raise ContractViolated(f"{where}: '#pragma {rest[:40]}' is not allowed")
 
@@ -228,8 +254,6 @@ def _check_token(tokens: list[str], index: int, token: str, *, entry: str) -> No
         raise ContractViolated(
             "static is only for 'static inline', 'static constexpr', 'static const'"
         )
-    if token.startswith('"') and token != '"C"' and "static_assert" not in tokens[:index]:
-        raise ContractViolated("strings have no use in a kernel")
     if token.startswith("__builtin_") and token not in _BUILTINS:
         raise ContractViolated(f"builtin '{token}' is not on the allow-list")
     reserved = token.startswith("_") or (token[0].isalpha() and "__" in token)
@@ -243,12 +267,13 @@ def _check_attributes(tokens: list[str]) -> None:
     """Only attributes that steer optimisation; none that name sections, symbols or constructors."""
     for index, token in enumerate(tokens):
         if token == "__attribute__":
-            names = _names_at_depth(tokens[index + 1 :], "(", ")", depth=2)
+            begin, brackets = index + 1, ("(", ")")
         elif token == "[" and tokens[index + 1 : index + 2] == ["["]:
-            names = _names_at_depth(tokens[index:], "[", "]", depth=2)
+            begin, brackets = index, ("[", "]")
         else:
             continue
-        for name in names:
+        part = tokens[begin : begin + _ATTRIBUTE_TOKENS]
+        for name in _names_at_depth(part, *brackets, depth=2):
             if name.strip("_") not in _ATTRIBUTES:
                 raise ContractViolated(f"attribute '{name[:40]}' is not on the allow-list")
 
@@ -267,3 +292,4 @@ def _names_at_depth(tokens: list[str], opening: str, closing: str, *, depth: int
             yield token
         if level == 0:
             return
+    raise ContractViolated(f"attributes of more than {_ATTRIBUTE_TOKENS} words")

@@ -87,7 +87,7 @@ def audit(path: Path, *, entry: str) -> None:
         _check_sections(sections)
         _check_dynamic(data, sections)
         _check_symbols(data, sections, entry=entry)
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise BinaryAuditFailed(f"malformed object file: {error}") from None
 
 
