@@ -14,6 +14,7 @@ from retuned.lab.harness.cases import Case, CaseBook, Cell, Seeds, cells_for
 from retuned.lab.harness.placing import duel_bytes
 from retuned.lab.harness.processes import ChildLimits
 from retuned.lab.harness.runs import Runner, arena_bytes
+from retuned.lab.harness.sanity import require_meaning, telling_shape
 from retuned.lab.harness.timing import SETS, Duel
 from retuned.lab.harness.variant import Variant
 from retuned.lab.harness.worker import Worker
@@ -79,7 +80,8 @@ class Bay:
     Raises
     ------
     HarnessError
-        If the incumbent itself does not compile or run: nothing can be concluded then.
+        If the incumbent itself does not compile or run, or the definition's answers do not vary:
+        nothing can be concluded then.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Bay:
         self.workloads = tuple(workloads)
         self.settings = settings or LabSettings()
         self.cells = _possible(subject, workloads)
+        require_meaning(subject, telling_shape(subject, [c.axes for c in self.cells]), seed=1)
         self.cores = tuple(cores)
         self._folder = folder
         self._stack = ExitStack()
