@@ -16,6 +16,7 @@ from retuned.contract import Language, Solution, SourceFile, TrustClass, Workloa
 from retuned.errors import HarnessError
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.given import GivenGenerator
+from retuned.lab.harness.isolation import isolation
 from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.lab.notebook import Notebook, notebook_name
 from retuned.lab.recomputing import wrong_with_raw
@@ -177,8 +178,11 @@ def test_candidates_are_frozen_before_they_are_tried_and_before_the_hold_out_is_
 
 def test_the_isolation_says_what_this_machine_has(root: Path, found: list[Finding]) -> None:
     written = document(root, found[0])
-    assert written.isolation.memory_check == "red zones and fences"
-    assert bool(written.isolation.missing) is not written.isolation.system_calls_filtered
+    stood, walls = written.isolation, isolation()
+    assert stood.memory_check == "red zones and fences"
+    assert stood.missing == walls.missing
+    assert stood.system_calls_filtered is walls.system_calls
+    assert (stood.network_cut, stood.files_denied) == (walls.network, walls.files > 0)
 
 
 def test_a_freeze_is_written_once_and_stands(tmp_path: Path) -> None:

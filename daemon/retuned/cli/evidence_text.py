@@ -59,8 +59,13 @@ def _rows(document: EvidenceDocument) -> Iterator[tuple[str, str]]:
     switches = [f"{name}={value}" for name, value in sorted(environment.numerics.items())]
     yield "environment", "; ".join(filter(None, (*facts, torch, *switches)))
     isolation = document.isolation
-    filtered = "system calls filtered" if isolation.system_calls_filtered else ""
-    yield "isolation", "; ".join(filter(None, (filtered, isolation.memory_check)))
+    walls = {
+        "system calls filtered": isolation.system_calls_filtered,
+        "no network": isolation.network_cut,
+        "no files": isolation.files_denied,
+        isolation.memory_check: True,
+    }
+    yield "isolation", "; ".join(name for name, stands in walls.items() if stands)
     for sentence in isolation.missing:
         yield "  missing", sentence
     for seed in document.seeds:

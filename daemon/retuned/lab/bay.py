@@ -11,6 +11,7 @@ from retuned.contract import Solution, Workload
 from retuned.errors import CandidateError, HarnessError, UsageError
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.cases import Case, CaseBook, Cell, Seeds, cells_for
+from retuned.lab.harness.isolation import isolation
 from retuned.lab.harness.placing import duel_bytes
 from retuned.lab.harness.processes import ChildLimits
 from retuned.lab.harness.runs import Runner, arena_bytes
@@ -146,16 +147,18 @@ class Bay:
     @property
     def isolation(self) -> Isolation:
         """What stands between candidates and this machine, and what is missing of it."""
-        program = self.toolchain.program
-        missing = []
-        if not self._confined:
-            missing.append("system calls are not filtered: that needs x86-64 and seccomp")
+        program, walls = self.toolchain.program, isolation()
+        missing = [*walls.missing]
+        if not self._confined and walls.system_calls:
+            missing.append("system calls were not filtered")
         if program.mirrored:
             missing.append("a process that drives a device may open files")
         if not program.fences:
             missing.append("pages of a device cannot be made unreadable: red zones alone")
         return Isolation(
             system_calls_filtered=self._confined,
+            network_cut=walls.network,
+            files_denied=walls.files > 0 and not program.mirrored,
             memory_check=program.memory_check,
             missing=tuple(missing),
         )

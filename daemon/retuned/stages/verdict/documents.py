@@ -124,6 +124,10 @@ class Isolation(Record):
 
     system_calls_filtered: bool
     """Whether seccomp was in force in its processes."""
+    network_cut: bool = False
+    """Whether its processes had a network of their own, with nothing in it."""
+    files_denied: bool = False
+    """Whether they gave up opening files, by Landlock."""
     memory_check: str
     """How accesses outside its tensors were found."""
     missing: tuple[str, ...] = ()
