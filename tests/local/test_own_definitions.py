@@ -15,6 +15,7 @@ from retuned.contract import Workload
 from retuned.errors import UnreadableInput, UsageError
 from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.local import wiring
+from retuned.local.known_kernels import KnownKernels
 from retuned.settings import Settings, load_settings
 from retuned.stages.experiment import Budget, ExperimentPlan
 
@@ -48,6 +49,14 @@ def test_the_daemon_does_not_start_with_a_definition_it_cannot_use(tmp_path: Pat
     taken.write_text(text)
     with pytest.raises(UsageError, match="the catalog has this name"):
         wiring.build(Settings(state_dir=tmp_path / "b", definition_files=(taken,)))
+
+
+def test_what_was_found_of_a_kernel_whose_file_is_gone_bothers_nobody() -> None:
+    known = KnownKernels()
+    catalog.learn([load_definition(FILE)])
+    assert known.family(NAME) == "scale_bias"
+    catalog.forget()
+    assert known.family(NAME) == ""
 
 
 def test_the_setting_is_read_from_the_environment_as_a_list(

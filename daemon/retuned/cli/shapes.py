@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,15 @@ from retuned.catalog.own import load_definition, load_definitions
 from retuned.catalog.own.making import allows
 from retuned.contract import Definition, Workload
 from retuned.errors import UsageError
+from retuned.lab.subject import numpy_dtype, shape_of
 from retuned.settings import load_settings
 
 LENGTHS = (1, 64, 256)
 """Lengths of the first variable axis where nobody says which shapes matter."""
 _OTHER_LENGTH = 256
 """Length of every other variable axis."""
+_MOST_BYTES = 2 * 2**30
+"""Most tensors of one launch: the lab keeps several sets of them in memory."""
 _YAML = (".yaml", ".yml")
 DefinitionFileOption = Annotated[
     list[Path] | None,
@@ -95,6 +99,9 @@ def workloads_for(definition: Definition, shapes: Sequence[dict[str, int]]) -> t
     for shape in shapes:
         if set(shape) != set(variable):
             raise UsageError(f"{definition.name} needs the axes {', '.join(variable)}, got {shape}")
+        size = _tensor_bytes(definition, shape)
+        if size > _MOST_BYTES:
+            raise UsageError(f"{shape} is {size / 2**30:.1f} GiB of tensors; the lab takes 2 GiB")
         own = catalog.own_definition(definition.name)
         if own is not None and not allows(own, definition.lengths(shape)):
             raise UsageError(
@@ -102,6 +109,12 @@ def workloads_for(definition: Definition, shapes: Sequence[dict[str, int]]) -> t
             )
     unique = {tuple(sorted(shape.items())): shape for shape in shapes}
     return tuple(Workload(definition=definition.name, axes=axes) for axes in unique.values())
+
+
+def _tensor_bytes(definition: Definition, shape: Mapping[str, int]) -> int:
+    lengths = definition.lengths(shape)
+    tensors = (*definition.inputs.values(), *definition.outputs.values())
+    return sum(math.prod(shape_of(each, lengths)) * numpy_dtype(each).itemsize for each in tensors)
 
 
 def lab_folder() -> Path:

@@ -48,8 +48,14 @@ class KnownKernels:
         return self._entry(definition).incumbent
 
     def family(self, definition: str) -> str:
-        """Return the operator type."""
-        return self._entry(definition).definition.op_type
+        """Return the operator type; empty for one that nobody knows any more.
+
+        A user's own definition goes with its file; what was found about it stays in the store.
+        """
+        try:
+            return self._entry(definition).definition.op_type
+        except UsageError:
+            return ""
 
     def audited(self, definition: str) -> tuple[str, ...]:
         """Return the structure that runs in production: its other parameters are tried first."""

@@ -64,6 +64,8 @@ def _indented(name: str) -> str:
         ("op_type: scale_bias", "op_typ: scale_bias", 4, "did you mean op_type"),
         ("name: scale_bias_h1024", "name: scale bias", 3, "name"),
         ("  H: 1024 # a", "  H: 10.5 # a", 9, "axes.H"),
+        ("  H: 1024 # a", "  H: 1099511627776 # a", 9, "a length from 1 to"),
+        ("  H: 1024 # a", "  H: 0 # a", 9, "a length from 1 to"),
         ("{shape: [M, H], dtype: float32}\n  res", "{shape: [M, K], dtype: float32}\n  res", 12,
          "names the axis 'K'"),
         ("  y: {shape: [M, H]", "  x: {shape: [M, H]", 17, "is an input too"),

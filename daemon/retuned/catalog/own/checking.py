@@ -19,6 +19,8 @@ from retuned.lab.languages import cpu_cpp, triton
 from retuned.lab.reference.check import ReferenceRefused, check_reference
 from retuned.lab.subject import numpy_dtype
 
+LONGEST = 2**24
+"""Longest constant axis: longer ones are a mistake or an attack."""
 _EXACT = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 _CPP = frozenset({Language.CPU_CPP, Language.GPU_CPP})
 
@@ -56,6 +58,10 @@ def _names(own: OwnDefinition) -> Iterator[Fault]:
     tensors = {*definition.inputs, *definition.outputs}
     for name in sorted(tensors & definition.axes.keys()):
         yield Fault(f"definition.axes.{name}", f"'{name}' is an axis and a tensor; rename one")
+    for name, length in definition.axes.items():
+        if isinstance(length, AxisConst) and not 1 <= length.value <= LONGEST:
+            text = f"a length from 1 to {LONGEST}, not {length.value}"
+            yield Fault(f"definition.axes.{name}", text)
     used = {axis for spec in definition.inputs.values() for axis in spec.shape}
     for axis in definition.variable_axes:
         if axis not in used:
