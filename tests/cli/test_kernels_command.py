@@ -134,7 +134,16 @@ def test_bench_tells_the_incumbents_time_where_nothing_else_was_measured_to_the_
     broken = folder / "scale_bias_rows.cpp"
     broken.write_text(broken.read_text().replace("* s + b", "* s - b"))
     path.write_text(text)
-    words = ["bench", path, "--shape", "M=9", "--language", "cpu_cpp", "--seconds", "5"]
+    words: list[str | Path] = [
+        "bench",
+        path,
+        "--shape",
+        "M=9",
+        "--language",
+        "cpu_cpp",
+        "--seconds",
+        "5",
+    ]
     body = json.loads(run(*words, "--json"))
     assert set(body["verdicts"]) <= {"wrong-output"}  # as many as there was time for
     assert body["best"] is None
