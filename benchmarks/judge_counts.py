@@ -9,7 +9,6 @@ verdict are the product's own; only the clock is drawn, from a model or from the
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import os
@@ -32,24 +31,16 @@ from tests.lab.judge_simulation import (
     simulate,
     tournament,
 )
+from tests.lab.real_clones import KERNELS, experiment
 
 from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
-from retuned.contract import Solution, SourceFile, Workload
-from retuned.lab.bay import Bay, LabSettings
-from retuned.lab.generators.given import GivenGenerator
+from retuned.contract import Workload
+from retuned.lab.bay import Bay
 from retuned.lab.harness.schedule import CANDIDATE
-from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.lab.statistics import ShapeSamples, combine, confidence_sequence
-from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Status
 
 RESULT = Path(__file__).resolve().parent / "results" / "judge_counts.json"
-KERNELS = (
-    ("rmsnorm_h1024", {"M": 64}),
-    ("softmax_n1024", {"M": 16}),
-    ("linear_w8_n256_k256", {"M": 8}),
-)
 PAIRS = 600
 UNITS = 6
 
@@ -191,43 +182,12 @@ def real(experiments: int) -> dict[str, Any]:
     verdicts: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(experiments):
-            name, axes = KERNELS[number % len(KERNELS)]
-            entry = catalog.get(name)
-            clone = commented(entry.incumbent, number)
-            plan = ExperimentPlan(
-                id=f"clone-{number}",
-                hypothesis="clone",
-                definition=name,
-                workloads=(Workload(definition=name, axes=axes),),
-                incumbent=entry.incumbent.digest,
-                generators=("given",),
-                budget=Budget(max_candidates=1, max_seconds=30.0, finalists=1),
-                environment=cpu_environment().digest,
-            )
-            lab = LocalLab(
-                Path(folder),
-                subjects=catalog.get,
-                solutions={entry.incumbent.digest: entry.incumbent}.get,
-                generators={"given": functools.partial(_given, clone)},
-                lab=LabSettings(search_s=0.3, final_s=1.0),
-            )
-            (finding,) = lab.run(plan, known={})
-            verdict = finding.verdict
+            verdict = experiment(Path(folder), number).verdict
+            name, _ = KERNELS[number % len(KERNELS)]
             verdicts.append({"kernel": name, "status": verdict.status, "reason": verdict.reason})
     promoted = sum(row["status"] is Status.PROMOTE for row in verdicts)
     print(f"real clones: {promoted} of {experiments} promoted", flush=True)
     return {**share(promoted, experiments), "raw": verdicts}
-
-
-def _given(solution: Solution, _plan: ExperimentPlan) -> GivenGenerator:
-    return GivenGenerator([solution])
-
-
-def commented(solution: Solution, number: int) -> Solution:
-    """Return the same code under another digest."""
-    first, *rest = solution.sources
-    said = SourceFile(path=first.path, content=f"{first.content}\n// copy {number}\n")
-    return solution.model_copy(update={"name": f"copy-{number}", "sources": (said, *rest)})
 
 
 def record() -> dict[str, Any]:
