@@ -1,7 +1,7 @@
 """The parameter search beside chance and optuna's TPE, on surfaces it was not made for.
 
     python -m benchmarks.search record   times of every point of some kernels; a quarter of an hour
-    python -m benchmarks.search          the comparison, from the recordings; some minutes
+    python -m benchmarks.search          the comparison, from the recordings; a quarter of an hour
 
 Surfaces are recordings of real kernels on a processor, and synthetic ones that are hard in one way
 each: interactions (ridge), cliffs with regions that cannot be built (cliff), many small hills

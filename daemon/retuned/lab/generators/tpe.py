@@ -20,7 +20,7 @@ from retuned.lab.generators.spaces import Grid, Point, Tunable, merit, require_d
 from retuned.ports import Finding
 
 _STRUCTURE = "structure"
-_TRIES = 60
+_TRIES = 16
 """Times that it is asked for one new point that can be built, before chance helps out."""
 
 
