@@ -188,6 +188,11 @@ _TOOLCHAINS: Mapping[Language, Callable[[], Toolchain]] = {
 }
 
 
+def measured() -> tuple[Language, ...]:
+    """Return the languages that variants can be measured in by this version."""
+    return tuple(_TOOLCHAINS)
+
+
 @cache
 def toolchain_for(language: Language) -> Toolchain:
     """Return this machine's toolchain of a language; one per process.

@@ -21,6 +21,7 @@ from retuned.contract import (
     SourceFile,
     TensorSpec,
 )
+from retuned.lab.reference.oracle import Oracle
 from retuned.lab.subject import Array
 
 LENGTHS = {"M": 40, "H": 30}
@@ -151,3 +152,16 @@ def test_an_empty_batch_is_made_too(file: Path) -> None:
     for family in one.families:
         inputs = make_own(one, {"M": 0, "H": 1024}, np.random.default_rng(1), family)
         assert inputs["x"].shape == (0, 1024)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FNUZ])
+def test_narrow_floats_are_made_and_reach_the_reference_in_float64(dtype: DType) -> None:
+    one = own(Made(like=Like.UNIFORM, low=-4.0, high=4.0), dtype=dtype)
+    values = made(one)
+    assert values.dtype.itemsize == (1 if dtype is DType.FLOAT8_E4M3FNUZ else 2)
+    oracle = Oracle(one.definition)
+    try:
+        found = oracle.compute(x=values)["y"]
+    finally:
+        oracle.close()
+    np.testing.assert_allclose(found, values.astype(np.float64).sum(axis=1), rtol=1e-12)

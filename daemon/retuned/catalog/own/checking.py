@@ -18,6 +18,7 @@ from retuned.errors import CandidateError, UsageError
 from retuned.lab.languages import cpu_cpp, triton
 from retuned.lab.reference.check import ReferenceRefused, check_reference
 from retuned.lab.subject import numpy_dtype
+from retuned.lab.toolchain import measured
 
 LONGEST = 2**24
 """Longest constant axis: longer ones are a mistake or an attack."""
@@ -139,8 +140,8 @@ def _traces(own: OwnDefinition) -> Iterator[Fault]:
 
 def _incumbents(own: OwnDefinition) -> Iterator[Fault]:
     for number, variant in enumerate(own.variants):
-        if variant.language is Language.GPU_CPP:
-            text = "is not measured by this version; write cpu_cpp or triton"
+        if variant.language not in measured():
+            text = f"is not measured by this version; it has {', '.join(measured())}"
             yield Fault(f"variants.{number}.language", text)
     for language in own.languages:
         count = sum(v.incumbent is not None for v in own.variants if v.language is language)
@@ -216,7 +217,7 @@ def _sources(own: OwnDefinition, variant: OwnVariant, place: str) -> Iterator[Fa
         solution = solution_of(own, space, first)
         if variant.language is Language.TRITON:
             triton.check_contract(solution, definition)
-        else:
+        elif variant.language is Language.CPU_CPP:  # others meet theirs at gate G1
             cpu_cpp.check_contract(solution)
     except BadExpression as error:
         yield Fault(f"{place}.valid", f"{error} at a point")
