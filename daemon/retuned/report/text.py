@@ -16,8 +16,16 @@ from retuned.report.story_text import demo_text
 __all__ = ["analyze_text", "demo_text", "diff_text"]
 
 
+_WHOLE = "(whole workload)"
+"""Stands for a kernel in a reason that is about none."""
+
+
 def _table(*columns: str, title: str = "") -> Table:
-    """Return an empty table; a column whose name starts with ``>`` is right-aligned."""
+    """Return an empty table.
+
+    A column whose name starts with ``>`` is right-aligned; neither that nor one that starts with
+    ``=`` is ever broken: half a number reads as another one.
+    """
     made = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -26,12 +34,12 @@ def _table(*columns: str, title: str = "") -> Table:
         header_style="bold",
     )
     for column in columns:
-        right = column.startswith(">")
+        right, whole = column.startswith(">"), column.startswith((">", "="))
         made.add_column(
-            Text(column.removeprefix(">")),
+            Text(column.removeprefix(">").removeprefix("=")),
             justify="right" if right else "left",
-            no_wrap=right,
-            overflow="ellipsis" if right else "fold",
+            no_wrap=whole,
+            overflow="ellipsis" if whole else "fold",
         )
     return made
 
@@ -62,10 +70,11 @@ def analyze_text(data: Json, *, top: int = 20) -> list[RenderableType]:
     kernels = profiles.by_kernel(profile)
     rows = sorted(records(profile, "signatures"), key=lambda s: -amount(s, "gpu_time_ns"))
     shares = _table("Kernel", ">Share", ">Cumulative", ">GPU time", ">Launches")
+    names = words.kernels((k.kernel for k in kernels[:top]), 72)
     for k in kernels[:top]:
         _row(
             shares,
-            words.kernel(k.kernel, 72),
+            names[k.kernel],
             words.share(k.share),
             words.share(k.cumulative),
             words.duration(k.gpu_time_ns),
@@ -101,11 +110,12 @@ def _files(data: Json) -> Table:
 
 
 def _signatures(rows: Sequence[Json]) -> Table:
-    table = _table("Kernel", "Shape", "Types", "From", ">Sure", ">Launches", ">Each", ">Share")
+    table = _table("Kernel", "=Shape", "Types", "From", ">Sure", ">Launches", ">Each", ">Share")
+    names = words.kernels((named(s) for s in rows), 48)
     for s in rows:
         _row(
             table,
-            named(s, limit=48),
+            names[named(s)],
             words.short(profiles.geometry(s) or words.NOTHING, 60),
             profiles.types(s),
             words.label(s.get("shape_source") or "none"),
@@ -136,10 +146,10 @@ def diff_text(data: Json) -> list[RenderableType]:
         for r in reasons[:40]:
             _row(
                 table,
-                f"{named(r, limit=60)} {_where(r)}".strip(),
+                f"{named(r, limit=60)} {_where(r)}".strip() if r.get("kernel") else _WHOLE,
                 words.label(r.get("code")),
-                words.share(r.get("share_before")),
-                words.share(r.get("share_after")),
+                words.share(r.get("share_before")) if r.get("kernel") else words.NOTHING,
+                words.share(r.get("share_after")) if r.get("kernel") else words.NOTHING,
                 words.label(r.get("detail")),
             )
         found += [table, *_more(len(reasons) - 40, "reason")]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 NOTHING = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -79,6 +80,23 @@ def kernel(name: str, limit: int = 64) -> str:
     if text.endswith(")") and len(text) > limit:
         text = _without_arguments(text)
     return short(text, limit)
+
+
+def kernels(names: Iterable[str], limit: int = 64) -> dict[str, str]:
+    """Shorten several names, each only as far as it stays another than the others.
+
+    Examples
+    --------
+    >>> one, two = (f"gemm<{60 * 'a'}{middle}{60 * 'a'}>" for middle in "bc")
+    >>> [len(text) for text in kernels([one, two, "copy"], 20).values()]
+    [127, 127, 4]
+    """
+    found = {name: kernel(name, limit) for name in names}
+    while limit < max((len(name) for name in found), default=0):
+        limit *= 2
+        seen = Counter(found.values())
+        found = {n: kernel(n, limit) if seen[text] > 1 else text for n, text in found.items()}
+    return found
 
 
 def _without_arguments(text: str) -> str:

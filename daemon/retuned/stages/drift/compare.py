@@ -9,8 +9,8 @@ import numpy as np
 from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason, DriftReport
 from retuned.stages.drift.settings import DriftSettings
 from retuned.stages.drift.state import Library, LibraryProfile, Reading, read
-from retuned.stages.drift.words import REASONS_MAX, sentence, share_reasons
-from retuned.stages.profile import OTHER, WorkloadProfile
+from retuned.stages.drift.words import REASONS_MAX, rate, sentence, share_reasons
+from retuned.stages.profile import WorkloadProfile
 
 
 def compare(
@@ -109,13 +109,12 @@ def _rate_reason(
     now = after.launches / (after.observed_ns / 1e9)
     if 1 / settings.diff_rate_ratio < now / was < settings.diff_rate_ratio:
         return None
-    named = [s for s in after.stats if s.signature.kernel != OTHER] or list(after.stats)
     return DriftReason(
         code=DriftCode.FREQUENCY_CHANGED,
-        kernel=named[0].signature.kernel,
+        kernel="",  # it is about the whole workload
         share_before=0.0,
         share_after=0.0,
-        detail=f"launches per second went from {was:.3g} to {now:.3g}",
+        detail=f"launches per second went from {rate(was)} to {rate(now)}",
     )
 
 

@@ -39,7 +39,7 @@ class DriftReason(Record):
     code: DriftCode
     """What kind of change."""
     kernel: str
-    """Normalised kernel name."""
+    """Normalised kernel name; empty where it is about the whole workload."""
     shape: str = ""
     """The signature's dims or geometry, for people."""
     share_before: float = Field(ge=0.0, le=1.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from retuned.stages.drift.latency import LatencyShift
 from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason, DriftReport
 from retuned.stages.drift.state import DetectorState, Reading
-from retuned.stages.drift.words import REASONS_MAX, percent, sentence, share_reasons, short
+from retuned.stages.drift.words import REASONS_MAX, percent, rate, sentence, share_reasons, short
 from retuned.stages.profile import WorkloadProfile
 
 _UNJUDGED = {
@@ -87,11 +87,11 @@ def _reasons(
     if action is not DriftAction.RETUNE:  # another speed at the same work never asks for one
         first.extend(shift.reason(reading) for shift in evidence.shifts)
     moved = share_reasons(reading, state.library) if evidence.novel or not first else []
-    rate = profile.launches / (profile.observed_ns / 1e9) if profile.observed_ns > 0 else 0.0
-    if moved and rate and not state.rate_low / 1.5 <= rate <= state.rate_high * 1.5:
+    now = profile.launches / (profile.observed_ns / 1e9) if profile.observed_ns > 0 else 0.0
+    if moved and now and not state.rate_low / 1.5 <= now <= state.rate_high * 1.5:
         detail = (
-            f"{rate:.3g} launches a second; the baseline had {state.rate_low:.3g} to "
-            f"{state.rate_high:.3g}"
+            f"{rate(now)} launches a second; the baseline had {rate(state.rate_low)} to "
+            f"{rate(state.rate_high)}"
         )
         moved.insert(min(2, len(moved)), _plain(DriftCode.FREQUENCY_CHANGED, "", detail))
     if evidence.mix_fired and moved:

@@ -53,6 +53,17 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def rate(per_s: float) -> str:
+    """Write launches per second as a person does.
+
+    Examples
+    --------
+    >>> rate(16_123.4), rate(7.25)
+    ('16,123', '7.25')
+    """
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
 def share_reasons(reading: Reading, library: Library) -> list[DriftReason]:
     """Signatures whose share of GPU time differs from the nearest profile, largest change first.
 
