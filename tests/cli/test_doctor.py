@@ -25,6 +25,7 @@ from retuned.settings import Settings
 STATE = Path("/state")
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 WALLS = Isolation(system_calls=True, network=True, files=4, bubblewrap=False)
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 GFX942 = "cpu_cores_count 0\ngfx_target_version 90402\nsimd_count 1216\n"
 
 
@@ -278,3 +279,16 @@ def test_it_says_whether_triton_variants_can_be_measured(
     fact = facts(probe)[name]
     assert fact.level is level
     assert says in f"{fact.value} {fact.advice}"
+
+
+def test_definitions_of_ones_own_are_named_with_what_is_wrong(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("name: x\n")
+    settings = Settings(
+        state_dir=STATE, definition_files=(EXAMPLES / "scale_bias", broken, tmp_path / "none.yaml")
+    )
+    found = [fact for fact in examine(machine(), settings) if fact.name == "definition"]
+    assert [fact.level for fact in found] == [Level.OK, Level.LIMITED, Level.LIMITED]
+    assert found[0].value.endswith("scale_bias_h1024")
+    assert "does not start" in found[1].advice
+    assert "is required" in found[1].advice
