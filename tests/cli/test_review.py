@@ -322,7 +322,7 @@ def test_a_freeze_stands_at_once_and_thaw_lifts_it(state: SqliteStore, run: Run)
     sign = run("freeze", "--reason", "incident", "--until", "2h", "--json")["freeze"]
     assert sign["user"] == "ada"
     assert ask(state, one).state is GateState.FROZEN
-    assert "FROZEN by ada until" in run("proposals")
+    assert "FROZEN by ada for everything, until 20" in run("proposals")
     assert run("thaw", "--json") == {"thawed": [sign["id"]]}
     assert ask(state, one).state is GateState.APPROVED
     assert "nothing is frozen" in run("thaw", code=1)
@@ -337,14 +337,35 @@ def test_of_several_freezes_one_must_be_named(state: SqliteStore, run: Run) -> N
     assert run("thaw", "--all", "--json") == {"thawed": [names[1]]}
 
 
-def test_a_freeze_works_before_the_daemon_ever_ran(
+def test_a_freeze_where_no_state_is_stops_nothing_and_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RETUNED_CONFIG", raising=False)
-    freezes.freeze(state_dir=tmp_path / "new")
-    store = SqliteStore(tmp_path / "new")
-    assert len(store.list("freeze", phase="active")) == 1
-    store.close()
+    with pytest.raises(UnreadableInput, match="no state here") as caught:
+        freezes.freeze(state_dir=tmp_path / "new")
+    assert (caught.value.code, caught.value.exit_code) == ("no-state", 3)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "scope"),
+    [
+        ((), "for everything"),
+        (("--kernel", "x*"), "for kernels 'x*'"),
+        (
+            ("--target", "prod", "--kernel", "x*", "--kernel", "y"),
+            "for targets 'prod', kernels 'x*' 'y'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("end", ["", "2999-01-01T01:00+00:00"])
+def test_a_freeze_says_where_for_what_and_until_when(
+    state: SqliteStore, run: Run, flags: tuple[str, ...], scope: str, end: str
+) -> None:
+    ends = "until 2999-01-01T01:00+00:00" if end else "until thawed"
+    text = run("freeze", *flags, *(("--until", end) if end else ()))
+    assert text.startswith(f"Frozen {scope}, {ends}, in {state.path.parent} (freeze-")
+    assert f"FROZEN by ada {scope}, {ends} (freeze-" in run("proposals")
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2020-01-01T00:00+00:00", "0s", "-3h", "9999d"])

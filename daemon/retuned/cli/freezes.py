@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from retuned.cli.freeze_text import end_words, scope_words
 from retuned.cli.output import JsonFlag, emit_json, safe, stdout
 from retuned.cli.state import ConfigOption, StateOption, desk, until
 from retuned.errors import Refused, UsageError
@@ -31,7 +32,7 @@ def freeze(
     What is measured or swapped already goes on, and so do watching and rollbacks; --stop takes
     swaps back as well.
     """
-    with desk(config, state_dir, create=True) as at:
+    with desk(config, state_dir) as at:
         sign = TuningFreeze(
             id=f"freeze-{at.now:%Y%m%d-%H%M%S-%f}",
             stop_policy=stop,
@@ -43,10 +44,11 @@ def freeze(
         )
         at.approvals.freeze(sign)
     if json:
-        emit_json({"freeze": sign.model_dump(mode="json")})
+        emit_json({"freeze": sign.model_dump(mode="json"), "state_dir": str(at.folder)})
         return
-    ends = f"until {sign.until.isoformat(timespec='minutes')}" if sign.until else "until thawed"
-    stdout().print(f"Frozen {ends} ({sign.id}). Rollbacks stay possible; `retuned thaw` lifts it.")
+    words = f"Frozen {scope_words(sign.scope)}, {end_words(sign)}, in {at.folder} ({sign.id})."
+    stdout().print(safe(words, limit=4000), soft_wrap=True)
+    stdout().print("Rollbacks stay possible; `retuned thaw` lifts it.")
 
 
 def thaw(

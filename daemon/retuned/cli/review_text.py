@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from retuned.cli.evidence_text import gates_line
+from retuned.cli.freeze_text import freeze_line
 from retuned.cli.output import cell, safe, stdout
 from retuned.cli.state import ago, short
 from retuned.local.proving import Read
@@ -73,8 +74,7 @@ def print_proposals(rows: Sequence[Row], *, freezes: Sequence[TuningFreeze], now
     """Print one line a proposal, and the freezes above them."""
     out = stdout()
     for freeze in freezes:
-        ends = f"until {freeze.until.isoformat(timespec='minutes')}" if freeze.until else ""
-        out.print(safe(f"FROZEN by {freeze.user} {ends} {freeze.reason} ({freeze.id})"))
+        out.print(safe(freeze_line(freeze), limit=4000), soft_wrap=True)
     if not rows:
         out.print("No open proposals; `retuned proposals --all` shows ended ones.")
         return

@@ -33,6 +33,8 @@ _SHORTEST = 4
 class Desk:
     """What a command works with."""
 
+    folder: Path
+    """The state folder."""
     store: Store
     """The state, shared with the daemon."""
     approvals: Approvals
@@ -46,16 +48,16 @@ class Desk:
 
 
 @contextmanager
-def desk(config: Path | None, state_dir: Path | None, *, create: bool = False) -> Iterator[Desk]:
+def desk(config: Path | None, state_dir: Path | None) -> Iterator[Desk]:
     """Open the state that the settings name.
 
     Raises
     ------
     UnreadableInput
-        If there is none, and `create` is not said.
+        If there is none: a record in a folder that no daemon reads would change nothing.
     """
     settings = load_settings(config, {"state_dir": state_dir})
-    if not create and not (settings.state_dir / DATABASE).is_file():
+    if not (settings.state_dir / DATABASE).is_file():
         raise UnreadableInput(
             "no-state",
             where=str(settings.state_dir),
@@ -65,6 +67,7 @@ def desk(config: Path | None, state_dir: Path | None, *, create: bool = False) -
     store = SqliteStore(settings.state_dir)
     try:
         yield Desk(
+            folder=settings.state_dir,
             store=store,
             approvals=Approvals(store),
             notary=Ed25519Notary(settings.keys),
