@@ -50,7 +50,7 @@ SMALL: dict[str, list[dict[str, int]]] = {
     "quant_int8_h80": [{"M": 9}],
     "paged_attention_bf16_h8_g2_d32_p4": [{"B": 2, "C": 5, "W": 18}, {"B": 1, "C": 1, "W": 1}],
     "paged_attention_bf16_h2_g2_d48_p16": [{"B": 2, "C": 3, "W": 3}],
-    "moe_gemm_bf16_e6_t2_n40_k80": [{"M": 1}, {"M": 5}],
+    "moe_gemm_bf16_e6_t2_n40_k80": [{"M": 4}],
 }
 REAL = (
     "gemm_bf16_n6144_k4096",
