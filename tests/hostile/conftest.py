@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.hostile.honest_variants import shapes_of
 
 from retuned import catalog
 from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, SourceFile, Workload
-from retuned.lab.bay import LabSettings
+from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.examiner import Examiner
 from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.languages.cpu_cpp import CompileLimits, cpu_environment
 from retuned.stages.experiment import Budget, ExperimentPlan
-from retuned.stages.verdict import Verdict
+from retuned.stages.verdict import Check, Verdict
 
 QUICK = LabSettings(
     search_s=0.2,
@@ -25,6 +27,7 @@ QUICK = LabSettings(
 )
 
 Judge = Callable[..., Verdict]
+SHAPES = ({"M": 4}, {"M": 48})
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +56,7 @@ def judged(lab_root: Path) -> Judge:
     def judge(
         solution: Solution,
         *,
-        shapes: tuple[dict[str, int], ...] = ({"M": 4}, {"M": 48}),
+        shapes: tuple[dict[str, int], ...] = SHAPES,
         incumbent: Solution | None = None,
         settings: LabSettings = QUICK,
     ) -> Verdict:
@@ -80,3 +83,34 @@ def judged(lab_root: Path) -> Judge:
         return finding.verdict
 
     return judge
+
+
+@pytest.fixture(scope="session")
+def bays(lab_root: Path) -> Iterator[dict[str, Bay]]:
+    """One bay per definition; candidates get children of their own all the same."""
+    found: dict[str, Bay] = {}
+    yield found
+    for bay in found.values():
+        bay.close()
+
+
+@pytest.fixture
+def examined(bays: dict[str, Bay], lab_root: Path) -> Callable[[Solution], tuple[Check, ...]]:
+    """Take a C++ candidate through G1 to G4; return all answers."""
+
+    def run(solution: Solution) -> tuple[Check, ...]:
+        name = solution.definition
+        if name not in bays:
+            entry = catalog.get(name, language=solution.language)
+            bays[name] = Bay(
+                entry,
+                [Workload(definition=name, axes=axes) for axes in shapes_of(solution)],
+                incumbent=entry.incumbent,
+                folder=lab_root / "bays",
+                settings=QUICK,
+            )
+        examiner = Examiner(bays[name])
+        variant, checks = examiner.admit(solution)
+        return checks if variant is None else (*checks, *examiner.correct(variant))
+
+    return run
