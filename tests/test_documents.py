@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from retuned.cli.validate import validate
 from retuned.errors import (
     HarnessError,
     MissingDependency,
@@ -14,9 +18,10 @@ from retuned.errors import (
     UnreadableInput,
     UsageError,
 )
+from retuned.stages.verdict import Reason
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/architecture.md", "docs/known-flaws.md")
+PAGES = ("README.md", "docs/architecture.md", "docs/known-flaws.md", "docs/writing-a-candidate.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -37,3 +42,27 @@ def test_the_list_of_exit_codes_is_that_of_the_errors() -> None:
     codes = {e.exit_code for e in (RetunedError, UsageError, UnreadableInput, MissingDependency)}
     for code in codes | {HarnessError.exit_code, 0, 130}:
         assert re.search(rf"\b{code} [a-z]", listed[:260]), code
+
+
+CANDIDATES = (ROOT / "docs" / "writing-a-candidate.md").read_text(encoding="utf-8")
+
+
+def test_the_reasons_on_the_page_about_candidates_are_the_judges() -> None:
+    gates = CANDIDATES.partition("## The gates")[2]
+    named = {code for code in re.findall(r"`([a-z-]+)`", gates) if "-" in code}
+    assert len(named) > 8
+    assert named <= {str(reason) for reason in Reason}
+
+
+@pytest.mark.parametrize(("language", "name"), [("cpp", "mine.cpp"), ("python", "mine.py")])
+def test_the_examples_on_the_page_about_candidates_are_right(
+    language: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (example,) = re.findall(rf"```{language}\n(.*?)```", CANDIDATES, re.DOTALL)
+    (tmp_path / name).write_text(example, encoding="utf-8")
+    app = typer.Typer()
+    app.command()(validate)
+    result = CliRunner().invoke(app, [str(tmp_path / name), "--json", "--seconds", "5"])
+    answer = json.loads(result.stdout)
+    assert answer["gate"] in ("G5", "G6"), answer  # right; how fast it is depends on the machine
