@@ -384,7 +384,8 @@ def test_every_source_compiles_for_nvidia_and_amd(tmp_path: Path) -> None:
     """In a process of its own: this one may have Triton's interpreter in it."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(tmp_path)
-    archs = {name: ARCHS for name in REAL} | {name: ("gfx942",) for name in UNSIGNED_ZERO}
+    archs: dict[str, tuple[str, ...]] = dict.fromkeys(REAL, ARCHS)
+    archs |= {name: ("gfx942",) for name in UNSIGNED_ZERO}
     archs |= {name: ("sm_90", "gfx950") for name in REAL if "fp8" in name}
     done = subprocess.run(
         [sys.executable, "-c", CROSS, json.dumps(archs)],
