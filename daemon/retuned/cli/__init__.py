@@ -6,7 +6,18 @@ import sys
 
 import typer
 
-from retuned.cli import analyze, demo, doctor, freezes, policy, review, run, validate
+from retuned.cli import (
+    analyze,
+    demo,
+    doctor,
+    evidence,
+    freezes,
+    kernels,
+    policy,
+    review,
+    run,
+    validate,
+)
 from retuned.cli.output import JSON_FLAG, say, say_error
 from retuned.errors import RetunedError
 
@@ -37,6 +48,8 @@ for command in (
     doctor.doctor,
 ):
     app.command(command.__name__)(command)
+app.add_typer(kernels.app, name="kernels")
+app.add_typer(evidence.app, name="evidence")
 app.add_typer(policy.app, name="policy")
 
 
