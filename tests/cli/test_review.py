@@ -413,3 +413,20 @@ def test_two_writers_at_once_lose_nothing(state: SqliteStore, run: Run) -> None:
         run("reject", "ab12", "--comment", str(n))
     assert len(Approvals(state).decisions(ID)) == 5
     assert len(state.list("finding")) == 5
+
+
+@pytest.mark.parametrize("command", ["proposals", "show", "history"])
+def test_what_is_piped_is_neither_cut_nor_wrapped(
+    state: SqliteStore, run: Run, command: str
+) -> None:
+    kernel = "linear_w8_n2816_k512" + "_x" * 40
+    put(state, definition=kernel)
+    reason = "because " * 40 + "of that"
+    run("approve", "ab12", "--comment", reason)
+    text = run(command, *(("ab12",) if command == "show" else ()))
+    if command != "history":
+        assert kernel in text
+    if command != "proposals":
+        assert reason in text
+        assert ARTIFACT in text
+        assert all(line == line.rstrip() for line in text.splitlines())

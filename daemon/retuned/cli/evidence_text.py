@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.table import Table
-
-from retuned.cli.output import cell, stdout
+from retuned.cli.layout import print_fields
 from retuned.stages.verdict import Doubt, EvidenceDocument, Interval, Timing
 
 _UNBOUNDED = 1e9
@@ -15,13 +13,8 @@ _UNBOUNDED = 1e9
 
 def print_page(document: EvidenceDocument, *, digest: str, key: str, doubt: Doubt | None) -> None:
     """Print everything that a person needs to believe it, or not."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
     signed = f"signed by {key}, whole" if doubt is None else f"NOT VERIFIED: {doubt.detail}"
-    for name, value in (("evidence", digest), ("signature", signed), *_rows(document)):
-        table.add_row(name, cell(value))
-    stdout().print(table)
+    print_fields([("evidence", digest), ("signature", signed), *_rows(document)])
 
 
 def gates_line(document: EvidenceDocument) -> str:

@@ -23,6 +23,8 @@ JsonFlag = Annotated[bool, typer.Option(JSON_FLAG, help="Print one JSON object o
 
 _LONGEST = 8_000
 """Longest message that is printed, characters."""
+_UNWRAPPED = 100_000
+"""Columns of a pipe or file, where none is too narrow."""
 
 
 def emit_json(body: Any) -> None:  # noqa: ANN401 - any JSON-able object
@@ -32,8 +34,14 @@ def emit_json(body: Any) -> None:  # noqa: ANN401 - any JSON-able object
 
 
 def stdout() -> Console:
-    """Console for the answer. Names from traces are data, never markup: pass them as ``Text``."""
-    return Console(markup=False, highlight=False, soft_wrap=False)
+    """Console for the answer. Names from traces are data, never markup: pass them as ``Text``.
+
+    Where no terminal reads it nothing is wrapped or cut: lines are as long as what they say.
+    """
+    console = Console(markup=False, highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = _UNWRAPPED
+    return console
 
 
 def say(text: object, *, limit: int = _LONGEST) -> None:

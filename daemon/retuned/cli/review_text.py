@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.table import Table
-
 from retuned.cli.evidence_text import gates_line
 from retuned.cli.freeze_text import freeze_line
-from retuned.cli.output import cell, safe, stdout
+from retuned.cli.layout import print_fields, print_table
+from retuned.cli.output import safe, stdout
 from retuned.cli.state import ago, short
 from retuned.local.proving import Read
 from retuned.ports import Event, Stored
@@ -78,21 +77,22 @@ def print_proposals(rows: Sequence[Row], *, freezes: Sequence[TuningFreeze], now
     if not rows:
         out.print("No open proposals; `retuned proposals --all` shows ended ones.")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("id", "phase", "kernel", "speedup", "saves", "risk", "expires", "waits for"):
-        table.add_column(name, no_wrap=name in {"id", "phase", "speedup"})
-    for stored, proposal, gate in rows:
-        table.add_row(
-            short(stored.id),
-            cell(stored.phase),
-            cell(proposal.definition),
-            _speedup(proposal),
-            f"{proposal.expected_saving:.1%}",
-            proposal.risk.value,
-            ago(proposal.expires_at, now=now) if stored.phase == "awaiting" else "",
-            cell(_waits(stored, gate)),
-        )
-    out.print(table)
+    print_table(
+        ("id", "phase", "kernel", "speedup", "saves", "risk", "expires", "waits for"),
+        [
+            (
+                short(stored.id),
+                stored.phase,
+                proposal.definition,
+                _speedup(proposal),
+                f"{proposal.expected_saving:.1%}",
+                proposal.risk.value,
+                ago(proposal.expires_at, now=now) if stored.phase == "awaiting" else "",
+                _waits(stored, gate),
+            )
+            for stored, proposal, gate in rows
+        ],
+    )
 
 
 def print_proposal(
@@ -131,12 +131,7 @@ def print_proposal(
         ("gate", explain(gate) if gate else "not judged yet; is the daemon running?"),
         *((f"{d.decision}", f"by {d.user} {d.comment}") for d in decisions),
     ]
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(name, cell(value))
-    stdout().print(table)
+    print_fields(rows)
     if stored.phase == "awaiting":
         stdout().print(
             f"\nretuned approve {short(stored.id)} --digest {proposal.artifact}", soft_wrap=True
@@ -169,19 +164,19 @@ def print_events(events: Sequence[Event]) -> None:
     if not events:
         stdout().print("No history.")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("at", "who", "what", "about", "detail"):
-        table.add_column(name, no_wrap=name in {"at", "what", "about"})
-    for event in events:
-        detail = ", ".join(f"{key}={value}" for key, value in event.detail.items() if value)
-        table.add_row(
-            event.at.isoformat(sep=" ", timespec="seconds"),
-            cell(event.who),
-            cell(event.what),
-            cell(f"{event.kind} {short(event.id)}"),
-            cell(detail),
-        )
-    stdout().print(table)
+    print_table(
+        ("at", "who", "what", "about", "detail"),
+        [
+            (
+                event.at.isoformat(sep=" ", timespec="seconds"),
+                event.who,
+                event.what,
+                f"{event.kind} {short(event.id)}",
+                ", ".join(f"{key}={value}" for key, value in event.detail.items() if value),
+            )
+            for event in events
+        ],
+    )
 
 
 def _gates(evidence: Read) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydantic import ValidationError
-from rich.table import Table
 
-from retuned.cli.output import cell, stdout
+from retuned.cli.layout import print_table
 from retuned.ports import Store
 from retuned.stages.experiment import Turn
 
@@ -27,17 +26,18 @@ def print_turns(turns: Sequence[Turn]) -> None:
     """Print one line a turn: who was asked, what came of it, and why it was its turn."""
     if not turns:
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("turn", "asked", "came to", "right", "gain", "took", "because"):
-        table.add_column(name, no_wrap=name not in ("because",))
-    for turn in turns:
-        table.add_row(
-            str(turn.number),
-            cell(turn.generator),
-            turn.outcome.value,
-            f"{turn.correct}/{turn.tried}",
-            f"{turn.gain_ratio:.3f}x",
-            f"{turn.seconds:.1f} s",
-            cell(f"{turn.because} {turn.detail}".strip()),
-        )
-    stdout().print(table)
+    print_table(
+        ("turn", "asked", "came to", "right", "gain", "took", "because"),
+        [
+            (
+                str(turn.number),
+                turn.generator,
+                turn.outcome.value,
+                f"{turn.correct}/{turn.tried}",
+                f"{turn.gain_ratio:.3f}x",
+                f"{turn.seconds:.1f} s",
+                f"{turn.because} {turn.detail}".strip(),
+            )
+            for turn in turns
+        ],
+    )
