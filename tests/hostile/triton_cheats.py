@@ -241,7 +241,7 @@ MORE: dict[str, tuple[Solution, str, tuple[Reason, ...]]] = {
     "adds into an output that nobody emptied": (
         softmax(changed("tl.store(y + row * N + at, out,", "tl.atomic_add(y + row * N + at, out,")),
         "G3",
-        (Reason.OUT_OF_BOUNDS, Reason.NONDETERMINISTIC),
+        (Reason.OUT_OF_BOUNDS, Reason.NONDETERMINISTIC, Reason.OUTPUT_NOT_WRITTEN),
     ),
     "mixes its neighbours' lowest bits into every row": (
         softmax(
