@@ -39,6 +39,8 @@ def run(
         loop, telemetry = build(settings)
         if settings.metrics_port:
             telemetry.serve(settings.metrics_address, port=settings.metrics_port)
+            place = f"{settings.metrics_address}:{settings.metrics_port}"
+            log.info("metrics on http://%s/metrics", place)
         for caution in cautions(settings):
             log.warning("%s", caution)
         log.info("watching %s, state in %s", _folders(settings), settings.state_dir)

@@ -78,6 +78,7 @@ def _keep(ctx: Context, batch: TraceBatch) -> None:
         "profile": _fold(ctx, batch).model_dump(mode="json"),
     }
     if ctx.store.add(Kind.BATCH, batch.digest, body, phase="new"):
+        log.info("trace read: %s, %s launches", batch.origin, f"{len(batch.launches):,}")
         ctx.telemetry.count("retuned_trace_files_total", outcome="read")
         ctx.telemetry.count("retuned_launches_total", len(batch.launches))
 
@@ -116,9 +117,20 @@ def _close(ctx: Context, start_ns: int, window_ns: int, batches: Sequence[Stored
         for batch in batches:
             ctx.store.advance(Kind.BATCH, batch.id, expect="new", to="folded")
     ctx.telemetry.gauge("retuned_window_launches", merged.launches)
+    log.info("window closed: %s launches, %s", f"{merged.launches:,}", _standing(ctx))
+
+
+def _standing(ctx: Context) -> str:
+    """Say how far the baseline is."""
+    if ctx.store.get(Kind.DETECTOR, "state") is not None:
+        return "to be judged"
+    fresh = len(ctx.store.ids(Kind.WINDOW, phase="new"))
+    return f"window {fresh} of {ctx.settings.baseline_windows} that the baseline needs"
 
 
 def _learn(ctx: Context, fresh: Sequence[Stored]) -> None:
+    if len(fresh) < ctx.settings.baseline_windows:
+        return
     profiles = [WorkloadProfile.model_validate(window.body["profile"]) for window in fresh]
     if len(drift_stage.comparable(profiles)) < ctx.settings.baseline_windows:
         return
@@ -130,6 +142,7 @@ def _learn(ctx: Context, fresh: Sequence[Stored]) -> None:
         ctx.store.record(
             _event(ctx, Kind.DETECTOR, "state", what="baseline-learned", windows=len(fresh))
         )
+    log.info("baseline learned from %d windows", state.baseline_windows)
 
 
 def _keep_report(ctx: Context, window: Stored, report: DriftReport, state: DetectorState) -> None:
