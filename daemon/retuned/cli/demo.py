@@ -102,7 +102,8 @@ def _tell(data: Mapping[str, Any], *, html: Path, as_json: bool) -> None:
         emit_json({**data, "passed": not missing, "shortcomings": list(missing)})
     else:
         console = stdout()
-        for block in text.demo_text(data, width=console.width):
+        # a page for people: a pipe, which has no width, gets it as wide as a large terminal
+        for block in text.demo_text(data, width=min(console.width, 120)):
             console.print(block)
     say(f"the same as a page, with plots: {html}")
     for shortcoming in missing:
