@@ -84,7 +84,7 @@ def refused(server: Server, op: str, **fields: Any) -> str:
 def test_a_swapped_kernel_serves_right_answers_within_its_guard(
     server: Server, build: Any, fields: dict[str, Any]
 ) -> None:
-    server.swap(build(**fields), guard={"bounds": {"M": [2, 8]}}, shadow_every=1000)
+    server.swap(build(**fields), guard={"bounds": {"M": [2, 8]}}, shadow_every=10**9)
     before = server.originals
     for rows in (1, 2, 8, 9):
         answer, expected = server.launch(rows)
@@ -339,7 +339,7 @@ def test_a_kernel_that_writes_to_its_inputs_trips(server: Server, build: Any) ->
 def test_a_kernel_that_raises_is_replaced_for_that_launch_and_then_for_good(
     server: Server, build: Any
 ) -> None:
-    server.swap(build(), shadow_every=1000)
+    server.swap(build(), shadow_every=10**9)
     server.launch(4)
 
     def raises(_: Any) -> Any:
