@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -66,3 +68,20 @@ def test_the_examples_on_the_page_about_candidates_are_right(
     result = CliRunner().invoke(app, [str(tmp_path / name), "--json", "--seconds", "5"])
     answer = json.loads(result.stdout)
     assert answer["gate"] in ("G5", "G6"), answer  # right; how fast it is depends on the machine
+
+
+def test_the_example_of_attaching_a_server_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "sockets").mkdir(mode=0o700)
+    example = example.replace("/run/retuned", str(tmp_path / "sockets"))
+    seen: dict[str, Any] = {"my_rmsnorm": lambda x, _weight: x + 1.0}
+    exec(example, seen)
+    try:
+        rows, gain = torch.zeros(3, 512), torch.ones(512)
+        assert torch.equal(seen["rmsnorm"](rows, gain), rows + 1.0)
+        assert list((tmp_path / "sockets").glob("*.sock"))
+    finally:
+        seen["runtime"].close()
