@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retuned.errors import UsageError
+from retuned.errors import UnreadableInput, UsageError
 from retuned.settings import PREFIX, RESERVED, Settings, load_settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +84,6 @@ def test_lists_and_pairs_are_written_plainly_in_the_environment(
         ("window_s: .inf\n", 1, "valid number"),
         ("window_s: 0\n", 1, "greater than 0"),
         ("detector_preset: wild\n", 1, "'production' or 'demo'"),
-        ("target: a\ntarget: b\n", 2, "written twice"),
         ("- a\n", 1, "expected"),
     ],
 )
@@ -99,18 +98,28 @@ def test_a_fault_in_the_file_names_its_line(
     assert caught.value.exit_code == 2
 
 
+def test_a_file_that_is_no_plain_yaml_is_unreadable_and_names_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "target: a\ntarget: b\n")
+    with pytest.raises(UnreadableInput, match="written twice") as caught:
+        load_settings(path)
+    assert (caught.value.where, caught.value.exit_code) == (f"{path}:2", 3)
+
+
 def test_a_fault_in_toml_names_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, 'target = "a"\nwindo_s = 10\n', "retuned.toml")
     with pytest.raises(UsageError, match=re.escape(f"{path}:2: windo_s")):
         load_settings(path)
     broken = write(tmp_path, "target = \n", "broken.toml")
-    with pytest.raises(UsageError, match=r"broken\.toml: .*line 1"):
+    with pytest.raises(UnreadableInput, match=r"broken\.toml: .*line 1") as caught:
         load_settings(broken)
+    assert (caught.value.code, caught.value.where) == ("not-toml", str(broken))
 
 
-def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"none\.yaml: cannot be read"):
+def test_a_file_that_is_not_there_is_unreadable_and_named(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableInput, match=r"none\.yaml: cannot be read") as caught:
         load_settings(tmp_path / "none.yaml")
+    assert (caught.value.code, caught.value.exit_code) == ("cannot-open", 3)
+    assert caught.value.where == str(tmp_path / "none.yaml")
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:

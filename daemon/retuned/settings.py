@@ -21,8 +21,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from retuned.errors import UsageError
-from retuned.strict_yaml import NotPlainYaml, Tree, parse, problems_of, read_text, suggest
+from retuned.errors import UnreadableInput, UsageError
+from retuned.strict_yaml import Tree, parse, problems_of, read_text, suggest
 
 PREFIX = "RETUNED_"
 RESERVED = frozenset(
@@ -247,6 +247,8 @@ def load_settings(
 
     Raises
     ------
+    UnreadableInput
+        If the file is absent, or no plain YAML or TOML.
     UsageError
         With the file and line, variable or flag of each thing that is wrong.
     """
@@ -276,11 +278,8 @@ def load_settings(
 
 
 def _read_config(path: Path) -> Tree:
-    try:
-        text = read_text(path)
-        tree = _toml(text, path) if path.suffix == ".toml" else parse(text, path=path)
-    except NotPlainYaml as error:
-        raise UsageError(str(error)) from error
+    text = read_text(path)
+    tree = _toml(text, path) if path.suffix == ".toml" else parse(text, path=path)
     data = {} if tree.data is None else tree.data  # a file of comments only
     if not isinstance(data, dict):
         raise UsageError(f"{path}:1: expected `setting: value` lines")
@@ -291,7 +290,7 @@ def _toml(text: str, path: Path) -> Tree:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UnreadableInput("not-toml", where=str(path), message=str(error)) from error
     lines: dict[tuple[str | int, ...], int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         key = line.strip().removeprefix("[").partition("=")[0].strip(" ]\"'")

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from retuned.adapters.telemetry import MAX_LABEL_SETS, FakeTelemetry, PrometheusTelemetry
-from retuned.errors import UsageError
+from retuned.errors import TemporaryError, UsageError
 
 Value = Callable[..., float]
 
@@ -105,7 +105,7 @@ def test_the_fake_remembers_what_was_observed_and_totals_over_labels() -> None:
     assert fake.total("retuned_swaps_total") == 3.0
 
 
-def test_metrics_are_served_until_stopped_and_a_taken_port_is_wrong_usage() -> None:
+def test_metrics_are_served_until_stopped_and_a_taken_port_is_busy() -> None:
     real = PrometheusTelemetry()
     real.count("retuned_swaps_total")
     port = free_port()
@@ -113,8 +113,11 @@ def test_metrics_are_served_until_stopped_and_a_taken_port_is_wrong_usage() -> N
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             assert b"retuned_swaps_total 1.0" in answer.read()
-        with pytest.raises(UsageError, match="metrics_port"):
+        with pytest.raises(TemporaryError, match="metrics_port") as caught:
             PrometheusTelemetry().serve("127.0.0.1", port=port)
+        assert (caught.value.exit_code, caught.value.code) == (5, "port-busy")
+        with pytest.raises(UsageError, match="metrics_port"):  # no address of this machine
+            PrometheusTelemetry().serve("192.0.2.1", port=port)
     finally:
         stop()
     PrometheusTelemetry().serve("127.0.0.1", port=port)()  # the port is free again

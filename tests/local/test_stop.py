@@ -18,13 +18,13 @@ from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import FakeBench
 from retuned.errors import TemporaryError, UsageError
 from retuned.local.context import Kind
-from retuned.local.program import only_one
+from retuned.local.lock import daemon_runs, only_one
 from retuned.stages.experiment import ExperimentPlan
 
 HOLD = """
 import sys
 from pathlib import Path
-from retuned.local.program import only_one
+from retuned.local.lock import only_one
 with only_one(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -86,6 +86,13 @@ def test_the_state_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with only_one(folder):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "daemon.lock").stat().st_mode) == 0o600
+
+
+def test_a_lock_that_others_could_read_is_made_private(tmp_path: Path) -> None:
+    (tmp_path / "daemon.lock").touch(0o644)
+    with only_one(tmp_path):
+        assert stat.S_IMODE((tmp_path / "daemon.lock").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("obstacle", ["file", "folder-in-place-of-the-lock"])
@@ -113,8 +120,12 @@ def test_a_second_daemon_is_told_who_holds_the_state(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match=f"pid {holder.pid}"), only_one(tmp_path):
+        with pytest.raises(TemporaryError, match=f"pid {holder.pid}") as caught, only_one(tmp_path):
             pytest.fail("it must not run")
+        assert (caught.value.exit_code, caught.value.code) == (5, "state-busy")
+        assert daemon_runs(tmp_path)
         holder.communicate()
+    assert not daemon_runs(tmp_path)  # though its number still stands in the file
+    assert not daemon_runs(tmp_path / "none")
     with only_one(tmp_path):
         pass

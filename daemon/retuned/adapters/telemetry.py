@@ -6,6 +6,7 @@ of distinct sets a metric counts the rest under ``(other)``, so that no trace ca
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -21,12 +22,14 @@ from prometheus_client import (
     start_http_server,
 )
 
-from retuned.errors import UsageError
+from retuned.errors import TemporaryError, UsageError
 
 MAX_LABEL_SETS = 200
 """Distinct label sets per metric."""
 
 _OTHER = "(other)"
+_BUSY_S = 10.0
+"""Wait before a busy port is tried again."""
 _NAME = re.compile(r"retuned_[a-z0-9_]+")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\ud7ff\ue000-\ufffd]")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -118,16 +121,23 @@ class PrometheusTelemetry:
 
         Raises
         ------
+        TemporaryError
+            If something else listens on the port.
         UsageError
             If the address cannot be used.
         """
         try:
             server, thread = start_http_server(port, addr=address, registry=self.registry)
         except OSError as error:
-            raise UsageError(
+            text = (
                 f"cannot serve metrics on {address}:{port} ({error.strerror}); set metrics_port "
                 "to a free port, or to 0 for none"
-            ) from error
+            )
+            if error.errno == errno.EADDRINUSE:
+                busy = TemporaryError(text, delay_s=_BUSY_S)
+                busy.code, busy.where = "port-busy", f"{address}:{port}"
+                raise busy from error
+            raise UsageError(text) from error
 
         def stop() -> None:
             server.shutdown()

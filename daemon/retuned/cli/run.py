@@ -12,7 +12,8 @@ import typer
 
 from retuned.cli.output import lines
 from retuned.cli.places import cautions
-from retuned.local.program import only_one, serve
+from retuned.local.lock import only_one
+from retuned.local.program import serve
 from retuned.settings import Settings, load_settings
 
 log = logging.getLogger(__name__)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from types import FrameType
-from typing import IO
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from retuned.errors import RetunedError, UsageError
+from retuned.errors import RetunedError
 from retuned.local import deciding, experimenting, observing, reasoning, swapping, watching
 from retuned.local.context import Context
 
@@ -79,50 +75,6 @@ class Loop:
         self.observe()
         self.experiment()
         self.steer()
-
-
-@contextmanager
-def only_one(state_dir: Path) -> Iterator[None]:
-    """Hold the lock of a state folder: two daemons on one state would pay everything twice.
-
-    Raises
-    ------
-    UsageError
-        If another daemon holds it, or the folder cannot be made or written.
-    """
-    with _open_lock(state_dir):
-        yield
-
-
-def _open_lock(state_dir: Path) -> IO[str]:
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (state_dir / "daemon.lock").open("a+")
-        try:
-            _take(lock, state_dir)
-        except BaseException:
-            lock.close()
-            raise
-    except OSError as error:
-        raise UsageError(
-            f"{error.filename or state_dir}: cannot keep state here ({error.strerror}); "
-            "name another state_dir or fix its owner"
-        ) from error
-    return lock
-
-
-def _take(lock: IO[str], state_dir: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        raise UsageError(
-            f"another daemon (pid {holder}) runs on {state_dir}; stop it or name another state_dir"
-        ) from None
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
 
 
 def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
