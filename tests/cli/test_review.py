@@ -20,6 +20,7 @@ from retuned.cli.output import safe
 from retuned.cli.state import until
 from retuned.contract import Guard, TrustClass
 from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
+from retuned.local.lock import only_one
 from retuned.ports import Event
 from retuned.stages.gate import GateState, Mode, decide, explain
 from retuned.stages.proposal import Proposal, Risk
@@ -430,3 +431,48 @@ def test_what_is_piped_is_neither_cut_nor_wrapped(
         assert reason in text
         assert ARTIFACT in text
         assert all(line == line.rstrip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("what", ["rollback", "abort"])
+def test_what_was_asked_for_is_recorded_once_and_shown(
+    state: SqliteStore, run: Run, what: str
+) -> None:
+    put(state, "promoted")
+    first = run(what, "ab12")
+    assert "o daemon runs on this state: it happens when one is started" in first
+    (request,) = state.list("request", phase="new")
+    when = datetime.fromisoformat(request.body["at"]).isoformat(timespec="seconds")
+    events = len(state.events(id=ID))
+    again = run(what, "ab12")
+    assert f"{what.capitalize()} of ab12ab12ab12 already asked by ada at {when}" in again
+    body = run(what, "ab12", "--json")
+    assert (body["request"], body["already_asked"]) == (request.id, True)
+    assert body["daemon_runs"] is False
+    assert len(state.list("request")) == 1
+    assert len(state.events(id=ID)) == events
+    assert len(Approvals(state).decisions(ID)) == (1 if what == "abort" else 0)
+    for command in (("proposals",), ("show", "ab12")):
+        assert f"{what} asked by ada at {when}" in run(*command)
+    (listed,) = run("proposals", "--json")["proposals"]
+    assert listed["asked_for"] == run("show", "ab12", "--json")["asked_for"]
+    assert [each["what"] for each in listed["asked_for"]] == [what]
+
+
+def test_a_request_that_was_carried_out_can_be_made_again(state: SqliteStore, run: Run) -> None:
+    put(state, "rollback-failed")
+    first = run("rollback", "ab12", "--json")["request"]
+    state.advance("request", first, expect="new", to="done")
+    assert "asked by" not in run("proposals")
+    assert run("rollback", "ab12", "--json")["already_asked"] is False
+    assert len(state.list("request")) == 2
+
+
+@pytest.mark.parametrize("command", ["approve", "reject", "abort", "rollback"])
+def test_beside_a_daemon_it_is_done_at_its_next_look(
+    state: SqliteStore, run: Run, command: str
+) -> None:
+    put(state, "promoted" if command == "rollback" else "awaiting")
+    with only_one(state.path.parent):
+        text = " ".join(run(command, "ab12").split())
+    assert "he daemon does it at its next look" in text
+    assert "no daemon" not in text

@@ -12,7 +12,8 @@ import typer
 
 from retuned.adapters.approvals import Identity
 from retuned.cli import review_text
-from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
+from retuned.cli.asked import ask, asked_for, next_look, standing, tell
+from retuned.cli.output import JsonFlag, emit_json, safe, say
 from retuned.cli.state import (
     ConfigOption,
     Desk,
@@ -60,15 +61,16 @@ def proposals(
             if all or stored.phase in OPEN + SWAPPED
         ]
         freezes = at.approvals.freezes(now=at.now)
+        asked = asked_for(at.store)
     if json:
         emit_json(
             {
-                "proposals": [review_text.summary(*row) for row in rows],
+                "proposals": [review_text.summary(*r, asked=asked.get(r[0].id, ())) for r in rows],
                 "freezes": [freeze.model_dump(mode="json") for freeze in freezes],
             }
         )
         return
-    review_text.print_proposals(rows, freezes=freezes, now=at.now)
+    review_text.print_proposals(rows, freezes=freezes, asked=asked, now=at.now)
 
 
 def show(
@@ -86,8 +88,9 @@ def show(
         events = at.store.events(id=stored.id)
         evidence = read(at.store, at.notary, proposal.evidence)
         turns = turns_of(at.store, proposal.experiment)
+        asked = asked_for(at.store).get(stored.id, ())
     if json:
-        body = review_text.summary(stored, proposal, gate)
+        body = review_text.summary(stored, proposal, gate, asked=asked)
         body["evidence"] = review_text.evidence_summary(proposal, evidence)
         body["proposal"] = proposal.model_dump(mode="json")
         body["gate"] = gate.model_dump(mode="json") if gate else None
@@ -98,7 +101,7 @@ def show(
         emit_json(body)
         return
     review_text.print_proposal(
-        stored, proposal, gate=gate, decisions=decisions, evidence=evidence, now=at.now
+        stored, proposal, gate=gate, decisions=decisions, evidence=evidence, asked=asked, now=at.now
     )
     print_turns(turns)
     review_text.print_events(events)
@@ -134,7 +137,7 @@ def approve(
         _has_effect(gate)
         decision = _give(at, proposal, kind=kind, comment=comment, gate=gate)
         doubts = _doubts(proposal, gate, at.identity, comment=comment, kind=kind)
-    _report(decision, proposal, doubts=doubts, json=json)
+    _report(at, decision, proposal, doubts=doubts, json=json)
 
 
 def reject(
@@ -153,7 +156,7 @@ def reject(
             )
         gate = gate_of(at.store, stored.id)
         decision = _give(at, proposal, kind=DecisionKind.REJECT, comment=comment, gate=gate)
-    _report(decision, proposal, doubts=(), json=json)
+    _report(at, decision, proposal, json=json)
 
 
 def abort(
@@ -168,12 +171,15 @@ def abort(
         stored, proposal = find(at.store, id)
         if stored.phase not in OPEN + SWAPPED:
             raise Refused(f"{short(stored.id)} is {stored.phase}; there is nothing to stop")
-        gate = gate_of(at.store, stored.id)
-        decision = _give(at, proposal, kind=DecisionKind.ABORT, comment=comment, gate=gate)
-        at.approvals.request(
-            "abort", target=stored.id, who=at.identity.user, at=at.now, reason=comment
-        )
-    _report(decision, proposal, doubts=(), json=json)
+        before = standing(at.store, stored.id, what="abort")
+        if before is None:
+            gate = gate_of(at.store, stored.id)
+            decision = _give(at, proposal, kind=DecisionKind.ABORT, comment=comment, gate=gate)
+            ask(at, stored.id, what="abort", reason=comment)
+    if before is None:
+        _report(at, decision, proposal, json=json)
+    else:
+        tell(at, stored, before, new=False, json=json)
 
 
 def rollback(
@@ -205,15 +211,9 @@ def rollback(
             stored, _ = find(at.store, id)
         if stored.phase not in SWAPPED:
             raise Refused(f"{short(stored.id)} is {stored.phase}; there is nothing to take back")
-        request = at.approvals.request(
-            "rollback", target=stored.id, who=at.identity.user, at=at.now, reason=reason
-        )
-    if json:
-        emit_json({"request": request, "what": "rollback", "proposal": stored.id})
-        return
-    stdout().print(
-        f"Rollback of {short(stored.id)} asked for; the daemon does it at its next look."
-    )
+        before = standing(at.store, stored.id, what="rollback")
+        asked = before or ask(at, stored.id, what="rollback", reason=reason)
+    tell(at, stored, asked, new=before is None, json=json)
 
 
 def history(
@@ -286,12 +286,17 @@ def _doubts(
 
 
 def _report(
-    decision: SwapDecision, proposal: Proposal, *, doubts: tuple[str, ...], json: bool
+    at: Desk,
+    decision: SwapDecision,
+    proposal: Proposal,
+    *,
+    doubts: tuple[str, ...] = (),
+    json: bool,
 ) -> None:
     if json:
         body: dict[str, Any] = {"decision": decision.model_dump(mode="json"), "id": decision.id}
         emit_json(body | {"doubts": list(doubts)})
     else:
-        review_text.print_decision(decision, proposal)
+        review_text.print_decision(decision, proposal, then=next_look(at.folder))
     for doubt in doubts:
         say(f"retuned: may not count: {doubt}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from retuned.cli.asked import Asked
 from retuned.cli.evidence_text import gates_line
 from retuned.cli.freeze_text import freeze_line
 from retuned.cli.layout import print_fields, print_table
@@ -25,7 +26,9 @@ from retuned.stages.proposal import Proposal
 Row = tuple[Stored, Proposal, GateDecision | None]
 
 
-def summary(stored: Stored, proposal: Proposal, gate: GateDecision | None) -> dict[str, Any]:
+def summary(
+    stored: Stored, proposal: Proposal, gate: GateDecision | None, *, asked: Sequence[Asked]
+) -> dict[str, Any]:
     """Return the stable JSON of one proposal."""
     return {
         "id": stored.id,
@@ -43,6 +46,7 @@ def summary(stored: Stored, proposal: Proposal, gate: GateDecision | None) -> di
         "expires_at": proposal.expires_at.isoformat(),
         "gate": None if gate is None else gate.model_dump(mode="json"),
         "sentence": None if gate is None else explain(gate),
+        "asked_for": [each.body() for each in asked],
     }
 
 
@@ -69,7 +73,13 @@ def line(event: Event) -> dict[str, Any]:
     }
 
 
-def print_proposals(rows: Sequence[Row], *, freezes: Sequence[TuningFreeze], now: datetime) -> None:
+def print_proposals(
+    rows: Sequence[Row],
+    *,
+    freezes: Sequence[TuningFreeze],
+    asked: Mapping[str, Sequence[Asked]],
+    now: datetime,
+) -> None:
     """Print one line a proposal, and the freezes above them."""
     out = stdout()
     for freeze in freezes:
@@ -88,7 +98,7 @@ def print_proposals(rows: Sequence[Row], *, freezes: Sequence[TuningFreeze], now
                 f"{proposal.expected_saving:.1%}",
                 proposal.risk.value,
                 ago(proposal.expires_at, now=now) if stored.phase == "awaiting" else "",
-                _waits(stored, gate),
+                _asked(asked.get(stored.id, ())) or _waits(stored, gate),
             )
             for stored, proposal, gate in rows
         ],
@@ -102,6 +112,7 @@ def print_proposal(
     gate: GateDecision | None,
     decisions: Sequence[SwapDecision],
     evidence: Read,
+    asked: Sequence[Asked],
     now: datetime,
 ) -> None:
     """Print everything a person needs to decide."""
@@ -130,6 +141,7 @@ def print_proposal(
         ("expires", ago(proposal.expires_at, now=now)),
         ("gate", explain(gate) if gate else "not judged yet; is the daemon running?"),
         *((f"{d.decision}", f"by {d.user} {d.comment}") for d in decisions),
+        *([("waits for", _asked(asked))] if asked else []),
     ]
     print_fields(rows)
     if stored.phase == "awaiting":
@@ -138,7 +150,7 @@ def print_proposal(
         )
 
 
-def print_decision(decision: SwapDecision, proposal: Proposal) -> None:
+def print_decision(decision: SwapDecision, proposal: Proposal, *, then: str) -> None:
     """Print what was decided, about exactly what."""
     names = {
         DecisionKind.APPROVE: "Approved",
@@ -156,7 +168,7 @@ def print_decision(decision: SwapDecision, proposal: Proposal) -> None:
         ),
         soft_wrap=True,
     )
-    out.print("The daemon acts on it at its next look; `retuned show` says where it stands.")
+    out.print(f"{then[:1].upper()}{then[1:]}; `retuned show` says where it stands.", soft_wrap=True)
 
 
 def print_events(events: Sequence[Event]) -> None:
@@ -189,6 +201,10 @@ def _gates(evidence: Read) -> str:
 
 def _speedup(proposal: Proposal) -> str:
     return f"{proposal.speedup.point:.2f}x (>= {proposal.speedup.lower:.2f})"
+
+
+def _asked(asked: Sequence[Asked]) -> str:
+    return "; ".join(each.sentence() for each in asked)
 
 
 def _waits(stored: Stored, gate: GateDecision | None) -> str:
