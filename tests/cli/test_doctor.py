@@ -79,7 +79,8 @@ def without(*names: str) -> Probe:
 
 
 def test_on_a_good_machine_all_is_well() -> None:
-    found = facts(machine())
+    settings = Settings(state_dir=STATE, watch_dirs=(STATE,), policy_files=(POLICIES,))
+    found = {fact.name: fact for fact in examine(machine(), settings)}
     assert {fact.level for fact in found.values()} == {Level.OK}
     assert all(not fact.advice for fact in found.values())
     assert found["compiler"].value == "/usr/bin/g++: g++ 13.2"
@@ -159,12 +160,39 @@ def test_every_place_that_the_settings_name_has_its_fact(tmp_path: Path) -> None
     assert "does not exist" in folders[1].advice
     assert "is no folder" in folders[2].advice
     policies = [fact for fact in found if fact.name == "policy"]
-    assert [fact.level for fact in policies] == [Level.OK, Level.LIMITED, Level.LIMITED]
+    assert [fact.level for fact in policies] == [Level.OK, Level.MISSING, Level.LIMITED]
     assert "default/laptop-demo" in policies[0].value
     assert "does not start" in policies[1].advice
     assert "nothing is swapped" in policies[2].advice
     (sockets,) = [fact for fact in found if fact.name == "socket-folder"]
     assert sockets.value == f"{tmp_path / 'sockets'}: 1 sockets"
+
+
+@pytest.mark.parametrize("setting", ["policy_files", "definition_files"])
+def test_what_run_would_refuse_to_start_with_is_a_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.delenv("RETUNED_CONFIG", raising=False)
+    monkeypatch.setattr("retuned.cli.doctor.Probe", machine)
+    (tmp_path / "r.yaml").write_text(f"{setting}: [{tmp_path / 'gone.yaml'}]\n")
+    app = typer.Typer()
+    app.command()(doctor)
+    flags = ["--config", str(tmp_path / "r.yaml"), "--state-dir", str(tmp_path)]
+    result = CliRunner().invoke(app, flags)
+    assert result.exit_code == 4
+    name = {"policy_files": "policy", "definition_files": "definition"}[setting]
+    assert f"cannot run on this machine's CPU before this is put right: {name}." in result.stdout
+    assert json.loads(CliRunner().invoke(app, [*flags, "--json"]).stdout)["usable"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("watch-folder", "sees no traces"), ("policy", "nothing is ever swapped")]
+)
+def test_what_is_not_set_limits_and_stops_nothing(name: str, says: str) -> None:
+    found = facts(machine())
+    assert (found[name].level, found[name].value) == (Level.LIMITED, "none set")
+    assert says in found[name].advice
+    assert all(fact.level is not Level.MISSING for fact in found.values())
 
 
 def test_a_folder_that_may_not_be_read_is_told() -> None:
@@ -288,7 +316,7 @@ def test_definitions_of_ones_own_are_named_with_what_is_wrong(tmp_path: Path) ->
         state_dir=STATE, definition_files=(EXAMPLES / "scale_bias", broken, tmp_path / "none.yaml")
     )
     found = [fact for fact in examine(machine(), settings) if fact.name == "definition"]
-    assert [fact.level for fact in found] == [Level.OK, Level.LIMITED, Level.LIMITED]
+    assert [fact.level for fact in found] == [Level.OK, Level.MISSING, Level.MISSING]
     assert found[0].value.endswith("scale_bias_h1024")
     assert "does not start" in found[1].advice
     assert "is required" in found[1].advice

@@ -77,6 +77,8 @@ def test_an_unreadable_one_exits_3_and_is_still_one_json_object(
     body = json.loads(text)
     assert code == 3
     assert body["valid"] is False
+    assert body["error"].keys() == {"code", "where", "message"}
+    assert body["error"]["where"].startswith(str(path))
     assert body["problems"][0]["line"] == line
     assert says in body["problems"][0]["message"]
 
@@ -87,3 +89,28 @@ def test_a_message_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     code, text = check(path)
     assert code == 1
     assert "\x1b" not in text
+
+
+def test_a_folder_is_checked_as_the_setting_reads_it(tmp_path: Path) -> None:
+    code, text = check(POLICIES, "--json")
+    assert (code, json.loads(text)["valid"]) == (0, True)
+    code, text = check(POLICIES)
+    named = [line for line in text.splitlines() if line.endswith(": valid")]
+    assert len(named) == len(list(POLICIES.glob("*.yaml")))
+    assert check(tmp_path)[0] == 1
+    assert "no policy is in this folder" in check(tmp_path)[1]
+
+
+def test_of_a_folder_each_file_is_told_and_a_readable_one_is_no_error(tmp_path: Path) -> None:
+    good = (POLICIES / "laptop-demo.yaml").read_text()
+    (tmp_path / "a.yaml").write_text(good)
+    (tmp_path / "b.yaml").write_text("a: 1\na: 2\n")
+    (tmp_path / "notes.txt").write_text("no policy")
+    code, text = check(tmp_path, "--json")
+    body = json.loads(text)
+    assert (code, body["valid"], "error" in body) == (3, False, False)
+    assert [problem["file"] for problem in body["problems"]] == [str(tmp_path / "b.yaml")]
+    (tmp_path / "b.yaml").write_text(good)  # each is good, and `retuned run` takes neither
+    code, text = check(tmp_path, "--json")
+    assert code == 1
+    assert "is already in" in json.loads(text)["problems"][0]["message"]

@@ -197,5 +197,8 @@ def _print(facts: Sequence[Fact], *, usable: bool) -> None:
         out.print(cell(f"{each.level.value:8} {each.name:16} {each.value}"), soft_wrap=True)
         if each.advice:
             out.print(cell(f"{'':25} {each.advice}"), soft_wrap=True)
-    verdict = "can" if usable else "cannot"
-    out.print(f"\nThe loop {verdict} run on this machine's CPU.")
+    if usable:
+        out.print("\nThe loop can run on this machine's CPU.")
+        return
+    names = ", ".join(dict.fromkeys(each.name for each in facts if each.level is Level.MISSING))
+    out.print(f"\nThe loop cannot run on this machine's CPU before this is put right: {names}.")

@@ -53,10 +53,14 @@ def say(text: object, *, limit: int = _LONGEST) -> None:
 def say_error(error: RetunedError, *, as_json: bool) -> int:
     """Print an error as one message, with `as_json` on stdout too; return the exit code."""
     if as_json:
-        body = {"code": error.code, "where": error.where, "message": error.message}
-        emit_json({"error": body})
+        emit_json({"error": error_body(error)})
     say(f"retuned: {error}")
     return error.exit_code
+
+
+def error_body(error: RetunedError) -> dict[str, str]:
+    """Return the stable JSON of an error."""
+    return {"code": error.code, "where": error.where, "message": error.message}
 
 
 def lines(text: str) -> str:

@@ -20,13 +20,13 @@ def places(probe: Probe, settings: Settings) -> Iterator[Fact]:
         advice = f"{problem}; no trace is read from it until that is put right"
         yield fact("watch-folder", not problem, str(folder), advice)
     if not settings.watch_dirs:
-        value = "none set; without watch_dirs `retuned run` sees no traces"
-        yield Fact(name="watch-folder", level=Level.OK, value=value)
+        yield fact(
+            "watch-folder", False, "none set", "`retuned run` sees no traces; set watch_dirs"
+        )
     for path in settings.policy_files:
         yield _policy(path)
     if not settings.policy_files:
-        value = "none set; without policy_files nothing is ever swapped"
-        yield Fact(name="policy", level=Level.OK, value=value)
+        yield fact("policy", False, "none set", "nothing is ever swapped; set policy_files")
     for path in settings.definition_files:
         yield _definitions(path)
     yield _sockets(probe, settings)
@@ -80,7 +80,7 @@ def _definitions(path: Path) -> Fact:
         names = ", ".join(own.name for own in load_definitions([path]))
     except RetunedError as error:
         advice = f"{error}; `retuned run` does not start with it"
-        return fact("definition", False, str(path), advice)
+        return fact("definition", False, str(path), advice, lacking=Level.MISSING)
     return fact("definition", bool(names), f"{path}: {names}", "holds no definition")
 
 
@@ -89,7 +89,7 @@ def _policy(path: Path) -> Fact:
     try:
         policies = load_policies([path])
     except RetunedError as error:
-        return Fact(name="policy", level=Level.LIMITED, value=str(error), advice=advice)
+        return fact("policy", False, str(error), advice, lacking=Level.MISSING)
     names = ", ".join(policy.full_name for policy in policies)
     return fact("policy", bool(policies), f"{path}: {names or 'no policy'}", "nothing is swapped")
 

@@ -28,7 +28,7 @@ class Level(StrEnum):
     LIMITED = "limited"
     """Something works less well, or not here."""
     MISSING = "missing"
-    """The loop on this machine's CPU cannot run."""
+    """The loop cannot run here, or `retuned run` would refuse to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
