@@ -1,0 +1,86 @@
+"""What a row says: prompts and answers as JSON text, always spelled the same way. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from retuned.contract import Definition, Digest, Environment, Guard, Solution, TrustClass, Workload
+
+Redact = Callable[[str], str]
+TASK = (
+    "Write a variant of the incumbent that computes the same definition and is faster at these "
+    "shapes, weighted by their share of the launches, on this device."
+)
+_LAUNCH = {"language", "entry", "structure", "params", "grid", "layouts", "scratch_bytes"}
+
+
+def prompt_of(
+    definition: Definition,
+    workloads: Sequence[Workload],
+    *,
+    environment: Environment,
+    incumbent: Solution,
+    redact: Redact,
+) -> str:
+    """Return the question; production's rates are told as shares only."""
+    total = sum(workload.weight for workload in workloads)
+    shapes = [
+        {
+            "axes": dict(workload.axes),
+            "share": round(workload.weight / total if total else 1.0 / len(workloads), 6),
+        }
+        for workload in workloads
+    ]
+    body = {
+        "task": TASK,
+        "definition": definition.model_dump(mode="json", exclude={"tags"}),
+        "shapes": shapes,
+        "device": environment.model_dump(mode="json"),
+        "incumbent": _launched(incumbent),
+    }
+    return _text(body, redact)
+
+
+def completion_of(solution: Solution, *, guard: Guard, redact: Redact) -> str:
+    """Return an answer: what is needed to run the variant, and the shapes it is for."""
+    return _text(_launched(solution) | {"guard": guard.model_dump(mode="json")}, redact)
+
+
+def author_of(solution: Solution) -> Literal["parameters", "model", "generator"]:
+    """Say what kind of author a variant has; never who."""
+    if solution.prompt is not None:
+        return "model"
+    return "parameters" if solution.trust is TrustClass.PARAMETERS else "generator"
+
+
+def key_of(*parts: str) -> bytes:
+    """Return what is remembered of a row to know it again: 16 bytes."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
+
+
+def same_variant(solution: Solution, group: Digest) -> str:
+    """Return a name that equal variants share, whatever their comments and white space."""
+    body = solution.model_dump(mode="json", include=_LAUNCH - {"structure"})
+    return json.dumps([group, body], sort_keys=True)
+
+
+def _launched(solution: Solution) -> dict[str, Any]:
+    return solution.model_dump(mode="json", include=_LAUNCH | {"sources"})
+
+
+def _text(body: object, redact: Redact) -> str:
+    return json.dumps(_clean(body, redact), ensure_ascii=False, separators=(",", ":"))
+
+
+def _clean(body: object, redact: Redact) -> object:
+    """Redact every string by itself, names of fields too: they may be a user's."""
+    if isinstance(body, str):
+        return redact(body)
+    if isinstance(body, dict):
+        return {redact(str(name)): _clean(value, redact) for name, value in body.items()}
+    if isinstance(body, list | tuple):
+        return [_clean(value, redact) for value in body]
+    return body
