@@ -89,6 +89,31 @@ def test_an_unreadable_file_is_an_entry_and_the_rest_is_reported(tmp_path: Path)
     assert "bad.csv" in result.stderr.replace("\n", "")
 
 
+def test_where_nothing_could_be_read_the_answer_is_an_error_too(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("hello\n")
+    body = answer("analyze", bad, tmp_path / "absent")
+    assert body["error"] == body["files"][0]["error"]
+    assert body["error"].keys() == {"code", "where", "message"}
+    assert "error" not in answer("analyze", bad, DATA / "rocpd.db")
+
+
+def test_the_same_content_is_counted_once_and_said(tmp_path: Path) -> None:
+    trace = DATA / "rocprofv3_7_2.csv"
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes(trace.read_bytes())
+    other = tmp_path / "other.csv"  # as long, and not the same
+    other.write_bytes(trace.read_bytes().replace(b"gemm", b"gmem"))
+    result = run("analyze", trace, copy, other, trace, "--json")
+    assert result.exit_code == 0
+    body = json.loads(result.stdout)
+    assert [entry.get("same_as") for entry in body["files"]] == [None, str(trace), None, str(trace)]
+    assert body["profile"]["launches"] == 6
+    said = f"retuned: {copy}: the same content as {trace}; counted once"
+    assert said in result.stderr
+    assert result.stderr.count("counted once") == 2
+
+
 def test_a_file_that_breaks_near_its_end_adds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "half.csv"
     whole = (DATA / "rocprofv3_7_2.csv").read_text()

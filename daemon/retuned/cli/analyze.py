@@ -9,7 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from retuned.adapters.traces import ReadLimits, TraceStream, open_trace, read_capture, read_trace
-from retuned.cli.output import JsonFlag, check_writable, emit_json, say, stdout, write_page
+from retuned.cli.output import (
+    JsonFlag,
+    check_writable,
+    emit_json,
+    error_body,
+    say,
+    stdout,
+    write_page,
+)
+from retuned.cli.twins import Twins
 from retuned.errors import UnreadableInput
 from retuned.stages.profile import Folder, SignatureStat, WorkloadProfile, merge
 from retuned.stages.trace import CapturedLaunch, ShapeSource, align_capture
@@ -36,20 +45,17 @@ def analyze(
 ) -> None:
     """Show where the GPU time of recorded traces goes, by kernel and shape.
 
-    Exit code 3 if a file could not be read; the others are reported all the same.
+    Exit code 3 if a file could not be read; the others are reported all the same. Files of the
+    same content are counted once.
     """
     if html:
         check_writable(html)
     limits = ReadLimits()
     captured = read_capture(capture, limits=limits) if capture else ()
-    entries: list[_Body] = []
-    profiles: list[WorkloadProfile] = []
-    for path in files:
-        entry, profile = _analyzed(path, captured, limits)
-        entries.append(entry)
-        if profile is not None:
-            profiles.append(profile)
+    entries, profiles = _all_analyzed(files, captured, limits)
     body = {"files": entries, "profile": profile_body(merge(profiles) if profiles else _EMPTY)}
+    if not profiles:  # nothing at all could be read
+        body["error"] = entries[0]["error"]
     if html:
         from retuned.report.pages import analyze_page
 
@@ -64,7 +70,9 @@ def analyze(
         if entry["error"]:
             error = entry["error"]
             say(f"retuned: {error['where']}: {error['message']} [{error['code']}]")
-    if len(profiles) < len(files):
+        if "same_as" in entry:
+            say(f"retuned: {entry['path']}: the same content as {entry['same_as']}; counted once")
+    if any(entry["error"] for entry in entries):
         raise typer.Exit(UnreadableInput.exit_code)
 
 
@@ -78,15 +86,7 @@ def diff(
         bool, typer.Option("--fail-on-drift", help="Exit with 1 if the workload drifted.")
     ] = False,
 ) -> None:
-    """Say whether and how the workload of one trace differs from another's.
-
-    Raises
-    ------
-    UnreadableInput
-        If either trace cannot be read.
-    UsageError
-        If the page cannot be written.
-    """
+    """Say whether and how the workload of one trace differs from another's."""
     from retuned.stages.drift import compare
 
     if html:
@@ -143,11 +143,28 @@ def _signature(stat: SignatureStat, total_ns: int) -> _Body:
     }
 
 
-def _analyzed(
-    path: Path, captured: Sequence[CapturedLaunch], limits: ReadLimits
-) -> tuple[_Body, WorkloadProfile | None]:
-    """Return a file's entry, and its profile unless it could not be read to its end."""
-    entry: _Body = {
+def _all_analyzed(
+    files: Sequence[Path], captured: Sequence[CapturedLaunch], limits: ReadLimits
+) -> tuple[list[_Body], list[WorkloadProfile]]:
+    """Return an entry for each file, and the profiles of those that count."""
+    entries: list[_Body] = []
+    profiles: list[WorkloadProfile] = []
+    twins = Twins()
+    for path in files:
+        twin = twins.earlier(path)
+        if twin is not None:
+            entries.append(_entry(path) | {"same_as": str(twin)})
+            continue
+        entry, profile = _analyzed(path, captured, limits)
+        entries.append(entry)
+        if profile is not None:
+            profiles.append(profile)
+            twins.remember(path)
+    return entries, profiles
+
+
+def _entry(path: Path) -> _Body:
+    return {
         "path": str(path),
         "format": None,
         "launches": 0,
@@ -156,6 +173,13 @@ def _analyzed(
         "skipped": {},
         "error": None,
     }
+
+
+def _analyzed(
+    path: Path, captured: Sequence[CapturedLaunch], limits: ReadLimits
+) -> tuple[_Body, WorkloadProfile | None]:
+    """Return a file's entry, and its profile unless it could not be read to its end."""
+    entry = _entry(path)
     try:
         if captured:
             profile, facts = _aligned(path, captured, limits)
@@ -164,7 +188,7 @@ def _analyzed(
                 entry["format"] = stream.format
                 profile, facts = _folded(stream)
     except UnreadableInput as error:
-        entry["error"] = {"code": error.code, "where": error.where, "message": error.message}
+        entry["error"] = error_body(error)
         return entry, None
     return entry | facts, profile
 
