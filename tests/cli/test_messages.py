@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retuned import cli
+from retuned.cli import commands
 from retuned.cli.output import check_writable, lines, safe
 from retuned.errors import (
     CandidateError,
@@ -48,7 +49,7 @@ def ends_with(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(commands, "app", fail)
     code, out, err = retuned(monkeypatch, capsys, "proposals", "--json")
     assert err.startswith("retuned: ")
     body: dict[str, Any] = json.loads(out)

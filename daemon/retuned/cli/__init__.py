@@ -1,56 +1,14 @@
-"""The ``retuned`` command: one module per group; errors become one line and an exit code."""
+"""The ``retuned`` command. Cheap to import: `commands` has all that takes time."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from types import FrameType
 
-import typer
-
-from retuned.cli import (
-    analyze,
-    demo,
-    doctor,
-    evidence,
-    freezes,
-    kernels,
-    policy,
-    review,
-    run,
-    validate,
-)
-from retuned.cli.output import JSON_FLAG, say, say_error
-from retuned.errors import RetunedError
-
-app = typer.Typer(
-    name="retuned",
-    help="Keep the GPU kernels of a running inference server tuned to the traffic it really sees.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-app.command("analyze")(analyze.analyze)
-app.command("diff")(analyze.diff)
-app.command("demo")(demo.demo)
-app.command("run")(run.run)
-app.command("validate")(validate.validate)
-for command in (
-    review.proposals,
-    review.show,
-    review.approve,
-    review.reject,
-    review.abort,
-    review.rollback,
-    review.history,
-    freezes.freeze,
-    freezes.thaw,
-    doctor.doctor,
-):
-    app.command(command.__name__)(command)
-app.add_typer(kernels.app, name="kernels")
-app.add_typer(evidence.app, name="evidence")
-app.add_typer(policy.app, name="policy")
+_INTERRUPTED = "retuned: interrupted\n"
+_STATUS = 130
 
 
 def main() -> None:
@@ -59,9 +17,17 @@ def main() -> None:
     With ``--json`` an error is one object on stdout too: ``{"error": {code, where, message}}``.
     """
     try:
-        app()
-    except RetunedError as error:
-        sys.exit(say_error(error, as_json=JSON_FLAG in sys.argv[1:]))
+        before = signal.signal(signal.SIGINT, _leave)
+        from retuned.cli.commands import run_command_line
+
+        signal.signal(signal.SIGINT, before)
+        run_command_line()
     except KeyboardInterrupt:
-        say("retuned: interrupted")
-        sys.exit(130)
+        sys.stderr.write(_INTERRUPTED)
+        sys.exit(_STATUS)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """End at once while modules are imported: nothing is begun, and no import may catch it."""
+    os.write(2, _INTERRUPTED.encode())
+    os._exit(_STATUS)

@@ -1,0 +1,86 @@
+"""All commands of ``retuned``: one module per group."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Annotated
+
+import typer
+
+from retuned.cli import (
+    analyze,
+    demo,
+    doctor,
+    evidence,
+    freezes,
+    kernels,
+    policy,
+    review,
+    run,
+    validate,
+)
+from retuned.cli.output import JSON_FLAG, say_error, stdout
+from retuned.errors import RetunedError
+
+app = typer.Typer(
+    name="retuned",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        found = importlib.metadata.version("retuned")
+    except importlib.metadata.PackageNotFoundError:  # run from a folder, never installed
+        found = "unknown"
+    stdout().print(f"retuned {found}")
+    raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Keep the GPU kernels of a running inference server tuned to the traffic it really sees."""
+
+
+app.command("analyze")(analyze.analyze)
+app.command("diff")(analyze.diff)
+app.command("demo")(demo.demo)
+app.command("run")(run.run)
+app.command("validate")(validate.validate)
+for command in (
+    review.proposals,
+    review.show,
+    review.approve,
+    review.reject,
+    review.abort,
+    review.rollback,
+    review.history,
+    freezes.freeze,
+    freezes.thaw,
+    doctor.doctor,
+):
+    app.command(command.__name__)(command)
+app.add_typer(kernels.app, name="kernels")
+app.add_typer(evidence.app, name="evidence")
+app.add_typer(policy.app, name="policy")
+
+
+def run_command_line() -> None:
+    """Run one command; errors become one line, or with ``--json`` one object, and an exit code."""
+    try:
+        app()
+    except RetunedError as error:
+        sys.exit(say_error(error, as_json=JSON_FLAG in sys.argv[1:]))
