@@ -28,6 +28,7 @@ from retuned.errors import (
     UnreadableInput,
     UsageError,
 )
+from retuned.local.lock import only_one
 
 HOSTILE = "x\x1b]0;pwn\x07\x9b31m\u202egpj\nretuned: all is well"
 
@@ -164,3 +165,26 @@ def test_a_page_that_cannot_be_written_is_found_before_the_work(tmp_path: Path) 
     for path in (tmp_path, tmp_path / "none" / "page.html", Path("/proc/page.html")):
         with pytest.raises(UsageError, match="cannot be written"):
             check_writable(path)
+
+
+@pytest.mark.parametrize("command", ["doctor", "proposals", "freeze", "history"])
+def test_a_settings_file_that_is_not_there_is_named_in_the_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    config = str(tmp_path / "nope.yaml")
+    code, out, _ = retuned(monkeypatch, capsys, command, "--config", config, "--json")
+    error = json.loads(out)["error"]
+    assert (code, error["code"], error["where"]) == (3, "cannot-open", config)
+
+
+def test_a_second_daemon_on_a_state_ends_with_5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RETUNED_CONFIG", raising=False)
+    with only_one(tmp_path):
+        code, _, err = retuned(monkeypatch, capsys, "run", "--state-dir", str(tmp_path))
+    assert code == 5
+    assert "another daemon" in err
