@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import socket
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,42 @@ def test_no_kernel_and_no_source_is_in_two_splits(state: State, run: Run, tmp_pa
     assert all(len(splits) == 1 for splits in places.values())
     assert manifest["left_out"] == {"source-in-another-split": 1}
     assert set(manifest["kins"].values()) == set(_SPLITS)
+
+
+def test_an_attempt_that_gives_another_split_away_leaves_its_episode(
+    state: State, run: Run, tmp_path: Path
+) -> None:
+    same = "int shared;"
+    state.failed(state.experiment(NORM), written(NORM, same), Reason.COMPILE_FAILED)
+    plan = state.experiment(OTHER)
+    state.failed(plan, written(OTHER, same, entry=_entry(NORM)), Reason.COMPILE_FAILED)
+    state.failed(plan, written(OTHER, "int own;"), Reason.COMPILE_FAILED)
+    assert run("--format", "episodes")["left_out"] == {"source-in-another-split": 1}
+    assert [len(row["attempts"]) for row in rows(tmp_path / "out")] == [1, 1]
+
+
+def test_memory_does_not_grow_with_the_store(state: State, run: Run) -> None:
+    def fill(seeds: range) -> None:
+        with state.store.transaction():
+            for seed in seeds:
+                plan = state.experiment(NORM, seed=seed, rate=1.0 + seed)
+                state.won(plan, written(NORM, f"{'int filler; ' * 2_000} int x{seed};"), 2.0)
+
+    def peak(out: str) -> tuple[int, int]:
+        tracemalloc.start()
+        try:
+            manifest = run(out=out)
+            return tracemalloc.get_traced_memory()[1], sum(f["bytes"] for f in manifest["files"])
+        finally:
+            tracemalloc.stop()
+
+    fill(range(4))
+    run(out="warm")  # imports and caches are not the store's
+    few, little = peak("few")
+    fill(range(4, 24))
+    many, much = peak("many")
+    assert much - little > 400_000
+    assert many - few < (much - little) / 2, (few, many)
 
 
 def _entry(definition: str) -> str:

@@ -185,12 +185,17 @@ def _incumbents(at: Desk) -> Callable[[str, Digest], Solution | None]:
     return find
 
 
-@lru_cache(maxsize=256)
 def _shipped(source: SourceFile) -> bool:
+    return source.content == _catalog_text(source.path)
+
+
+@lru_cache(maxsize=256)
+def _catalog_text(name: str) -> str | None:
+    """Keep the catalog's sources at hand, never the state's, which have no limit together."""
     try:
-        return source_text(source.path) == source.content
+        return source_text(name)
     except OSError:
-        return False
+        return None
 
 
 def _reasons(left_out: dict[str, int]) -> str:

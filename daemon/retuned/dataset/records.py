@@ -63,7 +63,7 @@ class SftRow(Record):
     licenses: Licenses
     """What may be done with it."""
     redacted: bool
-    """Whether something was taken out of the text, so that it is not byte for byte what ran."""
+    """Whether something was taken out of prompt or completion, so that they are not what ran."""
     candidate: Digest
     """Digest of the winner as it ran."""
     author: Literal["parameters", "model", "generator"]

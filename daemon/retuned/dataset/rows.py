@@ -18,6 +18,7 @@ from retuned.dataset.rewards import reward_of
 from retuned.dataset.sources import group_of
 from retuned.dataset.splits import SEED, kin_of, split_of
 from retuned.dataset.wording import (
+    Told,
     author_of,
     completion_of,
     key_of,
@@ -39,7 +40,7 @@ class _Setting:
     environment: Environment
     kin: str
     split: Split
-    prompt: str
+    prompt: Told
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class Maker:
                 self.left_out["near-duplicate"] += group in best
                 best[group] = max((finding, best.get(group, finding)), key=_lower)
         for group, finding in best.items():
-            if self._again("near-duplicate", setting.prompt, group):
+            if self._again("near-duplicate", setting.prompt.text, group):
                 continue
             if self._belongs(setting.split, group_of(setting.incumbent), group):
                 yield self._winner(setting, finding, group)
@@ -79,21 +80,24 @@ class Maker:
         setting = self._setting(trial)
         if setting is None:
             return None
+        if not self._belongs(setting.split, group_of(setting.incumbent)):
+            return None
         attempts: list[Attempt] = []
         seen: set[str] = set()
+        redacted = setting.prompt.redacted
         for finding in trial.findings:
             group = group_of(finding.solution)
             same = same_variant(finding.solution, group)
             if same in seen:
                 self.left_out["duplicate"] += 1
-                continue
-            seen.add(same)
-            attempts.append(self._attempt(setting, finding, group, number=len(attempts) + 1))
-        row = self._episode(setting, attempts)
-        groups = {attempt.group for attempt in attempts} | {group_of(setting.incumbent)}
-        if self._again("duplicate", row.id) or not self._belongs(setting.split, *sorted(groups)):
-            return None
-        return row
+            elif self._belongs(setting.split, group):
+                seen.add(same)
+                number = len(attempts) + 1
+                attempt, changed = self._attempt(setting, finding, group, number=number)
+                attempts.append(attempt)
+                redacted = redacted or changed
+        row = self._episode(setting, attempts, redacted=redacted) if attempts else None
+        return None if row is None or self._again("duplicate", row.id) else row
 
     def _setting(self, trial: Trial) -> _Setting | None:
         """Return what rows share; None, and the reason counted, where something is not known."""
@@ -144,13 +148,13 @@ class Maker:
         assert verdict.noise_floor_ratio is not None, "a promotion has one"
         answer = completion_of(finding.solution, guard=verdict.guard, redact=know.redact)
         return SftRow(
-            id=digest_of([setting.prompt, answer]),
+            id=digest_of([setting.prompt.text, answer.text]),
             split=setting.split,
             kin=know.redact(setting.kin),
             op_type=know.redact(setting.definition.op_type),
             group=group,
-            prompt=setting.prompt,
-            completion=answer,
+            prompt=setting.prompt.text,
+            completion=answer.text,
             speedup=verdict.speedup,
             noise_floor_ratio=verdict.noise_floor_ratio,
             licenses=Licenses(
@@ -158,26 +162,28 @@ class Maker:
                 incumbent=self._license(setting.incumbent),
                 completion=self._license(finding.solution),
             ),
-            redacted=self._redacted(setting, [finding]),
+            redacted=setting.prompt.redacted or answer.redacted,
             candidate=finding.solution.digest,
             author=author_of(finding.solution),
         )
 
     def _attempt(
         self, setting: _Setting, finding: Finding, group: Digest, *, number: int
-    ) -> Attempt:
+    ) -> tuple[Attempt, bool]:
+        """Return an attempt, and whether something was taken out of it."""
         know, solution, verdict = self.knowledge, finding.solution, finding.verdict
         evidence = setting.proven[solution.digest]
         if evidence != VERIFIED:
             self.left_out["reward-not-verified"] += 1
-        return Attempt(
+        answer = completion_of(solution, guard=verdict.guard, redact=know.redact)
+        attempt = Attempt(
             number=number,
             candidate=solution.digest,
             parents=solution.parents,
             generator=setting.trial.generators.get(solution.digest, ""),
             author=author_of(solution),
             group=group,
-            completion=completion_of(solution, guard=verdict.guard, redact=know.redact),
+            completion=answer.text,
             status=verdict.status,
             reason=verdict.reason,
             gate=verdict.gate,
@@ -187,30 +193,25 @@ class Maker:
             evidence=evidence,
             license=self._license(solution),
         )
+        return attempt, answer.redacted
 
-    def _episode(self, setting: _Setting, attempts: Sequence[Attempt]) -> EpisodeRow:
+    def _episode(
+        self, setting: _Setting, attempts: Sequence[Attempt], *, redacted: bool
+    ) -> EpisodeRow:
         rewards = [each.reward for each in attempts if each.reward is not None]
         body = [each.model_dump(mode="json") for each in attempts]
         return EpisodeRow(
-            id=digest_of([setting.prompt, body]),
+            id=digest_of([setting.prompt.text, body]),
             split=setting.split,
             kin=self.knowledge.redact(setting.kin),
             op_type=self.knowledge.redact(setting.definition.op_type),
-            prompt=setting.prompt,
+            prompt=setting.prompt.text,
             attempts=tuple(attempts),
             best_reward=max(rewards, default=None),
             definition_license=self._license_of_definition(setting),
             incumbent_license=self._license(setting.incumbent),
-            redacted=self._redacted(setting, setting.trial.findings),
+            redacted=redacted,
         )
-
-    def _redacted(self, setting: _Setting, findings: Sequence[Finding]) -> bool:
-        """Whether the text of a row is not what ran."""
-        redact = self.knowledge.redact
-        solutions = [setting.incumbent, *(finding.solution for finding in findings)]
-        texts = [source.content for solution in solutions for source in solution.sources]
-        texts += [setting.definition.reference, setting.definition.description]
-        return any(redact(text) != text for text in texts)
 
     def _license(self, solution: Solution) -> str:
         shipped = all(self.knowledge.shipped(source) for source in solution.sources)

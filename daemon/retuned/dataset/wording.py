@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any, Literal, NamedTuple
 
 from retuned.contract import Definition, Digest, Environment, Guard, Solution, TrustClass, Workload
+from retuned.lab.generators.devices import GPUS
 
 Redact = Callable[[str], str]
 TASK = (
@@ -17,6 +19,15 @@ TASK = (
 _LAUNCH = {"language", "entry", "structure", "params", "grid", "layouts", "scratch_bytes"}
 
 
+class Told(NamedTuple):
+    """A text, ready to leave."""
+
+    text: str
+    """JSON."""
+    redacted: bool
+    """Whether something was taken out, so that it is not what was measured."""
+
+
 def prompt_of(
     definition: Definition,
     workloads: Sequence[Workload],
@@ -24,7 +35,7 @@ def prompt_of(
     environment: Environment,
     incumbent: Solution,
     redact: Redact,
-) -> str:
+) -> Told:
     """Return the question; production's rates are told as shares only."""
     total = sum(workload.weight for workload in workloads)
     shapes = [
@@ -38,15 +49,15 @@ def prompt_of(
         "task": TASK,
         "definition": definition.model_dump(mode="json", exclude={"tags"}),
         "shapes": shapes,
-        "device": environment.model_dump(mode="json"),
+        "device": environment.model_dump(mode="json") | {"facts": _facts(environment.arch)},
         "incumbent": _launched(incumbent),
     }
-    return _text(body, redact)
+    return _told(body, redact)
 
 
-def completion_of(solution: Solution, *, guard: Guard, redact: Redact) -> str:
+def completion_of(solution: Solution, *, guard: Guard, redact: Redact) -> Told:
     """Return an answer: what is needed to run the variant, and the shapes it is for."""
-    return _text(_launched(solution) | {"guard": guard.model_dump(mode="json")}, redact)
+    return _told(_launched(solution) | {"guard": guard.model_dump(mode="json")}, redact)
 
 
 def author_of(solution: Solution) -> Literal["parameters", "model", "generator"]:
@@ -67,12 +78,20 @@ def same_variant(solution: Solution, group: Digest) -> str:
     return json.dumps([group, body], sort_keys=True)
 
 
+def _facts(arch: str) -> dict[str, object] | None:
+    """Return what is known of every device of an architecture; None for processors and others."""
+    facts = GPUS.get(arch)
+    return asdict(facts) if facts is not None else None
+
+
 def _launched(solution: Solution) -> dict[str, Any]:
     return solution.model_dump(mode="json", include=_LAUNCH | {"sources"})
 
 
-def _text(body: object, redact: Redact) -> str:
-    return json.dumps(_clean(body, redact), ensure_ascii=False, separators=(",", ":"))
+def _told(body: object, redact: Redact) -> Told:
+    clean = _clean(body, redact)
+    text = json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
+    return Told(text=text, redacted=clean != body)
 
 
 def _clean(body: object, redact: Redact) -> object:
