@@ -367,6 +367,10 @@ def test_a_freeze_says_where_for_what_and_until_when(
     text = run("freeze", *flags, *(("--until", end) if end else ()))
     assert text.startswith(f"Frozen {scope}, {ends}, in {state.path.parent} (freeze-")
     assert f"FROZEN by ada {scope}, {ends} (freeze-" in run("proposals")
+    (line,) = [line for line in run("history").splitlines() if "frozen" in line]
+    (sign,) = state.list("freeze")
+    assert f"freeze {sign.id}" in line
+    assert ("kernels=x*" in line) == ("x*" in scope)
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2020-01-01T00:00+00:00", "0s", "-3h", "9999d"])

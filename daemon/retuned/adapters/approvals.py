@@ -146,6 +146,8 @@ class Approvals:
                 detail={
                     "reason": freeze.reason,
                     "until": freeze.until and freeze.until.isoformat(),
+                    "targets": " ".join(freeze.scope.targets),
+                    "kernels": " ".join(freeze.scope.kernels),
                 },
             )
             return True

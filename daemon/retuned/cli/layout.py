@@ -17,6 +17,8 @@ from retuned.cli.output import safe, stdout
 _GAP = "  "
 _INDENT = "  "
 """So narrow that a digest with its name, ``digest=sha256:...``, still fits 80 columns."""
+_DETAIL = "detail"
+"""The column that says by itself what it holds."""
 _LONGEST = 4_000
 """Longest cell, characters; as long as the longest comment."""
 
@@ -56,6 +58,8 @@ def table_lines(
     ['id    kernel', 'ab12  linear_w8', '  looks right']
     >>> list(table_lines(("id", "kernel", "detail"), rows, width=14))
     ['id', 'ab12', '  kernel', '  linear_w8', '  looks right']
+    >>> list(table_lines(("id", "waits for"), [("ab12", "two people")], width=14))
+    ['id', 'ab12', '  waits for', '  two people']
     """
     sizes = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
     beside = _beside(sizes, width=width)
@@ -67,12 +71,13 @@ def table_lines(
             continue
         yield _joined(row[:beside], sizes)
         named = [
-            f"{name} {value}"
-            for name, value in zip(header[beside:-1], row[beside:-1], strict=True)
+            value if name == _DETAIL else f"{name} {value}"
+            for name, value in zip(header[beside:], row[beside:], strict=True)
             if value
         ]
-        yield from _packed(named, width=width or 0)
-        yield from _wrapped(row[-1], width=width, indent=_INDENT)
+        yield from _packed(named[:-1] if row[-1] else named, width=width or 0)
+        if row[-1]:
+            yield from _wrapped(named[-1], width=width, indent=_INDENT)
 
 
 def field_lines(fields: Sequence[tuple[str, str]], *, width: int | None) -> Iterator[str]:

@@ -183,12 +183,17 @@ def print_events(events: Sequence[Event]) -> None:
                 event.at.isoformat(sep=" ", timespec="seconds"),
                 event.who,
                 event.what,
-                f"{event.kind} {short(event.id)}",
+                f"{event.kind} {_name(event.id)}",
                 ", ".join(f"{key}={value}" for key, value in event.detail.items() if value),
             )
             for event in events
         ],
     )
+
+
+def _name(id: str) -> str:
+    """Return a digest's beginning; any other name is whole, it may be needed as it is."""
+    return short(id) if id.startswith("sha256:") else id
 
 
 def _gates(evidence: Read) -> str:
