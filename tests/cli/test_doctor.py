@@ -185,6 +185,15 @@ def test_what_run_would_refuse_to_start_with_is_a_no(
     assert json.loads(CliRunner().invoke(app, [*flags, "--json"]).stdout)["usable"] is False
 
 
+def test_policies_that_are_good_alone_and_not_together_are_a_no(tmp_path: Path) -> None:
+    twin = tmp_path / "twin.yaml"
+    twin.write_text((POLICIES / "laptop-demo.yaml").read_text())
+    settings = Settings(state_dir=STATE, policy_files=(POLICIES / "laptop-demo.yaml", twin))
+    found = [fact for fact in examine(machine(), settings) if fact.name == "policy"]
+    assert [fact.level for fact in found] == [Level.OK, Level.OK, Level.MISSING]
+    assert "is already in" in found[-1].value
+
+
 @pytest.mark.parametrize(
     ("name", "says"), [("watch-folder", "sees no traces"), ("policy", "nothing is ever swapped")]
 )

@@ -12,6 +12,8 @@ from retuned.errors import RetunedError
 from retuned.settings import Settings
 from retuned.stages.gate import unenforced
 
+_REFUSED = "`retuned run` does not start with it; see `retuned policy check`"
+
 
 def places(probe: Probe, settings: Settings) -> Iterator[Fact]:
     """Yield a fact for each watched folder, policy and the folder of the control sockets."""
@@ -23,8 +25,7 @@ def places(probe: Probe, settings: Settings) -> Iterator[Fact]:
         yield fact(
             "watch-folder", False, "none set", "`retuned run` sees no traces; set watch_dirs"
         )
-    for path in settings.policy_files:
-        yield _policy(path)
+    yield from _policies(settings.policy_files)
     if not settings.policy_files:
         yield fact("policy", False, "none set", "nothing is ever swapped; set policy_files")
     for path in settings.definition_files:
@@ -84,12 +85,23 @@ def _definitions(path: Path) -> Fact:
     return fact("definition", bool(names), f"{path}: {names}", "holds no definition")
 
 
+def _policies(paths: Sequence[Path]) -> Iterator[Fact]:
+    """Yield a fact for each, and one if they are good alone and cannot be used together."""
+    found = [_policy(path) for path in paths]
+    yield from found
+    if any(each.level is Level.MISSING for each in found):
+        return
+    try:
+        load_policies(paths)
+    except RetunedError as error:
+        yield fact("policy", False, str(error), _REFUSED, lacking=Level.MISSING)
+
+
 def _policy(path: Path) -> Fact:
-    advice = "`retuned run` does not start with it; see `retuned policy check`"
     try:
         policies = load_policies([path])
     except RetunedError as error:
-        return fact("policy", False, str(error), advice, lacking=Level.MISSING)
+        return fact("policy", False, str(error), _REFUSED, lacking=Level.MISSING)
     names = ", ".join(policy.full_name for policy in policies)
     return fact("policy", bool(policies), f"{path}: {names or 'no policy'}", "nothing is swapped")
 
