@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from retuned import catalog
 from retuned.cli import dataset
+from retuned.cli.shapes import learn
 from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
 from retuned.stages.verdict import Reason
 
@@ -170,6 +171,7 @@ def test_a_raised_number_earns_no_reward(state: State, run: Run, tmp_path: Path)
     (row,) = rows(tmp_path / "out")
     assert [a["reward"] for a in row["attempts"]] == [-0.8, None]
     assert row["attempts"][1]["evidence"] == "evidence-contradicted"
+    assert row["attempts"][1]["speedup"] is None
     assert manifest["left_out"] == {"reward-not-verified": 1}
 
 
@@ -267,6 +269,24 @@ def test_licences_are_unknown_unless_given(state: State, run: Run) -> None:
     assert run(out="a")["licenses"] == {"Apache-2.0": 1, "unknown": 1}
     given = run("--license", "MIT OR Apache-2.0", out="b")["licenses"]
     assert given == {"Apache-2.0": 1, "MIT OR Apache-2.0": 1}
+
+
+def test_a_definition_of_ones_own_has_no_known_licence_and_its_own_kin(
+    state: State, run: Run, tmp_path: Path
+) -> None:
+    file = Path(__file__).resolve().parents[2] / "docs/examples/scale_bias"
+    try:
+        learn(None, [file])
+        (own,) = catalog.own_definitions()
+        state.won(state.experiment(own.name), written(own.name, "int x;"), 2.0)
+        run("--definition-file", str(file))
+    finally:
+        catalog.forget()
+    (row,) = rows(tmp_path / "out")
+    assert set(row["licenses"].values()) == {"unknown"}
+    assert row["kin"] == row["op_type"] == own.definition.op_type
+    with pytest.raises(Refused, match="definition-unknown"):
+        run(out="forgotten")
 
 
 def test_a_changed_catalog_source_is_not_the_catalogs(state: State, run: Run) -> None:

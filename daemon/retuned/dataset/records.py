@@ -96,7 +96,7 @@ class Attempt(Record):
     detail: str
     """The judge's sentence, with what names machines taken out."""
     speedup: Interval | None
-    """Incumbent over candidate; None where nothing was timed."""
+    """Incumbent over candidate; None where nothing was timed or evidence is not verified."""
     reward: float | None
     """See `rewards`; None where nothing can be said for sure."""
     evidence: str

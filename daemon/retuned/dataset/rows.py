@@ -188,7 +188,7 @@ class Maker:
             reason=verdict.reason,
             gate=verdict.gate,
             detail=know.redact(verdict.detail),
-            speedup=verdict.speedup,
+            speedup=verdict.speedup if evidence == VERIFIED else None,
             reward=reward_of(verdict) if evidence == VERIFIED else None,
             evidence=evidence,
             license=self._license(solution),
