@@ -6,6 +6,7 @@ bound to the artifact that was shown; the daemon acts on it. Rollback and abort 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -286,12 +287,7 @@ def _doubts(
 
 
 def _report(
-    at: Desk,
-    decision: SwapDecision,
-    proposal: Proposal,
-    *,
-    doubts: tuple[str, ...] = (),
-    json: bool,
+    at: Desk, decision: SwapDecision, proposal: Proposal, *, json: bool, doubts: Sequence[str] = ()
 ) -> None:
     if json:
         body: dict[str, Any] = {"decision": decision.model_dump(mode="json"), "id": decision.id}
