@@ -10,6 +10,8 @@ import typer
 
 from retuned.cli import (
     analyze,
+    audit,
+    dataset,
     demo,
     doctor,
     evidence,
@@ -60,6 +62,7 @@ app.command("diff")(analyze.diff)
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("validate")(validate.validate)
+app.command("audit")(audit.audit)
 for command in (
     review.proposals,
     review.show,
@@ -76,6 +79,7 @@ for command in (
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(policy.app, name="policy")
+app.add_typer(dataset.app, name="dataset")
 
 
 def run_command_line() -> None:
