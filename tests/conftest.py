@@ -7,10 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 _skipped_shared: list[str] = []
+
+# CI asks the same questions every time, so that it refuses a change and not a coincidence; whoever
+# works on the project asks new ones with every run
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI") == "true":
+    settings.load_profile("ci")
 
 if not (Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()):
     # Triton reads this when it is imported: without a GPU its kernels run in Python, on CPU tensors

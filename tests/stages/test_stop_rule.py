@@ -113,6 +113,12 @@ def test_shapes_at_which_every_finalist_lost_are_left_to_the_incumbent() -> None
     assert "at fewer shapes (1 were lost)" in refined.because
 
 
+def test_a_lost_shape_between_others_stays_because_a_guard_is_a_box() -> None:
+    refined = refine(belief(), attempt(lost=SHAPES[1:2], lost_share=0.1))
+    assert refined is not None
+    assert refined.workloads == belief().workloads
+
+
 def test_where_all_shapes_were_lost_none_is_left_out() -> None:
     refined = refine(belief(), attempt(lost=SHAPES, lost_share=1.0))
     assert refined is not None

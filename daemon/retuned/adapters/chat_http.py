@@ -26,6 +26,8 @@ MAX_BODY_BYTES = 8 * 2**20
 """Longest body that is read."""
 _CONNECT_S = 15.0
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_WORKED_ON = frozenset({408, 500, 502, 504})
+"""The model may have answered a gateway that then gave up: such a try counts as paid."""
 _SHOWN = 200
 
 
@@ -183,6 +185,7 @@ def _refused(status: int, headers: httpx.Headers, body: bytes) -> WireFailed:
         detail=f"answers {status}: {text}",
         again=status in _AGAIN,
         pause_s=_retry_after(headers),
+        billed=status in _WORKED_ON,
     )
 
 

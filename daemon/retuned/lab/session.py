@@ -141,6 +141,8 @@ class Session:
                 yield self.finding(contender)
         by_digest = {c.solution.digest: c for c in contenders}
         finalists = [by_digest[digest] for digest in ranked]
+        for contender in finalists:
+            contender.chosen = True
         for number, contender in enumerate(finalists):
             left_s = deadline - time.monotonic()
             if number and left_s < 0.0:
@@ -237,7 +239,7 @@ class Session:
             self._incumbent.digest,
             checks=[*contender.checks, *checks],
             search=contender.interval,
-            finalist=contender.final is not None or timing is not None,
+            finalist=contender.chosen,
             timing=timing,
         )
 

@@ -51,6 +51,8 @@ class Contender:
     """Production-weighted speedup of gate G5."""
     final: Timed | None = None
     """Timing of gate G6."""
+    chosen: bool = False
+    """Whether it was among the best of the search: measured from zero, if time allows."""
 
     @property
     def failed(self) -> bool:

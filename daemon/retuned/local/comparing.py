@@ -28,6 +28,8 @@ UNKNOWN = "server-environment-unknown"
 """The server cannot say yet what it runs on: no launch has shown its device."""
 DIFFERS = "server-environment-differs"
 """The server runs on something else than what was measured."""
+_SHOWN_BY_A_LAUNCH = frozenset({"arch", "GPU_NAME"})
+"""What may be known later; a switch that is not set, or Triton that is not there, is an answer."""
 
 
 def check_before_load(ctx: Context, order: SwapOrder) -> None:
@@ -62,7 +64,7 @@ def _compare(
     found = differences(measured, process)
     deciding = [difference for difference in found if difference.decides]
     if deciding and ctx.settings.environment_mismatch == "refuse":
-        unknown = all(not difference.serving for difference in deciding)
+        unknown = all(not d.serving and d.what in _SHOWN_BY_A_LAUNCH for d in deciding)
         raise CandidateError(UNKNOWN if unknown else DIFFERS, detail=_sentence(process, deciding))
     if found:
         log.warning("%s is swapped in although %s", order.definition, _sentence(process, found))

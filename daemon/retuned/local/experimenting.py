@@ -35,7 +35,8 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
     """Return the plan to run now: an interrupted one first, else the most promising hypothesis."""
     for stored in ctx.store.list(Kind.EXPERIMENT, phase="running"):
         plan = ExperimentPlan.model_validate(stored.body)
-        return None if _frozen(ctx, plan.definition) else plan
+        if not _frozen(ctx, plan.definition):
+            return plan
     beliefs = [
         Hypothesis.model_validate(s.body) for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
     ]

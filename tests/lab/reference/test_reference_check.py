@@ -100,6 +100,12 @@ def test_what_a_formula_does_not_need_is_refused_with_its_line(
     assert caught.value.line == line
 
 
+@pytest.mark.parametrize("called", ["__builtins__", "run", "len"])
+def test_a_module_takes_no_name_that_means_something_else(called: str) -> None:
+    with pytest.raises(ReferenceRefused, match="calls a module"):
+        check_reference(f"import numpy as {called}\ndef run(x):\n    return {{'y': x}}\n")
+
+
 @pytest.mark.parametrize(
     "text",
     [

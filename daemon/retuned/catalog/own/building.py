@@ -138,8 +138,12 @@ def _scratch(
 
 def _cost(own: OwnDefinition, lengths: dict[str, int]) -> Cost:
     definition = own.definition
+    try:
+        flops = float(parse_expression(own.flops, definition.axes).number(lengths))
+    except BadExpression as error:
+        raise UsageError(f"{definition.name}: flops {error}") from error
     return Cost(
-        flops=float(parse_expression(own.flops, definition.axes).number(lengths)),
+        flops=flops,
         read_bytes=_bytes(definition.inputs, lengths),
         write_bytes=_bytes(definition.outputs, lengths),
     )

@@ -138,7 +138,10 @@ class _Check:
             if name.name not in _WORDS:
                 problem = f"imports '{name.name[:40]}'; a reference has numpy and math"
                 raise ReferenceRefused(node.lineno, problem)
-            self.modules[name.asname or name.name] = name.name
+            called = name.asname or name.name
+            if "__" in called or called == "run" or called in builtins():
+                raise ReferenceRefused(node.lineno, f"calls a module '{called[:40]}'")
+            self.modules[called] = name.name
 
     def _node(self, node: ast.AST) -> None:
         line = getattr(node, "lineno", None)

@@ -33,8 +33,9 @@ def main() -> None:
     checked = check_reference(settings["reference"])
     code = compile(checked.tree, "reference", "exec")
     own = {**builtins(), "__import__": _loaded}
-    names: dict[str, Any] = {"__builtins__": own, "__name__": "reference"}
-    names |= {name: np if module == "numpy" else math for name, module in checked.modules.items()}
+    modules = checked.modules.items()
+    names: dict[str, Any] = {name: np if module == "numpy" else math for name, module in modules}
+    names |= {"__builtins__": own, "__name__": "reference"}  # last: no module takes their place
     warnings.simplefilter("ignore")  # showing one would open files, which is forbidden soon
     np.seterr(all="ignore")
     numpy.linalg.norm(np.ones((8, 8)) @ np.ones((8, 8)))  # what is set up on first use is, now

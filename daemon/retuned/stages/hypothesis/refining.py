@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from retuned.contract import Workload
 from retuned.stages.hypothesis.lessons import Lesson, lesson_of
@@ -129,10 +129,30 @@ def _stop(reason: StopReason, sentence: str) -> Refinement:
 def _kept(
     hypothesis: Hypothesis, attempt: Attempt, shapes: Sequence[Workload]
 ) -> tuple[Workload, ...]:
-    """Return the shapes without those at which every finalist lost; empty if none was or all."""
+    """Return the shapes without those at which every finalist lost; empty if none is left out.
+
+    A guard is a box. A lost shape that lies between others stays: left out of the experiment, it
+    would be served by a winner that nobody measured there.
+    """
     lost = [workload.axes for workload in attempt.lost]
-    kept = tuple(w for w in (shapes or hypothesis.workloads) if w.axes not in lost)
-    return kept if lost and kept else ()
+    known = tuple(shapes or hypothesis.workloads)
+    won = [w.axes for w in known if w.axes not in lost]
+    kept = tuple(w for w in known if w.axes not in lost or _between(w.axes, won))
+    return kept if won and len(kept) < len(known) else ()
+
+
+def _between(axes: Mapping[str, int], others: Sequence[Mapping[str, int]]) -> bool:
+    """Whether a shape lies within the box around others.
+
+    Examples
+    --------
+    >>> [_between({"M": m}, [{"M": 4}, {"M": 64}]) for m in (1, 16)]
+    [False, True]
+    """
+    return bool(others) and all(
+        min(other[axis] for other in others) <= length <= max(other[axis] for other in others)
+        for axis, length in axes.items()
+    )
 
 
 def _left(hypothesis: Hypothesis, attempt: Attempt, structures: Sequence[str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ _DOMAINS = (
 _COUNTRIES = "de|uk|fr|eu|ch|at|nl|se|no|fi|dk|pl|it|es|pt|cz|us|ca|au|nz|jp|cn|kr|in|br|tw|sg|hk"
 """Only after two more labels: `point.at` is a member, `www.host.at` is not."""
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_VALUE = r"(?=[^\s\"',;]*\d)[A-Za-z0-9_+/=.~-]{16,}(?![\w(\[])"
+_VALUE = r"(?=[^\s\"',;]{0,200}\d)[A-Za-z0-9_+/=.~-]{16,}(?![\w(\[])"
 """A key looks like this; `tokens = axes[0]` does not."""
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
