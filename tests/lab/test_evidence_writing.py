@@ -82,7 +82,7 @@ def run(root: Path, *solutions: Solution) -> list[Finding]:
         subjects=catalog.get,
         solutions={SLOW.digest: SLOW}.get,
         generators={"given": lambda _plan: GivenGenerator(solutions)},
-        lab=LabSettings(search_s=0.1, final_s=0.3),
+        lab=LabSettings(search_s=0.2, final_s=0.6),
     )
     return list(lab.run(PLAN, known={}))
 

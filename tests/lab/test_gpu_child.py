@@ -162,7 +162,7 @@ def test_a_kernel_that_never_ends_is_killed_in_time(opened: Open) -> None:
     begin = time.monotonic()
     with pytest.raises(CandidateTimedOut):
         runner.run(inputs, {"M": 2}, timeout_s=0.4)
-    assert time.monotonic() - begin < 10.0
+    assert time.monotonic() - begin < 60.0
 
 
 def test_the_child_has_no_network_and_no_way_to_others() -> None:
