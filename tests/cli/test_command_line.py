@@ -57,6 +57,8 @@ def test_an_interrupt_while_modules_are_imported_ends_quietly(
 def test_an_interrupt_in_a_command_ends_quietly() -> None:
     code = (
         "import os, signal, sys\n"
+        # whoever starts the tests in the background has interrupts ignored
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from retuned.cli import commands, main\n"
         "def stop(): os.kill(os.getpid(), signal.SIGINT)\n"
         "commands.app = stop\n"
