@@ -12,9 +12,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.:-]{0,127}$")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -73,6 +80,39 @@ class AxisVar(Record):
     """What the axis counts, for people."""
 
 
+class ValueLike(StrEnum):
+    """What the numbers of an input must be like to mean something."""
+
+    INTEGERS = "integers"
+    """Whole numbers from `low` to `high`, both included."""
+    OFFSETS = "offsets"
+    """Whole numbers along the last axis that never fall, from `low` on; the last is `high`."""
+    PERMUTATION = "permutation"
+    """Every number from 0 to the count of all elements minus one, once."""
+    ROWS_PERMUTED = "rows-permuted"
+    """Along the last axis every number from 0 to its length minus one, once."""
+    UNIFORM = "uniform"
+    """Real numbers anywhere from `low` to `high`."""
+
+
+Bound = Annotated[float, Field(allow_inf_nan=False)] | Annotated[str, Field(max_length=200)]
+
+
+class ValueRule(Record):
+    """How an input may be made up where its numbers mean something, such as places in a table.
+
+    A server checks a variant on inputs that it makes up itself; an index beyond its table would
+    read what is not there.
+    """
+
+    like: ValueLike
+    """What the numbers are like."""
+    low: Bound = 0
+    """Least; a number, or an expression over axes such as ``C - 1``."""
+    high: Bound = 0
+    """Largest; as `low`."""
+
+
 class TensorSpec(Record):
     """One input or output."""
 
@@ -82,6 +122,16 @@ class TensorSpec(Record):
     """Element type."""
     constant: bool = False
     """True for weights: same storage on every launch, so a variant may ask for another layout."""
+    values: ValueRule | None = None
+    """How a server may make it up for a self-check; None where any number will do."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the rule out where there is none: definitions look as they always did."""
+        body: dict[str, Any] = handler(self)
+        if body.get("values") is None:
+            body.pop("values", None)
+        return body
 
 
 class Definition(Record):
@@ -219,6 +269,35 @@ class SourceFile(Record):
     """Its text."""
 
 
+Symbol = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,127}$")]
+Expression = Annotated[str, Field(max_length=200)]
+
+
+class Step(Record):
+    """One launch of a variant that needs several; they run in order on one stream."""
+
+    entry: Symbol
+    """Symbol to launch."""
+    grid: tuple[Expression, ...] = Field(min_length=1, max_length=3)
+    """Programs per dimension, as `Solution.grid`."""
+    params: dict[Name, int | str] = Field(default_factory=dict)
+    """Parameters of this step alone; they go before the solution's of the same name."""
+
+
+class Scratch(Record):
+    """Memory that the steps of a variant share: allocated by Retuned, gone after the launch."""
+
+    name: Symbol
+    """The parameter of the steps that gets it."""
+    dtype: DType
+    """Element type."""
+    shape: tuple[Expression, ...] = Field(min_length=1, max_length=8)
+    """Integer expressions over all axes and the solution's integer parameters."""
+    zeroed: bool = False
+    """Filled with zeros at the start of every launch, as part of what is timed; else it holds
+    anything."""
+
+
 class Solution(Record):
     """A variant: source or parameters, how to launch it, and where it may run."""
 
@@ -228,17 +307,21 @@ class Solution(Record):
     """Name of the definition it implements."""
     language: Language
     """Language of the sources."""
-    entry: Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,127}$")]
-    """Symbol to launch."""
+    entry: Symbol
+    """Symbol to launch; that of the first step where there are several."""
     sources: tuple[SourceFile, ...] = Field(min_length=1)
     """Device code."""
     structure: Name
     """Which algorithm it is, for example ``row-dots``; variants of one structure share source."""
     params: dict[Name, int | str] = Field(default_factory=dict)
     """Compile-time parameters, passed as ``-DNAME=value`` or constexpr."""
-    grid: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=3)
+    grid: tuple[Expression, ...] = Field(default=(), max_length=3)
     """Programs per dimension of a GPU launch: integer expressions over all axes and integer
-    parameters, such as ``cdiv(M, BLOCK_M)``; empty for CPU languages."""
+    parameters, such as ``cdiv(M, BLOCK_M)``; empty for CPU languages and where there are steps."""
+    steps: tuple[Step, ...] = Field(default=(), max_length=16)
+    """Launches, in order; empty for the usual one of `entry` over `grid`. Triton only."""
+    scratch: tuple[Scratch, ...] = Field(default=(), max_length=16)
+    """Memory that steps hand on to each other, by name. Triton only."""
     layouts: dict[
         Name, Annotated[str, Field(pattern=r"^(as-is|transposed|panels-[0-9]{1,4})$")]
     ] = Field(default_factory=dict)
@@ -256,6 +339,21 @@ class Solution(Record):
     prompt: Digest | None = None
     """Digest of the prompt that a model answered with it; for the record. None where none did."""
 
+    @model_validator(mode="after")
+    def _steps_fit(self) -> Solution:
+        if (self.steps or self.scratch) and self.language is not Language.TRITON:
+            raise ValueError(f"steps and scratch are for {Language.TRITON}, not {self.language}")
+        if self.steps and (self.grid or self.steps[0].entry != self.entry):
+            raise ValueError("with steps, each has its grid, and entry is that of the first")
+        if self.scratch and self.scratch_bytes:
+            raise ValueError("scratch is either named or scratch_bytes, not both")
+        return self
+
+    @property
+    def launches(self) -> tuple[Step, ...]:
+        """Every launch of a GPU variant, in order; one where it has no steps."""
+        return self.steps or (Step.model_construct(entry=self.entry, grid=self.grid, params={}),)
+
     @property
     def digest(self) -> str:
         """Content digest of all that decides what runs; guard, name and author are left out."""
@@ -270,6 +368,7 @@ class Solution(Record):
         }
         if self.grid:  # only then, so that digests of CPU variants stay what they were
             decides.add("grid")
+        decides |= {name for name in ("steps", "scratch") if getattr(self, name)}
         return digest_of(self.model_dump(mode="json", include=decides))
 
 

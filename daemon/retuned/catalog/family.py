@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from retuned.catalog.entry import Entry
-from retuned.contract import AxisConst, AxisVar, DType, Language, TensorSpec
+from retuned.contract import AxisConst, AxisVar, DType, Language, TensorSpec, ValueLike, ValueRule
 
 LONGEST = 2**20
 """Longest constant axis: longer ones in a name are a mistake or an attack."""
@@ -70,6 +70,11 @@ def variable(description: str) -> AxisVar:
 def fixed(length: int) -> AxisConst:
     """Return an axis whose length is in the definition's name."""
     return AxisConst(value=length)
+
+
+def whole(most: str, *, least: int = 0) -> ValueRule:
+    """Return the rule of whole numbers from `least` to `most`, an expression over axes."""
+    return ValueRule(like=ValueLike.INTEGERS, low=least, high=most)
 
 
 def floats(*shape: str, weight: bool = False) -> TensorSpec:

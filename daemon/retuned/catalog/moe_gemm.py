@@ -17,7 +17,14 @@ from retuned.catalog.family import Family, fixed, floats, variable
 from retuned.catalog.references import moe_gemm as reference
 from retuned.catalog.triton_moe_gemm import moe_gemm
 from retuned.catalog.triton_space import fitting
-from retuned.contract import Definition, DType, Language, TensorSpec
+from retuned.contract import (
+    Definition,
+    DType,
+    Language,
+    TensorSpec,
+    ValueLike,
+    ValueRule,
+)
 from retuned.errors import UsageError
 
 MOST_EXPERTS = 1024
@@ -96,8 +103,16 @@ def _build(name: str, constants: dict[str, int]) -> Entry:
         inputs={
             "x": TensorSpec(shape=("M", "K"), dtype=DType.BFLOAT16),
             "w": TensorSpec(shape=("E", "N", "K"), dtype=DType.BFLOAT16, constant=True),
-            "order": TensorSpec(shape=("M", "T"), dtype=DType.INT32),
-            "ends": TensorSpec(shape=("E",), dtype=DType.INT32),
+            "order": TensorSpec(
+                shape=("M", "T"),
+                dtype=DType.INT32,
+                values=ValueRule(like=ValueLike.PERMUTATION),
+            ),
+            "ends": TensorSpec(
+                shape=("E",),
+                dtype=DType.INT32,
+                values=ValueRule(like=ValueLike.OFFSETS, high="M * T"),
+            ),
             "weight": floats("M", "T"),
         },
         outputs={"y": TensorSpec(shape=("M", "T", "N"), dtype=DType.BFLOAT16)},

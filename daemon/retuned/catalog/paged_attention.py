@@ -11,7 +11,7 @@ import numpy as np
 
 from retuned.catalog import inputs
 from retuned.catalog.entry import Array, Cost, Entry, build_solution, reference_text
-from retuned.catalog.family import Family, fixed, variable
+from retuned.catalog.family import Family, fixed, variable, whole
 from retuned.catalog.references import paged_attention as reference
 from retuned.catalog.triton_paged_attention import paged_attention
 from retuned.catalog.triton_space import fitting
@@ -107,8 +107,8 @@ def _build(name: str, constants: dict[str, int]) -> Entry:
             "q": heads,
             "k": cache,
             "v": cache,
-            "table": TensorSpec(shape=("B", "W"), dtype=DType.INT32),
-            "seen": TensorSpec(shape=("B",), dtype=DType.INT32),
+            "table": TensorSpec(shape=("B", "W"), dtype=DType.INT32, values=whole("C - 1")),
+            "seen": TensorSpec(shape=("B",), dtype=DType.INT32, values=whole("W * P", least=1)),
         },
         outputs={"out": heads},
         reference=reference_text("paged_attention"),

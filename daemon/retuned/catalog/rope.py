@@ -12,7 +12,7 @@ import numpy as np
 
 from retuned.catalog import inputs, triton_rope
 from retuned.catalog.entry import Array, Cost, Entry, Params, Space, reference_text
-from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
+from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable, whole
 from retuned.catalog.forms import FORMS, Form, costing, implemented, rounding
 from retuned.catalog.references import rope as reference
 from retuned.contract import Definition, DType, TensorSpec
@@ -113,7 +113,7 @@ def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
             "D": fixed(constants["D"]),
         },
         inputs={
-            "positions": TensorSpec(shape=("M",), dtype=DType.INT64),
+            "positions": TensorSpec(shape=("M",), dtype=DType.INT64, values=whole("P - 1")),
             "q": form.tensor("M", "Q", "D"),
             "k": form.tensor("M", "K", "D"),
             "cache": form.tensor("P", "D", weight=True),

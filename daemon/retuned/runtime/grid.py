@@ -84,6 +84,17 @@ def parse_grid(expressions: Sequence[str], names: Collection[str]) -> Grid:
     return Grid(tuple(expressions), frozenset(used), evaluators)
 
 
+def parse_expression(text: object, names: Collection[str]) -> Callable[[Mapping[str, int]], int]:
+    """Read one integer expression, as `parse_grid` does, and return what computes it.
+
+    Raises
+    ------
+    Refused
+        ``grid-invalid``, here or when it is computed.
+    """
+    return _parse(text, frozenset(names), set())
+
+
 def _parse(text: object, names: frozenset[str], used: set[str]) -> _Eval:
     if not isinstance(text, str) or not text.isascii() or len(text) > MAX_EXPRESSION_CHARS:
         raise _invalid(str(text)[:80], f"is no ASCII text of up to {MAX_EXPRESSION_CHARS} letters")

@@ -2,8 +2,8 @@
 
 The lab has proved the variant elsewhere. This proves that what was delivered is that variant and
 that it works on this machine: outputs agree, everything is written, nothing before or after the
-outputs is, and the inputs stay as they were. Activations are synthetic; weights are the server's
-where launches have shown them.
+outputs is, and the inputs stay as they were. Activations are synthetic, and as the definition says
+where their numbers mean something; weights are the server's where launches have shown them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from retuned.runtime.inforce import Ineligible
 from retuned.runtime.loaded import LoadedVariant, loaded_torch, poison
 from retuned.runtime.shadow import Compare, as_outputs, fingerprint
 from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Key, Refused, Spec, Tensor, TensorSpec, allows
+from retuned.runtime.spec import Key, Refused, Spec, Tensor, TensorSpec, ValueRule, allows
+from retuned.runtime.values import make
 
 MAX_SHAPES = 6
 """Shapes checked at most, the most frequent first."""
@@ -52,7 +53,14 @@ def self_check(
     for number, key in enumerate(_shapes(slot, bounds)):
         chosen = constants[number % len(constants)] if constants else None
         with torch.inference_mode():
-            made = _inputs(torch, slot.spec, key, constants=chosen, generator=generator)
+            made = _inputs(
+                torch,
+                slot.spec,
+                key,
+                constants=chosen,
+                rules=_rules(slot.spec, variant.spec),
+                generator=generator,
+            )
             inputs = tuple(tensor.to(variant.device) for tensor in made)
             _check_one(torch, variant, slot, key, inputs, tolerance=tolerance, compare=compare)
         checked += 1
@@ -164,20 +172,33 @@ def _corners(bounds: Bounds, axes: int) -> Iterator[Key]:
             yield (length,)
 
 
+def _rules(mine: Spec, theirs: Spec) -> tuple[ValueRule | None, ...]:
+    """Return how each input is made up: as the server's definition says, else the artifact's.
+
+    A server of an older version knows no rules; they are no part of what is launched.
+    """
+    pairs = zip(mine.inputs, theirs.inputs, strict=True)
+    return tuple(own.values or delivered.values for own, delivered in pairs)
+
+
 def _inputs(
     torch: Any,  # noqa: ANN401 - the module
     spec: Spec,
     key: Key,
     *,
     constants: tuple[Tensor, ...] | None,
+    rules: tuple[ValueRule | None, ...],
     generator: Any,  # noqa: ANN401 - torch.Generator
 ) -> tuple[Tensor, ...]:
     lengths = spec.lengths(key)
     values: list[Tensor] = []
     given = iter(constants or ())
-    for tensor in spec.inputs:
+    for tensor, rule in zip(spec.inputs, rules, strict=True):
         if tensor.constant and constants is not None:
             values.append(next(given))
+            continue
+        if rule is not None:
+            values.append(make(torch, tensor, rule, lengths, generator=generator))
             continue
         shape = tuple(lengths[axis] for axis in tensor.shape)
         values.append(_synthetic(torch, tensor, shape, generator=generator))

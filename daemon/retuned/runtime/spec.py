@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Tensor = Any
@@ -47,6 +47,22 @@ class Refused(Exception):
         self.detail = detail
 
 
+VALUE_RULES = frozenset(("integers", "offsets", "permutation", "rows-permuted", "uniform"))
+"""What the numbers of an input may have to be like."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRule:
+    """How an input is made up for a self-check; `values.make` knows how."""
+
+    like: str
+    """One of `VALUE_RULES`."""
+    low: float | str
+    """Least; a number, or an expression over axes."""
+    high: float | str
+    """Largest; as `low`."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output."""
@@ -59,6 +75,8 @@ class TensorSpec:
     """Element type without the ``torch.`` prefix."""
     constant: bool
     """A weight: the same storage on every launch."""
+    values: ValueRule | None = field(default=None, compare=False)
+    """How it may be made up; no part of what is launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +210,24 @@ def _tensor(name: object, body: object, known: set[str]) -> TensorSpec:
         raise _invalid(f"tensor '{checked}' names unknown axes")
     if not isinstance(dtype, str):
         raise _invalid(f"tensor '{checked}' has no dtype")
-    return TensorSpec(checked, tuple(shape), dtype, body.get("constant") is True)
+    return TensorSpec(
+        checked, tuple(shape), dtype, body.get("constant") is True, _rule(checked, body)
+    )
+
+
+def _rule(tensor: str, body: Mapping[str, Any]) -> ValueRule | None:
+    """Read how an input may be made up; expressions are parsed where they are used."""
+    said = body.get("values")
+    if said is None:
+        return None
+    like = said.get("like") if isinstance(said, Mapping) else None
+    if not isinstance(said, Mapping) or not isinstance(like, str) or like not in VALUE_RULES:
+        raise _invalid(f"'values' of tensor '{tensor}' is like none of {sorted(VALUE_RULES)}")
+    bounds = [said.get(name, 0) for name in ("low", "high")]
+    for bound in bounds:
+        if isinstance(bound, bool) or not isinstance(bound, (int, float, str)):
+            raise _invalid(f"'values' of tensor '{tensor}' has a bound that is no number or text")
+    return ValueRule(like, *bounds)
 
 
 def _name(value: object, field: str) -> str:

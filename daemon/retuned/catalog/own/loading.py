@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from retuned.catalog.own.checking import Fault, faults
 from retuned.catalog.own.file_format import DefinitionFile, VariantField, schema
-from retuned.catalog.own.making import ORDINARY_FAMILIES
+from retuned.catalog.own.making import ORDINARY_FAMILIES, rule_of
 from retuned.catalog.own.records import OwnDefinition, OwnTraces, OwnVariant
 from retuned.contract import Definition, Language, SourceFile, TensorSpec
 from retuned.errors import Problem, UnreadableInput
@@ -78,7 +78,12 @@ class _Unusable(Exception):
 def _assemble(written: DefinitionFile, path: Path) -> OwnDefinition:
     _check_tensors(written)
     specs = {
-        name: TensorSpec(shape=each.shape, dtype=each.dtype, constant=each.constant)
+        name: TensorSpec(
+            shape=each.shape,
+            dtype=each.dtype,
+            constant=each.constant,
+            values=each.values or rule_of(each.made),
+        )
         for name, each in written.inputs.items()
     }
     reference = written.reference

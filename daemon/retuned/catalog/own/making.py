@@ -14,7 +14,7 @@ import numpy.typing as npt
 from retuned.catalog.inputs import PLANTED, planted
 from retuned.catalog.own.expressions import BadExpression, parse_expression
 from retuned.catalog.own.records import Like, Made, OwnDefinition
-from retuned.contract import DType
+from retuned.contract import DType, ValueLike, ValueRule
 from retuned.lab.subject import Array, numpy_dtype, shape_of
 
 ORDINARY_FAMILIES: tuple[str, ...] = (
@@ -77,6 +77,28 @@ def make_own(
         with np.errstate(all="ignore"):  # a large family may leave a narrow type: that is its use
             found[name] = values.astype(numpy_dtype(spec))
     return found
+
+
+def rule_of(made: Made) -> ValueRule | None:
+    """Return how a server may make up what is made so; None where any number will do."""
+    low, high = made.low or 0.0, 1.0 if made.high is None else made.high
+    scale, value = 1.0 if made.scale is None else made.scale, made.value or 0.0
+    if made.like is Like.INTEGERS:
+        return ValueRule(like=ValueLike.INTEGERS, low=low, high=high)
+    if made.like is Like.PERMUTATION:
+        return ValueRule(like=ValueLike.ROWS_PERMUTED)
+    if made.like is Like.UNIFORM:
+        return ValueRule(like=ValueLike.UNIFORM, low=low, high=high)
+    if made.like is Like.POSITIVE:
+        return ValueRule(like=ValueLike.UNIFORM, low=1e-3 * scale, high=2.0 * scale)
+    if made.like is Like.CONSTANT:
+        return _constantly(value)
+    return None
+
+
+def _constantly(value: float) -> ValueRule:
+    like = ValueLike.INTEGERS if value.is_integer() else ValueLike.UNIFORM
+    return ValueRule(like=like, low=value, high=value)
 
 
 def _base(made: Made, shape: tuple[int, ...], rng: np.random.Generator) -> Wide:
