@@ -176,7 +176,7 @@ def attach(
     """
     folder = socket_dir or os.environ.get("RETUNED_SOCKET_DIR")
     artifacts = artifacts_dir or os.environ.get("RETUNED_ARTIFACTS_DIR")
-    enabled = os.environ.get("RETUNED_RUNTIME", "").strip().lower() not in ("off", "0", "false")
+    enabled = _is_on("RETUNED_RUNTIME")
 
     owner = os.getpid()
 
@@ -186,7 +186,12 @@ def attach(
         return Path(folder) / f"{os.getpid()}.sock" if folder else None
 
     runtime = Runtime(
-        Host(server, artifacts_dir=Path(artifacts) if artifacts else None, compare=compare),
+        Host(
+            server,
+            artifacts_dir=Path(artifacts) if artifacts else None,
+            compare=compare,
+            may_capture=_is_on("RETUNED_CAPTURE"),
+        ),
         socket_path=path,
         enabled=enabled,
         credentials=credentials,
@@ -195,6 +200,10 @@ def attach(
         _ATTACHED.add(runtime)
         atexit.register(runtime.close)
     return runtime
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() not in ("off", "0", "false")
 
 
 def passing_slot(definition: Mapping[str, Any], original: Callable[..., Any]) -> Slot:

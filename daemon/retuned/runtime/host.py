@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retuned.runtime.artifact import read_artifact
+from retuned.runtime.captures import Reservoir, chunk, listing, parse_rule
 from retuned.runtime.inforce import Swapped, Variant
 from retuned.runtime.loaded import LoadedVariant
 from retuned.runtime.orders import Order, parse_order
@@ -44,6 +45,7 @@ class _Seat:
     resident: OrderedDict[str, Variant] = field(default_factory=OrderedDict)
     done: OrderedDict[str, int] = field(default_factory=OrderedDict)
     epoch: int = 0
+    reservoir: Reservoir | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -58,6 +60,8 @@ class Host:
         Folder that every artifact must be inside; None allows any that this user may read.
     compare
         Judges outputs in shadow and self checks.
+    may_capture
+        Whether the daemon may ask for samples of inputs.
     """
 
     def __init__(
@@ -66,8 +70,10 @@ class Host:
         *,
         artifacts_dir: Path | None = None,
         compare: Compare = compare_tensors,
+        may_capture: bool = True,
     ) -> None:
         self.server = server
+        self._may_capture = may_capture
         self._artifacts_dir = artifacts_dir
         self._compare = compare
         self._seats: dict[str, _Seat] = {}
@@ -79,6 +85,9 @@ class Host:
             "prepare": self._prepare,
             "commit": self._commit,
             "bypass": self._bypass,
+            "capture": self._capture,
+            "captured": self._captured,
+            "captured-tensor": self._captured_tensor,
         }
 
     def add(self, slot: Slot) -> None:
@@ -110,6 +119,8 @@ class Host:
         """Pack and compile what launches asked for; called by the control thread when idle."""
         for seat in list(self._seats.values()):
             seat.packed.pack_pending()
+            if seat.reservoir is not None:
+                seat.reservoir.settle()
             for variant in list(seat.resident.values()):
                 if isinstance(variant, LoadedVariant):
                     variant.prepare_pending()
@@ -214,6 +225,25 @@ class Host:
         if order is None or order.artifact is None:
             return {"bypassed": False}
         return {"bypassed": slot.replace(order, state="bypassed" if on else "swapped") and on}
+
+    def _capture(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin to sample the inputs of a slot, or end it and forget what was taken."""
+        seat = self._seat(str(request.get("definition")))
+        rule = parse_rule(request)
+        if rule is not None and not self._may_capture:
+            raise Refused("capture-forbidden", detail="RETUNED_CAPTURE=off is set in this server")
+        if (seat.reservoir.rule if seat.reservoir is not None else None) != rule:
+            seat.reservoir = Reservoir(seat.slot.spec, rule) if rule is not None else None
+            seat.slot.sample_inputs(seat.reservoir)
+        return {"capturing": rule is not None}
+
+    def _captured(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        reservoir = self._seat(str(request.get("definition"))).reservoir
+        return {"samples": listing(reservoir.samples() if reservoir is not None else [])}
+
+    def _captured_tensor(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        reservoir = self._seat(str(request.get("definition"))).reservoir
+        return chunk(reservoir.samples() if reservoir is not None else [], request)
 
     def _seat(self, definition: str) -> _Seat:
         seat = self._seats.get(definition)

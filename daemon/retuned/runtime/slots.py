@@ -55,6 +55,14 @@ class InForce(Protocol):
         ...
 
 
+class Reservoir(Protocol):
+    """Takes samples of what launches are given; `captures` has it."""
+
+    def wrap(self, key: Key, run: Run) -> Run:
+        """Return what a launch of these lengths calls in place of `run`."""
+        ...
+
+
 class Table(dict[Any, Route]):
     """Key to (launch counter, what to call) under one epoch; fills itself as keys are seen."""
 
@@ -77,6 +85,8 @@ class Table(dict[Any, Route]):
             key = slot.as_key(raw)
             if allows(order.bounds, key):
                 run = order.route(key)
+        if slot.reservoir is not None:
+            run = slot.reservoir.wrap(slot.as_key(raw), run)
         if len(self) >= MAX_ROUTES:
             self.clear()  # counts are kept in the slot's cells
         route = self[raw] = (slot.cell(raw), run)
@@ -112,6 +122,7 @@ class Slot:
         "call",
         "original",
         "other",
+        "reservoir",
         "spec",
     )
 
@@ -161,10 +172,17 @@ class Slot:
 
     def restart(self) -> None:
         """Forget orders and counts: at the start, and in a forked child."""
+        self.reservoir: Reservoir | None = None
         self._lock = threading.Lock()
         self._cells: dict[Any, list[int]] = {}
         self.other = [0]
         self._table = Table(self, in_force=None, state="original")
+
+    def sample_inputs(self, reservoir: Reservoir | None) -> None:
+        """Let launches give samples of their inputs from now on; None ends that."""
+        with self._lock:
+            self.reservoir = reservoir
+            self._install(self._table.in_force, self._table.state)
 
     def _install(self, in_force: InForce | None, state: str) -> None:
         """Build a table with the usual keys routed, then store it: the flip."""
