@@ -133,6 +133,14 @@ def find_gpu() -> Gpu | None:
     return Gpu(driver=_driver() or f"api {api}", **body)
 
 
+def shared_limit(arch: str) -> int | None:
+    """Return the most shared memory of a program, where the device itself says so."""
+    gpu = find_gpu()
+    if gpu is not None and gpu.arch == arch and gpu.shared_bytes:
+        return gpu.shared_bytes
+    return None
+
+
 @cache
 def gpu_environment() -> Environment:
     """Describe this machine's GPU and the compilers; the interpreter where there is none.
