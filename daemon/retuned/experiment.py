@@ -16,6 +16,7 @@ Exit codes: 0 done, 3 unreadable plan, 4 no compiler, 5 the lab failed.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -24,12 +25,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from retuned import catalog
+from retuned.adapters.lab_wire import LabTask, done_line, failed_line, finding_line
 from retuned.adapters.local_lab import LocalLab
 from retuned.catalog.own import OwnDefinition
-from retuned.contract import Digest, Language, Record, Solution, Workload
+from retuned.contract import Digest, Language, Solution
 from retuned.errors import (
     HarnessError,
     MissingDependency,
@@ -43,9 +45,9 @@ from retuned.lab.generators.evolve import EvolveConfig
 from retuned.lab.generators.inference import widen
 from retuned.lab.generators.occasion import SELF_CONTAINED, Make, Occasion
 from retuned.lab.generators.porting import Earlier
-from retuned.ports import Finding, Generator
+from retuned.ports import Generator
 from retuned.stages.experiment import ExperimentPlan
-from retuned.stages.verdict import JudgeSettings, Verdict
+from retuned.stages.verdict import JudgeSettings
 
 _LANGUAGES = (Language.CPU_CPP, Language.TRITON)
 """Languages that the catalog has kernels in."""
@@ -57,65 +59,11 @@ GENERATORS: Mapping[str, Make] = {**SELF_CONTAINED}
 """Every generator that a plan may name. One that needs an adapter adds its factory here."""
 
 
-class FindingRecord(Record):
-    """A finding as it crosses the process."""
-
-    solution: Solution
-    """What was tried."""
-    verdict: Verdict
-    """What the judge said."""
-    seconds: float = Field(ge=0.0)
-    """Wall time it cost."""
-
-    @classmethod
-    def of(cls, finding: Finding) -> FindingRecord:
-        """Wrap a finding."""
-        return cls(solution=finding.solution, verdict=finding.verdict, seconds=finding.seconds)
-
-    def unwrap(self) -> Finding:
-        """Return the finding."""
-        return Finding(solution=self.solution, verdict=self.verdict, seconds=self.seconds)
-
-
-class EarlierRecord(FindingRecord):
-    """A finding of an earlier experiment as it crosses the process."""
-
-    environment: Digest
-    """Digest of the environment it was found in."""
-    arch: str = ""
-    """Architecture of that environment; empty where it is not known."""
-    workloads: tuple[Workload, ...] = ()
-    """Shapes it was measured at."""
-
-    def restore(self) -> Earlier:
-        """Return the finding with where it comes from."""
-        return Earlier(
-            finding=self.unwrap(),
-            environment=self.environment,
-            arch=self.arch,
-            workloads=self.workloads,
-        )
-
-
-class Task(Record):
+class Task(LabTask):
     """What the program is asked to do."""
 
-    plan: ExperimentPlan
-    """The plan."""
-    root: str
-    """Private folder for compiled objects, artifacts and raw numbers."""
-    cores: tuple[int, ...] = ()
-    """Cores that candidates may use; empty means all."""
-    known: tuple[FindingRecord, ...] = ()
-    """Findings of an earlier, interrupted run."""
-    solutions: tuple[Solution, ...] = ()
-    """Variants that the catalog does not have."""
     definitions: tuple[OwnDefinition, ...] = ()
     """Users' own definitions, by content: their files may be elsewhere."""
-    earlier: tuple[EarlierRecord, ...] = ()
-    """What other experiments found on the same operator."""
-    evolve: EvolveConfig | None = None
-    """How a language model is asked for variants; None where it is not."""
 
 
 def read_task(text: str, *, where: str) -> Task:
@@ -161,12 +109,13 @@ def open_lab(
         if incumbent is None:
             raise HarnessError(f"no source for the incumbent {plan.incumbent[:19]}")
         count = len(cores) or os.cpu_count() or 1
-        return occasion_of(plan, incumbent, cores=count, earlier=earlier)
+        made = occasion_of(plan, incumbent, cores=count, earlier=earlier)
+        return dataclasses.replace(made, left_s=bench.search_left_s)
 
     if generators is None:
         makers = {**GENERATORS, **_evolution(evolve)}
         generators = {name: _bound(make, occasion) for name, make in makers.items()}
-    return LocalLab(
+    bench = LocalLab(
         root,
         subjects=subject,
         solutions=find,
@@ -175,6 +124,7 @@ def open_lab(
         lab=lab,
         judge_settings=judge_settings,
     )
+    return bench
 
 
 def shipped(digest: Digest, names: Sequence[str]) -> Solution | None:
@@ -241,12 +191,11 @@ def run(
     known = {record.solution.digest: record.unwrap() for record in task.known}
     try:
         for finding in lab.run(task.plan, known=known):
-            _write(out, {"finding": FindingRecord.of(finding).model_dump(mode="json")})
+            _write(out, finding_line(finding))
     except (HarnessError, MissingDependency) as error:
-        code = "missing-dependency" if isinstance(error, MissingDependency) else "harness-failed"
-        _write(out, {"failed": {"code": code, "message": str(error)}})
+        _write(out, failed_line(error.code, str(error)))
         return error.exit_code
-    _write(out, {"done": True})
+    _write(out, done_line())
     return 0
 
 
@@ -264,10 +213,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hide_memory()
         return run(task, sys.stdout)
     except RetunedError as error:
-        _write(sys.stdout, {"failed": {"code": type(error).__name__, "message": str(error)}})
+        _write(sys.stdout, failed_line(type(error).__name__, str(error)))
         return error.exit_code
     except OSError as error:
-        _write(sys.stdout, {"failed": {"code": "unreadable", "message": str(error)}})
+        _write(sys.stdout, failed_line("unreadable", str(error)))
         return UnreadableInput.exit_code
 
 

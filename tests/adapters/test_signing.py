@@ -10,8 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.local.local_world import INCUMBENT, WINNER, interval
-from tests.local.proofs import proof
+from tests.local.local_world import INCUMBENT, WINNER
+from tests.local.proofs import interval, proof
 
 from retuned.adapters.clock import FakeClock
 from retuned.adapters.envelopes import seal, signed_by, unseal

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import typer
 from tests.cli.test_review import put
-from tests.local.local_world import INCUMBENT, LOSER, WINNER, interval
-from tests.local.proofs import MACHINE, proof
+from tests.local.local_world import INCUMBENT, LOSER, WINNER
+from tests.local.proofs import MACHINE, interval, proof
 from typer.testing import CliRunner
 
 from retuned.adapters.approvals import Identity
@@ -87,7 +87,7 @@ def test_a_page_says_gates_numbers_floor_environment_and_signature(
     key = Ed25519Notary(keys(state)).current()
     for said in ("promote: faster", *(f"G{n}" for n in range(7)), key, digest, MACHINE.arch):
         assert said in text
-    assert "2.000x [1.900, 2.100]" in text
+    assert "2.000x [1.904, 2.101]" in text
     assert "1.0100x" in text
     assert "1 looks" in text
 

@@ -131,6 +131,18 @@ def test_the_list_says_what_each_proposal_waits_for(state: SqliteStore, run: Run
     assert first["sentence"].startswith("Waiting (policy default/laptop-demo")
 
 
+def test_a_proposal_that_cannot_be_understood_is_named_and_hides_no_other(
+    state: SqliteStore, run: Run
+) -> None:
+    good = put(state)
+    state.add("proposal", "damaged-record", {"nonsense": True}, phase="approved")
+    body = run("proposals", "--json")
+    assert [row["id"] for row in body["proposals"]] == [good.id]
+    assert [row["id"] for row in body["unreadable"]] == ["damaged-record"]
+    assert "record-unreadable" in body["unreadable"][0]["message"]
+    assert good.id[7:15] in run("proposals")
+
+
 def test_ended_proposals_are_listed_only_on_request(state: SqliteStore, run: Run) -> None:
     put(state, "rejected")
     assert "No open proposals" in run("proposals")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.local.proofs import GATES, MACHINE, proof
+from tests.local.proofs import GATES, MACHINE, interval, proof
 
 from retuned import catalog
 from retuned.adapters.envelopes import seal
@@ -14,15 +14,11 @@ from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.contract import Solution, SourceFile, TrustClass, Workload, digest_of
 from retuned.stages.experiment import Budget, ExperimentPlan
-from retuned.stages.verdict import Check, Evidence, EvidenceDocument, Interval, Reason, judge
+from retuned.stages.verdict import Check, Evidence, EvidenceDocument, Reason, judge
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 NORM = "rmsnorm_h1024"
 OTHER = "softmax_n1024"
-
-
-def interval(speedup: float) -> Interval:
-    return Interval(lower=speedup * 0.95, point=speedup, upper=speedup * 1.05, confidence=0.99)
 
 
 def written(definition: str, text: str, **changes: object) -> Solution:

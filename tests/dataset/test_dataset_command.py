@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import typer
-from tests.dataset.dataset_world import NORM, OTHER, State, interval, points, written
+from tests.dataset.dataset_world import NORM, OTHER, State, points, written
+from tests.local.proofs import interval
 from typer.testing import CliRunner
 
 from retuned import catalog
@@ -88,7 +89,7 @@ def test_variants_in_parameters_only_give_one_row_the_best(
         state.won(plan, point, speedup)
     manifest = run()
     (row,) = rows(tmp_path / "out")
-    assert row["speedup"]["point"] == 3.0
+    assert row["speedup"]["point"] == pytest.approx(3.0)
     assert manifest["left_out"] == {"near-duplicate": 2}
 
 

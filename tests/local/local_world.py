@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tests.local.proofs import MACHINE, measured, proof
+from tests.local.proofs import MACHINE, interval, measured, proof
 
 from retuned.adapters.approvals import Approvals
 from retuned.adapters.clock import FakeClock
@@ -30,7 +30,7 @@ from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.gate import DecisionKind, KernelTuningPolicy, SwapDecision
 from retuned.stages.swap import SwapOrder
 from retuned.stages.trace import LaunchRecord, ShapeSource
-from retuned.stages.verdict import Interval, Reason, ServerEnvironment, judge
+from retuned.stages.verdict import Interval, JudgeSettings, Reason, ServerEnvironment, judge
 from retuned.stages.watch import WatchSettings
 
 KERNEL = "linear"
@@ -57,10 +57,6 @@ def solution(name: str, structure: str) -> Solution:
 INCUMBENT = solution("incumbent", "rows")
 WINNER = solution("winner", "panels")
 LOSER = solution("loser", "rows")
-
-
-def interval(speedup: float) -> Interval:
-    return Interval(lower=speedup * 0.95, point=speedup, upper=speedup * 1.05, confidence=0.99)
 
 
 def finding(candidate: Solution, *, speedup: float, reason: Reason) -> Finding:
@@ -127,11 +123,14 @@ class Lab(FakeBench):
             plan=plan.id,
             speedup=found.verdict.speedup,
             at=self.clock.now(),
+            workloads=plan.workloads,
+            settings=JudgeSettings(buckets=plan.buckets),
+            definition=plan.definition,
         )
         data = document.model_dump_json().encode()
         digest = "sha256:" + hashlib.sha256(data).hexdigest()
         self.documents[digest] = data
-        verdict = found.verdict.model_copy(update={"evidence": digest})
+        verdict = document.verdict.model_copy(update={"evidence": digest})
         return replace(found, verdict=verdict)
 
     def evidence(self, digest: Digest) -> bytes | None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.local.local_world import INCUMBENT, KERNEL, LOST, WINNER, WON, Lab, World, interval
-from tests.local.proofs import MACHINE, proof
+from tests.local.local_world import INCUMBENT, KERNEL, LOST, WINNER, WON, Lab, World
+from tests.local.proofs import MACHINE, interval, proof
 from tests.local.test_beliefs import belief, conclude
 from tests.local.test_proposing import reasons, win
 from tests.local.test_steering import (

@@ -16,6 +16,7 @@ from tests.local.local_world import (
     auto_policy,
     solution,
 )
+from tests.local.proofs import interval
 
 from retuned.adapters.approvals import Approvals
 from retuned.contract import Digest, Guard, Solution, TrustClass, digest_of
@@ -32,7 +33,6 @@ from retuned.stages.gate import (
 )
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.swap import SwapKind, SwapOrder
-from retuned.stages.verdict import Interval
 from retuned.stages.watch import WatchAction, WatchSample
 
 FIRST, SECOND = WINNER, solution("second", "rows")
@@ -46,7 +46,7 @@ def propose(
 ) -> str:
     """Write a proposal that waits, and the finding that holds its artifact's source."""
     now = world.clock.now()
-    speedup = Interval(lower=1.9, point=2.0, upper=2.1, confidence=0.99)
+    speedup = interval(2.0)
     values: dict[str, Any] = {
         "id": digest_of([artifact.digest, baseline]),
         "target": "demo",

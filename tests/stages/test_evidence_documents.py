@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.local.local_world import INCUMBENT, LOSER, WINNER, interval
-from tests.local.proofs import MACHINE, proof
+from tests.local.local_world import INCUMBENT, LOSER, WINNER
+from tests.local.proofs import MACHINE, interval, proof
 
 from retuned.contract import Digest, Environment, Guard, TrustClass
 from retuned.stages.verdict import (

@@ -15,17 +15,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
+from retuned.adapters.lab_wire import EarlierRecord, FindingRecord, LabTask, read_line
 from retuned.contract import Digest, Record, Solution
-from retuned.errors import HarnessError, MissingDependency, TemporaryError
+from retuned.errors import HarnessError, TemporaryError
 from retuned.lab.generators.evolve import EvolveConfig
 from retuned.lab.generators.porting import Earlier
 from retuned.ports import Bench, Finding
 from retuned.stages.experiment import ExperimentPlan, Turn
-from retuned.stages.verdict import Verdict
 
 _LIBC = ctypes.CDLL(None)  # found before any fork: the loader's lock may be held at that moment
 _PR_SET_PDEATHSIG = 1
@@ -80,16 +77,16 @@ class LabProcess:
         """Yield findings as the child reports them; see `Bench.run`."""
         incumbent = self._solution(plan.incumbent)
         own = self._definition(plan.definition)
-        task = {
-            "plan": plan.model_dump(mode="json"),
-            "root": str(self._root),
-            "cores": list(self._cores()),
-            "known": [_record(finding) for finding in known.values()],
-            "solutions": [incumbent.model_dump(mode="json")] if incumbent is not None else [],
-            "definitions": [own.model_dump(mode="json")] if own is not None else [],
-            "earlier": [_earlier(each) for each in self._earlier(plan)],
-            "evolve": self._evolve.model_dump(mode="json") if self._evolve is not None else None,
-        }
+        task = LabTask(
+            plan=plan,
+            root=str(self._root),
+            cores=tuple(self._cores()),
+            known=tuple(map(FindingRecord.of, known.values())),
+            solutions=(incumbent,) if incumbent is not None else (),
+            earlier=tuple(map(EarlierRecord.wrap, self._earlier(plan))),
+            evolve=self._evolve,
+        ).model_dump(mode="json")
+        task["definitions"] = [own.model_dump(mode="json")] if own is not None else []
         child = self._start()
         try:
             yield from self._converse(child, json.dumps(task))
@@ -148,12 +145,10 @@ class LabProcess:
         except BrokenPipeError as error:
             raise HarnessError("the lab's process died before it read its plan") from error
         for line in child.stdout:
-            message = _message(line)
-            if "done" in message:
+            finding = read_line(line)
+            if finding is None:
                 return
-            if "failed" in message:
-                raise _failure(message["failed"])
-            yield _finding(message)
+            yield finding
         raise HarnessError(f"the lab's process ended early with status {child.wait()}")
 
 
@@ -165,47 +160,3 @@ def _die_with_daemon() -> None:
     """In the child, before it runs: no orphan keeps a core busy."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.nice(_NICE)
-
-
-def _record(finding: Finding) -> dict[str, Any]:
-    return {
-        "solution": finding.solution.model_dump(mode="json"),
-        "verdict": finding.verdict.model_dump(mode="json"),
-        "seconds": finding.seconds,
-    }
-
-
-def _earlier(each: Earlier) -> dict[str, Any]:
-    return {
-        **_record(each.finding),
-        "environment": each.environment,
-        "arch": each.arch,
-        "workloads": [workload.model_dump(mode="json") for workload in each.workloads],
-    }
-
-
-def _message(line: str) -> dict[str, Any]:
-    try:
-        message = json.loads(line)
-    except ValueError as error:
-        raise HarnessError(f"the lab's process wrote {line[:80]!r}") from error
-    if not isinstance(message, dict):
-        raise HarnessError(f"the lab's process wrote {line[:80]!r}")
-    return message
-
-
-def _finding(message: Mapping[str, Any]) -> Finding:
-    try:
-        body = message["finding"]
-        return Finding(
-            solution=Solution.model_validate(body["solution"]),
-            verdict=Verdict.model_validate(body["verdict"]),
-            seconds=float(body["seconds"]),
-        )
-    except (KeyError, TypeError, ValidationError) as error:
-        raise HarnessError(f"the lab's process wrote no finding: {error}") from error
-
-
-def _failure(body: Mapping[str, Any]) -> HarnessError | MissingDependency:
-    kind = MissingDependency if body.get("code") == "missing-dependency" else HarnessError
-    return kind(str(body.get("message", "the lab failed")))

@@ -28,8 +28,9 @@ from retuned.cli.state import (
     short,
 )
 from retuned.cli.turns_text import print_turns, turns_of
-from retuned.errors import Refused, UsageError
+from retuned.errors import Refused, UnreadableInput, UsageError
 from retuned.local.proving import read
+from retuned.ports import Stored
 from retuned.stages.gate import (
     DecisionKind,
     GateDecision,
@@ -56,11 +57,7 @@ def proposals(
 ) -> None:
     """List proposals and what each waits for."""
     with desk(config, state_dir) as at:
-        rows = [
-            (stored, read_proposal(stored), gate_of(at.store, stored.id))
-            for stored in at.store.list("proposal")
-            if all or stored.phase in OPEN + SWAPPED
-        ]
+        rows, unreadable = _listed(at, all=all)
         freezes = at.approvals.freezes(now=at.now)
         asked = asked_for(at.store)
     if json:
@@ -68,10 +65,30 @@ def proposals(
             {
                 "proposals": [review_text.summary(*r, asked=asked.get(r[0].id, ())) for r in rows],
                 "freezes": [freeze.model_dump(mode="json") for freeze in freezes],
+                "unreadable": [
+                    {"id": stored.id, "phase": stored.phase, "message": str(error)}
+                    for stored, error in unreadable
+                ],
             }
         )
         return
     review_text.print_proposals(rows, freezes=freezes, asked=asked, now=at.now)
+    for stored, error in unreadable:
+        say(safe(f"{error}; it is {stored.phase}, and is left out: nothing is swapped for it"))
+
+
+def _listed(at: Desk, *, all: bool) -> tuple[list[review_text.Row], list[tuple[Stored, Exception]]]:
+    """Return the proposals to list, and those that cannot be understood: one hides no other."""
+    rows: list[review_text.Row] = []
+    unreadable: list[tuple[Stored, Exception]] = []
+    for stored in at.store.list("proposal"):
+        if not all and stored.phase not in OPEN + SWAPPED:
+            continue
+        try:
+            rows.append((stored, read_proposal(stored), gate_of(at.store, stored.id)))
+        except UnreadableInput as error:
+            unreadable.append((stored, error))
+    return rows, unreadable
 
 
 def show(

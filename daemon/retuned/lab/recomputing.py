@@ -1,9 +1,9 @@
-"""Do a document's bounds follow from its own raw pairs? Computed again, by whoever doubts. Pure."""
+"""Does a document follow from its own raw pairs, and is it about the plan? Computed again. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,17 +11,75 @@ from retuned.contract import Workload
 from retuned.lab.evidence import final_timing, p_value
 from retuned.lab.examiner import Timed
 from retuned.lab.statistics import ShapeSamples
-from retuned.stages.verdict import EvidenceDocument, Interval, RawSamples, Timing
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.profile import bucket_low
+from retuned.stages.verdict import (
+    EvidenceDocument,
+    Interval,
+    JudgeSettings,
+    RawSamples,
+    Status,
+    Timing,
+    raw_digest,
+)
 
 _TOLERANCE = 1e-3
 """Relative; raw pairs are kept to a tenth of a nanosecond."""
+_Measured = tuple[Mapping[str, int], float]
+"""Variable axes of a shape, and its weight."""
+
+
+def wrong_with_plan(document: EvidenceDocument, plan: ExperimentPlan) -> str | None:
+    """Say where a document is not about what the plan asked for; None if it is.
+
+    Shapes and weights must be the plan's own, in its order: a win at yesterday's weights, or with a
+    shape left out, is no win. Thresholds must be those of this installation.
+    """
+    if document.definition != plan.definition or document.freeze.definition != plan.definition:
+        return f"it is about {document.definition}, the plan about {plan.definition}"
+    if document.settings != JudgeSettings(buckets=plan.buckets):
+        return "it was judged by other thresholds than those of this installation"
+    timing = document.evidence.timing
+    asked: list[_Measured] = [(dict(each.axes), each.weight) for each in plan.workloads]
+    for name, said in (
+        ("the bounds", [(s.axes, s.weight) for s in timing.shapes] if timing else None),
+        ("the raw pairs", _measured(document.final.candidate) if document.final else None),
+        ("the clone's pairs", _measured(document.final.clone) if document.final else None),
+    ):
+        if said is not None and list(said) != asked:
+            return f"{name} are of other shapes or weights than the plan's"
+    return _wide(document, plan)
+
+
+def _measured(rows: Sequence[RawSamples]) -> Sequence[_Measured]:
+    return [(each.axes, each.weight) for each in rows]
+
+
+def _wide(document: EvidenceDocument, plan: ExperimentPlan) -> str | None:
+    """Say where the guard of a promotion reaches beyond the lengths that the plan's shapes are."""
+    if document.verdict.status is not Status.PROMOTE:
+        return None
+    for axis, (low, high) in document.verdict.guard.bounds.items():
+        lengths = [each.axes[axis] for each in plan.workloads if axis in each.axes]
+        if not lengths or high > max(lengths) or low < bucket_low(min(lengths), plan.buckets):
+            return f"it is for {axis} from {low} to {high}, the plan has {sorted(lengths)}"
+    return None
 
 
 def wrong_with_raw(document: EvidenceDocument) -> str | None:
-    """Say which number does not follow from the raw pairs; None if all do, or there are none."""
-    said = document.evidence.timing
-    if document.final is None or said is None:
-        return None
+    """Say which number does not follow from the raw pairs; None if all do.
+
+    A promotion must have raw pairs; what promotes nothing may have none.
+    """
+    named = document.evidence.raw
+    if named is not None and named != raw_digest(document.search, document.final):
+        return "its raw pairs are not those whose digest it names"
+    said, raw = document.evidence.timing, document.final
+    if raw is None or said is None:
+        promoted = document.verdict.status is Status.PROMOTE
+        return "it promotes without raw pairs to compute its bounds from" if promoted else None
+    if sum(rows.weight for rows in raw.candidate) <= 0.0:
+        return "no shape of its raw pairs has a weight"
     again = _timing(document)
     if again is None:
         return "its raw pairs are too few for the bounds it gives"
@@ -49,7 +107,7 @@ def _timing(document: EvidenceDocument) -> Timing | None:
         ],
         floor=lambda axes: floors.get(tuple(sorted(axes.items())), 0.0),
         adjusted_p=p_value(timed, document.settings),
-        finalists=1,
+        finalists=document.finalists,
         settings=document.settings,
     )
 
@@ -65,8 +123,13 @@ def _differences(said: Timing, again: Timing) -> Iterator[str]:
         yield "it has other shapes than its raw pairs"
         return
     for one, other in zip(said.shapes, again.shapes, strict=True):
-        if one.axes != other.axes or not _alike(one.speedup, other.speedup):
+        if (one.axes, one.weight) != (other.axes, other.weight):
+            yield f"it has {one.axes} at weight {one.weight}, its raw pairs {other.axes}"
+        if not _alike(one.speedup, other.speedup):
             yield f"speedup at {one.axes}: {one.speedup.point:.4f}x, computed {other.speedup}"
+        times = ((one.incumbent_us, other.incumbent_us), (one.candidate_us, other.candidate_us))
+        if not all(_same(*pair) for pair in times):
+            yield f"times at {one.axes}: its raw pairs have other medians"
     for group, fresh in zip(said.groups, again.groups, strict=True):
         if group.members != fresh.members or not _alike(group.speedup, fresh.speedup):
             yield f"shapes {group.members} together: {group.speedup}, computed {fresh.speedup}"

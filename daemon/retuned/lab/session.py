@@ -172,6 +172,7 @@ class Session:
             bay=self._bay,
             settings=self._settings,
             tried=max(1, self._notebook.frozen()),
+            finalists=finalists,
             written_at=datetime.now(UTC),
         )
         digest = keep(self._root, document)

@@ -25,6 +25,7 @@ from retuned.stages.verdict import (
     RawTiming,
     SeedCommitment,
     Verdict,
+    raw_digest,
 )
 
 _DIGITS = 4
@@ -69,6 +70,7 @@ def write_document(
     bay: Bay,
     settings: JudgeSettings,
     tried: int,
+    finalists: int,
     written_at: datetime,
 ) -> EvidenceDocument:
     """Put everything known of a contender into one document."""
@@ -76,6 +78,8 @@ def write_document(
     seeds = [SeedCommitment(purpose="search", commitment=bay.seeds.commitment, after_freeze=False)]
     if hold_out is not None:
         seeds.append(SeedCommitment(purpose="hold-out", commitment=hold_out, after_freeze=True))
+    search = raw_of(contender.search, plan.workloads)
+    final = raw_of(contender.final, plan.workloads)
     return EvidenceDocument(
         plan=plan.id,
         definition=plan.definition,
@@ -86,11 +90,12 @@ def write_document(
         isolation=bay.isolation,
         seeds=tuple(seeds),
         tried=tried,
+        finalists=finalists,
         settings=settings,
-        evidence=evidence,
+        evidence=evidence.model_copy(update={"raw": raw_digest(search, final)}),
         verdict=verdict,
-        search=_raw(contender.search, plan.workloads),
-        final=_raw(contender.final, plan.workloads),
+        search=search,
+        final=final,
         written_at=written_at,
     )
 
@@ -107,7 +112,8 @@ def keep(root: Path, document: EvidenceDocument) -> Digest:
     return f"sha256:{digest}"
 
 
-def _raw(timed: Timed | None, workloads: Sequence[Workload]) -> RawTiming | None:
+def raw_of(timed: Timed | None, workloads: Sequence[Workload]) -> RawTiming | None:
+    """Return every pair of a timing as it is kept; None where nothing was timed."""
     if timed is None or not timed.samples:
         return None
     axes = [dict(workloads[index].axes) for index in timed.shapes]

@@ -13,6 +13,7 @@ from retuned.contract import Environment
 from retuned.errors import CandidateError
 from retuned.local import proving
 from retuned.local.context import Context, Kind
+from retuned.local.reading import UNREADABLE, understood
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import (
@@ -38,15 +39,17 @@ def check_before_load(ctx: Context, order: SwapOrder) -> None:
     Raises
     ------
     CandidateError
-        With the fault of the evidence, ``server-environment-differs``, or
+        With the fault of the evidence, ``record-unreadable``, ``server-environment-differs``, or
         ``server-environment-unknown`` while a process cannot say yet.
     TemporaryError
-        If the server does not answer.
+        If the server does not answer, or the evidence cannot be read now.
     """
     stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
     if stored is None:
         raise CandidateError(EvidenceFault.MISSING, detail="the order has no proposal")
-    proposal = Proposal.model_validate(stored.body)
+    proposal = understood(ctx, stored, Proposal)
+    if proposal is None:
+        raise CandidateError(UNREADABLE, detail="the order's proposal cannot be understood")
     document, doubt = proving.believed(ctx, proposal)
     if document is None or doubt is not None:
         assert doubt is not None, "what cannot be read is in doubt"

@@ -12,6 +12,7 @@ from retuned.local import asking, proving
 from retuned.local.context import Context, Kind
 from retuned.local.found import best_finding, findings
 from retuned.local.ordering import IN_PLACE, call_off, in_phases, latest, quarantined, say
+from retuned.local.reading import proposals, understood
 from retuned.local.reasoning import live_baseline, share_of
 from retuned.local.swapping import live_guard, roll_back
 from retuned.ports import Event, Stored
@@ -31,8 +32,14 @@ OPEN = ("awaiting", "approved")
 def propose(ctx: Context) -> None:
     """Write a proposal, or the reason for none, for each experiment that was won."""
     for stored in ctx.store.list(Kind.EXPERIMENT, phase="won"):
-        plan = ExperimentPlan.model_validate(stored.body)
-        answer = _weigh(ctx, plan)
+        plan = understood(ctx, stored, ExperimentPlan)
+        if plan is None:
+            continue
+        try:
+            answer = _weigh(ctx, plan)
+        except RetunedError as error:  # weighed again at the next look, after the others
+            log.error("experiment %s is not weighed: %s", plan.id, error)
+            continue
         with ctx.store.transaction():
             if isinstance(answer, Proposal):
                 body = answer.model_dump(mode="json")
@@ -75,7 +82,7 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
 
 def _was_swapped(ctx: Context, definition: str) -> bool:
     done = ctx.store.list(Kind.ORDER, phase="done")
-    return any(stored.body["definition"] == definition for stored in done)
+    return any(stored.body.get("definition") == definition for stored in done)
 
 
 def _not_proposed(ctx: Context, plan: ExperimentPlan, answer: Refusal) -> None:
@@ -105,7 +112,9 @@ def gate(ctx: Context) -> None:
 
 
 def _judge(ctx: Context, stored: Stored) -> None:
-    proposal = Proposal.model_validate(stored.body)
+    proposal = understood(ctx, stored, Proposal)
+    if proposal is None:
+        return
     if asking.evidence_expired(ctx, proposal):
         _move(ctx, stored, "superseded", what="environment-changed")
     elif live_baseline(ctx, proposal.definition) != proposal.baseline:
@@ -194,8 +203,7 @@ def _taken_back(ctx: Context, freeze: TuningFreeze) -> list[Stored]:
         StopPolicy.HOLD_AND_ROLLBACK: IN_PLACE,
     }[freeze.stop_policy]
     found = []
-    for stored in in_phases(ctx, phases):
-        proposal = Proposal.model_validate(stored.body)
+    for stored, proposal in proposals(ctx, phases):
         if not freeze.scope.covers(target=proposal.target, kernel=proposal.definition):
             continue
         if freeze.stop_policy is StopPolicy.HOLD_AND_DRAIN and _came_back(ctx, proposal):
@@ -212,7 +220,7 @@ def _came_back(ctx: Context, proposal: Proposal) -> bool:
 def _supersede_open(ctx: Context, new: Proposal) -> None:
     """End the proposals that still wait when a newer one for the same kernel comes."""
     for stored in in_phases(ctx, OPEN):
-        if stored.body["definition"] == new.definition and stored.id != new.id:
+        if stored.body.get("definition") == new.definition and stored.id != new.id:
             ctx.store.advance(Kind.PROPOSAL, stored.id, expect=stored.phase, to="superseded")
             say(ctx, stored.id, what="superseded", by=new.id)
 

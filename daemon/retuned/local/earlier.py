@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator, Sequence
 
-from retuned.contract import Digest, Solution
+from pydantic import ValidationError
+
+from retuned.adapters.lab_wire import FindingRecord
+from retuned.contract import Digest
 from retuned.errors import UnreadableInput
 from retuned.lab.generators.porting import Earlier
 from retuned.local.context import Kind
-from retuned.ports import Finding, Store
+from retuned.ports import Store
 from retuned.stages.experiment import ExperimentPlan
-from retuned.stages.verdict import Verdict
+
+log = logging.getLogger(__name__)
 
 _EXPERIMENTS = 24
 """Most earlier experiments that are read, the newest."""
@@ -38,28 +42,30 @@ def earlier_findings(
         definition = str(stored.body.get("definition", ""))
         if stored.id == plan.id or not wanted or family(definition) != wanted:
             continue
-        environment = str(stored.body["environment"])
-        for record in store.list(Kind.FINDING, prefix=f"{stored.id}/"):
-            finding = _finding(record.body)
-            here = environment == plan.environment
-            arch = "" if here else _arch(store, finding.verdict.evidence)
-            found.append(
-                Earlier(
-                    finding=finding,
-                    environment=environment,
-                    arch=arch,
-                    workloads=ExperimentPlan.model_validate(stored.body).workloads,
-                )
-            )
+        try:
+            done = ExperimentPlan.model_validate(stored.body)
+        except ValidationError as error:
+            log.error("experiment %s is left out, it cannot be understood: %s", stored.id, error)
+            continue
+        found += _found(store, done, environment=plan.environment)
     return found
 
 
-def _finding(body: Any) -> Finding:  # noqa: ANN401 - JSON
-    return Finding(
-        solution=Solution.model_validate(body["solution"]),
-        verdict=Verdict.model_validate(body["verdict"]),
-        seconds=float(body["seconds"]),
-    )
+def _found(store: Store, done: ExperimentPlan, *, environment: Digest) -> Iterator[Earlier]:
+    """Yield what one experiment found; a record that cannot be understood is left out."""
+    for record in store.list(Kind.FINDING, prefix=f"{done.id}/"):
+        try:
+            finding = FindingRecord.stored(record.body).unwrap()
+        except ValidationError as error:
+            log.error("finding %s is left out, it cannot be understood: %s", record.id, error)
+            continue
+        here = done.environment == environment
+        yield Earlier(
+            finding=finding,
+            environment=done.environment,
+            arch="" if here else _arch(store, finding.verdict.evidence),
+            workloads=done.workloads,
+        )
 
 
 def _arch(store: Store, evidence: Digest | None) -> str:

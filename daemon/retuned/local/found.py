@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
+from retuned.adapters.lab_wire import FindingRecord
 from retuned.contract import Digest, Solution
 from retuned.local.context import Context, Kind
 from retuned.ports import Finding, Store
-from retuned.stages.verdict import Status, Verdict
+from retuned.stages.verdict import Status
+
+log = logging.getLogger(__name__)
 
 
 def findings(ctx: Context, experiment: str) -> Sequence[Finding]:
-    """Return every finding of an experiment, oldest first."""
-    return [
-        Finding(
-            solution=Solution.model_validate(stored.body["solution"]),
-            verdict=Verdict.model_validate(stored.body["verdict"]),
-            seconds=float(stored.body["seconds"]),
-        )
-        for stored in ctx.store.list(Kind.FINDING, prefix=f"{experiment}/")
-    ]
+    """Return every finding of an experiment that can be understood, oldest first."""
+    found = []
+    for stored in ctx.store.list(Kind.FINDING, prefix=f"{experiment}/"):
+        try:
+            found.append(FindingRecord.stored(stored.body).unwrap())
+        except ValidationError as error:  # never proposed, and it stops no other
+            log.error("finding %s is left out, it cannot be understood: %s", stored.id, error)
+    return found
 
 
 def found_solution(store: Store, digest: Digest) -> Solution | None:
     """Return a variant that an experiment tried; None if none did."""
     for id in store.ids(Kind.FINDING):
         stored = store.get(Kind.FINDING, id) if id.endswith(f"/{digest}") else None
-        if stored is not None:
-            return Solution.model_validate(stored.body["solution"])
+        if stored is None:
+            continue
+        try:
+            return Solution.model_validate(stored.body.get("solution"))
+        except ValidationError as error:
+            log.error("finding %s is left out, it cannot be understood: %s", id, error)
     return None
 
 
@@ -59,7 +68,7 @@ def winners(ctx: Context, definition: str) -> list[Finding]:
     plans = [
         stored.id
         for stored in ctx.store.list(Kind.EXPERIMENT)
-        if ctx.catalog.family(str(stored.body["definition"])) == family
+        if ctx.catalog.family(str(stored.body.get("definition"))) == family
     ]
     bests = (best_finding(findings(ctx, plan)) for plan in plans)
     return [best for best in bests if best is not None]

@@ -16,6 +16,7 @@ from retuned.contract import Digest, Guard
 from retuned.errors import RetunedError, TemporaryError, UnreadableInput
 from retuned.local import asking, proving
 from retuned.local.context import Context, Kind
+from retuned.local.reading import proposals
 from retuned.ports import Event, SlotState, Stored
 from retuned.stages import gate as gate_stage
 from retuned.stages import swap as swap_stage
@@ -136,19 +137,22 @@ def fresh_epoch(ctx: Context, *, after: int = 0) -> int:
 
 def start_swaps(ctx: Context) -> None:
     """Write an order for each approved proposal, one at a time in a slot, with its way back."""
-    approved = ctx.store.list(Kind.PROPOSAL, phase="approved")
+    approved = proposals(ctx, ("approved",))
     if not approved:
         return
     epoch = fresh_epoch(ctx)
-    for stored in approved:
-        with ctx.store.transaction():
-            if _start(ctx, Proposal.model_validate(stored.body), epoch=epoch):
-                epoch += 1
+    for _, proposal in approved:
+        try:
+            with ctx.store.transaction():
+                if _start(ctx, proposal, epoch=epoch):
+                    epoch += 1
+        except RetunedError as error:  # tried again at the next look, after the others
+            log.error("%s is not ordered: %s", proposal.definition, error)
 
 
 def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
     """Write one order if its slot is free and the gate says so in this very transaction."""
-    if any(each.body["definition"] == proposal.definition for each in in_phases(ctx, _BUSY)):
+    if any(slot_of(ctx, each) == proposal.definition for each in in_phases(ctx, _BUSY)):
         return False
     if asking.evidence_expired(ctx, proposal):
         return False
@@ -183,8 +187,7 @@ def _doubted(ctx: Context, proposal: Proposal) -> bool:
 
 def hold_back(ctx: Context) -> None:
     """Call off what is ordered and not delivered once the gate no longer says yes."""
-    for stored in ctx.store.list(Kind.PROPOSAL, phase="swapping"):
-        proposal = Proposal.model_validate(stored.body)
+    for stored, proposal in proposals(ctx, ("swapping",)):
         if asking.evidence_expired(ctx, proposal):
             call_off(ctx, stored, to="superseded", reason="environment-changed", detail="")
             continue
@@ -234,44 +237,44 @@ def order_back(
     UnreadableInput
         ``order-missing``.
     """
-    body = Proposal.model_validate(proposal.body)
-    log.warning("rolling back %s: %s %s", body.definition, reason, detail)
+    kept = swap_order_of(ctx, proposal.id)
+    if kept is None:
+        raise UnreadableInput(
+            "order-missing",
+            where=f"proposal {proposal.id}",
+            message="is in force but has no order that can be read, so nobody knows what it "
+            "replaced; restart the server to have its original back",
+        )
+    going = kept.order  # the order alone: a proposal that nobody understands goes back too
+    log.warning("rolling back %s: %s %s", going.definition, reason, detail)
     epoch = fresh_epoch(ctx, after=after)
     with ctx.store.transaction():
         phase = proposal.phase
         if not ctx.store.advance(Kind.PROPOSAL, proposal.id, expect=phase, to="rolling-back"):
             return False
-        _drop_open(ctx, body)
-        kept = swap_order_of(ctx, proposal.id)
-        if kept is None:
-            raise UnreadableInput(
-                "order-missing",
-                where=f"proposal {proposal.id}",
-                message="is in force but has no order that can be read, so nobody knows what it "
-                "replaced; restart the server to have its original back",
-            )
+        _drop_open(ctx, going)
         back = swap_stage.order_rollback(
-            kept.order, epoch=epoch, to_original=kept.order.previous in quarantined(ctx)
+            going, epoch=epoch, to_original=going.previous in quarantined(ctx)
         )
         ctx.store.add(Kind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
         if quarantine:
-            _quarantine(ctx, body, reason)
-        say(ctx, proposal.id, "alarm", who, reason=reason, detail=detail, slot=body.definition)
+            _quarantine(ctx, going, reason)
+        say(ctx, proposal.id, "alarm", who, reason=reason, detail=detail, slot=going.definition)
     ctx.telemetry.count("retuned_rollbacks_total", reason=reason)
     return True
 
 
-def _drop_open(ctx: Context, going: Proposal) -> None:
-    """End what is under way in the slot of a proposal that goes back: its way back comes last."""
+def _drop_open(ctx: Context, going: SwapOrder) -> None:
+    """End what is under way in the slot of a swap that goes back: its way back comes last."""
     for kept in orders(ctx):
         if kept.order.definition != going.definition or kept.phase not in OPEN:
             continue
         ctx.store.advance(Kind.ORDER, kept.order.id, expect=kept.phase, to="superseded")
         other = kept.order.proposal
-        if other != going.id and ctx.store.advance(
+        if other != going.proposal and ctx.store.advance(
             Kind.PROPOSAL, other, expect="swapping", to="superseded"
         ):
-            say(ctx, other, what="superseded", by=going.id)
+            say(ctx, other, what="superseded", by=going.proposal)
 
 
 def quarantined(ctx: Context) -> frozenset[str]:
@@ -284,10 +287,11 @@ def quarantined(ctx: Context) -> frozenset[str]:
     )
 
 
-def _quarantine(ctx: Context, proposal: Proposal, reason: str) -> None:
+def _quarantine(ctx: Context, going: SwapOrder, reason: str) -> None:
     """Keep an artifact that did harm from being proposed, as long as its policy says."""
-    until = ctx.clock.now() + _quarantine_of(ctx, proposal.definition)
-    body, artifact = {"until": until.isoformat(), "reason": reason}, proposal.artifact
+    until = ctx.clock.now() + _quarantine_of(ctx, going.definition)
+    assert going.artifact is not None, "a swap puts something in force"
+    body, artifact = {"until": until.isoformat(), "reason": reason}, going.artifact
     if not ctx.store.add(Kind.QUARANTINE, artifact, body, phase="current"):
         ctx.store.advance(Kind.QUARANTINE, artifact, expect="current", to="current", body=body)
 
@@ -308,6 +312,15 @@ def say(ctx: Context, proposal: str, what: str, who: str = "retuned", **detail: 
     ctx.store.record(
         Event(at=at, kind=Kind.PROPOSAL, id=proposal, what=what, who=who, detail=detail)
     )
+
+
+def slot_of(ctx: Context, proposal: Stored) -> str:
+    """Return the slot of a proposal; where nobody understands it, its order knows."""
+    named = proposal.body.get("definition")
+    if isinstance(named, str):
+        return named
+    kept = swap_order_of(ctx, proposal.id)
+    return kept.order.definition if kept is not None else ""
 
 
 def in_phases(ctx: Context, phases: Sequence[str]) -> list[Stored]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ from pydantic import ValidationError
 
 from retuned.adapters.envelopes import seal, unseal
 from retuned.contract import Digest
-from retuned.errors import UnreadableInput
+from retuned.errors import TemporaryError, UnreadableInput
+from retuned.lab.recomputing import wrong_with_plan, wrong_with_raw
 from retuned.local.asking import measured_in
 from retuned.local.context import Context
 from retuned.ports import Event, Finding, Store, Verifier
@@ -20,13 +22,18 @@ from retuned.stages.verdict import (
     Doubt,
     EvidenceDocument,
     EvidenceFault,
-    JudgeSettings,
     Status,
     contradiction_in,
     doubt_of,
 )
 
 log = logging.getLogger(__name__)
+
+_RETRY_S = 10.0
+_PASSING = frozenset({"key-unreadable", "blob-unreadable"})
+"""What keeps evidence from being read and says nothing about it."""
+_MAX_BYTES = 32 << 20
+"""Longest document that is signed; an envelope around it still can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +44,28 @@ class Read:
     """What it says; None where it cannot be read."""
     doubt: Doubt | None
     """Why it is not believed; None if its bytes and its signature are whole."""
+    passing: bool = False
+    """Whether the doubt is about this machine and not about the evidence: try again."""
 
 
 def keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> Digest | None:
     """Sign what the lab wrote on a candidate and keep it; None if it wrote nothing that fits.
 
-    What is not kept is never proposed: a promotion without evidence is refused.
+    What is not kept is never proposed: a promotion without evidence is refused. The lab runs
+    strangers' code, so nothing that it says of its numbers is signed before the bounds were
+    computed again from the raw pairs.
+
+    Raises
+    ------
+    TemporaryError
+        If what the lab wrote cannot be read now.
     """
     named = finding.verdict.evidence
-    raw = ctx.bench.evidence(named) if named is not None else None
+    try:
+        raw = ctx.bench.evidence(named) if named is not None else None
+    except OSError as error:
+        message = f"evidence {named} cannot be read: {error.strerror}; fix the lab's folder"
+        raise TemporaryError(message, delay_s=_RETRY_S) from error
     if raw is None:
         return None
     doubt = _wrong_with(raw, plan, finding)
@@ -77,7 +97,12 @@ def read(store: Store, verifier: Verifier, digest: Digest | None) -> Read:
     try:
         data = store.get_blob(digest)
         document, doubt = unseal(data, verifier=verifier)
+    except OSError as error:
+        detail = f"{digest} cannot be read now: {error.strerror or error}"
+        return _later(detail)
     except UnreadableInput as error:
+        if error.code in _PASSING:
+            return _later(str(error))
         known = {
             "blob-corrupt": EvidenceFault.ALTERED,
             "blob-missing": EvidenceFault.MISSING,
@@ -87,13 +112,30 @@ def read(store: Store, verifier: Verifier, digest: Digest | None) -> Read:
     return Read(document=document, doubt=doubt)
 
 
+def _later(detail: str) -> Read:
+    doubt = Doubt(fault=EvidenceFault.UNREADABLE, detail=f"{detail}; try again")
+    return Read(document=None, doubt=doubt, passing=True)
+
+
 def doubt_about_proposal(ctx: Context, proposal: Proposal) -> Doubt | None:
-    """Say why a proposal is not to be carried out; None if its evidence carries it."""
+    """Say why a proposal is not to be carried out; None if its evidence carries it.
+
+    Raises
+    ------
+    TemporaryError
+        As `believed`.
+    """
     return believed(ctx, proposal)[1]
 
 
 def believed(ctx: Context, proposal: Proposal) -> tuple[EvidenceDocument | None, Doubt | None]:
-    """Return a proposal's evidence, and why it does not carry the proposal; None if it does."""
+    """Return a proposal's evidence, and why it does not carry the proposal; None if it does.
+
+    Raises
+    ------
+    TemporaryError
+        If the evidence or the key cannot be read now, which says nothing about the evidence.
+    """
     claim = Claim(
         candidate=proposal.artifact,
         incumbent=proposal.baseline,
@@ -107,7 +149,13 @@ def believed(ctx: Context, proposal: Proposal) -> tuple[EvidenceDocument | None,
 
 
 def doubt_about_win(ctx: Context, plan: ExperimentPlan, won: Finding) -> Doubt | None:
-    """Say why a win is not to be proposed; None if its evidence carries it."""
+    """Say why a win is not to be proposed; None if its evidence carries it.
+
+    Raises
+    ------
+    TemporaryError
+        As `believed`.
+    """
     return _carried(ctx, _claim(plan, won), won.verdict.evidence)[1]
 
 
@@ -115,6 +163,9 @@ def _carried(
     ctx: Context, claim: Claim, digest: Digest | None
 ) -> tuple[EvidenceDocument | None, Doubt | None]:
     found = read(ctx.store, ctx.notary, digest)
+    if found.passing:
+        assert found.doubt is not None, "what cannot be read is in doubt"
+        raise TemporaryError(found.doubt.detail, delay_s=_RETRY_S)
     if found.document is None or found.doubt is not None:
         return found.document, found.doubt
     return found.document, doubt_of(found.document, claim)
@@ -134,7 +185,12 @@ def _claim(plan: ExperimentPlan, found: Finding) -> Claim:
 
 
 def _wrong_with(raw: bytes, plan: ExperimentPlan, finding: Finding) -> Doubt | None:
-    """Compare what the lab wrote with what it said, before it is signed."""
+    """Compare what the lab wrote with what it said, and with its own numbers, before signing."""
+    if len(raw) > _MAX_BYTES:
+        return Doubt(fault=EvidenceFault.UNREADABLE, detail=f"{len(raw)} bytes are too many")
+    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != finding.verdict.evidence:
+        detail = "its bytes are others than the lab has named"
+        return Doubt(fault=EvidenceFault.ALTERED, detail=detail)
     try:
         document = EvidenceDocument.model_validate_json(raw)
     except ValidationError as error:
@@ -142,12 +198,12 @@ def _wrong_with(raw: bytes, plan: ExperimentPlan, finding: Finding) -> Doubt | N
             fault=EvidenceFault.UNREADABLE, detail=f"it has {error.error_count()} problems"
         )
     verdict = finding.verdict
+    wrong = wrong_with_plan(document, plan)
     if (document.verdict.status, document.verdict.reason) != (verdict.status, verdict.reason):
-        detail = f"it says {document.verdict.reason}, the lab said {verdict.reason}"
-        return Doubt(fault=EvidenceFault.CONTRADICTED, detail=detail)
-    if document.settings != JudgeSettings(buckets=plan.buckets):
-        detail = "it was judged by other thresholds than those of this installation"
-        return Doubt(fault=EvidenceFault.CONTRADICTED, detail=detail)
+        wrong = f"it says {document.verdict.reason}, the lab said {verdict.reason}"
+    wrong = wrong or wrong_with_raw(document)
+    if wrong is not None:
+        return Doubt(fault=EvidenceFault.CONTRADICTED, detail=wrong)
     doubt = doubt_of(document, _claim(plan, finding))
     if doubt is None or verdict.status is Status.PROMOTE:
         return doubt

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from retuned import catalog
+from retuned.adapters.lab_wire import FindingRecord
 from retuned.catalog.own import load_definition
 from retuned.contract import Language, Workload
 from retuned.errors import HarnessError, UsageError
-from retuned.experiment import FindingRecord, open_lab, read_task, run
+from retuned.experiment import open_lab, read_task, run
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.generators.search import SearchGenerator

@@ -17,6 +17,7 @@ from retuned.stages.verdict.documents import (
     contradiction_in,
     doubt_of,
     freeze_of,
+    raw_digest,
 )
 from retuned.stages.verdict.environments import Difference, ServerEnvironment, differences
 from retuned.stages.verdict.guards import groups_of, guard_for
@@ -66,4 +67,5 @@ __all__ = [
     "is_settled",
     "judge",
     "rank",
+    "raw_digest",
 ]

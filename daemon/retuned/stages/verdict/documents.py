@@ -14,7 +14,16 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from retuned.contract import Digest, Environment, Guard, Name, Record, Solution, TrustClass
+from retuned.contract import (
+    Digest,
+    Environment,
+    Guard,
+    Name,
+    Record,
+    Solution,
+    TrustClass,
+    digest_of,
+)
 from retuned.stages.verdict.judging import judge
 from retuned.stages.verdict.records import Evidence, Interval, JudgeSettings, Status, Verdict
 
@@ -164,6 +173,13 @@ class RawTiming(Record):
     """The incumbent's clone beside the incumbent: the noise floor."""
 
 
+def raw_digest(search: RawTiming | None, final: RawTiming | None) -> Digest:
+    """Name raw numbers by their content, as `Evidence.raw` does inside a document."""
+    return digest_of(
+        [None if each is None else each.model_dump(mode="json") for each in (search, final)]
+    )
+
+
 class EvidenceDocument(Record):
     """Everything known of one candidate of one experiment."""
 
@@ -187,6 +203,8 @@ class EvidenceDocument(Record):
     """Secrets that were drawn."""
     tried: int = Field(ge=1)
     """Candidates of the experiment so far: the winner of many is luckier than one of few."""
+    finalists: int = Field(default=1, ge=1)
+    """Re-measurements that its p-values were adjusted over, those of interrupted runs included."""
     settings: JudgeSettings
     """Thresholds."""
     evidence: Evidence

@@ -1,0 +1,150 @@
+"""What crosses the pipe between the daemon and its lab: one format, written and read here.
+
+One object goes in, one JSON line comes out per finding, and a last line says how it ended:
+``{"finding": {...}}``, ``{"done": true}`` or ``{"failed": {"code", "message"}}``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from retuned.contract import Digest, Record, Solution, Workload
+from retuned.errors import HarnessError, MissingDependency
+from retuned.lab.generators.evolve import EvolveConfig
+from retuned.lab.generators.porting import Earlier
+from retuned.ports import Finding
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.verdict import Verdict
+
+
+class FindingRecord(Record):
+    """A finding as it crosses the process, and as the store keeps it."""
+
+    solution: Solution
+    """What was tried."""
+    verdict: Verdict
+    """What the judge said."""
+    seconds: float = Field(ge=0.0, allow_inf_nan=False)
+    """Wall time it cost."""
+
+    @classmethod
+    def of(cls, finding: Finding) -> FindingRecord:
+        """Wrap a finding."""
+        return cls(solution=finding.solution, verdict=finding.verdict, seconds=finding.seconds)
+
+    @classmethod
+    def stored(cls, body: Mapping[str, Any]) -> FindingRecord:
+        """Read what the store keeps of a finding, beside which it keeps other things.
+
+        Raises
+        ------
+        ValidationError
+            If it is no finding.
+        """
+        return cls.model_validate({name: body.get(name) for name in cls.model_fields})
+
+    def unwrap(self) -> Finding:
+        """Return the finding."""
+        return Finding(solution=self.solution, verdict=self.verdict, seconds=self.seconds)
+
+
+class EarlierRecord(FindingRecord):
+    """A finding of an earlier experiment as it crosses the process."""
+
+    environment: Digest
+    """Digest of the environment it was found in."""
+    arch: str = ""
+    """Architecture of that environment; empty where it is not known."""
+    workloads: tuple[Workload, ...] = ()
+    """Shapes it was measured at."""
+
+    @classmethod
+    def wrap(cls, each: Earlier) -> EarlierRecord:
+        """Wrap a finding with where it comes from."""
+        return cls(
+            solution=each.finding.solution,
+            verdict=each.finding.verdict,
+            seconds=each.finding.seconds,
+            environment=each.environment,
+            arch=each.arch,
+            workloads=tuple(each.workloads),
+        )
+
+    def restore(self) -> Earlier:
+        """Return the finding with where it comes from."""
+        return Earlier(
+            finding=self.unwrap(),
+            environment=self.environment,
+            arch=self.arch,
+            workloads=self.workloads,
+        )
+
+
+class LabTask(Record):
+    """What the lab is asked to do, without users' own definitions, which the catalog reads."""
+
+    plan: ExperimentPlan
+    """The plan."""
+    root: str
+    """Private folder for compiled objects, artifacts and raw numbers."""
+    cores: tuple[int, ...] = ()
+    """Cores that candidates may use; empty means all."""
+    known: tuple[FindingRecord, ...] = ()
+    """Findings of an earlier, interrupted run."""
+    solutions: tuple[Solution, ...] = ()
+    """Variants that the catalog does not have."""
+    earlier: tuple[EarlierRecord, ...] = ()
+    """What other experiments found on the same operator."""
+    evolve: EvolveConfig | None = None
+    """How a language model is asked for variants; None where it is not."""
+
+
+def finding_line(finding: Finding) -> dict[str, Any]:
+    """Return the line that says that a finding is final."""
+    return {"finding": FindingRecord.of(finding).model_dump(mode="json")}
+
+
+def done_line() -> dict[str, Any]:
+    """Return the last line of a lab that came to its end."""
+    return {"done": True}
+
+
+def failed_line(code: str, message: str) -> dict[str, Any]:
+    """Return the last line of a lab that did not."""
+    return {"failed": {"code": code, "message": message}}
+
+
+def read_line(line: str) -> Finding | None:
+    """Return the finding that a line says is final; None where it says that all is done.
+
+    Raises
+    ------
+    HarnessError
+        If it says that the lab failed, or says nothing that is known.
+    MissingDependency
+        If it says that this machine lacks something.
+    """
+    try:
+        message = json.loads(line)
+    except ValueError as error:
+        raise HarnessError(f"the lab's process wrote {line[:80]!r}") from error
+    if not isinstance(message, dict):
+        raise HarnessError(f"the lab's process wrote {line[:80]!r}")
+    if "done" in message:
+        return None
+    if "failed" in message:
+        raise _failure(message["failed"])
+    try:
+        return FindingRecord.model_validate(message["finding"]).unwrap()
+    except (KeyError, ValidationError) as error:
+        raise HarnessError(f"the lab's process wrote no finding: {error}") from error
+
+
+def _failure(body: object) -> HarnessError | MissingDependency:
+    said = body if isinstance(body, dict) else {}
+    kind = MissingDependency if said.get("code") == MissingDependency.code else HarnessError
+    return kind(str(said.get("message", "the lab failed")))
