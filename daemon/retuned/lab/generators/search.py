@@ -5,6 +5,10 @@ be built, that use more threads than there are cores, or that earlier failures r
 evaluation teaches something about all others: a surrogate (`surrogate`) of what was measured says
 how much better every untried point may be, and the most promising one is next. Once in a while
 chance decides, in case the surrogate believes something that is not so.
+
+What earlier experiments learned (`priors`) comes before: a few first guesses are theirs, structures
+that they call poor are guessed at later, and they are the surrogate's mean for as long as they
+explain what is measured better than nothing known does (`guidance`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ import numpy as np
 
 from retuned.contract import Definition, Solution, Workload
 from retuned.lab.generators.effects import next_step
+from retuned.lab.generators.guidance import Guidance
 from retuned.lab.generators.lessons import Lessons, learn
+from retuned.lab.generators.priors import FAILED, Priors
 from retuned.lab.generators.spaces import (
     Grid,
     Point,
@@ -28,17 +34,15 @@ from retuned.lab.generators.spaces import (
 )
 from retuned.lab.generators.surrogate import (
     Array,
+    Belief,
     Field,
     coordinates_of,
     expected_improvement,
-    fit,
 )
 from retuned.ports import Finding
 
 HOPELESS_RATIO = 0.8
 """A structure whose best stays below this share of the overall best gets no second guess."""
-FAILED = -0.7
-"""Log ratio that stands for a candidate that was never timed: its neighbours are likely as bad."""
 WORST = math.log(4.0)
 """How far below the best a point is told apart from worse ones, in logarithms."""
 RESTART_EVERY = 16
@@ -70,6 +74,8 @@ class SearchGenerator:
     earlier
         Findings of earlier experiments against the same incumbent in the same environment: what is
         known is not tried again.
+    priors
+        What experiments on other sizes of the operator, or older ones, learned; they only order.
     """
 
     name = "search"
@@ -82,8 +88,10 @@ class SearchGenerator:
         seed: int,
         structures: Sequence[str] = (),
         earlier: Sequence[Finding] = (),
+        priors: Priors | None = None,
     ) -> None:
         self._grid = Grid(tunable, cores=cores, structures=structures)
+        self._priors = priors
         self._seed = seed
         self._earlier = tuple(earlier)
         self._order = self._worth_a_look()
@@ -169,8 +177,18 @@ class SearchGenerator:
         lessons: Lessons,
         axes: Mapping[str, int],
     ) -> Point | None:
-        """First guess of each structure, then further guesses of those that are not hopeless."""
-        starts = self._grid.starts(axes)
+        """First guess of each structure, then further guesses of those that are not hopeless.
+
+        What the priors expect most of comes first; structures that they call poor, late.
+        """
+        hinted = self._guidance.guess(taken, allowed=lessons.allow)
+        if hinted is not None:
+            return hinted
+        starts = [
+            guesses
+            for guesses in self._grid.starts(axes)
+            if not guesses or not self._guidance.late(guesses[0].structure, tried=len(taken))
+        ]
         for place in range(max((len(s) for s in starts), default=0)):
             for guesses in starts:
                 if place >= len(guesses) or guesses[place] in taken:
@@ -209,7 +227,13 @@ class SearchGenerator:
             [(point.structure, self._grid.params(point)) for point in self._order],
             {name: space.params for name, space in self._grid.spaces.items()},
         )
-        self._fields: dict[tuple[int, ...], Field] = {}
+        self._guidance = Guidance(
+            self._priors,
+            self._order,
+            [self._grid.params(point) for point in self._order],
+            hopeless_ratio=HOPELESS_RATIO,
+        )
+        self._fields: dict[tuple[int, ...], tuple[Field, float]] = {}
 
     def _chance(self, taken: set[Point]) -> random.Random:
         # A string seeds the same way in every process; hash() would not.
@@ -250,17 +274,23 @@ class SearchGenerator:
         rows = [self._rows[point] for point in believed]
         values = np.array(list(believed.values()))
         values = np.maximum(values, values.max() - WORST)
-        belief = self._field(list(known.items())).believe(rows, values)
+        field, trust = self._field(list(known.items()))
+        offset = trust * self._guidance.means
+        found = field.believe(rows, values - offset[rows])
+        belief = Belief(mean=found.mean + offset, deviation=found.deviation)
         best = float(belief.mean[rows].max())
         return expected_improvement(belief, best=best), belief.mean
 
-    def _field(self, known: Sequence[tuple[Point, float]]) -> Field:
-        """Return the space under hyperparameters that are chosen anew after some points only."""
+    def _field(self, known: Sequence[tuple[Point, float]]) -> tuple[Field, float]:
+        """Return the space under hyperparameters that are chosen anew after some points only.
+
+        Beside it, how much of the priors holds here.
+        """
         count = max((n for n in _REFITS if n <= len(known)), default=len(known))
         rows = tuple(self._rows[point] for point, _ in known[:count])
         if rows not in self._fields:
             values = np.array([value for _, value in known[:count]])
             values = np.maximum(values, values.max() - WORST)
-            shape = fit(self._coordinates.take(rows), values)
-            self._fields = {rows: Field(self._coordinates, shape=shape)}
+            shape, trust = self._guidance.fit(self._coordinates.take(rows), values, rows=rows)
+            self._fields = {rows: (Field(self._coordinates, shape=shape), trust)}
         return self._fields[rows]

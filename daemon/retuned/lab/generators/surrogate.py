@@ -37,6 +37,8 @@ _WEIGHTS = (
 _NOISES = (1e-4, 1e-3, 1e-2, 1e-1)
 """Choices of the noise's variance, relative to the signal's."""
 _JITTER = 1e-9
+LEAST = 4
+"""Fewer points choose no hyperparameters."""
 _ERF = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -154,10 +156,19 @@ def fit(points: Coordinates, values: Array) -> Shape:
     values
         What was measured, n numbers.
     """
+    return fit_with_likelihood(points, values)[0]
+
+
+def fit_with_likelihood(points: Coordinates, values: Array) -> tuple[Shape, float]:
+    """Choose hyperparameters; return them and their log marginal likelihood, up to a constant.
+
+    The constant depends on the points only, so that two sets of values can be compared. Where there
+    are too few points to choose by, it is 0.
+    """
     count = points.places.shape[1]
     best = Shape(lengths=(_LENGTHS[1],) * count)
-    if len(values) < 4:
-        return best
+    if len(values) < LEAST:
+        return best, 0.0
     tables, centred = _Tables(points), values - values.mean()
     top = _likelihood(tables, centred, best)
     columns = (points.places[:, axis] for axis in range(count))
@@ -169,7 +180,7 @@ def fit(points: Coordinates, values: Array) -> Shape:
             found = _likelihood(tables, centred, shape)
             if found > top:
                 best, top = shape, found
-    return best
+    return best, top
 
 
 def _noises(now: Shape) -> list[Shape]:

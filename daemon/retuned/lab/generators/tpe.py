@@ -15,7 +15,7 @@ from typing import Any
 
 from retuned.contract import Definition, Solution, Workload
 from retuned.errors import MissingDependency
-from retuned.lab.generators.search import FAILED
+from retuned.lab.generators.priors import FAILED
 from retuned.lab.generators.spaces import Grid, Point, Tunable, merit, require_definition
 from retuned.ports import Finding
 
