@@ -21,6 +21,7 @@ from retuned.contract import Digest, Record, Solution
 from retuned.errors import HarnessError, TemporaryError
 from retuned.lab.generators.evolve import EvolveConfig
 from retuned.lab.generators.porting import Earlier
+from retuned.lab.generators.priors import Priors
 from retuned.ports import Bench, Finding
 from retuned.stages.experiment import ExperimentPlan, Turn
 
@@ -47,8 +48,12 @@ class LabProcess:
         Finds a user's own definition by name; None where the catalog has it.
     earlier
         Says what other experiments found on the same operator.
+    priors
+        Says what is believed of the operator's kernels.
     evolve
         How a language model is asked for variants; None where it is not.
+    unconfined_references
+        Whether a user's reference runs where nothing but its static check confines it.
     """
 
     def __init__(
@@ -60,7 +65,9 @@ class LabProcess:
         builder: Bench,
         definition: Callable[[str], Record | None] = lambda _name: None,
         earlier: Callable[[ExperimentPlan], Sequence[Earlier]] = lambda _plan: (),
+        priors: Callable[[ExperimentPlan], Priors | None] = lambda _plan: None,
         evolve: EvolveConfig | None = None,
+        unconfined_references: bool = False,
     ) -> None:
         self._root = root
         self._cores = cores
@@ -68,7 +75,9 @@ class LabProcess:
         self._builder = builder
         self._definition = definition
         self._earlier = earlier
+        self._priors = priors
         self._evolve = evolve
+        self._unconfined = unconfined_references
         self._child: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self._stopped = False
@@ -84,7 +93,9 @@ class LabProcess:
             known=tuple(map(FindingRecord.of, known.values())),
             solutions=(incumbent,) if incumbent is not None else (),
             earlier=tuple(map(EarlierRecord.wrap, self._earlier(plan))),
+            priors=self._priors(plan),
             evolve=self._evolve,
+            unconfined_references=self._unconfined,
         ).model_dump(mode="json")
         task["definitions"] = [own.model_dump(mode="json")] if own is not None else []
         child = self._start()

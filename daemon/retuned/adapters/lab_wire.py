@@ -16,6 +16,7 @@ from retuned.contract import Digest, Record, Solution, Workload
 from retuned.errors import HarnessError, MissingDependency
 from retuned.lab.generators.evolve import EvolveConfig
 from retuned.lab.generators.porting import Earlier
+from retuned.lab.generators.priors import Priors
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import Verdict
@@ -99,8 +100,12 @@ class LabTask(Record):
     """Variants that the catalog does not have."""
     earlier: tuple[EarlierRecord, ...] = ()
     """What other experiments found on the same operator."""
+    priors: Priors | None = None
+    """What is believed of the operator's kernels before anything is tried; it only orders."""
     evolve: EvolveConfig | None = None
     """How a language model is asked for variants; None where it is not."""
+    unconfined_references: bool = False
+    """Whether a user's reference runs where neither seccomp nor Landlock confines it."""
 
 
 def finding_line(finding: Finding) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class LocalLab:
         Finds the incumbent by digest.
     generators
         Makes who may propose, by name, for a plan: it knows the plan's structures.
+    advantages
+        How much more a second than the average a generator brought in earlier experiments.
     cores
         Cores that children may use; empty means all.
     lab
@@ -66,6 +68,7 @@ class LocalLab:
         subjects: Callable[[str], Subject],
         solutions: Callable[[Digest], Solution | None],
         generators: Mapping[str, Callable[[ExperimentPlan], Generator]],
+        advantages: Mapping[str, float] | None = None,
         cores: Sequence[int] = (),
         lab: LabSettings | None = None,
         judge_settings: JudgeSettings | None = None,
@@ -74,6 +77,7 @@ class LocalLab:
         self._subjects = subjects
         self._solutions = solutions
         self._generators = generators
+        self._advantages = dict(advantages or {})
         self._cores = tuple(cores)
         self._lab = lab or LabSettings()
         self._judge = judge_settings or JudgeSettings()
@@ -212,6 +216,7 @@ class LocalLab:
             log=TurnFolder(self._root / TURNS / notebook_name(plan.id)),
             clock=time.monotonic,
             taken={plan.incumbent},
+            advantages=self._advantages,
         )
 
     def turns(self, plan: str) -> Sequence[Turn]:

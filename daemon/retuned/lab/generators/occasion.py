@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from retuned.contract import Solution
 from retuned.lab.generators.devices import DeviceFacts
 from retuned.lab.generators.porting import Earlier, PortingGenerator
+from retuned.lab.generators.priors import Priors
 from retuned.lab.generators.random import RandomGenerator
 from retuned.lab.generators.recipes import RecipeGenerator
 from retuned.lab.generators.search import SearchGenerator
@@ -41,6 +42,8 @@ class Occasion:
     """Follows from the plan: an interrupted plan, run again, proposes the same again."""
     earlier: tuple[Earlier, ...] = ()
     """What other experiments found on this operator, here and elsewhere, failures among them."""
+    priors: Priors | None = None
+    """What they make believe before anything is tried; it only orders."""
 
     @property
     def known(self) -> tuple[Finding, ...]:
@@ -77,6 +80,7 @@ def make_search(occasion: Occasion) -> Generator:
         seed=occasion.seed,
         structures=occasion.plan.structures,
         earlier=occasion.known,
+        priors=occasion.priors,
     )
 
 
@@ -107,6 +111,7 @@ def make_recipes(occasion: Occasion) -> Generator:
         incumbent=occasion.incumbent,
         device=occasion.device,
         structures=occasion.plan.structures,
+        priors=occasion.priors,
     )
 
 

@@ -38,6 +38,8 @@ class Portfolio:
         Digests that are never worth proposing, such as the incumbent's.
     settings
         How quickly the bandit forgets.
+    advantages
+        How much more a second than the average each brought in earlier experiments.
     """
 
     name = "portfolio"
@@ -51,6 +53,7 @@ class Portfolio:
         clock: Callable[[], float],
         taken: Collection[Digest] = (),
         settings: BanditSettings | None = None,
+        advantages: Mapping[str, float] | None = None,
     ) -> None:
         self._members = dict(members)
         self._seed = seed
@@ -58,6 +61,7 @@ class Portfolio:
         self._clock = clock
         self._taken = set(taken)
         self._settings = settings or BanditSettings()
+        self._advantages = dict(advantages or {})
         self._made: dict[str, Generator] = {}
         self._rests_until: dict[str, float] = {}
         self._turns = list(log.read())
@@ -79,7 +83,13 @@ class Portfolio:
         """Return what the member whose turn it is proposes; empty if all are out of ideas."""
         self.settle(history)
         while alive := self._alive():
-            chosen = choose(self._turns, alive=alive, seed=self._seed, settings=self._settings)
+            chosen = choose(
+                self._turns,
+                alive=alive,
+                seed=self._seed,
+                settings=self._settings,
+                advantages=self._advantages,
+            )
             turn, solutions = self._ask(
                 chosen.generator,
                 lambda member: member.propose(definition, workloads, history=history, count=count),

@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 from retuned.contract import Definition, Solution, Workload
 from retuned.lab.generators.devices import DeviceFacts
+from retuned.lab.generators.priors import Priors, best_first
 from retuned.lab.generators.recipes.known import RECIPES
 from retuned.lab.generators.recipes.situation import Answer, Situation
 from retuned.lab.generators.spaces import Tunable, require_definition
@@ -29,6 +30,8 @@ class RecipeGenerator:
         Where variants are to run.
     structures
         Only these; empty means all, rewritten sources among them.
+    priors
+        What is believed: of several changes, the one that promises most comes first.
     """
 
     name = "recipes"
@@ -40,11 +43,13 @@ class RecipeGenerator:
         incumbent: Solution,
         device: DeviceFacts,
         structures: Sequence[str] = (),
+        priors: Priors | None = None,
     ) -> None:
         self._tunable = tunable
         self._incumbent = incumbent
         self._device = device
         self._structures = frozenset(structures)
+        self._priors = priors
 
     def propose(
         self,
@@ -68,8 +73,8 @@ class RecipeGenerator:
             answers = self.answers(base, definition, workloads)
             # One of each before a second of any: they are different ideas.
             for row in zip_longest(*(answer.solutions for answer in answers.values())):
-                for solution in row:
-                    if solution is not None and self._new(solution, taken):
+                for solution in self._ordered([each for each in row if each is not None]):
+                    if self._new(solution, taken):
                         taken.add(solution.digest)
                         chosen.append(solution)
         return chosen[:count]
@@ -104,6 +109,11 @@ class RecipeGenerator:
         if best is None or _lower(best) <= 1.0:
             return [self._incumbent]
         return [best.solution, self._incumbent]
+
+    def _ordered(self, solutions: Sequence[Solution]) -> list[Solution]:
+        """Return them as the priors would try them; as they came where nothing is believed."""
+        places = best_first(self._priors, [(each.structure, each.params) for each in solutions])
+        return [solutions[place] for place in places]
 
     def _new(self, solution: Solution, taken: set[str]) -> bool:
         allowed = not self._structures or solution.structure in self._structures
