@@ -155,6 +155,70 @@ class Swapper(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRule:
+    """How much is taken of the inputs of one slot."""
+
+    every: int
+    """One launch in so many, per shape."""
+    samples: int
+    """Kept per shape."""
+    max_bytes: int
+    """Kept in one process of the server."""
+    sample_bytes: int
+    """Largest sample; launches with larger inputs give none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedTensor:
+    """One activation, as a stranger's server sent it."""
+
+    dtype: str
+    """Element type without the ``torch.`` prefix."""
+    shape: tuple[int, ...]
+    """Lengths."""
+    data: bytes
+    """Its bytes, contiguous."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedInputs:
+    """Activations of one launch."""
+
+    axes: Mapping[str, int]
+    """Lengths of the variable axes."""
+    tensors: Mapping[str, CapturedTensor]
+    """By input; weights are never taken."""
+
+
+class InputTap(Protocol):
+    """Samples of what launches are given, for experiments; nothing is taken unless asked for."""
+
+    def listen(self, definition: str, rule: CaptureRule | None) -> None:
+        """Begin to sample a slot; None ends it and forgets what was taken. Safe to call again.
+
+        Raises
+        ------
+        CandidateError
+            ``unknown-slot``, ``unknown-op`` (an older runtime) or ``capture-forbidden``.
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+    def captured(self, definition: Definition, *, max_bytes: int) -> Sequence[CapturedInputs]:
+        """Return what was taken, of at most so many bytes; what does not fit is left out.
+
+        Raises
+        ------
+        CandidateError
+            As `listen`.
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One candidate's way through the lab."""
 

@@ -20,11 +20,13 @@ from retuned.contract import Digest, Solution
 from retuned.errors import HarnessError, TemporaryError, UsageError
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.generators.portfolio import Portfolio, TurnFolder
+from retuned.lab.captured import FOLDER, with_captured
 from retuned.lab.notebook import Note, Notebook, notebook_name
 from retuned.lab.session import Session
 from retuned.lab.subject import Subject
 from retuned.lab.toolchain import environment_of, toolchain_for
 from retuned.ports import Finding, Generator
+from retuned.lab.vetting import leave_out_unanswered
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome, turns_sentence
 from retuned.stages.verdict import JudgeSettings
 
@@ -91,7 +93,9 @@ class LocalLab:
         notes = [note for note in notebook.read() if note.solution.digest not in known]
         deadline = time.monotonic() + _left_s(plan, known.values(), notes)
         bay = Bay(
-            self._subjects(plan.definition),
+            with_captured(
+                self._subjects(plan.definition), self._root / FOLDER / notebook_name(plan.id)
+            ),
             plan.workloads,
             incumbent=incumbent,
             folder=self._root,
@@ -102,6 +106,7 @@ class LocalLab:
         try:
             session = Session(
                 plan,
+            leave_out_unanswered(bay)
                 bay=bay,
                 root=self._root,
                 incumbent=incumbent,

@@ -117,6 +117,28 @@ class RuntimeSocket:
         """
         self._ask_all({"op": "bypass", "definition": definition, "on": on})
 
+    def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Tell every process one request and return their answers.
+
+        Raises
+        ------
+        CandidateError
+            If one refuses.
+        TemporaryError
+            If one does not answer, or nobody listens.
+        """
+        return self._ask_all(request)
+
+    def processes(self) -> list[Path]:
+        """Return the sockets there are.
+
+        Raises
+        ------
+        TemporaryError
+            If the folder cannot be read.
+        """
+        return self._sockets()
+
     def _reports(
         self, request: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], T]
     ) -> dict[str, T]:

@@ -19,6 +19,7 @@ import numpy as np
 from retuned.contract import Digest, Solution
 from retuned.errors import CandidateError
 from retuned.lab.bay import Bay, units_within
+from retuned.lab.captured import WithCaptured, is_captured
 from retuned.lab.harness.cases import CaseBook, Cell, Seeds
 from retuned.lab.harness.checks import check_memory, check_numerics, failed_check
 from retuned.lab.harness.schedule import CANDIDATE, CLONE
@@ -102,10 +103,19 @@ class Examiner:
                     tolerance=bay.settings.tolerance,
                     timeout_s=bay.timeout_s,
                 )
-                checks.append(check)
+                checks.append(self._with_captured(check))
         except CandidateError as error:
             checks.append(failed_check(gate, error))
         return tuple(checks)
+
+    def _with_captured(self, check: Check) -> Check:
+        """Name the captured inputs that were asked about: digests and statistics, no numbers."""
+        subject = self._bay.subject
+        if not isinstance(subject, WithCaptured):
+            return check
+        cells = [cell for cell in self._bay.cells if is_captured(cell.family)]
+        told = [subject.summary(cell.axes, cell.family) for cell in cells]
+        return check.model_copy(update={"figures": {**check.figures, "captured": told}})
 
     def search(self, variant: Variant) -> Timed:
         """Gate G5: short paired timing, costliest shape first; the hopeless are stopped early."""

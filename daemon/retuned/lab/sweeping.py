@@ -31,9 +31,10 @@ def sweep(root: Path, *, running: Collection[str] = ()) -> int:
     root
         The lab's folder; it need not exist.
     running
-        Names of the notebooks of plans that will be resumed; their turns are called the same.
+        Names of the notebooks of plans that will be resumed; their turns and captured inputs
+        are called the same.
     """
-    kept = (*root.glob("notes/*"), *root.glob("turns/*"))
+    kept = (*root.glob("notes/*"), *root.glob("turns/*"), *root.glob("captured/*"))
     notes = [path for path in kept if path.name not in running]
     left = [path for pattern in _UNFINISHED for path in root.glob(pattern)]
     for path in (*left, *notes):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from retuned.contract import Digest, Workload
 from retuned.errors import CandidateError, HarnessError
+from retuned.lab.captured import WithCaptured
 from retuned.lab.harness.runs import Runner
 from retuned.lab.number_formats import is_float
 from retuned.lab.oracle import rms_error
@@ -164,7 +165,8 @@ def cells_for(
 
     Every family at the smallest shape; the ordinary and the exact family at every shape; the
     ordinary family at the edges of every shape (one less, one more, and one), where tails and masks
-    go wrong. `thorough` asks every family at every shape and edge.
+    go wrong; captured inputs at the shapes they were captured at. `thorough` asks every family at
+    every shape and edge.
     """
     shapes = _by_size([dict(workload.axes) for workload in workloads])
     edges = _by_size([edge for shape in shapes for edge in _edges(shape) if edge not in shapes])
@@ -177,6 +179,8 @@ def cells_for(
     for shape in _by_size(small):
         wanted = list(subject.families) if thorough else (few if shape in shapes else [ordinary])
         cells += [(shape, family) for family in wanted]
+    if isinstance(subject, WithCaptured):  # asked last: ordinary inputs find most faults sooner
+        cells += subject.shapes(workloads)
     return tuple(Cell(axes=axes, family=family) for axes, family in cells)
 
 
