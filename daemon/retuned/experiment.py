@@ -45,6 +45,7 @@ from retuned.lab.generators.evolve import EvolveConfig
 from retuned.lab.generators.inference import widen
 from retuned.lab.generators.occasion import SELF_CONTAINED, Make, Occasion
 from retuned.lab.generators.porting import Earlier
+from retuned.lab.generators.priors import Priors
 from retuned.ports import Generator
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings
@@ -87,6 +88,7 @@ def open_lab(
     *,
     solutions: Sequence[Solution] = (),
     earlier: Sequence[Earlier] = (),
+    priors: Priors | None = None,
     evolve: EvolveConfig | None = None,
     generators: Mapping[str, GeneratorFactory] | None = None,
     cores: Sequence[int] = (),
@@ -110,7 +112,7 @@ def open_lab(
             raise HarnessError(f"no source for the incumbent {plan.incumbent[:19]}")
         count = len(cores) or os.cpu_count() or 1
         made = occasion_of(plan, incumbent, cores=count, earlier=earlier)
-        return dataclasses.replace(made, left_s=bench.search_left_s)
+        return dataclasses.replace(made, priors=priors, left_s=bench.search_left_s)
 
     if generators is None:
         makers = {**GENERATORS, **_evolution(evolve)}
@@ -120,6 +122,7 @@ def open_lab(
         subjects=subject,
         solutions=find,
         generators=generators,
+        advantages=priors.advantages() if priors is not None else {},
         cores=cores,
         lab=lab,
         judge_settings=judge_settings,
@@ -178,10 +181,11 @@ def run(
     task: Task, out: TextIO, *, generators: Mapping[str, GeneratorFactory] | None = None
 ) -> int:
     """Carry out a task; write each finding as soon as it is final; return the exit code."""
-    catalog.learn(task.definitions)
+    catalog.learn(task.definitions, unconfined_references=task.unconfined_references)
     lab = open_lab(
         Path(task.root),
         solutions=task.solutions,
+        priors=task.priors,
         evolve=task.evolve,
         earlier=[record.restore() for record in task.earlier],
         generators=generators,
