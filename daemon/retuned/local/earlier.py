@@ -13,7 +13,7 @@ from retuned.contract import Digest
 from retuned.errors import UnreadableInput
 from retuned.lab.generators.porting import Earlier
 from retuned.local.context import Kind
-from retuned.ports import Store
+from retuned.ports import Finding, Store
 from retuned.stages.experiment import ExperimentPlan
 
 log = logging.getLogger(__name__)
@@ -52,23 +52,27 @@ def earlier_findings(
 
 
 def _found(store: Store, done: ExperimentPlan, *, environment: Digest) -> Iterator[Earlier]:
-    """Yield what one experiment found; a record that cannot be understood is left out."""
-    for record in store.list(Kind.FINDING, prefix=f"{done.id}/"):
-        try:
-            finding = FindingRecord.stored(record.body).unwrap()
-        except ValidationError as error:
-            log.error("finding %s is left out, it cannot be understood: %s", record.id, error)
-            continue
+    """Yield what one experiment found, with where that was."""
+    for finding in stored_findings(store, done.id):
         here = done.environment == environment
         yield Earlier(
             finding=finding,
             environment=done.environment,
-            arch="" if here else _arch(store, finding.verdict.evidence),
+            arch="" if here else arch_of(store, finding.verdict.evidence),
             workloads=done.workloads,
         )
 
 
-def _arch(store: Store, evidence: Digest | None) -> str:
+def stored_findings(store: Store, experiment: str) -> Iterator[Finding]:
+    """Yield what one experiment found; a record that cannot be understood is left out."""
+    for record in store.list(Kind.FINDING, prefix=f"{experiment}/"):
+        try:
+            yield FindingRecord.stored(record.body).unwrap()
+        except ValidationError as error:
+            log.error("finding %s is left out, it cannot be understood: %s", record.id, error)
+
+
+def arch_of(store: Store, evidence: Digest | None) -> str:
     """Return the architecture that evidence names; empty where it names none.
 
     Only a hint for a translation: whether the evidence is signed does not matter here.

@@ -24,11 +24,13 @@ from retuned.catalog.own import load_definitions
 from retuned.contract import Digest, Language, Solution
 from retuned.errors import MissingDependency, UsageError
 from retuned.lab.generators.porting import Earlier
+from retuned.lab.generators.priors import Priors
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.notebook import notebook_name
 from retuned.lab.physics import GPU_PEAKS, Peak
 from retuned.lab.sweeping import sweep
 from retuned.lab.toolchain import environment_of, is_timed
+from retuned.local.believed import priors_for
 from retuned.local.context import Context, Kind, LoopSettings
 from retuned.local.earlier import earlier_findings
 from retuned.local.found import found_solution
@@ -85,7 +87,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
             limits=ReadLimits(input_bytes=settings.max_trace_bytes),
         ),
         swapper=RuntimeSocket(settings.sockets),
-        bench=_lab(settings, store),
+        bench=_lab(settings, store, language=language, arch=environment.arch),
         notary=notary,
         settings=loop_settings(settings),
         environment=environment.digest,
@@ -151,7 +153,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
     )
 
 
-def _lab(settings: Settings, store: Store) -> Bench:
+def _lab(settings: Settings, store: Store, *, language: Language, arch: str) -> Bench:
     root = settings.state_dir / "lab"
     running = store.ids(Kind.EXPERIMENT, phase="running")
     sweep(root, running={notebook_name(plan) for plan in running})
@@ -167,6 +169,9 @@ def _lab(settings: Settings, store: Store) -> Bench:
     def earlier(plan: ExperimentPlan) -> Sequence[Earlier]:
         return earlier_findings(store, plan, family=_family)
 
+    def priors(plan: ExperimentPlan) -> Priors | None:
+        return priors_for(store, plan, family=_family, language=str(language), arch=arch)
+
     return LabProcess(
         root,
         cores=cores,
@@ -174,6 +179,7 @@ def _lab(settings: Settings, store: Store) -> Bench:
         builder=builder,
         definition=catalog.own_definition,
         earlier=earlier,
+        priors=priors,
         evolve=config_of(settings),
     )
 
