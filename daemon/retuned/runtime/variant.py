@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from retuned.runtime.artifact import Artifact, LibraryFile, check_symbol
+from retuned.runtime.gpu_variant import GpuVariant
 from retuned.runtime.inforce import Ineligible, Variant
 from retuned.runtime.launch import CpuKernel
 from retuned.runtime.loaded import BUSY, Allocate, LoadedVariant, Runner
@@ -108,5 +109,9 @@ def _load(artifact: Artifact) -> list[CpuKernel]:
 
 Loader = Callable[[Artifact, PackedWeights], Variant]
 
-LOADERS: dict[str, Loader] = {"cpu_cpp": CpuVariant, "triton": TritonVariant}
+LOADERS: dict[str, Loader] = {
+    "cpu_cpp": CpuVariant,
+    "triton": TritonVariant,
+    "gpu_cpp": GpuVariant,
+}
 """Loader per artifact language."""

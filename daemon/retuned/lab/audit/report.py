@@ -32,6 +32,8 @@ _TABLES = {
     "_$_str": 11,
 }
 """Constants of NVIDIA's mathematics: compilers put them beside variables; nothing writes there."""
+_UNIT = "__hip_cuid_"
+"""One byte that clang gives every object for HIP, so that linkers tell them apart."""
 _NAMED = 5
 _NO_THREADS_GIVEN = 256
 
@@ -245,14 +247,21 @@ def _state_of(section: Section, objects: Sequence[Symbol]) -> str:
         return ""
     if section.name.startswith((".nv.shared", ".nv.local")):
         return ""
-    tables = sum(s.size for s in objects if _TABLES.get(s.name) == s.size)
-    own = [symbol for symbol in objects if _TABLES.get(symbol.name) != symbol.size]
+    own = [symbol for symbol in objects if not _is_compilers(symbol)]
+    tables = sum(symbol.size for symbol in objects) - sum(symbol.size for symbol in own)
     if objects and not own and section.size - tables < 16 * len(objects):  # rest is alignment
         return ""
     names = ", ".join(symbol.name[:40] for symbol in own[:_NAMED])
     return f"section {section.name[:40]} keeps {section.size} bytes between launches" + (
         f" ({names})" if names else ""
     )
+
+
+def _is_compilers(symbol: Symbol) -> bool:
+    """Whether a compiler put it there, and nothing writes to it."""
+    if symbol.name.startswith(_UNIT):
+        return symbol.size == 1
+    return _TABLES.get(symbol.name) == symbol.size
 
 
 def _report(

@@ -1,0 +1,101 @@
+"""GPU C++ on this machine: compiled and audited anywhere, run and timed on a GPU only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from retuned.contract import Definition, Environment, Language, Solution
+from retuned.errors import MissingDependency
+from retuned.lab.harness.processes import Child, ChildLimits, ChildProgram, ForkServer, Starter
+from retuned.lab.harness.variant import variant_of
+from retuned.lab.languages import gpu, gpu_cpp
+from retuned.lab.languages.limits import CompileLimits
+from retuned.lab.physics import gpu_floor_us
+from retuned.lab.toolchain import Artifact, Pace, Shapes
+
+_ROOT = Path(__file__).resolve().parents[2]
+_GPU_CHILD = Path(__file__).with_name("harness") / "gpu_child.py"
+_ZONE_ROWS = 64
+"""Tiles of a GPU kernel reach this far past a tensor whose bounds were forgotten."""
+
+
+class GpuCpp:
+    """GPU C++ for this machine's GPU; without one, gates G1 and G2 alone.
+
+    Parameters
+    ----------
+    driver
+        Path of a driver that plays a device in this processor's memory. Tests have one; None takes
+        the GPU's, and where there is no GPU nothing is run.
+    """
+
+    language = Language.GPU_CPP
+
+    def __init__(self, *, driver: str | None = None) -> None:
+        self._gpu = gpu.find_gpu() if driver is None else None
+        start, warm = _needs_a_gpu, lambda: None
+        if self._gpu is not None or driver is not None:
+            paths = [str(_ROOT), *sys.path]
+            server = ForkServer(_GPU_CHILD, paths=paths, environment=gpu.variables())
+            start, warm = server.start, server.warm
+        here = self._gpu is not None
+        self.program = ChildProgram(
+            start=start,
+            warm=warm,
+            limits=ChildLimits(start_s=120.0, cpu_s=600, memory_bytes=8 * 2**30),
+            mirrored=True,
+            fences=False,
+            zone_rows=_ZONE_ROWS,
+            settings={"device": "cuda" if here else "cpu", "driver": driver},
+        )
+        self.pace = Pace(
+            unit_overhead_us=2_500.0 if here else 1_000.0, start_s=60.0, launch_timeout_s=5.0
+        )
+
+    def environment(self) -> Environment:
+        """See `gpu_cpp_environment`."""
+        return gpu_cpp.gpu_cpp_environment()
+
+    def build(
+        self,
+        solution: Solution,
+        definition: Definition,
+        *,
+        folder: Path,
+        shapes: Shapes = (),
+        limits: CompileLimits | None = None,
+    ) -> Artifact:
+        """See `gpu_cpp.build`."""
+        built = gpu_cpp.build(solution, definition, cache_dir=folder, shapes=shapes, limits=limits)
+        variant = variant_of(solution, definition, library=built.path)
+        return Artifact(
+            variant=replace(
+                variant,
+                launch=gpu_cpp.launch_of(solution, definition),
+                note=built.note,
+                audit=(built.report.model_dump(mode="json"),),
+            ),
+            sha256=built.sha256,
+            file_name=f"kernel{built.path.suffix}",
+            manifest={"grid": list(solution.grid), "arch": built.arch},
+        )
+
+    def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:
+        """See `gpu_floor_us`."""
+        del parts
+        if self._gpu is None:
+            return 0.0
+        return gpu_floor_us(definition, axes, arch=self._gpu.arch, cache=self._gpu.cache_bytes)
+
+
+def _refuse(memory: int) -> tuple[Child, int]:
+    raise MissingDependency(
+        "running and timing GPU C++ needs a GPU, and there is none here; what is written in it was "
+        "compiled and audited (gates G1 and G2) and can be measured where a GPU is"
+    )
+
+
+_needs_a_gpu: Starter = _refuse
