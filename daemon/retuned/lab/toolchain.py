@@ -182,9 +182,16 @@ class TritonGpu:
         return gpu_floor_us(definition, axes, arch=self._gpu.arch, cache=self._gpu.cache_bytes)
 
 
+def _gpu_cpp() -> Toolchain:
+    from retuned.lab.toolchain_gpu_cpp import GpuCpp  # it imports this module
+
+    return GpuCpp()
+
+
 _TOOLCHAINS: Mapping[Language, Callable[[], Toolchain]] = {
     Language.CPU_CPP: CpuCpp,
     Language.TRITON: TritonGpu,
+    Language.GPU_CPP: _gpu_cpp,
 }
 
 

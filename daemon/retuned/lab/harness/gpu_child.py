@@ -41,15 +41,23 @@ class _Runner:
         self._map = mmap.mmap(settings["fd"], size)
         self._host = torch.frombuffer(self._map, dtype=torch.uint8)
         self._mirror = torch.zeros(size, dtype=torch.uint8, device=self.device.name)
+        self._driver: str | None = settings.get("driver")
         self._kernels: list[Any] = []
         self._tensors: list[list[tuple[str, tuple[int, ...]]]] = []
 
     def load(self, library: dict[str, Any]) -> None:
         from retuned.lab.harness.mirrored import MirroredKernel
+        from retuned.lab.harness.mirrored_object import LANGUAGE, MirroredObject
 
+        entry, launch = library["entry"], library["launch"]
+        if launch.get("language") == LANGUAGE:
+            with open(library["path"], "rb") as stream:
+                image = stream.read()
+            self._kernels.append(MirroredObject(image, entry, launch, driver=self._driver))
+            return
         with open(library["path"], encoding="utf-8") as file:
             text = file.read()
-        self._kernels.append(MirroredKernel(text, library["entry"], library["launch"]))
+        self._kernels.append(MirroredKernel(text, entry, launch))
 
     def push(self, command: dict[str, Any]) -> dict[str, Any]:
         size = command["bytes"]

@@ -19,6 +19,10 @@ REASONS: Mapping[str, str] = {
     "grid-invalid": "contract-violated",
     "lengths-too-large": "contract-violated",
     "tensor-unaligned": "contract-violated",
+    "device-lost": "crashed",
+    "entry-missing": "binary-audit-failed",
+    "load-failed": "compile-failed",
+    "wrong-arch": "compile-failed",
 }
 """The launcher's codes in the verdict's vocabulary; codes not named are the same in both."""
 
