@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from retuned.catalog.entry import Entry
 from retuned.contract import Solution
+from retuned.lab.languages.triton import load
 from retuned.lab.number_formats import NUMPY
 from retuned.lab.subject import numpy_dtype, shape_of
-from retuned.runtime.triton_launch import TritonKernel
+from retuned.runtime.triton_steps import TritonSteps
 
 Array = npt.NDArray[Any]
 
@@ -24,17 +25,9 @@ def solutions(entry: Entry, axes: Mapping[str, int]) -> Iterator[Solution]:
         yield entry.solution(space.name, space.starts(axes)[0])
 
 
-def kernel(entry: Entry, solution: Solution) -> TritonKernel:
+def kernel(entry: Entry, solution: Solution) -> TritonSteps:
     """Load a variant as the lab's child does."""
-    definition = entry.definition
-    return TritonKernel(
-        solution.sources[0].content,
-        entry=solution.entry,
-        params=solution.params,
-        grid=solution.grid,
-        tensors=[*definition.inputs, *definition.outputs],
-        axes=list(definition.axes),
-    )
+    return load(solution, entry.definition)
 
 
 def to_torch(array: Array, device: str = "cpu") -> Any:

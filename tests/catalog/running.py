@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from retuned.catalog import Entry
 from retuned.contract import Solution
+from retuned.lab.languages.triton import load
 from retuned.lab.subject import numpy_dtype, shape_of
 from retuned.runtime.launch import CpuKernel
 from retuned.runtime.layouts import repack
-from retuned.runtime.triton_launch import TritonKernel
+from retuned.runtime.triton_steps import TritonSteps
 
 Array = npt.NDArray[Any]
 
@@ -57,22 +58,13 @@ def launch(
     return results
 
 
-def triton_kernel(entry: Entry, solution: Solution) -> TritonKernel:
+def triton_kernel(entry: Entry, solution: Solution) -> TritonSteps:
     """Load a Triton variant with the launcher of servers."""
-    definition = entry.definition
-    return TritonKernel(
-        solution.sources[0].content,
-        entry=solution.entry,
-        params=solution.params,
-        grid=solution.grid,
-        tensors=[*definition.inputs, *definition.outputs],
-        axes=list(definition.axes),
-        scratch_bytes=solution.scratch_bytes,
-    )
+    return load(solution, entry.definition)
 
 
 def run_triton(
-    kernel: TritonKernel,
+    kernel: TritonSteps,
     entry: Entry,
     inputs: dict[str, Array],
     axes: dict[str, int],

@@ -26,12 +26,11 @@ from retuned.errors import UsageError
 from retuned.lab.bay import Bay
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.cases import EXACT_FAMILY
+from retuned.lab.languages.triton import check_contract
 from retuned.lab.number_formats import is_float, rounded
 from retuned.lab.oracle import compare, exact_mismatch, reduced_elements
 from retuned.lab.subject import make_inputs
 from retuned.local.known_kernels import KnownKernels
-from retuned.runtime.triton_bind import bind
-from retuned.runtime.triton_source import check_source
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -258,15 +257,9 @@ def test_every_source_keeps_the_contract_and_binds_to_its_definition(name: str) 
     for length in (1, 8, 256, 8192):
         axes = some_axes(entry, length)
         for solution in solutions(entry, axes):
-            signature = check_source(solution.sources[0].content, entry=solution.entry)
-            binding = bind(
-                signature,
-                params=solution.params,
-                grid=solution.grid,
-                tensors=[*definition.inputs, *definition.outputs],
-                axes=list(definition.axes),
-            )
-            assert min(binding.grid_at(list(definition.lengths(axes).values()))) >= 1
+            plan = check_contract(solution, definition)
+            for grid in plan.check_at(list(definition.lengths(axes).values())):
+                assert min(grid) >= 1
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -353,7 +346,7 @@ def test_the_real_gates_refuse_a_product_that_adds_up_in_bfloat16(tmp_path: Path
 CROSS = """
 import json, sys
 from retuned import catalog
-from retuned.runtime.triton_launch import TritonKernel
+from retuned.lab.languages.triton import load
 from triton.backends.compiler import GPUTarget
 
 TARGETS = {"sm_90": GPUTarget("cuda", 90, 32)}
@@ -365,16 +358,14 @@ for name, archs in json.loads(sys.argv[1]).items():
     axes = dict.fromkeys(definition.variable_axes, 16)
     for space in entry.spaces:
         solution = entry.solution(space.name, space.starts(axes)[0])
-        kernel = TritonKernel(
-            solution.sources[0].content, entry=solution.entry, params=solution.params,
-            grid=solution.grid, tensors=[*definition.inputs, *definition.outputs],
-            axes=list(definition.axes))
+        kernel = load(solution, definition)
         tensors = (*definition.inputs.values(), *definition.outputs.values())
         for arch in archs:
             compiled = kernel.cross_compile(
                 TARGETS[arch], list(definition.lengths(axes).values()),
                 dtypes=[str(tensor.dtype) for tensor in tensors])
-            found[f"{solution.definition} {solution.structure} {arch}"] = compiled.metadata.shared
+            shared = max(each.metadata.shared for each in compiled)
+            found[f"{solution.definition} {solution.structure} {arch}"] = shared
 print(json.dumps(found))
 """
 

@@ -29,7 +29,8 @@ from retuned.demo.kernels import TritonIncumbent, slotted_operators  # noqa: E40
 from retuned.demo.model import DecoderModel  # noqa: E402
 from retuned.demo.operators import plain_operators  # noqa: E402
 from retuned.demo.shapes import SHAPES  # noqa: E402
-from retuned.runtime.triton_launch import TritonKernel  # noqa: E402
+from retuned.lab.languages.triton import load  # noqa: E402
+from retuned.runtime.triton_steps import TritonSteps  # noqa: E402
 
 DEFINITIONS = {
     "linear_w8_n6144_k2048": [{"M": 1}, {"M": 17}, {"M": 256}],
@@ -57,17 +58,8 @@ def device() -> Any:
     return torch.device("cuda", 0)
 
 
-def kernel(entry: Entry, solution: Solution) -> TritonKernel:
-    definition = entry.definition
-    return TritonKernel(
-        solution.sources[0].content,
-        entry=solution.entry,
-        params=solution.params,
-        grid=solution.grid,
-        tensors=[*definition.inputs, *definition.outputs],
-        axes=list(definition.axes),
-        scratch_bytes=solution.scratch_bytes,
-    )
+def kernel(entry: Entry, solution: Solution) -> TritonSteps:
+    return load(solution, entry.definition)
 
 
 def solutions(entry: Entry, axes: dict[str, int]) -> Iterator[Solution]:
@@ -125,7 +117,7 @@ def test_other_lengths_use_the_code_that_is_there(device: Any) -> None:
         out = torch.empty_like(x)
         ready.launch([x, weight, out], [rows, 2048])
         torch.testing.assert_close(out, plain_operators().rmsnorm(x, weight), atol=1e-4, rtol=1e-4)
-    assert len(ready._compiled) == 1
+    assert len(ready.kernels[0]._compiled) == 1
 
 
 def test_a_launch_is_on_the_stream_that_is_current(device: Any) -> None:

@@ -16,8 +16,10 @@ from retuned.contract import (
     Definition,
     Guard,
     Language,
+    Scratch,
     Solution,
     SourceFile,
+    Step,
     TrustClass,
 )
 from retuned.errors import UsageError
@@ -55,6 +57,10 @@ class Space:
     """Language of the sources."""
     grid: tuple[str, ...] = ()
     """Launch grid of a GPU kernel, as expressions over axes and parameters."""
+    steps: tuple[Step, ...] = ()
+    """Launches, where there are several; `grid` is empty then."""
+    scratch: tuple[Scratch, ...] = ()
+    """Memory that the steps share."""
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Text of sources that do not ship with the catalog, by name."""
     author: str = "catalog"
@@ -99,6 +105,12 @@ class Entry:
     """The reference."""
     cost: Callable[[dict[str, int]], Cost] = field(repr=False)
     """Cost at the lengths of all axes."""
+    confinement: Callable[[], tuple[str, ...] | None] = field(default=lambda: None, repr=False)
+    """What confined the reference, if it is a stranger's and ran; None where it is our own."""
+
+    def reference_confined_by(self) -> tuple[str, ...] | None:
+        """Return the walls around the process of a stranger's reference; see `confinement`."""
+        return self.confinement()
 
     def reference(self, inputs: dict[str, Array], axes: Mapping[str, int]) -> dict[str, Array]:
         """Compute every output in float64.
@@ -194,6 +206,8 @@ def build_solution(
         structure=space.name,
         params={name: params[name] for name in space.params},
         grid=space.grid,
+        steps=space.steps,
+        scratch=space.scratch,
         layouts=space.layouts(params),
         scratch_bytes=space.scratch_bytes(params, definition),
         guard=guard or Guard(),

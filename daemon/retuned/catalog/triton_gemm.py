@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from retuned.catalog.entry import Params, Space
-from retuned.catalog.triton_space import fits, fitting, space, warps
+from retuned.catalog.triton_space import fits, fitting, space, split_k_of, warps
 from retuned.contract import Definition
 
 FEW_ROWS = 32
@@ -142,7 +142,46 @@ def products(
     return tiles, persistent, slices
 
 
-BF16 = products("gemm", depths=(64, 32, 128), x_bytes=2, w_bytes=2)
+def _split_fits(params: Params, definition: Definition) -> bool:
+    depth = int(params["BLOCK_K"]) * int(params["SPLITS"])
+    return _tile_fits(params, definition, x_bytes=2, w_bytes=2) and fits(
+        definition, "K", depth, least=256
+    )
+
+
+def _split_starts(axes: Mapping[str, int]) -> tuple[Params, ...]:
+    rows = 16 if axes["M"] <= 16 else 32
+    return tuple(
+        {
+            "BLOCK_M": rows,
+            "BLOCK_N": columns,
+            "BLOCK_K": depth,
+            "SPLITS": splits,
+            "num_warps": 4 if rows * columns > 512 else 2,
+            "num_stages": 3,
+        }
+        for splits, columns, depth in ((4, 64, 64), (8, 64, 64), (2, 32, 128), (2, 32, 64))
+    )
+
+
+SPLIT_K = space(
+    "split-k",
+    "triton_gemm_split_k.py",
+    **split_k_of("gemm_split_k", first=(_TILED,)),
+    params={
+        "BLOCK_M": (16, 32),
+        "BLOCK_N": (32, 64, 128),
+        "BLOCK_K": (32, 64, 128),
+        "SPLITS": (2, 4, 8, 16),
+        "num_warps": (2, 4, 8),
+        "num_stages": (2, 3, 4),
+    },
+    starts=_split_starts,
+    rank=lambda axes: 1 if _few(axes) else 3,
+    valid=_split_fits,
+)
+"""Among programs, in two launches: for few rows of a deep product."""
+BF16 = (*products("gemm", depths=(64, 32, 128), x_bytes=2, w_bytes=2), SPLIT_K)
 W8 = products("gemm_w8", depths=(64, 32, 128), x_bytes=2, w_bytes=1)
 FP8 = products("gemm_fp8", depths=(128, 64), x_bytes=1, w_bytes=1)
 

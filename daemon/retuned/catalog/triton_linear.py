@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from retuned.catalog.entry import Params, Space
-from retuned.catalog.triton_space import fits, space, warps
+from retuned.catalog.triton_space import fits, space, split_k_of, warps
 from retuned.contract import Definition
 
 FEW_ROWS = 4
@@ -105,11 +105,35 @@ SPLIT = space(
 )
 
 
+SPLIT_K = space(
+    "split-k",
+    "triton_linear_split_k.py",
+    **split_k_of("linear_split_k", first=("M * cdiv(N, BLOCK_N)",)),
+    params={
+        "BLOCK_N": (4, 8, 16, 32),
+        "BLOCK_K": (64, 128, 256, 512),
+        "SPLITS": (2, 4, 8, 16),
+        "num_warps": (1, 2, 4, 8),
+        "num_stages": (1, 2, 3),
+    },
+    starts=lambda _axes: (
+        {"BLOCK_N": 16, "BLOCK_K": 256, "SPLITS": 4, "num_warps": 4, "num_stages": 3},
+        {"BLOCK_N": 8, "BLOCK_K": 256, "SPLITS": 2, "num_warps": 4, "num_stages": 2},
+        {"BLOCK_N": 16, "BLOCK_K": 64, "SPLITS": 2, "num_warps": 4, "num_stages": 2},
+    ),
+    rank=lambda axes: 1 if _few(axes) else 3,
+    valid=lambda params, definition: (
+        _dots_fit(params, definition)
+        and fits(definition, "K", int(params["BLOCK_K"]) * int(params["SPLITS"]), least=128)
+    ),
+)
+
+
 def linear_w8(definition: Definition) -> tuple[tuple[Space, ...], Params]:
     """Return the spaces, and the point of the first that is tuned for one stream of chat, M = 1."""
     small = {"BLOCK_N": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 1}
     for depth in (256, 128):
         point = {"BLOCK_N": 8, "BLOCK_K": depth, "num_warps": 4, "num_stages": 3}
         if ROW_DOTS.constraints(point, definition):
-            return (ROW_DOTS, TILES, SPLIT), point
-    return (ROW_DOTS, TILES, SPLIT), small
+            return (ROW_DOTS, TILES, SPLIT, SPLIT_K), point
+    return (ROW_DOTS, TILES, SPLIT, SPLIT_K), small

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, product
+from typing import Any
 
 from retuned.catalog.entry import Params, Space, constant
-from retuned.contract import Definition, Language
+from retuned.contract import Definition, DType, Language, Scratch, Step
 
 PREFIX = "triton_"
 """Sources of Triton kernels are called this and their entry."""
@@ -19,24 +20,53 @@ def space(
     name: str,
     source: str,
     *,
-    grid: tuple[str, ...],
+    grid: tuple[str, ...] = (),
+    steps: tuple[Step, ...] = (),
+    scratch: tuple[Scratch, ...] = (),
     params: Mapping[str, tuple[int | str, ...]],
     starts: Callable[[Mapping[str, int]], tuple[Params, ...]],
     rank: Callable[[Mapping[str, int]], int],
     valid: Callable[[Params, Definition], bool] = lambda _params, _definition: True,
 ) -> Space:
-    """Return the space of one Triton source; its entry is the file's name."""
+    """Return the space of one Triton source; its entry is the file's, or its first step's.
+
+    It has either a grid or steps.
+    """
     return Space(
         name=name,
         sources=(source,),
-        entry=source.removeprefix(PREFIX).removesuffix(".py"),
+        entry=steps[0].entry if steps else source.removeprefix(PREFIX).removesuffix(".py"),
         params=params,
         starts=starts,
         rank=rank,
         valid=valid,
         language=Language.TRITON,
         grid=grid,
+        steps=steps,
+        scratch=scratch,
     )
+
+
+def split_k_of(entry: str, *, first: tuple[str, ...]) -> dict[str, Any]:
+    """Return steps and scratch of a product whose depth is split among programs.
+
+    Parameters
+    ----------
+    entry
+        Writes partial sums; ``{entry}_sum`` adds them up.
+    first
+        Grid of one part's tiles, of one dimension; the second is the part.
+    """
+    total = Step(
+        entry=f"{entry}_sum",
+        grid=("cdiv(M * N, BLOCK_SUM)",),
+        params={"BLOCK_SUM": 512, "num_warps": 4, "num_stages": 2},
+    )
+    partial = Scratch(name="partial", dtype=DType.FLOAT32, shape=("SPLITS", "M", "N"))
+    return {
+        "steps": (Step(entry=entry, grid=(*first, "SPLITS")), total),
+        "scratch": (partial,),
+    }
 
 
 def fitting(space: Space, definition: Definition) -> Space:

@@ -171,6 +171,8 @@ def _language(entry: Entry) -> dict[str, Any]:
                 "name": space.name,
                 "entry": space.entry,
                 "grid": list(space.grid),
+                "steps": [step.model_dump(mode="json") for step in space.steps],
+                "scratch": [each.model_dump(mode="json") for each in space.scratch],
                 "params": {name: list(choices) for name, choices in space.params.items()},
                 "points": sum(point.structure == space.name for point in every),
             }

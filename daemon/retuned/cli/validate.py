@@ -17,8 +17,10 @@ from retuned.contract import (
     Language,
     Name,
     Record,
+    Scratch,
     Solution,
     SourceFile,
+    Step,
     TrustClass,
     Workload,
 )
@@ -51,6 +53,10 @@ class Header(Record):
     """Workspace per part."""
     grid: tuple[str, ...] = ()
     """Programs per dimension of a Triton launch, such as ``cdiv(M, BLOCK_M)``."""
+    steps: tuple[Step, ...] = ()
+    """Launches of a Triton variant that needs several; then there is no `entry` and no `grid`."""
+    scratch: tuple[Scratch, ...] = ()
+    """Memory that the steps share."""
     shapes: tuple[dict[Name, Dim], ...] = ()
     """Shapes to validate at; ``--at`` is stronger."""
 
@@ -128,13 +134,15 @@ def read_candidate(
         "name": re.sub(r"[^a-zA-Z0-9_.-]", "_", path.stem)[:100] or "candidate",
         "definition": name,
         "language": Language.TRITON if triton else Language.CPU_CPP,
-        "entry": header.entry,
+        "entry": header.steps[0].entry if header.steps else header.entry,
         "sources": (SourceFile(path="candidate.py" if triton else "candidate.cpp", content=text),),
         "structure": "given",
         "params": header.params,
         "layouts": header.layouts,
         "scratch_bytes": header.scratch_bytes,
         "grid": header.grid,
+        "steps": header.steps,
+        "scratch": header.scratch,
         "trust": TrustClass.GENERATED,
         "author": "validate",
     }

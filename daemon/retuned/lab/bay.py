@@ -198,6 +198,7 @@ class Bay:
                 scratch_bytes=variant.scratch_bytes,
                 parts=variant.parts,
                 zone_rows=self.toolchain.program.zone_rows,
+                named=variant.scratch_sizes(definition.lengths(cell.axes)),
             )
             for cell in self.cells
         )

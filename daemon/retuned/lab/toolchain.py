@@ -171,7 +171,7 @@ class TritonGpu:
             ),
             sha256=built.sha256,
             file_name="kernel.py",
-            manifest={"grid": list(solution.grid)},
+            manifest={"grid": list(solution.grid), **triton.manifest_of(solution)},
         )
 
     def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:

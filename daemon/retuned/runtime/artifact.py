@@ -32,6 +32,8 @@ MAX_PARTS = 256
 """Most shares a launch may be split into."""
 MAX_PARAMS = 64
 """Most parameters."""
+MAX_OBJECTS = 16
+"""Most steps of a launch, and most pieces of scratch."""
 
 _FILE = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}\Z")
 _SYMBOL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,127}\Z")
@@ -62,6 +64,10 @@ class Artifact:
     """Compile-time parameters and launch options, where the loader compiles."""
     grid: tuple[str, ...] = ()
     """Expressions of the launch grid of a GPU kernel."""
+    steps: tuple[Mapping[str, Any], ...] = ()
+    """Launches, where there are several; checked by the loader."""
+    scratch: tuple[Mapping[str, Any], ...] = ()
+    """Named scratch of the launches; checked by the loader."""
 
 
 def read_artifact(folder: Path, *, digest: str, within: Path | None = None) -> Artifact:
@@ -99,6 +105,9 @@ def read_artifact(folder: Path, *, digest: str, within: Path | None = None) -> A
     if expected is None or hashlib.sha256(binary).hexdigest() != expected.group(1):
         raise Refused("artifact-tampered", detail=f"{name} does not match its sha256")
     spec = parse_spec(body.get("definition") or {})
+    steps, scratch = _objects(body, "steps"), _objects(body, "scratch")
+    if steps or scratch:
+        check_solution_digest(body, binary, digest=digest)
     return Artifact(
         digest=digest,
         spec=spec,
@@ -110,7 +119,36 @@ def read_artifact(folder: Path, *, digest: str, within: Path | None = None) -> A
         binary=binary,
         params=_params(body),
         grid=_grid(body),
+        steps=steps,
+        scratch=scratch,
     )
+
+
+def check_solution_digest(body: Mapping[str, Any], binary: bytes, *, digest: str) -> None:
+    """Compute the variant's digest from the manifest: what is launched is what was judged.
+
+    Raises
+    ------
+    Refused
+        ``artifact-invalid`` if something is missing, ``digest-mismatch`` if it is another's.
+    """
+    path, definition = body.get("source_path"), body.get("definition")
+    if not isinstance(path, str) or not _FILE.match(path) or not isinstance(definition, Mapping):
+        raise _invalid("source_path", "is needed where there are steps or scratch")
+    decides = {
+        "definition": definition.get("name"),
+        "language": body.get("language"),
+        "entry": body.get("entry"),
+        "sources": [{"path": path, "content": binary.decode("utf-8", "replace")}],
+        "params": body.get("params", {}),
+        "layouts": body.get("layouts", {}),
+        "scratch_bytes": body.get("scratch_bytes", 0),
+    }
+    decides |= {name: body[name] for name in ("grid", "steps", "scratch") if body.get(name)}
+    text = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    found = "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    if found != digest:
+        raise Refused("digest-mismatch", detail=f"the manifest describes {found}, not {digest:.80}")
 
 
 class LibraryFile:
@@ -216,6 +254,15 @@ def _grid(body: Mapping[str, Any]) -> tuple[str, ...]:
     if not all(isinstance(expression, str) for expression in value):
         raise _invalid("grid", "holds something that is no text")
     return tuple(value)  # parsed by the loader
+
+
+def _objects(body: Mapping[str, Any], field: str) -> tuple[Mapping[str, Any], ...]:
+    value = body.get(field, [])
+    if not isinstance(value, list) or len(value) > MAX_OBJECTS:
+        raise _invalid(field, f"is no list of at most {MAX_OBJECTS} objects")
+    if not all(isinstance(each, Mapping) for each in value):
+        raise _invalid(field, "holds something that is no object")
+    return tuple(value)
 
 
 def _matching(body: Mapping[str, Any], field: str, pattern: re.Pattern[str]) -> str:

@@ -82,6 +82,10 @@ class LoadedVariant(ABC):
     def runner(self, values: tuple[int, ...]) -> Runner:
         """Return what launches at these lengths of all axes; never raises, never compiles."""
 
+    def checked_runner(self, values: tuple[int, ...]) -> Runner:
+        """Return the same for a launch that is compared: scratch is poisoned where there is any."""
+        return self.runner(values)
+
     def prepare(self, key: Key) -> None:  # noqa: B027 - nothing to compile is the usual case
         """Compile what launches of these lengths need; off the request path.
 
@@ -118,15 +122,16 @@ class LoadedVariant(ABC):
             poison(tensor)
             return tensor
 
-        return self.launcher_into(key, poisoned)
+        return self.launcher_into(key, poisoned, checked=True)
 
-    def launcher_into(self, key: Key, allocate: Allocate) -> Launch:
+    def launcher_into(self, key: Key, allocate: Allocate, *, checked: bool = False) -> Launch:
         """Return what launches at these lengths, outputs from `allocate`."""
         lengths = self.spec.lengths(key)
         values = tuple(lengths.values())
         if 0 in values:
             return lambda _: EMPTY
-        eligible, run = self._eligibility(lengths), self.runner(values)
+        eligible = self._eligibility(lengths)
+        run = self.checked_runner(values) if checked else self.runner(values)
         shapes = [tuple(lengths[a] for a in spec.shape) for spec in self.spec.outputs]
         outputs = list(zip(shapes, self._output_dtypes, strict=True))
         repacked, find, single = self.repacked, self.packed.find, len(outputs) == 1

@@ -4,7 +4,7 @@ It belongs to the device that was current when it was loaded; tensors on another
 incumbent's. What is compiled depends on the lengths of constexpr axes alone (see
 `retuned.runtime.triton_launch`): a variant without such axes is compiled once and for all; with
 them, a launch that needs code which is not there yet goes to the incumbent, and the control thread
-compiles.
+compiles. The same holds for scratch: it is made beforehand, and a launch never allocates it.
 
 A kernel that cannot be launched raises, and the incumbent serves. A kernel that reads or writes
 memory that is not its own breaks the whole process' CUDA context: nothing here can undo that, which
@@ -20,9 +20,11 @@ from typing import Any
 
 from retuned.runtime.artifact import Artifact
 from retuned.runtime.inforce import Ineligible
-from retuned.runtime.loaded import NOT_COMPILED, Allocate, LoadedVariant, Runner
+from retuned.runtime.loaded import NOT_COMPILED, Allocate, LoadedVariant, Runner, poison
+from retuned.runtime.spaces import Blocks, Lane
 from retuned.runtime.spec import Key, Refused, Tensor
-from retuned.runtime.triton_launch import Launch, TritonKernel
+from retuned.runtime.triton_launch import Launch
+from retuned.runtime.triton_steps import TritonSteps
 from retuned.runtime.weights import PackedWeights
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ MAX_PENDING = 64
 MAX_CODES = 64
 """Specialisations compiled for one variant; launches that need more stay the incumbent's."""
 _ALIGN = 16
+_PIECE_ALIGN = 256
+_NO_SCRATCH = Ineligible("no-scratch")
 
 
 class TritonVariant(LoadedVariant):
@@ -48,7 +52,7 @@ class TritonVariant(LoadedVariant):
     ------
     Refused
         ``torch-missing``, ``triton-missing``, ``gpu-missing``, ``dtype-unsupported``,
-        ``contract-violated`` or ``grid-invalid``.
+        ``contract-violated``, ``grid-invalid`` or ``scratch-invalid``.
     """
 
     def __init__(self, artifact: Artifact, packed: PackedWeights) -> None:
@@ -58,7 +62,7 @@ class TritonVariant(LoadedVariant):
             source = artifact.binary.decode("utf-8")
         except UnicodeDecodeError as error:
             raise Refused("contract-violated", detail="the source is not UTF-8") from error
-        self._kernel = TritonKernel(
+        self._kernel = TritonSteps(
             source,
             entry=artifact.entry,
             params=artifact.params,
@@ -66,9 +70,12 @@ class TritonVariant(LoadedVariant):
             tensors=[tensor.name for tensor in (*spec.inputs, *spec.outputs)],
             axes=[name for name, _ in spec.axes],
             scratch_bytes=artifact.scratch_bytes,
+            steps=artifact.steps,
+            scratch=artifact.scratch,
         )
         self._names = [tensor.dtype for tensor in (*spec.inputs, *spec.outputs)]
         self._device = self._find_device()
+        self._blocks = Blocks(self._torch, self._device) if self._kernel.plan.scratch else None
         self._pending: dict[tuple[int, ...], None] = {}
         self._codes: set[tuple[int, ...]] = set()
         self._failed: set[tuple[int, ...]] = set()
@@ -99,16 +106,15 @@ class TritonVariant(LoadedVariant):
         return partial(self._torch.empty, device=self._device)
 
     def prepare(self, key: Key) -> None:
-        """Compile and load what launches of these lengths need.
+        """Compile and load what launches of these lengths need, and make their scratch.
 
         Raises
         ------
         Refused
-            ``compile-failed``, ``out-of-resources`` or ``grid-invalid``.
+            ``compile-failed``, ``out-of-resources``, ``grid-invalid``, ``scratch-too-large`` or
+            ``scratch-memory``.
         """
-        values = tuple(self.spec.lengths(key).values())
-        self._kernel.prepare(values, dtypes=self._names, device=self._device)
-        self._codes.add(self._kernel.binding.specialisation(values))
+        self._prepare(tuple(self.spec.lengths(key).values()))
 
     def prepare_pending(self) -> int:
         """Compile one of what launches asked for in vain; return how many were compiled.
@@ -117,22 +123,43 @@ class TritonVariant(LoadedVariant):
         """
         values = next(iter(list(self._pending)), None)
         if values is None:
-            return 0
+            return self._prepare_blocks()
         made = 0
         try:
-            self._kernel.prepare(values, dtypes=self._names, device=self._device)
-            self._codes.add(self._kernel.binding.specialisation(values))
+            self._prepare(values)
             made = 1
         except Refused as error:
-            self._failed.add(self._kernel.binding.specialisation(values))
+            self._failed.add(self._kernel.plan.specialisation(values))
             log.warning("%s at %s stays the incumbent's: %s", self.spec.name, values, error)
         self._pending.pop(values, None)
         return made
 
+    def _prepare(self, values: tuple[int, ...]) -> None:
+        self._kernel.prepare(values, dtypes=self._names, device=self._device)
+        if self._blocks is not None:
+            self._blocks.reserve(self._layout(values)[1])
+        self._codes.add(self._kernel.plan.specialisation(values))
+
+    def _prepare_blocks(self) -> int:
+        """Make the scratch that a launch asked for in vain."""
+        try:
+            return 0 if self._blocks is None else self._blocks.serve()
+        except Refused as error:
+            log.warning("%s: a stream stays the incumbent's: %s", self.spec.name, error)
+            return 0
+
     def runner(self, values: tuple[int, ...]) -> Runner:
         """Return what launches at these lengths, at once or as soon as its code is there."""
+        return self._runner(values, poisoned=False)
+
+    def checked_runner(self, values: tuple[int, ...]) -> Runner:
+        """Return the same, with scratch poisoned beforehand."""
+        return self._runner(values, poisoned=True)
+
+    def _runner(self, values: tuple[int, ...], *, poisoned: bool) -> Runner:
         try:
             ready = self._ready(values)
+            spaces = None if self._blocks is None else self._layout(values)
         except Refused as error:  # these lengths can never be launched
             never = Ineligible(error.reason)
             return lambda _: never
@@ -146,13 +173,63 @@ class TritonVariant(LoadedVariant):
             ready(tensors)
             return None
 
-        return run
+        def run_in_scratch(tensors: Sequence[Tensor]) -> Ineligible | None:
+            nonlocal ready
+            if ready is None:
+                ready = self._ready(values)
+                if ready is None:
+                    return NOT_COMPILED
+            assert self._blocks is not None, "chosen below"
+            assert spaces is not None, "chosen below"
+            lane = self._blocks.take(self._stream(), spaces[1])
+            if lane is None:
+                return _NO_SCRATCH
+            try:
+                pieces = lane.views.get(values) or self._views(lane, values, spaces[0])
+                if poisoned:
+                    for piece in pieces:
+                        poison(piece)
+                ready([*tensors, *pieces])
+            finally:
+                lane.lock.release()
+            return None
+
+        return run if spaces is None else run_in_scratch
+
+    def _layout(self, values: tuple[int, ...]) -> tuple[list[tuple[int, int]], int]:
+        """Return start and end of each piece of scratch in a block, and the bytes of all."""
+        spans, end = [], 0
+        for size in self._kernel.plan.sizes_at(values):
+            start = -(-end // _PIECE_ALIGN) * _PIECE_ALIGN
+            end = start + size
+            spans.append((start, end))
+        return spans, end
+
+    def _views(
+        self, lane: Lane, values: tuple[int, ...], spans: Sequence[tuple[int, int]]
+    ) -> list[Tensor]:
+        """Return the pieces of a lane's block; kept, since making views costs microseconds."""
+        assert lane.block is not None, "a lane that was taken has one"
+        if len(lane.views) >= MAX_PENDING:
+            lane.views.clear()
+        lane.views[values] = [
+            lane.block[start:end].view(getattr(self._torch, each.dtype))
+            for (start, end), each in zip(spans, self._kernel.plan.scratch, strict=True)
+        ]
+        pieces: list[Tensor] = lane.views[values]
+        return pieces
+
+    def _stream(self) -> int:
+        """Return the calling thread's current stream; 0 without a GPU."""
+        if self._kernel.interpreted:
+            return 0
+        return int(self._torch.cuda.current_stream(self._device).cuda_stream)
 
     def _ready(self, values: tuple[int, ...]) -> Launch | None:
         if self._kernel.is_prepared(values, device=self._device):
             return self._kernel.at(values, device=self._device)
-        code = self._kernel.binding.specialisation(values)
-        self._kernel.binding.grid_at(values)
+        code = self._kernel.plan.specialisation(values)
+        self._kernel.plan.check_at(values)
         wanted = len(self._codes) < MAX_CODES and code not in self._failed
         if wanted and len(self._pending) < MAX_PENDING:
             self._pending[values] = None

@@ -29,8 +29,15 @@ def launcher_text(solution: Solution, definition: Definition) -> str:
     Raises
     ------
     NotExportable
-        If the variant wants its weights repacked, or a name is none in Python.
+        If the variant wants its weights repacked, has several launches or named scratch, or a name
+        is none in Python.
     """
+    if solution.steps or solution.scratch:
+        raise NotExportable(
+            f"{solution.name} has {len(solution.launches)} launches and {len(solution.scratch)} "
+            "pieces of scratch, which the exported launcher, one launch over the definition's "
+            "tensors, cannot express"
+        )
     repacked = [name for name, layout in solution.layouts.items() if layout != "as-is"]
     if repacked:
         raise NotExportable(

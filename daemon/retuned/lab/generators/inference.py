@@ -220,14 +220,16 @@ def _triton_roles(solution: Solution) -> _Roles:
 
 
 def _grid_names(solution: Solution) -> set[str]:
+    texts = [text for step in solution.launches for text in step.grid]
+    texts += [text for scratch in solution.scratch for text in scratch.shape]
     known = {
         node.id
-        for text in solution.grid
+        for text in texts
         for node in ast.walk(ast.parse(text.strip(), mode="eval"))
         if isinstance(node, ast.Name)
     }
     known -= {"min", "max", "cdiv", "next_pow2"}
-    return set(parse_grid(solution.grid, known).names)
+    return {name for text in texts for name in parse_grid([text], known).names}
 
 
 def _choices(

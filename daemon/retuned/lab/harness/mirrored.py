@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from retuned.runtime.spec import Refused
-from retuned.runtime.triton_launch import TritonKernel
+from retuned.runtime.triton_steps import TritonSteps
 
 Tensor = Any
 """A `torch.Tensor`."""
@@ -23,6 +23,8 @@ REASONS: Mapping[str, str] = {
     "entry-missing": "binary-audit-failed",
     "load-failed": "compile-failed",
     "wrong-arch": "compile-failed",
+    "scratch-invalid": "contract-violated",
+    "scratch-too-large": "over-limit",
 }
 """The launcher's codes in the verdict's vocabulary; codes not named are the same in both."""
 
@@ -46,19 +48,20 @@ class MirroredKernel:
         Function to launch.
     launch
         ``params``, ``grid``, ``axes`` (names), ``scratch_bytes`` and ``tensors``: name, element
-        type and ``{"shape": axes, "repacked": bool}`` of each input, then output.
+        type and ``{"shape": axes, "repacked": bool}`` of each input, then output; ``steps`` and
+        named ``scratch`` where there are any.
 
     Raises
     ------
     Refused
-        As `TritonKernel`.
+        As `TritonSteps`.
     """
 
     def __init__(self, source: str, entry: str, launch: Mapping[str, Any]) -> None:
         self._specs = [(dtype, axes) for _, dtype, axes in launch["tensors"]]
         self._axes = {name: place for place, name in enumerate(launch["axes"])}
         self._scratch_bytes = launch["scratch_bytes"]
-        self._kernel = TritonKernel(
+        self._steps = TritonSteps(
             source,
             entry=entry,
             params=launch["params"],
@@ -66,13 +69,16 @@ class MirroredKernel:
             tensors=[name for name, _, _ in launch["tensors"]],
             axes=launch["axes"],
             scratch_bytes=self._scratch_bytes,
+            steps=launch.get("steps", ()),
+            scratch=launch.get("scratch", ()),
         )
-        binding = self._kernel.binding
+        (kernel, *_) = self._steps.kernels
+        binding = kernel.binding
         if binding.scratch_at is not None:
             # A server gives fresh memory; here it is one more tensor between red zones, poisoned
             # before every launch, so that nothing can be kept in it.
             tensors = (*binding.tensors, (binding.scratch_at, len(self._specs)))
-            self._kernel.binding = replace(binding, scratch_at=None, tensors=tensors)
+            kernel.binding = replace(binding, scratch_at=None, tensors=tensors)
 
     def prepare(self, lengths: Sequence[int], *, device: Any) -> None:  # noqa: ANN401 - torch.device
         """Compile for these lengths.
@@ -80,10 +86,12 @@ class MirroredKernel:
         Raises
         ------
         Refused
-            As `TritonKernel.prepare`.
+            As `TritonSteps.prepare`.
         """
-        dtypes = [*(dtype for dtype, _ in self._specs), _SCRATCH]
-        self._kernel.prepare(lengths, dtypes=dtypes, device=device)
+        dtypes = [dtype for dtype, _ in self._specs]
+        if self._scratch_bytes:
+            dtypes.append(_SCRATCH)
+        self._steps.prepare(lengths, dtypes=dtypes, device=device)
 
     def views(
         self,
@@ -101,7 +109,7 @@ class MirroredKernel:
         starts
             Offset of each input and output.
         scratch
-            Offset of the workspace; empty where there is none.
+            Offset of the workspace, or of each named piece; empty where there is none.
         lengths
             Length of every axis.
         """
@@ -111,18 +119,24 @@ class MirroredKernel:
             size = math.prod(shape)
             view = _view(mirror, start, size, dtype)
             tensors.append(view if axes["repacked"] else view.view(shape))
-        tensors += [_view(mirror, at, -(-self._scratch_bytes // 4), _SCRATCH) for at in scratch]
-        return tensors
+        if self._scratch_bytes:
+            count = -(-self._scratch_bytes // 4)
+            return tensors + [_view(mirror, at, count, _SCRATCH) for at in scratch]
+        plan = self._steps.plan
+        return tensors + [
+            _view(mirror, at, size // each.item_bytes, each.dtype)
+            for at, size, each in zip(scratch, plan.sizes_at(lengths), plan.scratch, strict=True)
+        ]
 
     def launch(self, tensors: Sequence[Tensor], lengths: Sequence[int]) -> None:
-        """Launch once.
+        """Launch every step once; zeroing what is to be zeroed belongs to it.
 
         Raises
         ------
         Refused
-            As `TritonKernel.launch`.
+            As `TritonSteps.launch`.
         """
-        self._kernel.launch(tensors, lengths)
+        self._steps.launch(tensors, lengths)
 
 
 def _view(mirror: Tensor, start: int, count: int, dtype: str) -> Tensor:

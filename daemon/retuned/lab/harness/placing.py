@@ -71,10 +71,7 @@ def place(
         regions += [*placed.values(), *outputs[-1].values()]
     spare = place_outputs(definition, arena, lengths)
     scratch = tuple(
-        tuple(
-            arena.place(side.scratch_bytes) for _ in range(side.parts if side.scratch_bytes else 0)
-        )
-        for side in sides
+        tuple(arena.place(size) for size in side.scratch_sizes(lengths)) for side in sides
     )
     regions += [*spare.values(), *(region for group in scratch for region in group)]
     arena.fill_zones(regions, POISON_MIXED)
@@ -112,7 +109,9 @@ def duel_bytes(
     for spec in (*definition.inputs.values(), *definition.outputs.values()):
         size = int(np.prod(shape_of(spec, lengths))) * numpy_dtype(spec).itemsize
         one += (size + 4 * PAGE) * (copies if spec.constant else 1)
-    scratch = sum(side.parts * (side.scratch_bytes + 4 * PAGE) for side in sides)
+    scratch = sum(
+        size + 4 * PAGE for side in sides for size in (side.scratch_sizes(lengths) or [0])
+    )
     return (sets + 1) * one + scratch
 
 

@@ -20,6 +20,8 @@ from retuned.lab.subject import Array, numpy_dtype, shape_of
 POISON_ONES, POISON_MIXED = 0xFF, 0x5A
 """Two fills: NaN in every float but float8_e4m3fnuz and -1 in every integer; ordinary numbers."""
 
+SCRATCH_ZONE_BYTES = 64 * 1024
+"""Before and after every named piece of scratch."""
 _ZONE_MAX_BYTES = 4 * 2**20
 
 
@@ -110,8 +112,8 @@ class Runner:
         given = self._place_inputs(inputs, fill)
         outputs = self._place_outputs(lengths, fill)
         scratch = [
-            self._arena.place(self._variant.scratch_bytes, fenced=fill.fenced)
-            for _ in range(self._variant.parts if self._variant.scratch_bytes else 0)
+            self._arena.place(size, zone_bytes=self._scratch_zone(), fenced=fill.fenced)
+            for size in self._variant.scratch_sizes(lengths)
         ]
         regions = [region for region, _ in given.values()]
         regions += [*outputs.values(), *scratch]
@@ -164,6 +166,10 @@ class Runner:
             placed[name] = self._arena.place(size, zone_bytes=zone, fenced=fill.fenced)
         return placed
 
+    def _scratch_zone(self) -> int:
+        """Return the width of its red zones: pieces that are tensors get those of tensors."""
+        return SCRATCH_ZONE_BYTES if self._variant.workspaces else PAGE
+
     def _check(
         self, given: Mapping[str, tuple[Region, Array]], regions: Sequence[Region], fill: Fill
     ) -> None:
@@ -182,14 +188,28 @@ def arena_bytes(
     scratch_bytes: int,
     parts: int,
     zone_rows: int = 1,
+    named: Sequence[int] = (),
 ) -> int:
-    """Bytes that one run needs, red zones of at least `zone_rows` rows included."""
+    """Bytes that one run needs, red zones of at least `zone_rows` rows included.
+
+    Parameters
+    ----------
+    definition, axes
+        What runs, at which lengths.
+    scratch_bytes, parts
+        Workspace without a name, and how many of it.
+    zone_rows
+        Rows of a red zone.
+    named
+        Bytes of each named piece of scratch.
+    """
     lengths = definition.lengths(axes)
     total = 0
     for spec in (*definition.inputs.values(), *definition.outputs.values()):
         shape, item = shape_of(spec, lengths), numpy_dtype(spec).itemsize
         longest = (max(shape),)  # repacking may make any axis the innermost
         total += int(np.prod(shape)) * item + 2 * _zone_bytes(longest, item, zone_rows) + 4 * PAGE
+    total += sum(size + 2 * SCRATCH_ZONE_BYTES + 4 * PAGE for size in named)
     return total + parts * (scratch_bytes + 4 * PAGE)
 
 

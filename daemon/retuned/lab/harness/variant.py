@@ -14,6 +14,8 @@ from retuned.lab.harness.worker import Library
 from retuned.lab.languages.cpp_contract import ContractViolated
 from retuned.lab.subject import Array
 from retuned.runtime.layouts import repack
+from retuned.runtime.spec import Refused
+from retuned.runtime.workspace import Workspace, parse_workspaces, sizes_at
 
 AS_IS = "as-is"
 
@@ -34,12 +36,29 @@ class Variant:
     """Workspace per part."""
     parts: int
     """Shares of a launch."""
+    workspaces: tuple[Workspace, ...] = ()
+    """Named scratch; where there is any, `scratch_bytes` is 0."""
     launch: Mapping[str, Any] = field(default_factory=dict)
     """What the language's child needs beside, as plain JSON."""
     note: str = ""
     """What compiling it told, for the evidence."""
     audit: tuple[Mapping[str, Any], ...] = ()
     """Reports of the audit of its binaries, as plain JSON; empty where there are none."""
+
+    def scratch_sizes(self, lengths: Mapping[str, int]) -> list[int]:
+        """Return bytes of each piece of scratch at these lengths of all axes: per part, or named.
+
+        Raises
+        ------
+        ContractViolated
+            If they cannot be computed, or are too large together.
+        """
+        if not self.workspaces:
+            return [self.scratch_bytes] * self.parts if self.scratch_bytes else []
+        try:
+            return sizes_at(self.workspaces, lengths)
+        except Refused as error:
+            raise ContractViolated(error.detail) from error
 
     def as_library(self, definition: Definition) -> Library:
         """Return what the child needs to load it."""
@@ -73,7 +92,8 @@ def variant_of(solution: Solution, definition: Definition, *, library: Path) -> 
     Raises
     ------
     ContractViolated
-        If it asks for another layout of an input that is not constant.
+        If it asks for another layout of an input that is not constant, or for scratch that cannot
+        be sized.
     """
     for name, layout in solution.layouts.items():
         spec = definition.inputs.get(name)
@@ -86,7 +106,16 @@ def variant_of(solution: Solution, definition: Definition, *, library: Path) -> 
         layouts=dict(solution.layouts),
         scratch_bytes=solution.scratch_bytes,
         parts=parts_of(solution),
+        workspaces=_workspaces(solution, definition),
     )
+
+
+def _workspaces(solution: Solution, definition: Definition) -> tuple[Workspace, ...]:
+    declared = [each.model_dump(mode="json") for each in solution.scratch]
+    try:
+        return parse_workspaces(declared, params=solution.params, axes=list(definition.axes))
+    except Refused as error:
+        raise ContractViolated(error.detail) from error
 
 
 def packed(array: Array, layout: str) -> Array:

@@ -29,8 +29,7 @@ from retuned.lab.languages.gpu import find_gpu, gpu_environment, target_of, vari
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.languages.triton_audit import figures_of, report_of
 from retuned.runtime.spec import Refused
-from retuned.runtime.triton_bind import Binding, bind
-from retuned.runtime.triton_source import check_source
+from retuned.runtime.triton_steps import Plan, TritonSteps, plan_launches
 
 FALLBACK_ARCH = "gfx942"
 """What is compiled for where there is no GPU."""
@@ -42,7 +41,7 @@ _SPECIALISATIONS = 4
 """Most lengths that one candidate is compiled for here; others are compiled by the child."""
 _GRID_YZ = 65_535
 """Programs along the second and third dimension of a launch, on NVIDIA GPUs."""
-_FORMAT = 2
+_FORMAT = 3
 """Of what is kept beside a compiled source."""
 _ANY_LENGTH = 128
 """Stands for a variable axis where no shape is known."""
@@ -73,8 +72,10 @@ class TritonBuilt:
 
 def check_contract(
     solution: Solution, definition: Definition, *, shapes: Sequence[Mapping[str, int]] = ()
-) -> Binding:
-    """Gate G1: text, names, parameters, and the grid at every shape; nothing is executed.
+) -> Plan:
+    """Gate G1: text, names, parameters, and the grids and scratch at every shape, of every step.
+
+    Nothing is executed.
 
     Raises
     ------
@@ -86,22 +87,37 @@ def check_contract(
     if len(solution.sources) != 1 or not solution.sources[0].path.endswith(".py"):
         raise ContractViolated("a Triton variant is one .py file")
     try:
-        signature = check_source(solution.sources[0].content, entry=solution.entry)
-        binding = bind(
-            signature,
-            params=solution.params,
-            grid=solution.grid,
-            tensors=[*definition.inputs, *definition.outputs],
-            axes=list(definition.axes),
-            scratch_bytes=solution.scratch_bytes,
-        )
+        plan = plan_launches(solution.sources[0].content, **_arguments(solution, definition))
         for axes in shapes:
-            grid = binding.grid_at(list(definition.lengths(axes).values()))
-            if max(grid[1:]) > _GRID_YZ:
-                raise ContractViolated(f"the grid {grid} at {dict(axes)} is wider than any device")
+            for grid in plan.check_at(list(definition.lengths(axes).values())):
+                if max(grid[1:]) > _GRID_YZ:
+                    detail = f"the grid {grid} at {dict(axes)} is wider than any device"
+                    raise ContractViolated(detail)
     except Refused as error:
         raise ContractViolated(error.detail[:400]) from error
-    return binding
+    return plan
+
+
+def load(solution: Solution, definition: Definition) -> TritonSteps:
+    """Import a variant into this process, as a server does; for what is trusted.
+
+    Raises
+    ------
+    Refused
+        As `TritonSteps`.
+    """
+    return TritonSteps(solution.sources[0].content, **_arguments(solution, definition))
+
+
+def _arguments(solution: Solution, definition: Definition) -> dict[str, Any]:
+    launch = launch_of(solution, definition)
+    return {
+        **launch,
+        "entry": solution.entry,
+        "tensors": [name for name, _, _ in launch["tensors"]],
+        "steps": launch.get("steps", ()),
+        "scratch": launch.get("scratch", ()),
+    }
 
 
 def build(
@@ -144,10 +160,10 @@ def build(
     CandidateError
         With reason ``over-limit`` if it wants more than a program may have or a policy allows.
     """
-    binding = check_contract(solution, definition, shapes=shapes)
+    plan = check_contract(solution, definition, shapes=shapes)
     gpu = find_gpu()
     arch = arch or (gpu.arch if gpu else FALLBACK_ARCH)
-    lengths = _specialisations(binding, definition, shapes)
+    lengths = _specialisations(plan, definition, shapes)
     source = solution.sources[0].content
     key = _cache_key(solution, arch, lengths)
     path, notes = cache_dir / f"{key}.py", cache_dir / f"{key}.json"
@@ -193,8 +209,8 @@ def audit_solution(
     BinaryAuditFailed
         If the compiled object cannot be read, or its text shows what its object does not.
     """
-    binding = check_contract(solution, definition, shapes=shapes)
-    lengths = _specialisations(binding, definition, shapes)
+    plan = check_contract(solution, definition, shapes=shapes)
+    lengths = _specialisations(plan, definition, shapes)
     compiled = _compile(solution, definition, lengths, arch, limits or LIMITS)
     return tuple(report_of(each, arch=arch, limits=audit_limits) for each in compiled)
 
@@ -208,6 +224,7 @@ def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
     """Return what the child needs to launch a solution, as plain JSON."""
     tensors = {**definition.inputs, **definition.outputs}
     return {
+        **steps_of(solution),
         "params": dict(solution.params),
         "grid": list(solution.grid),
         "axes": list(definition.axes),
@@ -226,13 +243,28 @@ def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
     }
 
 
+def steps_of(solution: Solution) -> dict[str, Any]:
+    """Return steps and scratch as plain JSON; nothing where there are none."""
+    body = solution.model_dump(mode="json", include={"steps", "scratch"})
+    return {name: value for name, value in body.items() if value}
+
+
+def manifest_of(solution: Solution) -> dict[str, Any]:
+    """Return what the artifact of a variant with steps or scratch says beside; else nothing.
+
+    With the source's name, a server can compute the digest of the variant itself.
+    """
+    extra = steps_of(solution)
+    return {**extra, "source_path": solution.sources[0].path} if extra else {}
+
+
 def _specialisations(
-    binding: Binding, definition: Definition, shapes: Sequence[Mapping[str, int]]
+    plan: Plan, definition: Definition, shapes: Sequence[Mapping[str, int]]
 ) -> list[list[int]]:
     """Return lengths of all axes, one per code that the compiler would make, the largest first."""
     given = shapes or [dict.fromkeys(definition.variable_axes, _ANY_LENGTH)]
     every = sorted((list(definition.lengths(axes).values()) for axes in given), reverse=True)
-    distinct = {binding.specialisation(lengths): lengths for lengths in every}
+    distinct = {plan.specialisation(lengths): lengths for lengths in every}
     return list(distinct.values())[:_SPECIALISATIONS]
 
 

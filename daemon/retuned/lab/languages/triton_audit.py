@@ -15,7 +15,7 @@ from retuned.lab.languages.gpu import find_gpu
 def report_of(
     compiled: Mapping[str, Any], *, arch: str, limits: AuditLimits | None = None
 ) -> AuditReport:
-    """Audit one compiled specialisation, as the compiler's process answered.
+    """Audit one compiled specialisation of one step, as the compiler's process answered.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def report_of(
             dynamic_shared_bytes=int(compiled["shared_bytes"]),
             shared_limit_bytes=_device_limit(arch),
             limits=limits,
-            where="the compiled kernel",
+            where=f"the compiled kernel '{compiled['entry']}'",
         )
     except (ObjectUnreadable, binascii.Error) as error:
         raise BinaryAuditFailed(str(error)[:400]) from error
@@ -45,6 +45,7 @@ def figures_of(compiled: Mapping[str, Any], report: AuditReport) -> dict[str, An
     """Return what is kept of a compiled specialisation, as plain JSON."""
     return {
         "lengths": compiled["lengths"],
+        "entry": compiled["entry"],
         "shared_bytes": report.shared_bytes,
         "registers": report.registers,
         "spilled": report.spilled_registers or 0,

@@ -49,34 +49,53 @@ def main() -> None:
     os.dup2(2, 1)  # a compiler that prints must not write the answer
     try:
         body: dict[str, Any] = {
-            "compiled": [_compile(task, lengths) for lengths in task["lengths"]]
+            "compiled": [each for lengths in task["lengths"] for each in _compile(task, lengths)]
         }
     except Exception as error:  # whatever a compiler raises on a stranger's source
         body = {"failed": _short(error)}
     os.write(answer, json.dumps(body).encode())
 
 
-def _compile(task: Mapping[str, Any], lengths: Sequence[int]) -> dict[str, Any]:
+def _compile(task: Mapping[str, Any], lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """Compile every step at these lengths."""
+    from retuned.runtime.triton_steps import plan_launches
+
+    plan = plan_launches(
+        task["source"],
+        entry=task["entry"],
+        params=task["params"],
+        grid=task["grid"],
+        tensors=[name for name, _ in task["tensors"]],
+        axes=task["axes"],
+        scratch_bytes=task["scratch_bytes"],
+        steps=task.get("steps", ()),
+        scratch=task.get("scratch", ()),
+    )
+    # Nobody but this process can write there, and the text was checked above.
+    module = _load(task["source"])
+    types = [_POINTERS[dtype] for _, dtype in task["tensors"]]
+    types += [_POINTERS[each.dtype] for each in plan.scratch]
+    found = []
+    for number, step in enumerate(plan.steps):
+        figures = _compile_step(
+            getattr(module, step.entry), step.binding, lengths, types=types, target=task["target"]
+        )
+        found.append({"lengths": list(lengths), "step": number, "entry": step.entry, **figures})
+    return found
+
+
+def _compile_step(
+    function: Any,  # noqa: ANN401 - JITFunction
+    binding: Any,  # noqa: ANN401 - Binding, which is imported late
+    lengths: Sequence[int],
+    *,
+    types: Sequence[str],
+    target: Sequence[Any],
+) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from retuned.runtime.triton_bind import bind
-    from retuned.runtime.triton_source import check_source
-
-    signature = check_source(task["source"], entry=task["entry"])
-    names = [name for name, _ in task["tensors"]]
-    binding = bind(
-        signature,
-        params=task["params"],
-        grid=task["grid"],
-        tensors=names,
-        axes=task["axes"],
-        scratch_bytes=task["scratch_bytes"],
-    )
-    # Nobody but this process can write there, and the text was checked above.
-    function = getattr(_load(task["source"]), task["entry"])
-    types = [_POINTERS[dtype] for _, dtype in task["tensors"]]
     args = binding.arguments(lengths, tensors=types, scratch="*fp32")
     pointers = [place for place, _ in binding.tensors]
     pointers += [binding.scratch_at] if binding.scratch_at is not None else []
@@ -96,9 +115,9 @@ def _compile(task: Mapping[str, Any], lengths: Sequence[int]) -> dict[str, Any]:
         constexprs=constants,
         attrs={(place,): _ALIGNED for place in pointers},
     )
-    target = GPUTarget(*task["target"])
-    compiled = triton.compile(source, target=target, options=dict(binding.options))
-    return {"lengths": list(lengths), **_figures(compiled, lanes=target.warp_size)}
+    device = GPUTarget(*target)
+    compiled = triton.compile(source, target=device, options=dict(binding.options))
+    return _figures(compiled, lanes=device.warp_size)
 
 
 def _load(source: str) -> Any:  # noqa: ANN401 - the module

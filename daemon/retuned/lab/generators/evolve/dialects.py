@@ -138,6 +138,7 @@ def solution_of(
     launch = draft.launch
     mark = hashlib.sha256(draft.source.encode()).hexdigest()[:8]
     entry = launch.entry or (base.entry if base is not None else "kernel")
+    kept = base if base is not None and launch.grid is None and launch.entry is None else None
     files = [SourceFile(path=dialect.path, content=draft.source)]
     files += [header for header in headers if header.path != dialect.path]
 
@@ -151,6 +152,8 @@ def solution_of(
             structure=f"evolved-{mark}",
             params=_first(launch.params, base.params if base else None, {}),
             grid=_first(launch.grid, base.grid if base else None, ()) if dialect.grids else (),
+            steps=kept.steps if kept is not None else (),
+            scratch=kept.scratch if kept is not None else (),
             layouts=_first(launch.layouts, base.layouts if base else None, {}),
             scratch_bytes=_first(launch.scratch_bytes, base.scratch_bytes if base else None, 0),
             trust=TrustClass.GENERATED,

@@ -201,7 +201,7 @@ def _triton(text: str, params: Mapping[str, int | str], solution: Solution) -> F
         persistent="num_programs" in calls,
         matrix="dot" in calls or "dot_scaled" in calls,
         prefetch=isinstance(stages, int) and stages > 1,
-        scratch=solution.scratch_bytes > 0,
+        scratch=solution.scratch_bytes > 0 or bool(solution.scratch),
         repacked=any(layout != "as-is" for layout in solution.layouts.values()),
     )
 

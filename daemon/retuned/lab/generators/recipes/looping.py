@@ -83,6 +83,8 @@ def rewrite(solution: Solution, definition: Definition, *, loop: Loop, value: in
     NotRewritable
         If the source is not of a form for which this is sure to mean the same.
     """
+    if solution.steps or solution.scratch:
+        raise NotRewritable("it has several launches or named scratch")
     if len(solution.grid) != 1:
         raise NotRewritable(f"its grid has {len(solution.grid)} dimensions, one is needed")
     if len(solution.sources) != 1:

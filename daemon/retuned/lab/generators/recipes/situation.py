@@ -41,13 +41,19 @@ class Situation:
 
     @property
     def programs(self) -> int:
-        """Programs of a launch at that shape; 0 where there is no grid or it cannot be told."""
+        """Programs of a launch at that shape, of the largest where there are several.
+
+        0 where there is no grid or it cannot be told.
+        """
         if self.solution.language is not Language.TRITON:
             return 0
-        integers = {n: v for n, v in self.solution.params.items() if isinstance(v, int)}
-        lengths = {**integers, **self.definition.lengths(self.axes)}
+        lengths = {**_integers(self.solution.params), **self.definition.lengths(self.axes)}
         try:
-            return math.prod(parse_grid(self.solution.grid, lengths).at(lengths))
+            return max(
+                math.prod(parse_grid(step.grid, known).at(known))
+                for step in self.solution.launches
+                for known in ({**lengths, **_integers(step.params)},)
+            )
         except Refused:
             return 0
 
@@ -65,6 +71,11 @@ class Situation:
             return None
         return self.variant(self.space.name, {**self.solution.params, **changes})
 
+    def starts(self, space: SpaceLike) -> list[Solution]:
+        """Return all guesses of another structure, the best first."""
+        found = [self.variant(space.name, params) for params in space.starts(self.axes)]
+        return [each for each in found if each is not None]
+
     def start(self, space: SpaceLike) -> Solution | None:
         """Return the best guess of another structure; None if it has none here."""
         for params in space.starts(self.axes):
@@ -72,6 +83,10 @@ class Situation:
             if found is not None:
                 return found
         return None
+
+
+def _integers(params: Mapping[str, int | str]) -> dict[str, int]:
+    return {name: value for name, value in params.items() if isinstance(value, int)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
