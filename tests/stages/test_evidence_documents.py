@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tests.local.local_world import INCUMBENT, LOSER, WINNER
 from tests.local.proofs import MACHINE, interval, proof
 
@@ -16,9 +17,11 @@ from retuned.stages.verdict import (
     Claim,
     EvidenceDocument,
     EvidenceFault,
+    RawTiming,
     Reason,
     ServerEnvironment,
     Status,
+    Timing,
     contradiction_in,
     differences,
     doubt_of,
@@ -127,6 +130,83 @@ def test_measuring_ends_when_nothing_can_change_any_more() -> None:
     )
     assert is_settled(failed)
     assert judge(failed).status is Status.REJECT
+
+
+def altered(**changes: Any) -> dict[str, Any]:
+    """A document's timing as JSON, with fields replaced."""
+    assert DOCUMENT.evidence.timing is not None
+    return DOCUMENT.evidence.timing.model_dump(mode="json") | changes
+
+
+def shape(**changes: Any) -> dict[str, Any]:
+    (one,) = altered()["shapes"]
+    return dict(one) | changes
+
+
+def group(**changes: Any) -> dict[str, Any]:
+    (one,) = altered()["groups"]
+    return dict(one) | changes
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [
+        altered(groups=[group(members=[5])]),
+        altered(groups=[group(members=[-1])]),
+        altered(groups=[group(members=[0, 0])]),
+        altered(groups=[group(), group()]),
+        altered(groups=[]),
+        altered(shapes=[shape(), shape()]),
+        altered(shapes=[shape(axes={"M": 1}), shape(axes={"N": 1})]),
+        altered(shapes=[shape(axes={"M": -1})]),
+        altered(shapes=[shape(), shape(axes={"M": 2})], groups=[group()]),
+        altered(groups=[group(p_value=NAN)]),
+        altered(groups=[group(p_value=1.5)]),
+        altered(noise_floor_ratio=INF),
+        altered(noise_floor_ratio=NAN),
+        altered(blocks=-1),
+        altered(shapes=[shape(weight=INF)]),
+        altered(shapes=[shape(weight=NAN)]),
+        altered(shapes=[shape(incumbent_us=INF)]),
+        altered(shapes=[shape(candidate_us=0.0)]),
+        altered(shapes=[shape(floor_us=NAN)]),
+        altered(shapes=[shape(speedup={"lower": 1, "point": 2, "upper": INF, "confidence": 0.9})]),
+    ],
+)
+def test_timing_that_cannot_have_been_measured_is_no_timing(timing: dict[str, Any]) -> None:
+    assert Timing.model_validate(altered())
+    with pytest.raises(ValidationError):
+        Timing.model_validate(timing)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weight": INF},
+        {"axes": {"M": -4}},
+        {"incumbent_us": [INF] * 48},
+        {"candidate_us": [1.0] * 47},
+        {"block": [0] * 49},
+    ],
+)
+def test_raw_pairs_that_cannot_have_been_measured_are_none(changes: dict[str, Any]) -> None:
+    assert DOCUMENT.final is not None
+    body = DOCUMENT.final.model_dump(mode="json")
+    assert RawTiming.model_validate(body)
+    body["candidate"][0] |= changes
+    with pytest.raises(ValidationError):
+        RawTiming.model_validate(body)
+
+
+def test_a_clone_of_other_shapes_is_no_noise_floor() -> None:
+    assert DOCUMENT.final is not None
+    body = DOCUMENT.final.model_dump(mode="json")
+    body["clone"] = [*body["clone"], *body["clone"]]
+    with pytest.raises(ValidationError):
+        RawTiming.model_validate(body)
 
 
 TRITON = Environment(

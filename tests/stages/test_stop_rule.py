@@ -19,7 +19,7 @@ from retuned.stages.hypothesis import (
     outlook,
     refine,
 )
-from retuned.stages.hypothesis.lessons import REFUSED, SLOW, STARVED, UNCLEAR, WRONG
+from retuned.stages.hypothesis.lessons import REFUSED, SLOW, STARVED, STUCK, UNCLEAR, WRONG
 from retuned.stages.verdict import Reason
 
 SHAPES = tuple(Workload(definition="linear", axes={"M": rows}) for rows in (1, 16, 256))
@@ -141,6 +141,10 @@ def test_too_large_candidates_lead_to_smaller_tiles() -> None:
         ({"wrong-output": 2, "slower": 1}, Lesson.OTHER_PARAMETERS),
         ({"not-faster-enough": 4, "slower": 1}, Lesson.NOTHING_LEFT),
         ({"lost-search": 4}, Lesson.OTHER_PARAMETERS),
+        ({"timed-out": 3}, Lesson.OTHER_STRUCTURE),
+        ({"wrong-output": 2, "timed-out": 5}, Lesson.OTHER_STRUCTURE),
+        ({"timed-out": 5, "slower": 1}, Lesson.OTHER_PARAMETERS),
+        ({"over-limit": 3, "timed-out": 2}, Lesson.SMALLER_TILES),
         ({"unheard-of": 9}, Lesson.OTHER_PARAMETERS),
         ({}, Lesson.OTHER_PARAMETERS),
     ],
@@ -153,8 +157,13 @@ def test_one_failure_condemns_no_structure() -> None:
     assert hopeless({"tiles": {"wrong-output": 1}}) == ()
 
 
+def test_a_structure_that_never_ends_is_left_alone_as_one_that_is_wrong() -> None:
+    outcomes = {"tiles": {"timed-out": 2}, "rows": {"timed-out": 2, "slower": 1}}
+    assert hopeless(outcomes) == ("tiles",)
+
+
 def test_no_reason_of_a_verdict_has_two_meanings_and_none_is_misspelt() -> None:
-    groups = (WRONG, REFUSED, STARVED, SLOW, UNCLEAR)
+    groups = (WRONG, REFUSED, STARVED, STUCK, SLOW, UNCLEAR)
     neutral = {"faster", "harness-failed"}
     known = {str(reason) for reason in Reason} - neutral
     for code in sorted(known):

@@ -3,7 +3,8 @@
 Gate G0 writes here too: a candidate is frozen, with its origin, before anything tries it. Its
 freeze goes into its evidence, which is kept. Of measurements only what ranks candidates is noted.
 Finalists are measured from zero anyway, in fresh processes on new seeds, so nothing that was noted
-before an interruption decides a promotion.
+of a search decides a promotion. A re-measurement that ended is kept whole and judged as it is: an
+interruption is no second chance. One that began and did not end is counted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from retuned.contract import Digest, Record, Solution, digest_of
 from retuned.errors import HarnessError
-from retuned.stages.verdict import Check, Freeze, Interval
+from retuned.stages.verdict import Check, Freeze, Interval, RawTiming
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,36 @@ class Note(Record):
     """Production-weighted speedup in the search."""
     spent_s: float = Field(ge=0.0)
     """Wall time it cost."""
+
+
+class Ended(Record):
+    """What a re-measurement gave, whole: it is judged after an interruption, not repeated."""
+
+    p_value: float = Field(ge=0.0, le=1.0)
+    """Of "not faster", over all shapes, before it is adjusted."""
+    checks: tuple[Check, ...]
+    """Answers of gate G6."""
+    raw: RawTiming | None = None
+    """Every pair; None where a check failed."""
+    processes: int = Field(default=0, ge=0)
+    """Fresh processes the pairs come from."""
+    looks: int = Field(default=1, ge=1)
+    """How often it was asked whether that is enough."""
+    commitment: Digest | None = None
+    """Digest of the secret that inputs and orders were drawn from."""
+    seconds: float = Field(default=0.0, ge=0.0)
+    """Wall time it cost."""
+
+
+class FinalNote(Record):
+    """A finalist: every re-measurement that began is a chance to be lucky, and is counted."""
+
+    candidate: Digest
+    """Who was chosen."""
+    begun: int = Field(default=0, ge=0)
+    """How often its re-measurement began."""
+    ended: Ended | None = None
+    """What it gave; None while it has not ended."""
 
 
 class Notebook:
@@ -95,6 +126,35 @@ class Notebook:
                 yield Note.model_validate_json(path.read_bytes())
             except (OSError, ValidationError) as error:
                 log.warning("a note of an interrupted experiment is unreadable: %s", error)
+
+    def finals(self) -> dict[Digest, FinalNote]:
+        """Return the finalists of this run and of interrupted ones, by digest.
+
+        Raises
+        ------
+        HarnessError
+            If one cannot be read: nobody knows then how often luck was tried.
+        """
+        found = {}
+        for path in sorted(self._folder.glob("*.final")) if self._folder.is_dir() else ():
+            try:
+                note = FinalNote.model_validate_json(path.read_bytes())
+            except (OSError, ValidationError) as error:
+                message = f"{path}: the record of a finalist cannot be read: {error}"
+                raise HarnessError(message) from error
+            found[note.candidate] = note
+        return found
+
+    def write_final(self, note: FinalNote) -> None:
+        """Keep how far a finalist has come; on disk before it is measured."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = note.candidate.removeprefix("sha256:")
+        partial = self._folder / f".{name}.final.partial"
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(note.model_dump_json())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._folder / f"{name}.final")
 
     def close(self) -> None:
         """Forget everything: the plan has come to its end."""

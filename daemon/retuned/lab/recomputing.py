@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from retuned.contract import Workload
 from retuned.lab.evidence import final_timing, p_value
 from retuned.lab.examiner import Timed
-from retuned.lab.statistics import ShapeSamples
+from retuned.lab.writing import samples_from
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.profile import bucket_low
 from retuned.stages.verdict import (
@@ -92,8 +90,8 @@ def _timing(document: EvidenceDocument) -> Timing | None:
     assert said is not None, "asked for only where there is one"
     timed = Timed(
         checks=(),
-        samples=tuple(map(_samples, raw.candidate)),
-        clones=tuple(map(_samples, raw.clone)),
+        samples=tuple(map(samples_from, raw.candidate)),
+        clones=tuple(map(samples_from, raw.clone)),
         shapes=tuple(range(len(raw.candidate))),
         processes=said.processes,
         looks=said.looks,
@@ -145,12 +143,3 @@ def _alike(one: Interval, other: Interval) -> bool:
 
 def _same(left: float, right: float) -> bool:
     return math.isclose(left, right, rel_tol=_TOLERANCE)
-
-
-def _samples(rows: RawSamples) -> ShapeSamples:
-    return ShapeSamples(
-        weight=rows.weight,
-        incumbent_us=np.array(rows.incumbent_us),
-        candidate_us=np.array(rows.candidate_us),
-        block=np.array(rows.block, dtype=np.int64),
-    )

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from retuned.contract import Solution
+from retuned.contract import Digest, Solution
+from retuned.errors import HarnessError
 from retuned.lab.bay import Bay
 from retuned.lab.evidence import (
     Floor,
-    adjusted_p_values,
     final_timing,
     gather,
     p_value,
@@ -23,9 +23,10 @@ from retuned.lab.evidence import (
     search_shapes,
 )
 from retuned.lab.examiner import Examiner, Timed
+from retuned.lab.finalists import Family, choose, family_of
 from retuned.lab.harness.variant import Variant
-from retuned.lab.notebook import Note, Notebook
-from retuned.lab.writing import Contender, keep, write_document
+from retuned.lab.notebook import Ended, FinalNote, Note, Notebook
+from retuned.lab.writing import Contender, ended_of, keep, timed_from, write_document
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import (
@@ -38,7 +39,6 @@ from retuned.stages.verdict import (
     freeze_of,
     is_settled,
     judge,
-    rank,
 )
 
 __all__ = ["Contender", "Session"]
@@ -131,32 +131,76 @@ class Session:
         return contender
 
     def decide(self, contenders: Sequence[Contender], *, deadline: float) -> Iterator[Finding]:
-        """Re-measure the best from zero and judge everybody."""
-        ranked = rank(
+        """Re-measure the best from zero and judge everybody.
+
+        Raises
+        ------
+        HarnessError
+            If no finalist could be measured; where one could, it is judged all the same.
+        """
+        notes = self._notebook.finals()
+        judged = [f.solution.digest for f in self.history if f.verdict.gate == "G6"]
+        chosen = choose(
             [(c.solution.digest, c.interval) for c in contenders if c.interval is not None],
+            notes=notes,
+            judged=judged,
             count=self._plan.budget.finalists,
         )
         for contender in contenders:
-            if contender.solution.digest not in ranked:
+            if contender.solution.digest not in chosen:
                 yield self.finding(contender)
         by_digest = {c.solution.digest: c for c in contenders}
-        finalists = [by_digest[digest] for digest in ranked]
+        finalists = [by_digest[digest] for digest in chosen]
+        family = family_of(notes, judged=judged, now=chosen)
         for contender in finalists:
             contender.chosen = True
+            digest = contender.solution.digest
+            self._notebook.write_final(notes.get(digest, FinalNote(candidate=digest)))
+        self._measure_all(finalists, notes, family=family, deadline=deadline)
+        yield from self._judge_finalists(finalists, family)
+
+    def _measure_all(
+        self,
+        finalists: Sequence[Contender],
+        notes: Mapping[Digest, FinalNote],
+        *,
+        family: Family,
+        deadline: float,
+    ) -> None:
+        """Measure each finalist, the best first, as long as there is time and the lab is sound."""
+        size = family.size(len(finalists))
         for number, contender in enumerate(finalists):
+            note = notes.get(contender.solution.digest)
+            if note is not None and note.ended is not None:
+                self._take_up(contender, note.ended)
+                continue
             left_s = deadline - time.monotonic()
             if number and left_s < 0.0:
-                break  # the best comes first; the rest stays without a re-measurement
+                return  # the best comes first; the rest stays without a re-measurement
             share_s = max(left_s, 0.0) / (len(finalists) - number)
-            self._measure(contender, finalists=len(finalists), share_s=share_s)
-        measured = [c for c in finalists if c.final is not None]
-        adjusted = adjusted_p_values(
-            [c.final for c in measured if c.final is not None], self._settings
-        )
-        for contender, p in zip(measured, adjusted, strict=True):
-            yield self.finding(contender, adjusted_p=p, finalists=len(measured))
-        for contender in finalists[len(measured) :]:
-            yield self.finding(contender)
+            try:
+                self._measure(contender, note, finalists=size, share_s=share_s)
+            except HarnessError as error:
+                if all(each.final is None for each in finalists):
+                    raise
+                # what was measured before stands; what broke now says nothing about anybody
+                log.error("%s is not re-measured: %s", contender.solution.name, error)
+                detail = f"the lab failed: {error}"[:500]
+                failed = Check(gate="G6", reason=Reason.HARNESS_FAILED, detail=detail)
+                contender.checks.append(failed)
+                return
+
+    def _judge_finalists(self, finalists: Sequence[Contender], family: Family) -> Iterator[Finding]:
+        """Judge those that were measured together, and then those that were not."""
+        measured = [(c, c.final) for c in finalists if c.final is not None]
+        adjusted = family.adjusted([p_value(final, self._settings) for _, final in measured])
+        # Who was chosen and not measured had no chance to be lucky.
+        size = family.size(len(measured))
+        for (contender, _), p in zip(measured, adjusted, strict=True):
+            yield self.finding(contender, adjusted_p=p, finalists=size)
+        for contender in finalists:
+            if contender.final is None:
+                yield self.finding(contender)
 
     def finding(
         self, contender: Contender, *, adjusted_p: float = 1.0, finalists: int = 1
@@ -196,10 +240,15 @@ class Session:
         detail = f"frozen at {stands.frozen_at.isoformat()}, class {stands.trust}"
         return stands, Check(gate="G0", detail=detail)
 
-    def _measure(self, contender: Contender, *, finalists: int, share_s: float) -> None:
+    def _measure(
+        self, contender: Contender, note: FinalNote | None, *, finalists: int, share_s: float
+    ) -> None:
         """Gate G6: measure from zero until it is decided, or the finalist's share of time is up."""
         assert contender.variant is not None, "a finalist was timed"
         begin = time.monotonic()
+        note = note or FinalNote(candidate=contender.solution.digest)
+        note = note.model_copy(update={"begun": note.begun + 1})
+        self._notebook.write_final(note)
 
         def decided(timed: Timed) -> bool:
             # Before the others are measured Holm's adjustment can be at most this.
@@ -208,11 +257,21 @@ class Session:
             evidence = self._evidence(contender, timing=timing, checks=timed.checks)
             return is_settled(evidence, self._settings)
 
-        contender.final = self._examiner.final(
-            contender.variant, decided=decided, until_s=begin + share_s
+        timed = self._examiner.final(contender.variant, decided=decided, until_s=begin + share_s)
+        ended = ended_of(
+            timed,
+            self._plan.workloads,
+            p_value=p_value(timed, self._settings),
+            seconds=time.monotonic() - begin,
         )
-        contender.checks += contender.final.checks
-        contender.spent_s += time.monotonic() - begin
+        self._notebook.write_final(note.model_copy(update={"ended": ended}))
+        self._take_up(contender, ended)
+
+    def _take_up(self, contender: Contender, ended: Ended) -> None:
+        """Go on with a re-measurement that has ended, now or before an interruption."""
+        contender.final = timed_from(ended)
+        contender.checks += ended.checks
+        contender.spent_s += ended.seconds
 
     def _known(self, contender: Contender) -> Finding:
         """Return what generators may learn of a contender so far."""

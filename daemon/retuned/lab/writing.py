@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
+
 from retuned.contract import Digest, Solution, Workload
 from retuned.lab.bay import Bay
 from retuned.lab.examiner import Timed
 from retuned.lab.harness.variant import Variant
+from retuned.lab.notebook import Ended
 from retuned.lab.statistics import ShapeSamples
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import (
@@ -120,6 +123,45 @@ def raw_of(timed: Timed | None, workloads: Sequence[Workload]) -> RawTiming | No
     return RawTiming(
         candidate=tuple(map(_samples, timed.samples, axes)),
         clone=tuple(map(_samples, timed.clones, axes)),
+    )
+
+
+def ended_of(
+    timed: Timed, workloads: Sequence[Workload], *, p_value: float, seconds: float
+) -> Ended:
+    """Return a re-measurement as it is kept until it is judged."""
+    return Ended(
+        p_value=p_value,
+        checks=timed.checks,
+        raw=raw_of(timed, workloads),
+        processes=timed.processes,
+        looks=timed.looks,
+        commitment=timed.commitment,
+        seconds=seconds,
+    )
+
+
+def timed_from(ended: Ended) -> Timed:
+    """Return a re-measurement as it was before it was kept."""
+    raw = ended.raw or RawTiming(candidate=())
+    return Timed(
+        checks=ended.checks,
+        samples=tuple(map(samples_from, raw.candidate)),
+        clones=tuple(map(samples_from, raw.clone)),
+        shapes=tuple(range(len(raw.candidate))),
+        processes=ended.processes,
+        looks=ended.looks,
+        commitment=ended.commitment,
+    )
+
+
+def samples_from(rows: RawSamples) -> ShapeSamples:
+    """Return times as they are computed with."""
+    return ShapeSamples(
+        weight=rows.weight,
+        incumbent_us=np.array(rows.incumbent_us),
+        candidate_us=np.array(rows.candidate_us),
+        block=np.array(rows.block, dtype=np.int64),
     )
 
 

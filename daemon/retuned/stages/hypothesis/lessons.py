@@ -29,7 +29,9 @@ REFUSED = frozenset({"contract-violated", "compile-failed", "binary-audit-failed
 """It could not be built."""
 STARVED = frozenset({"over-limit", "out-of-memory"})
 """It wants more registers, shared memory or workspace than there is."""
-SLOW = frozenset({"slower", "timed-out", "lost-search"})
+STUCK = frozenset({"timed-out"})
+"""It did not end: nobody knows whether it is right, and that says nothing about its speed."""
+SLOW = frozenset({"slower", "lost-search"})
 """It is right, and not the fastest."""
 UNCLEAR = frozenset({"not-faster-enough", "within-noise", "too-few-samples"})
 """It is right, and about as fast as the incumbent as far as could be seen."""
@@ -39,7 +41,7 @@ class Lesson(StrEnum):
     """What follows for the next try."""
 
     OTHER_STRUCTURE = "other-structure"
-    """The algorithm is wrong or cannot be built here: another one."""
+    """The algorithm is wrong, does not end or cannot be built here: another one."""
     SMALLER_TILES = "smaller-tiles"
     """The algorithm may be right, and holds too much at a time."""
     OTHER_PARAMETERS = "other-parameters"
@@ -64,11 +66,13 @@ def lesson_of(reasons: Mapping[str, int]) -> Lesson:
     <Lesson.OTHER_STRUCTURE: 'other-structure'>
     >>> lesson_of({"wrong-output": 3, "slower": 1})
     <Lesson.OTHER_PARAMETERS: 'other-parameters'>
+    >>> lesson_of({"timed-out": 3})
+    <Lesson.OTHER_STRUCTURE: 'other-structure'>
     """
     counts = {
         name: sum(reasons.get(code, 0) for code in codes)
         for name, codes in (
-            ("wrong", WRONG | REFUSED),
+            ("wrong", WRONG | REFUSED | STUCK),
             ("starved", STARVED),
             ("slow", SLOW),
             ("unclear", UNCLEAR),

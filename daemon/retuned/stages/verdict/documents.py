@@ -137,6 +137,9 @@ class Isolation(Record):
     """Whether its processes had a network of their own, with nothing in it."""
     files_denied: bool = False
     """Whether they gave up opening files, by Landlock."""
+    reference_confined_by: tuple[Annotated[str, Field(max_length=64)], ...] = ()
+    """What confined the process of the definition's own reference, by the kernel's account; empty
+    where the reference is the catalog's, or nothing did (then `missing` says so)."""
     memory_check: str
     """How accesses outside its tensors were found."""
     missing: tuple[str, ...] = ()
@@ -146,9 +149,9 @@ class Isolation(Record):
 class RawSamples(Record):
     """Times of one comparison at one shape, as the lab's clock gave them."""
 
-    axes: dict[Name, int]
+    axes: dict[Name, Annotated[int, Field(ge=0)]]
     """Lengths of the variable axes."""
-    weight: float = Field(ge=0.0)
+    weight: float = Field(ge=0.0, allow_inf_nan=False)
     """Launches per second in the profile."""
     incumbent_us: tuple[Annotated[float, Field(gt=0.0, lt=1e12)], ...] = Field(min_length=1)
     """Per pair, microseconds a launch."""
@@ -171,6 +174,15 @@ class RawTiming(Record):
     """Candidate beside the incumbent."""
     clone: tuple[RawSamples, ...] = ()
     """The incumbent's clone beside the incumbent: the noise floor."""
+
+    @model_validator(mode="after")
+    def _same_shapes(self) -> RawTiming:
+        names = {tuple(sorted(rows.axes)) for rows in (*self.candidate, *self.clone)}
+        if len(names) > 1:
+            raise ValueError("shapes have different axes")
+        if self.clone and [c.axes for c in self.clone] != [c.axes for c in self.candidate]:
+            raise ValueError("the clone was timed at other shapes than the candidate")
+        return self
 
 
 def raw_digest(search: RawTiming | None, final: RawTiming | None) -> Digest:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field, JsonValue, model_validator
 
 from retuned.contract import Digest, Guard, Record
 from retuned.stages.profile import ProfileSettings
+
+_Position = Annotated[int, Field(ge=0)]
+_Length = Annotated[int, Field(ge=0)]
 
 
 class Status(StrEnum):
@@ -50,11 +54,11 @@ class Reason(StrEnum):
 class Interval(Record):
     """A ratio of times, incumbent over candidate: above 1 the candidate is faster."""
 
-    lower: float = Field(gt=0.0)
+    lower: float = Field(gt=0.0, allow_inf_nan=False)
     """Lower confidence bound."""
-    point: float = Field(gt=0.0)
+    point: float = Field(gt=0.0, allow_inf_nan=False)
     """Estimate."""
-    upper: float = Field(gt=0.0)
+    upper: float = Field(gt=0.0, allow_inf_nan=False)
     """Upper confidence bound."""
     confidence: float = Field(gt=0.0, lt=1.0)
     """Of each bound on its own (one-sided)."""
@@ -69,17 +73,17 @@ class Interval(Record):
 class ShapeResult(Record):
     """What was measured at one shape."""
 
-    axes: dict[str, int]
+    axes: dict[str, _Length]
     """Lengths of the variable axes."""
-    weight: float = Field(ge=0.0)
+    weight: float = Field(ge=0.0, allow_inf_nan=False)
     """Launches per second in the profile."""
-    incumbent_us: float = Field(gt=0.0)
+    incumbent_us: float = Field(gt=0.0, allow_inf_nan=False)
     """Median time of the incumbent, microseconds."""
-    candidate_us: float = Field(gt=0.0)
+    candidate_us: float = Field(gt=0.0, allow_inf_nan=False)
     """Median time of the candidate, microseconds."""
     speedup: Interval
     """Paired, interleaved, on block medians."""
-    floor_us: float = Field(default=0.0, ge=0.0)
+    floor_us: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Physics: no kernel can be faster; 0 where unknown."""
 
 
@@ -100,7 +104,7 @@ class Verdict(Record):
     """One sentence with the numbers; text from candidates is shortened and never trusted."""
     speedup: Interval | None = None
     """Production-weighted; None where nothing was timed."""
-    noise_floor_ratio: float | None = Field(default=None, gt=0.0)
+    noise_floor_ratio: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """Largest ratio two byte-identical clones showed in the same run; None if nothing was timed."""
     shapes: tuple[ShapeResult, ...] = ()
     """Per shape."""
@@ -141,7 +145,7 @@ class Check(Record):
 class GroupTiming(Record):
     """Some shapes taken together, as a guard would."""
 
-    members: tuple[int, ...] = Field(min_length=1)
+    members: tuple[_Position, ...] = Field(min_length=1)
     """Positions in `Timing.shapes`."""
     speedup: Interval
     """Production-weighted over the members, anytime-valid at the promotion's confidence."""
@@ -157,7 +161,7 @@ class Timing(Record):
     """Per shape; their anytime-valid intervals at the regression guard's confidence."""
     groups: tuple[GroupTiming, ...] = Field(min_length=1)
     """All shapes first, then every smaller group that a guard can name."""
-    noise_floor_ratio: float = Field(gt=0.0)
+    noise_floor_ratio: float = Field(gt=0.0, allow_inf_nan=False)
     """Largest ratio two byte-identical clones showed in the same run."""
     blocks: int = Field(ge=0)
     """Fewest blocks of any shape."""
@@ -167,6 +171,25 @@ class Timing(Record):
     """Fresh processes the blocks come from."""
     looks: int = Field(default=1, ge=1)
     """How often the decision was looked at; the bounds hold however often that was."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Timing:
+        names = set(self.shapes[0].axes)
+        if any(set(shape.axes) != names for shape in self.shapes):
+            raise ValueError("shapes have different axes")
+        places = [tuple(sorted(shape.axes.items())) for shape in self.shapes]
+        if len(set(places)) != len(places):
+            raise ValueError("a shape is there twice")
+        every = tuple(range(len(self.shapes)))
+        if self.groups[0].members != every:
+            raise ValueError("the first group is not all shapes together")
+        groups = [group.members for group in self.groups]
+        if len(set(groups)) != len(groups):
+            raise ValueError("a group is there twice")
+        for members in groups:
+            if tuple(sorted(set(members))) != members or members[-1] >= len(self.shapes):
+                raise ValueError(f"a group of {len(self.shapes)} shapes has members {members}")
+        return self
 
 
 class Evidence(Record):
