@@ -32,7 +32,10 @@ class Kind(StrEnum):
     HYPOTHESIS = "hypothesis"
     """open -> testing -> tested | refined | abandoned; open -> outdated by a newer belief."""
     EXPERIMENT = "experiment"
-    """running -> done -> won -> proposed | refused; running -> failed."""
+    """running -> done -> won -> proposed | refused; running -> failed.
+
+    Where the proposal expired: proposed -> lapsed -> proposed | refused.
+    """
     FINDING = "finding"
     """One candidate's verdict in one experiment: final."""
     TURNS = "turns"
@@ -96,7 +99,11 @@ class LoopSettings:
     min_saving: float = 0.002
     """Smallest share of all GPU time that a swap must save to be proposed."""
     proposal_ttl: timedelta = timedelta(hours=24)
-    """After this an undecided proposal expires."""
+    """After this an undecided proposal expires; it rests as long before it is proposed again."""
+    max_proposals: int = 3
+    """How often a win is proposed before a new experiment has to find it again."""
+    evidence_max_age: timedelta = timedelta(days=7)
+    """What was measured longer ago than this is not proposed again."""
     quarantine: timedelta = timedelta(days=7)
     """How long a rolled-back digest may not be proposed again."""
     environment_mismatch: Literal["refuse", "warn"] = "refuse"

@@ -8,10 +8,18 @@ from typing import Any
 
 from retuned.adapters.approvals import Approvals
 from retuned.errors import RetunedError
-from retuned.local import asking, proving
+from retuned.local import again, asking, proving
 from retuned.local.context import Context, Kind
 from retuned.local.found import best_finding, findings
-from retuned.local.ordering import IN_PLACE, call_off, in_phases, latest, quarantined, say
+from retuned.local.ordering import (
+    IN_PLACE,
+    call_off,
+    in_phases,
+    lapse,
+    latest,
+    quarantined,
+    say,
+)
 from retuned.local.reading import proposals, understood
 from retuned.local.reasoning import live_baseline, share_of
 from retuned.local.swapping import live_guard, roll_back
@@ -30,13 +38,17 @@ OPEN = ("awaiting", "approved")
 
 
 def propose(ctx: Context) -> None:
-    """Write a proposal, or the reason for none, for each experiment that was won."""
-    for stored in ctx.store.list(Kind.EXPERIMENT, phase="won"):
+    """Write a proposal, or the reason for none, for each experiment that was won.
+
+    A win whose proposal expired is proposed again once it has rested, while it still holds.
+    """
+    due = [*ctx.store.list(Kind.EXPERIMENT, phase="won"), *again.rested(ctx)]
+    for stored in due:
         plan = understood(ctx, stored, ExperimentPlan)
         if plan is None:
             continue
         try:
-            answer = _weigh(ctx, plan)
+            answer = again.too_late(ctx, stored, plan) or _weigh(ctx, plan)
         except RetunedError as error:  # weighed again at the next look, after the others
             log.error("experiment %s is not weighed: %s", plan.id, error)
             continue
@@ -45,12 +57,12 @@ def propose(ctx: Context) -> None:
                 body = answer.model_dump(mode="json")
                 if ctx.store.add(Kind.PROPOSAL, answer.id, body, phase="awaiting"):
                     _supersede_open(ctx, answer)
-                    ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="won", to="proposed")
+                    ctx.store.advance(Kind.EXPERIMENT, plan.id, expect=stored.phase, to="proposed")
                     say(ctx, answer.id, what="proposed", slot=answer.definition)
                     continue
                 known = f"proposal {answer.id} says the same, and was or is decided on"
                 answer = Refusal(reason=RefusalReason.ALREADY_DECIDED, detail=known)
-            _not_proposed(ctx, plan, answer)
+            _not_proposed(ctx, plan, answer, phase=stored.phase)
 
 
 def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
@@ -77,6 +89,7 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
         quarantined=quarantined(ctx),
         live_baseline=live_baseline(ctx, plan.definition),
         live_guard=live_guard(ctx, plan.definition),
+        attempt=again.next_attempt(ctx, plan, best.solution.digest),
     )
 
 
@@ -85,8 +98,8 @@ def _was_swapped(ctx: Context, definition: str) -> bool:
     return any(stored.body.get("definition") == definition for stored in done)
 
 
-def _not_proposed(ctx: Context, plan: ExperimentPlan, answer: Refusal) -> None:
-    ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="won", to="refused")
+def _not_proposed(ctx: Context, plan: ExperimentPlan, answer: Refusal, *, phase: str) -> None:
+    ctx.store.advance(Kind.EXPERIMENT, plan.id, expect=phase, to="refused")
     ctx.store.record(
         Event(
             at=ctx.clock.now(),
@@ -227,4 +240,6 @@ def _supersede_open(ctx: Context, new: Proposal) -> None:
 
 def _move(ctx: Context, stored: Stored, phase: str, *, what: str) -> None:
     if ctx.store.advance(Kind.PROPOSAL, stored.id, expect=stored.phase, to=phase):
+        if phase == "expired":
+            lapse(ctx, stored)
         say(ctx, stored.id, what=what)

@@ -209,8 +209,16 @@ def call_off(
     with ctx.store.transaction():
         if ctx.store.advance(Kind.ORDER, kept.order.id, expect="new", to="withdrawn"):
             ctx.store.advance(Kind.PROPOSAL, proposal.id, expect=proposal.phase, to=to)
+            if to == "expired":
+                lapse(ctx, proposal)
             what = "withdrawn" if to == "awaiting" else to
             say(ctx, proposal.id, what=what, who=who, reason=reason, detail=detail)
+
+
+def lapse(ctx: Context, proposal: Stored) -> None:
+    """Let a win be proposed again later: its proposal expired before anybody decided."""
+    experiment = str(proposal.body.get("experiment", ""))
+    ctx.store.advance(Kind.EXPERIMENT, experiment, expect="proposed", to="lapsed")
 
 
 def order_back(

@@ -3,7 +3,7 @@
 ``records``: what a proposal is, and why there may be none. ``proposing``: the decision.
 """
 
-from retuned.stages.proposal.proposing import covered_share, propose
+from retuned.stages.proposal.proposing import covered_share, proposal_id, propose
 from retuned.stages.proposal.records import (
     Proposal,
     ProposalLimits,
@@ -19,5 +19,6 @@ __all__ = [
     "RefusalReason",
     "Risk",
     "covered_share",
+    "proposal_id",
     "propose",
 ]

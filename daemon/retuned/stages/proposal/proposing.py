@@ -34,6 +34,7 @@ def propose(
     first_swap: bool = False,
     over_library: bool = False,
     limits: ProposalLimits | None = None,
+    attempt: int = 1,
 ) -> Proposal | Refusal:
     """Turn a validated win into a proposal, or say why not.
 
@@ -64,6 +65,10 @@ def propose(
         Whether this kernel was never swapped on this target.
     over_library
         Whether the incumbent is a vendor's library.
+    limits
+        What is worth a proposal, and what is risky.
+    attempt
+        One more than how often this win expired before anybody decided.
     """
     limits = limits or ProposalLimits()
     proof = evidence or verdict.evidence
@@ -91,7 +96,13 @@ def propose(
         verdict, first_swap=first_swap, over_library=over_library, limits=limits
     )
     return Proposal(
-        id=digest_of([target, verdict.candidate, live_baseline, plan.environment]),
+        id=proposal_id(
+            target=target,
+            artifact=verdict.candidate,
+            baseline=live_baseline,
+            environment=plan.environment,
+            attempt=attempt,
+        ),
         target=target,
         definition=plan.definition,
         artifact=verdict.candidate,
@@ -109,7 +120,25 @@ def propose(
         created_at=now,
         expires_at=now + ttl,
         environment=plan.environment,
+        attempt=attempt,
     )
+
+
+def proposal_id(
+    *, target: str, artifact: Digest, baseline: Digest, environment: Digest, attempt: int = 1
+) -> str:
+    """Return the id of a proposal: the same win in the same world, proposed for the same time.
+
+    Examples
+    --------
+    >>> same = {"target": "t", "artifact": "a", "baseline": "b", "environment": "e"}
+    >>> proposal_id(**same) == digest_of(["t", "a", "b", "e"])
+    True
+    >>> proposal_id(**same, attempt=2) == proposal_id(**same)
+    False
+    """
+    world = [target, artifact, baseline, environment]
+    return digest_of(world if attempt == 1 else [*world, attempt])
 
 
 def covered_share(verdict: Verdict) -> float:

@@ -23,7 +23,7 @@ class Proposal(Record):
     """A swap that a policy and people decide on; immutable, bound to digests."""
 
     id: str
-    """Digest of target, artifact, baseline and environment."""
+    """Digest of target, artifact, baseline and environment, and of the attempt after the first."""
     target: str
     """Server or deployment."""
     definition: Name
@@ -58,6 +58,8 @@ class Proposal(Record):
     """After this it is expired, never approved."""
     environment: Digest | None = None
     """Where it was measured; evidence expires with it. None in records of earlier versions."""
+    attempt: int = Field(default=1, ge=1)
+    """How many times this win was proposed, this time included: nobody decided the times before."""
 
 
 class RefusalReason(StrEnum):
@@ -71,6 +73,8 @@ class RefusalReason(StrEnum):
     NARROWER_THAN_LIVE = "narrower-than-live"
     NOTHING_COVERED = "nothing-covered"
     NOT_WORTH_IT = "not-worth-it"
+    OLD_EVIDENCE = "old-evidence"
+    EXPIRED_TOO_OFTEN = "expired-too-often"
     STALE_ENVIRONMENT = "stale-environment"
     EVIDENCE_UNREADABLE = "evidence-unreadable"
     EVIDENCE_ALTERED = "evidence-altered"
