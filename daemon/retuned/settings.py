@@ -203,6 +203,11 @@ class Settings(BaseSettings):
     """Longest wait for one answer, seconds."""
     evolve_hint_dir: Folder | None = None
     """Folder of people's hints for the model, `DEFINITION.md` or `FAMILY.md`."""
+    evolve_backend: Literal["own", "openevolve", "skydiscover"] = "own"
+    """Who searches with the model: Retuned's own islands, or a package that is installed beside it,
+    in a process of its own; see docs/evolution.md."""
+    evolve_backend_python: Folder | None = None
+    """Python interpreter of an environment that has the package of `evolve_backend`."""
 
     environment_mismatch: Literal["refuse", "warn"] = "refuse"
     """What happens where a server runs on another device, Triton or Triton switches than those a

@@ -17,7 +17,7 @@ from retuned.adapters.chat_model import PaidChatModel, ScriptedWire, Wire, WireA
 from retuned.adapters.chat_transcript import Transcript
 from retuned.adapters.clock import FakeClock
 from retuned.errors import Refused, TemporaryError, UnreadableInput
-from retuned.lab.generators.evolve import redactor
+from retuned.lab.generators.evolve import redactor, secrets_only
 from retuned.ports import ChatMessage, ChatModel, ChatRequest
 
 PRICES = Prices(prompt_usd_per_mtok=1.0, completion_usd_per_mtok=10.0)
@@ -80,6 +80,7 @@ class World:
             transcript=transcript,
             clock=FakeClock(),
             secrets_out=redactor(["s3cr3t"]),
+            answers_out=secrets_only(["s3cr3t"]),
             sleep=self.slept.append,
         )
         return self.open
@@ -242,10 +243,10 @@ def test_answers_that_cannot_be_read_are_asked_for_again_and_counted(world: Worl
 
 
 def test_no_secret_is_sent_or_written_down(world: World) -> None:
-    world.say(Said(text="your key is s3cr3t, lovelace@example.org"))
+    world.say(Said(text="your key is s3cr3t, float z = tile.local;"))
     told = "see /home/lovelace/x.cpp on build7.corp.internal, api_key=abcd1234, s3cr3t"
     answer = world.model().ask(question(told))
-    assert answer.text == "your key is [key], [mail]"
+    assert answer.text == "your key is [key], float z = tile.local;"
     seen = (world.folder / "t.jsonl").read_text() + json.dumps(world.sent())
     for secret in ("s3cr3t", "lovelace", "build7", "abcd1234"):
         assert secret not in seen, secret

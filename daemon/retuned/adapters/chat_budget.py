@@ -8,6 +8,7 @@ Afterwards the reported usage counts; where none is reported, or one that cannot
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from retuned.errors import Refused
 from retuned.ports import ChatRequest
@@ -81,6 +82,18 @@ class ChatBudget:
     """Of all conversations within 24 hours, dollars."""
 
 
+class Ledger(Protocol):
+    """What all conversations cost within 24 hours."""
+
+    def reserve(self, usd: float, *, most_usd: float) -> tuple[str, float]:
+        """Set money aside in one step with the check; return the entry, or none, and the rest."""
+        ...
+
+    def settle(self, name: str, usd: float) -> None:
+        """Replace what was set aside by what it came to."""
+        ...
+
+
 class Purse:
     """What is left.
 
@@ -94,8 +107,8 @@ class Purse:
         Tokens of this conversation so far, from its transcript.
     spent_usd
         Money of this conversation so far.
-    elsewhere_usd
-        Money of other conversations within 24 hours.
+    ledger
+        Of all conversations; None where nobody else spends from this budget.
     """
 
     def __init__(
@@ -105,21 +118,24 @@ class Purse:
         *,
         spent: Usage | None = None,
         spent_usd: float = 0.0,
-        elsewhere_usd: float = 0.0,
+        ledger: Ledger | None = None,
     ) -> None:
         self._budget = budget
         self.prices = prices
         self.spent = spent or Usage()
         self.spent_usd = spent_usd
-        self._elsewhere_usd = elsewhere_usd
+        self._ledger = ledger
+        self._entry = ""
 
     def admit(self, bound: Usage) -> None:
-        """Allow a try that costs at most `bound`.
+        """Allow a try that costs at most `bound`, and set the day's money aside for it.
 
         Raises
         ------
         BudgetSpent
             If it might pass a bound; says which, and what is left of it.
+        HarnessError
+            If the day's ledger cannot be kept.
         """
         budget, usd = self._budget, self.prices.usd(bound)
         left = budget.max_tokens - self.spent.tokens
@@ -128,22 +144,29 @@ class Purse:
                 f"the next question may take {bound.tokens} tokens, {max(left, 0)} are left of "
                 f"{budget.max_tokens} for this experiment"
             )
-        for spent, most, what in (
-            (self.spent_usd, budget.max_usd, "for this experiment"),
-            (self.spent_usd + self._elsewhere_usd, budget.max_usd_per_day, "for 24 hours"),
-        ):
-            if usd > 0.0 and spent + usd > most:
-                raise BudgetSpent(
-                    f"the next question may cost ${usd:.4f}, ${max(most - spent, 0.0):.4f} are "
-                    f"left of ${most:.2f} {what}"
-                )
+        if usd > 0.0 and self.spent_usd + usd > budget.max_usd:
+            raise _spent(usd, budget.max_usd - self.spent_usd, budget.max_usd, "this experiment")
+        if usd > 0.0 and self._ledger is not None:
+            self._entry, left_usd = self._ledger.reserve(usd, most_usd=budget.max_usd_per_day)
+            if not self._entry:
+                raise _spent(usd, left_usd, budget.max_usd_per_day, "24 hours")
 
     def pay(self, usage: Usage) -> float:
         """Count what a try cost, and return its price, dollars."""
         usd = self.prices.usd(usage)
         self.spent = self.spent + usage
         self.spent_usd += usd
+        entry, self._entry = self._entry, ""
+        if entry and self._ledger is not None:
+            self._ledger.settle(entry, usd)
         return usd
+
+
+def _spent(usd: float, left: float, most: float, what: str) -> BudgetSpent:
+    return BudgetSpent(
+        f"the next question may cost ${usd:.4f}, ${max(left, 0.0):.4f} are left of ${most:.2f} "
+        f"for {what}"
+    )
 
 
 def bound_of(request: ChatRequest) -> Usage:

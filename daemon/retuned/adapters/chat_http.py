@@ -74,15 +74,16 @@ class HttpWire:
         self.model = endpoint.model
         self._url = endpoint.url.rstrip("/") + "/chat/completions"
 
-    def ask(self, request: ChatRequest) -> WireAnswer:
+    def ask(self, request: ChatRequest, *, timeout_s: float = math.inf) -> WireAnswer:
         """Ask once; see `Wire.ask`."""
+        wait_s = min(self._endpoint.timeout_s, timeout_s)
         try:
-            status, headers, body = asyncio.run(self._post(request))
+            status, headers, body = asyncio.run(self._post(request, wait_s=wait_s))
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             detail = f"cannot be reached: {type(error).__name__}"
             raise WireFailed("unreachable", detail=detail, again=True) from error
         except (TimeoutError, httpx.TimeoutException) as error:
-            detail = f"no answer within {self._endpoint.timeout_s:g} s"
+            detail = f"no answer within {wait_s:.3g} s"
             raise WireFailed("timed-out", detail=detail, again=True, billed=True) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             detail = f"the connection broke: {type(error).__name__}"
@@ -91,14 +92,16 @@ class HttpWire:
             raise _refused(status, headers, body)
         return _read(headers, body)
 
-    async def _post(self, request: ChatRequest) -> tuple[int, httpx.Headers, bytes]:
+    async def _post(
+        self, request: ChatRequest, *, wait_s: float
+    ) -> tuple[int, httpx.Headers, bytes]:
         endpoint = self._endpoint
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         if endpoint.key:
             headers["authorization"] = f"Bearer {endpoint.key}"
-        timeout = httpx.Timeout(endpoint.timeout_s, connect=min(_CONNECT_S, endpoint.timeout_s))
+        timeout = httpx.Timeout(wait_s, connect=min(_CONNECT_S, wait_s))
         async with (
-            asyncio.timeout(endpoint.timeout_s),
+            asyncio.timeout(wait_s),
             httpx.AsyncClient(
                 follow_redirects=False, trust_env=False, timeout=timeout, headers=headers
             ) as client,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ MAX_ANSWER_CHARS = 1_000_000
 """Longer answers are refused."""
 _TRIES = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_SHORTEST_S = 1.0
+"""No question is asked, and paid, with less time than this."""
 _ROOM_BYTES = 4 * 2**20
 """What an answer may take in a transcript."""
 
@@ -83,8 +86,8 @@ class Wire(Protocol):
     model: str
     """Name of the model."""
 
-    def ask(self, request: ChatRequest) -> WireAnswer:
-        """Return the answer.
+    def ask(self, request: ChatRequest, *, timeout_s: float = math.inf) -> WireAnswer:
+        """Return the answer; wait at most so long, however long the wire would.
 
         Raises
         ------
@@ -108,11 +111,15 @@ class PaidChatModel:
     clock
         For the transcript.
     secrets_out
-        Takes secrets out of whatever is sent or written.
+        Takes secrets out of whatever is sent.
+    answers_out
+        Takes secrets out of what comes back; answers hold code, so only what is known for certain.
     sleep
         Waits between tries, seconds.
     tries
         Most tries per question.
+    left_s
+        Seconds that whoever asks has left, over all tries; a question that is under way ends then.
     """
 
     def __init__(
@@ -123,16 +130,20 @@ class PaidChatModel:
         transcript: Transcript,
         clock: Clock,
         secrets_out: Redact = redact,
+        answers_out: Redact = lambda text: text,
         sleep: Callable[[float], None] = time.sleep,
         tries: int = _TRIES,
+        left_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._wire = wire
         self._purse = purse
         self._transcript = transcript
         self._clock = clock
         self._clean = secrets_out
+        self._clean_answer = answers_out
         self._sleep = sleep
         self._tries = tries
+        self._left_s = left_s
 
     def ask(self, request: ChatRequest) -> ChatAnswer:
         """Return the model's answer; see `ChatModel.ask`."""
@@ -154,7 +165,8 @@ class PaidChatModel:
                 log.info("the model gave no answer [%s], try %d", error.code, number + 1)
                 if not error.again:
                     raise self._refusal(error) from error
-                if number + 1 == self._tries or pause_s > _LONGEST_PAUSE_S:
+                longest_s = min(_LONGEST_PAUSE_S, self._left_s())
+                if number + 1 == self._tries or pause_s > longest_s:
                     raise self._giving_up(error, pause_s, number + 1) from error
                 self._sleep(pause_s)
         raise AssertionError("the last try returns or raises")
@@ -169,9 +181,12 @@ class PaidChatModel:
 
     def _try(self, request: ChatRequest) -> ChatAnswer:
         bound = bound_of(request)
-        self._purse.admit(bound)
+        left_s = self._left_s()
+        if left_s < _SHORTEST_S:
+            raise TemporaryError("there is no time left for a question", delay_s=_LONGEST_PAUSE_S)
         asked_bytes = sum(len(m.content.encode()) for m in request.messages)
         self._transcript.room(2 * asked_bytes + _ROOM_BYTES)
+        self._purse.admit(bound)
         attempt = self._transcript.asked(
             request,
             at=self._clock.now(),
@@ -180,7 +195,7 @@ class PaidChatModel:
             usd=self._purse.prices.usd(bound),
         )
         try:
-            came = self._wire.ask(request)
+            came = self._wire.ask(request, timeout_s=left_s)
             if len(came.text) > MAX_ANSWER_CHARS:
                 detail = f"{len(came.text)} characters in one answer"
                 raise WireFailed("answer-too-long", detail=detail, again=False, billed=True)
@@ -200,7 +215,7 @@ class PaidChatModel:
         )
         answer = ChatAnswer(
             request=request.digest,
-            text=self._clean(came.text.encode("utf-8", "replace").decode()),
+            text=self._clean_answer(came.text.encode("utf-8", "replace").decode()),
             finish=came.finish,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -252,7 +267,7 @@ class ScriptedWire:
     asked: list[ChatRequest] = field(default_factory=list)
     """Questions that came, for assertions."""
 
-    def ask(self, request: ChatRequest) -> WireAnswer:
+    def ask(self, request: ChatRequest, *, timeout_s: float = math.inf) -> WireAnswer:
         """Return or raise what the script says."""
         said = self.script[min(len(self.asked), len(self.script) - 1)]
         self.asked.append(request)

@@ -197,11 +197,11 @@ class Transcript:
             os.write(self._file, b"\n")
 
 
-def spent_since(folder: Path, since: datetime, *, but: Path) -> float:
-    """Return what all conversations of a folder cost since a time, dollars, one left aside."""
+def spent_since(folder: Path, since: datetime) -> float:
+    """Return what all conversations of a folder cost since a time, dollars."""
     total = 0.0
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
-        if path.name == but.name or path.stat().st_mtime < since.timestamp():
+        if path.stat().st_mtime < since.timestamp():
             continue
         tries: dict[tuple[str, str], float] = {}
         for line in _lines(path):

@@ -8,11 +8,12 @@ import getpass
 import os
 import socket
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 
+from retuned.adapters.backend_process import BackendProcess, missing_backend
 from retuned.adapters.chat_budget import ChatBudget, Prices, Purse
 from retuned.adapters.chat_http import Endpoint, HttpWire, check_url
+from retuned.adapters.chat_ledger import LEDGER, DayLedger
 from retuned.adapters.chat_model import PaidChatModel
 from retuned.adapters.chat_transcript import Transcript, spent_since
 from retuned.adapters.clock import SystemClock
@@ -21,17 +22,18 @@ from retuned.lab.generators.evolve import (
     EvolveConfig,
     EvolveGenerator,
     EvolveRules,
+    ForeignGenerator,
     brief_of,
     read_hint,
     redactor,
+    secrets_only,
 )
 from retuned.lab.generators.occasion import Occasion
 from retuned.lab.notebook import notebook_name
 from retuned.lab.toolchain import environment_of
-from retuned.ports import Clock
+from retuned.ports import Clock, Generator
 from retuned.settings import Settings
 
-_DAY = timedelta(days=1)
 _PR_SET_DUMPABLE = 4
 _EVERYWHERE = frozenset({"root", "user", "admin", "ubuntu", "nobody", "localhost"})
 """Names that say nothing about a machine, and stand in many a comment."""
@@ -62,6 +64,11 @@ def config_of(
     if variable and not given.get(variable):
         raise UsageError(f"evolve_key_variable names {variable}, which is not in the environment")
     check_url(settings.evolve_url, key=bool(variable))
+    if settings.evolve_backend != "own" and settings.evolve_backend_python is None:
+        raise UsageError(
+            f"evolve_backend is {settings.evolve_backend} and evolve_backend_python is not set: "
+            f"{missing_backend(settings.evolve_backend)}"
+        )
     return EvolveConfig(
         url=settings.evolve_url,
         model=settings.evolve_model,
@@ -75,6 +82,8 @@ def config_of(
         tokens_field=settings.evolve_tokens_field,
         timeout_s=settings.evolve_timeout_s,
         transcripts=str(settings.state_dir / "transcripts"),
+        backend=settings.evolve_backend,
+        backend_python=str(settings.evolve_backend_python or ""),
         hints=str(settings.evolve_hint_dir) if settings.evolve_hint_dir is not None else "",
         rules=EvolveRules(
             islands=settings.evolve_islands,
@@ -87,7 +96,7 @@ def config_of(
 
 def open_evolution(
     config: EvolveConfig, occasion: Occasion, *, clock: Clock | None = None
-) -> EvolveGenerator:
+) -> Generator:
     """Return the generator of one plan; its transcript is taken up where it ended.
 
     Raises
@@ -99,8 +108,42 @@ def open_evolution(
     UsageError
         If the address is none, or variants in the incumbent's language are not evolved.
     """
-    clock = clock or SystemClock()
     definition, incumbent = occasion.tunable.definition, occasion.incumbent
+    chat = open_chat(config, occasion, clock=clock or SystemClock())
+    facts = brief_of(incumbent.language, environment_of(incumbent.language), cores=occasion.cores)
+    hint = read_hint(config.hints, definition.name, definition.op_type)
+    if config.backend != "own":
+        package = BackendProcess(
+            config.backend,
+            Path(config.backend_python),
+            left_s=occasion.left_s,
+            temperature=config.temperature,
+        )
+        return ForeignGenerator(
+            package,
+            chat,
+            definition=definition,
+            incumbent=incumbent,
+            rules=config.rules,
+            facts=facts,
+            model=config.model,
+            seed=occasion.seed,
+            hint=hint,
+        )
+    return EvolveGenerator(
+        chat,
+        definition=definition,
+        incumbent=incumbent,
+        rules=config.rules,
+        facts=facts,
+        model=config.model,
+        seed=occasion.seed,
+        hint=hint,
+    )
+
+
+def open_chat(config: EvolveConfig, occasion: Occasion, *, clock: Clock) -> PaidChatModel:
+    """Return the model behind the plan's transcript and budget, and the day's ledger."""
     key = key_of(config)
     wire = HttpWire(
         Endpoint(
@@ -112,43 +155,33 @@ def open_evolution(
             timeout_s=config.timeout_s,
         )
     )
+    folder = Path(config.transcripts)
     transcript = Transcript(transcript_path(config, occasion.plan.id))
+    prices = Prices(
+        prompt_usd_per_mtok=config.prompt_usd_per_mtok,
+        completion_usd_per_mtok=config.completion_usd_per_mtok,
+    )
     purse = Purse(
         ChatBudget(
             max_tokens=config.max_tokens,
             max_usd=config.max_usd,
             max_usd_per_day=config.max_usd_per_day,
         ),
-        Prices(
-            prompt_usd_per_mtok=config.prompt_usd_per_mtok,
-            completion_usd_per_mtok=config.completion_usd_per_mtok,
-        ),
+        prices,
         spent=transcript.spent,
         spent_usd=transcript.spent_usd,
-        elsewhere_usd=spent_since(
-            Path(config.transcripts),
-            clock.now() - _DAY,
-            but=transcript_path(config, occasion.plan.id),
+        ledger=DayLedger(
+            folder / LEDGER, clock=clock, before=lambda since: spent_since(folder, since)
         ),
     )
-    chat = PaidChatModel(
+    return PaidChatModel(
         wire,
         purse=purse,
         transcript=transcript,
         clock=clock,
         secrets_out=redactor([key], names=machine_names()),
-    )
-    return EvolveGenerator(
-        chat,
-        definition=definition,
-        incumbent=incumbent,
-        rules=config.rules,
-        facts=brief_of(
-            incumbent.language, environment_of(incumbent.language), cores=occasion.cores
-        ),
-        model=config.model,
-        seed=occasion.seed,
-        hint=read_hint(config.hints, definition.name, definition.op_type),
+        answers_out=secrets_only([key]),
+        left_s=occasion.left_s,
     )
 
 

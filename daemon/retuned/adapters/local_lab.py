@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,14 +20,14 @@ from retuned.adapters.artifact_folder import MANIFEST, keep_artifact, manifest_o
 from retuned.contract import Digest, Solution
 from retuned.errors import HarnessError, TemporaryError, UsageError
 from retuned.lab.bay import Bay, LabSettings
-from retuned.lab.generators.portfolio import Portfolio, TurnFolder
 from retuned.lab.captured import FOLDER, with_captured
+from retuned.lab.generators.portfolio import Portfolio, TurnFolder
 from retuned.lab.notebook import Note, Notebook, notebook_name
 from retuned.lab.session import Session
 from retuned.lab.subject import Subject
 from retuned.lab.toolchain import environment_of, toolchain_for
-from retuned.ports import Finding, Generator
 from retuned.lab.vetting import leave_out_unanswered
+from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome, turns_sentence
 from retuned.stages.verdict import JudgeSettings
 
@@ -84,6 +85,7 @@ class LocalLab:
         self._lab = lab or LabSettings()
         self._judge = judge_settings or JudgeSettings()
         self._stop = threading.Event()
+        self._search_until = math.inf
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
@@ -104,9 +106,9 @@ class LocalLab:
         )
         judge = self._judge.model_copy(update={"buckets": plan.buckets})
         try:
+            leave_out_unanswered(bay)
             session = Session(
                 plan,
-            leave_out_unanswered(bay)
                 bay=bay,
                 root=self._root,
                 incumbent=incumbent,
@@ -117,6 +119,7 @@ class LocalLab:
             contenders = [session.resume(note) for note in notes]
             seen = {plan.incumbent, *known, *(note.solution.digest for note in notes)}
             search_until = deadline - _FINAL_SHARE * plan.budget.max_seconds
+            self._search_until = search_until
             if len(seen) == 1:  # nothing of an earlier run is left to go on from
                 TurnFolder(self._root / TURNS / notebook_name(plan.id)).clear()
             for solution in self._proposals(plan, session, seen, until=search_until):
@@ -149,6 +152,10 @@ class LocalLab:
         )
         keep_artifact(target, built, solution=solution, definition=definition)
         return target
+
+    def search_left_s(self) -> float:
+        """Return how long the search of the plan that runs may still take, seconds."""
+        return self._search_until - time.monotonic()
 
     def _check_plan(self, plan: ExperimentPlan) -> Solution:
         self._subjects(plan.definition)  # an unknown definition is the clearer message

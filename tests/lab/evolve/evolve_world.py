@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +56,8 @@ class Actor:
     model: str = "actor"
     asked: list[ChatRequest] = field(default_factory=list)
 
-    def ask(self, request: ChatRequest) -> WireAnswer:
+    def ask(self, request: ChatRequest, *, timeout_s: float = math.inf) -> WireAnswer:
+        del timeout_s
         self.asked.append(request)
         return WireAnswer(text=self.respond(request), finish="stop", usage=None)
 
@@ -128,8 +130,8 @@ def finding(
 
 def judged(solution: Solution) -> Finding:
     """Measure a variant by its comment; one without does not compile."""
-    speed = re.search(r"speed ([\d.]+)", solution.sources[0].content)
-    if speed is None:
+    speed = re.search(r"speed (\d+(?:\.\d+)?)", solution.sources[0].content)
+    if speed is None or not float(speed[1]):
         return finding(solution, reason=Reason.COMPILE_FAILED, detail="k.cpp:1: error: no speed")
     return finding(solution, ratio=float(speed[1]))
 

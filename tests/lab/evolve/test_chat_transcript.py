@@ -131,8 +131,8 @@ def test_a_transcript_that_nobody_holds_any_more_can_be_opened(tmp_path: Path) -
     reopened(path)
 
 
-def test_the_day_counts_every_conversation_but_ones_own(tmp_path: Path) -> None:
-    for name, usd in (("a", 0.5), ("b", 0.25), ("own", 9.0)):
+def test_the_day_counts_every_conversation(tmp_path: Path) -> None:
+    for name, usd in (("a", 0.5), ("b", 0.25)):
         transcript = Transcript(tmp_path / f"{name}.jsonl")
         transcript.answered(
             answer(usd=usd), attempt=ask(transcript, usd=1.0), at=NOW, guessed=False
@@ -145,5 +145,5 @@ def test_the_day_counts_every_conversation_but_ones_own(tmp_path: Path) -> None:
     ask(old, at=NOW - timedelta(days=2), usd=50.0)
     old.close()
     since = NOW - timedelta(days=1)
-    assert spent_since(tmp_path, since, but=tmp_path / "own.jsonl") == pytest.approx(0.875)
-    assert spent_since(tmp_path / "none", since, but=tmp_path / "x.jsonl") == 0.0
+    assert spent_since(tmp_path, since) == pytest.approx(0.875)
+    assert spent_since(tmp_path / "none", since) == 0.0

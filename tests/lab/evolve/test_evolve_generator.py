@@ -243,7 +243,7 @@ def test_a_model_that_is_away_is_said_to_be_away(world: Evolution) -> None:
     class Away:
         model = "away"
 
-        def ask(self, request: ChatRequest) -> WireAnswer:
+        def ask(self, request: ChatRequest, *, timeout_s: float = 0.0) -> WireAnswer:
             raise WireFailed("status-503", detail="busy", again=True, pause_s=3_600.0)
 
     world.actor = Away()  # type: ignore[assignment]

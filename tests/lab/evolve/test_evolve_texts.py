@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 import unicodedata
 
 import pytest
@@ -22,7 +21,6 @@ from retuned.contract import Language, Solution, SourceFile
 from retuned.lab.generators.evolve.features import Features, measure
 from retuned.lab.generators.evolve.lineage import Lineage, lineage_of
 from retuned.lab.generators.evolve.quoting import cut, line, plain, quote
-from retuned.lab.generators.evolve.redaction import redact, redactor
 from retuned.ports import ChatMessage, ChatRequest
 
 ZERO = "sha256:" + "0" * 64
@@ -68,67 +66,12 @@ def test_plain_text_has_no_character_that_steers(text: str) -> None:
     assert "\n" not in line(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "secret"),
-    [
-        ("key sk-proj-abcdefghijklmnop1234567890", "abcdefgh"),
-        ("Authorization: Bearer abc.def.ghijklmnop123456", "ghijkl"),
-        ("token = ghp_ABCDEFGHIJKLMNOPQRSTUVWXYZ012345", "ABCDEFGH"),
-        ("AKIAIOSFODNN7EXAMPLE", "AKIA"),
-        ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "eyJz"),
-        ("MY_API_KEY=hunter2", "hunter2"),
-        ("password: 'hunter2'", "hunter2"),
-        ("client_secret: Zm9vYmFyYmF6cXV4MTIzNDU2", "Zm9v"),
-        ("-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----", "abc"),
-        ("-----BEGIN PRIVATE KEY-----\nabc", "abc"),
-        ("in /home/lovelace/src/kernel.cpp:12: error", "lovelace"),
-        ("in /opt/vendor/include/x.h", "vendor"),
-        ("C:\\Users\\lovelace\\kernel.cu", "lovelace"),
-        ("~/.ssh/id_rsa", "ssh"),
-        ("node17.cluster.corp.internal said", "node17"),
-        ("on gpu-3.example.com", "gpu-3"),
-        ("at www.firma.de today", "firma"),
-        ("from 10.20.30.40:8000", "10.20"),
-        ("from fe80:0:0:0:1:2:3:4", "fe80"),
-        ("https://user:pw@host.example/x?y=z", "host"),
-        ("s3://bucket/private", "bucket"),
-        ("mail ada.lovelace+x@mail.example.org", "lovelace"),
-    ],
-)
-def test_secrets_are_taken_out(text: str, secret: str) -> None:
-    assert secret not in redact(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "acc[i] += x.y * tl.load(p + k, mask=k < K).to(tl.float32)",
-        "const int64_t tokens = axes[0] / parts; // part of parts",
-        "int token = blockIdx.x; auto key = keys[token];",
-        "_mm512_fmadd_ps(a, b, c) /* a*b+c */ 1.5e-6f 3.14f",
-        "for (int64_t m = M * part / parts; m < M * (part + 1) / parts; ++m)",
-        "#include <immintrin.h>\n#pragma GCC unroll 4",
-        "s.at(0) + v.size() - it.us",
-        '@triton.jit\ndef k(x, y, M, H: tl.constexpr):\n    pid = tl.program_id(0)  # "root mean"',
-        "a block-sparse layout, a basic block, the bearer of bad news",
-    ],
-)
-def test_source_code_is_left_as_it_is(text: str) -> None:
-    assert redact(text) == text
-
-
-@settings(deadline=None)
-@given(st.text(alphabet=string.printable, max_size=300), st.text("abcXYZ019_-", min_size=6))
-def test_a_known_key_never_survives(text: str, key: str) -> None:
-    assert key not in redactor([key])(f"{text}{key}{text}")
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 400)), max_size=30))
 def test_the_budget_is_never_passed_by_usage_within_the_bound(uses: list[tuple[int, int]]) -> None:
-    budget = ChatBudget(max_tokens=20_000, max_usd=0.05, max_usd_per_day=0.06)
+    budget = ChatBudget(max_tokens=20_000, max_usd=0.04)
     prices = Prices(prompt_usd_per_mtok=2.0, completion_usd_per_mtok=8.0)
-    purse = Purse(budget, prices, elsewhere_usd=0.02)
+    purse = Purse(budget, prices)
     bound = Usage(prompt_tokens=3000, completion_tokens=400)
     for read, written in uses:
         try:

@@ -6,6 +6,7 @@ endpoint, have their factory in `retuned.experiment`, where all of them are list
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,8 @@ class Occasion:
     """What other experiments found on this operator, here and elsewhere, failures among them."""
     priors: Priors | None = None
     """What they make believe before anything is tried; it only orders."""
+    left_s: Callable[[], float] = lambda: math.inf
+    """Seconds that the search for variants has left, asked at any time."""
 
     @property
     def known(self) -> tuple[Finding, ...]:

@@ -2,17 +2,20 @@
 
 from retuned.lab.generators.evolve.config import EvolveConfig, EvolveRules
 from retuned.lab.generators.evolve.device import DeviceBrief, brief_of
+from retuned.lab.generators.evolve.foreign import ForeignGenerator
 from retuned.lab.generators.evolve.generator import EvolveGenerator
 from retuned.lab.generators.evolve.knowledge import read_hint
-from retuned.lab.generators.evolve.redaction import redact, redactor
+from retuned.lab.generators.evolve.redaction import redact, redactor, secrets_only
 
 __all__ = [
     "DeviceBrief",
     "EvolveConfig",
     "EvolveGenerator",
     "EvolveRules",
+    "ForeignGenerator",
     "brief_of",
     "read_hint",
     "redact",
     "redactor",
+    "secrets_only",
 ]

@@ -107,7 +107,7 @@ def parse_answer(
             "cut-off", detail="the answer reached its length limit; answer with an edit, or shorter"
         )
     blocks = find_blocks(text)
-    launch = _launch(_one([b for b in blocks if b.word == "json"], "json"))
+    launch = read_launch(_one([b for b in blocks if b.word == "json"], "json").text)
     words = {*fences, EDIT}
     block = _one([b for b in blocks if b.word in words], f"{fences[0]} or {EDIT}")
     strange = sorted({b.word or "(none)" for b in blocks} - words - {"json"})
@@ -119,10 +119,21 @@ def parse_answer(
         source = _edited(block.text, launch, base=base, base_id=base_id)
     else:
         source = block.text
+    check_size(source)
+    return Draft(source=source, launch=launch, edited=block.word == EDIT)
+
+
+def check_size(source: str) -> None:
+    """Refuse a source that is empty or too long.
+
+    Raises
+    ------
+    AnswerRefused
+        ``no-block`` or ``too-long``.
+    """
     if not source.strip() or len(source) > MAX_SOURCE_CHARS:
         detail = f"a source has 1 to {MAX_SOURCE_CHARS} characters, this one {len(source)}"
         raise AnswerRefused("too-long" if source.strip() else "no-block", detail=detail)
-    return Draft(source=source, launch=launch, edited=block.word == EDIT)
 
 
 def find_blocks(text: str) -> list[Block]:
@@ -183,8 +194,15 @@ def _one(found: list[Block], words: str) -> Block:
     return found[0]
 
 
-def _launch(block: Block) -> LaunchData:
-    body = parse_json(block.text, what="the launch data")
+def read_launch(text: str) -> LaunchData:
+    """Read launch data.
+
+    Raises
+    ------
+    AnswerRefused
+        ``bad-launch-data``.
+    """
+    body = parse_json(text, what="the launch data")
     try:
         return LaunchData.model_validate(body)
     except ValidationError as error:

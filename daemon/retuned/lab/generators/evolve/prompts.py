@@ -104,13 +104,13 @@ def generator_request(
         Broken variants of the same island, with our sentence on each.
     """
     sections = [
-        *_task(brief),
+        *task_sections(brief),
         *_base(brief, step),
         *_broken(step, reflection),
         *_partners(step),
         *_ideas(ideas),
         *_failures(failures),
-        *_notes(brief),
+        *note_sections(brief),
         Section(weight=0, text=_goal(step)),
     ]
     messages = (
@@ -185,7 +185,8 @@ def sources_text(solution: Solution, *, limit: int, name: str) -> str:
     return f"{text}\n{quote('launch data', json.dumps(launch), 3_000)}"
 
 
-def _task(brief: Brief) -> list[Section]:
+def task_sections(brief: Brief) -> list[Section]:
+    """Return what is computed, for which shapes, on which device."""
     reference = quote("reference in NumPy", brief.definition.reference, 8_000)
     shapes = "\n".join(f"- {row}" for row in shape_table(
         brief.definition, brief.workloads, brief.facts
@@ -207,6 +208,12 @@ def _base(brief: Brief, step: Step) -> list[Section]:
         mark = base.digest.removeprefix("sha256:")[:12]
         numbers = _numbers(brief, step.parent) if step.broken is None else ""
         sections.append(Section(weight=0, text=f"# Base, id {mark}\n{shown}{numbers}"))
+    return [*sections, *header_sections(brief)]
+
+
+def header_sections(brief: Brief) -> list[Section]:
+    """Return the files beside the source that a variant may include."""
+    sections = []
     for header in brief.headers.sources[1:] if brief.headers is not None else ():
         text = quote(f"header {header.path}", header.content, _HEADER_CHARS)
         sections.append(
@@ -277,7 +284,8 @@ def _failures(failures: Sequence[tuple[Solution, str]]) -> list[Section]:
     return [Section(weight=2, text="# Failed before\n" + "\n".join(rows))] if rows else []
 
 
-def _notes(brief: Brief) -> list[Section]:
+def note_sections(brief: Brief) -> list[Section]:
+    """Return our notes and people's hints."""
     sections = []
     if brief.knowledge:
         sections.append(Section(weight=3, text=f"# Notes\n{brief.knowledge}"))

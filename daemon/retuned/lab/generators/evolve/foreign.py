@@ -1,0 +1,388 @@
+"""Variants by another search package: it edits programs, the lab says what they are worth.
+
+The package runs elsewhere (`Package`) and waits for our answers: to what it asks the model, which
+goes through our own budget, redaction and transcript, and to what it asks about a program, which
+becomes a variant that the lab judges like any stranger's. Between two turns it stands still. What
+it keeps is its own affair; after a kill it begins anew from the best variant that is known, and
+gets the outcome of what was measured before at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from retuned.contract import Definition, Digest, Solution, Workload
+from retuned.errors import Refused, TemporaryError, UnreadableInput, UsageError
+from retuned.lab.generators.evolve.assessing import Outcome, assess, shape_lines
+from retuned.lab.generators.evolve.config import EvolveRules
+from retuned.lab.generators.evolve.device import DeviceBrief
+from retuned.lab.generators.evolve.dialects import dialect_of, solution_of
+from retuned.lab.generators.evolve.editing import AnswerRefused
+from retuned.lab.generators.evolve.knowledge import choose
+from retuned.lab.generators.evolve.lineage import Lineage
+from retuned.lab.generators.evolve.programs import program_of, read_program, system_of
+from retuned.lab.generators.evolve.prompts import Brief
+from retuned.lab.generators.spaces import merit
+from retuned.ports import ChatAnswer, ChatModel, ChatRequest, Finding
+
+log = logging.getLogger(__name__)
+
+_KNOWLEDGE_CHARS = 6_000
+_SYSTEM_SHARE = 0.5
+"""Part of a prompt that is ours; the rest is the package's."""
+_SPARE_ASKS = 16
+_ASKS_PER_VARIANT = 8
+"""A package that asks more than this for each variant that it may make is out of its mind."""
+
+
+class BackendFailed(Refused):
+    """The package died, fell silent, or said what makes no sense; it is not asked again."""
+
+    code = "backend-failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a package begins with."""
+
+    program: str
+    """The first program."""
+    system: str
+    """What it says to its model before each question."""
+    language: str
+    """As fences in answers name it."""
+    suffix: str
+    """Of the program's file."""
+    iterations: int
+    """Variants it may ask its model for."""
+    islands: int
+    """Populations that live apart."""
+    answer_tokens: int
+    """Longest answer of the model."""
+    seed: int
+    """For its choices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAsked:
+    """The package wants an answer of its model."""
+
+    number: int
+    """Of the question, from 0."""
+    request: ChatRequest
+    """What it asks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramAsked:
+    """The package wants to know what a program is worth."""
+
+    number: int
+    """Of the question, from 0."""
+    text: str
+    """The program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What the lab says of a program."""
+
+    metrics: Mapping[str, float]
+    """``combined_score``, ``correct`` and ``speedup``."""
+    artifacts: Mapping[str, str]
+    """Sentences for the package's next prompt."""
+
+
+class Package(Protocol):
+    """A search package that runs, and stands still while nobody answers it."""
+
+    name: str
+    """Of the package."""
+
+    def start(self, opening: Opening) -> None:
+        """Begin.
+
+        Raises
+        ------
+        BackendFailed
+            If it cannot be started.
+        """
+        ...
+
+    def next(self) -> ModelAsked | ProgramAsked | None:
+        """Return what it wants to know; None when it has ended.
+
+        Raises
+        ------
+        BackendFailed
+            If it died, fell silent or said what makes no sense.
+        """
+        ...
+
+    def say(self, asked: ModelAsked, answer: ChatAnswer | Refused | TemporaryError) -> None:
+        """Give it the model's answer, or say that there is none."""
+        ...
+
+    def tell(self, asked: ProgramAsked, worth: Worth) -> None:
+        """Give it the lab's."""
+        ...
+
+    def close(self) -> None:
+        """End it, and whatever it started."""
+        ...
+
+
+class ForeignGenerator:
+    """Variants that a search package makes, one at a time.
+
+    Parameters
+    ----------
+    package
+        The package; not started yet.
+    chat
+        The model, with its budget and what was said so far.
+    definition
+        What is computed.
+    incumbent
+        The variant in production, whose headers variants may include.
+    rules
+        How many variants, and sizes.
+    facts
+        The device, for the prompts.
+    seed
+        For the package's choices.
+    hint
+        A person's notes on the kernel.
+
+    Raises
+    ------
+    UsageError
+        If variants in the incumbent's language are not evolved, or it is of another definition.
+    """
+
+    name = "evolve"
+
+    def __init__(
+        self,
+        package: Package,
+        chat: ChatModel,
+        *,
+        definition: Definition,
+        incumbent: Solution,
+        rules: EvolveRules,
+        facts: DeviceBrief,
+        model: str,
+        seed: int,
+        hint: str = "",
+    ) -> None:
+        if incumbent.definition != definition.name:
+            raise UsageError(f"{incumbent.name} is of {incumbent.definition}")
+        self._package = package
+        self._chat = chat
+        self._definition = definition
+        self._incumbent = incumbent
+        self._rules = rules
+        self._facts = facts
+        self._model = model
+        self._seed = seed
+        self._hint = hint
+        self._dialect = dialect_of(incumbent.language)
+        self._started = False
+        self._ended = False
+        self._asks = 0
+        self._questions = 0
+        self._prompt: Digest | None = None
+        self._waiting: tuple[ProgramAsked, Solution] | None = None
+
+    def propose(
+        self,
+        definition: Definition,
+        workloads: Sequence[Workload],
+        *,
+        history: Sequence[Finding],
+        count: int,
+    ) -> Sequence[Solution]:
+        """Return the next variant of the package; empty when it has ended.
+
+        Raises
+        ------
+        UsageError
+            If this generator was made for another definition.
+        Refused
+            If the budget is spent, the endpoint refuses, or the package failed; it is ended then.
+        TemporaryError
+            If the model does not answer; the package goes on at the next turn.
+        """
+        if definition.name != self._definition.name:
+            raise UsageError(
+                f"this generator evolves {self._definition.name}, not {definition.name}"
+            )
+        if self._ended or count < 1:
+            return ()
+        try:
+            return self._turn(workloads, history)
+        except (Refused, UnreadableInput):
+            self._end()
+            raise
+
+    def _turn(self, workloads: Sequence[Workload], history: Sequence[Finding]) -> list[Solution]:
+        if not self._started:
+            self._started = True
+            self._package.start(self._opening(workloads, history))
+        if self._waiting is not None:
+            asked, solution = self._waiting
+            self._waiting = None
+            self._package.tell(asked, self._worth(solution, history) or _NOT_MEASURED)
+        while (asked_next := self._next()) is not None:
+            if isinstance(asked_next, ModelAsked):
+                self._answer(asked_next)
+            elif (fresh := self._judge(asked_next, history)) is not None:
+                self._waiting = (asked_next, fresh)
+                return [fresh]
+        self._end()
+        return []
+
+    def _next(self) -> ModelAsked | ProgramAsked | None:
+        self._asks += 1
+        most = _ASKS_PER_VARIANT * self._rules.islands * self._rules.generations + _SPARE_ASKS
+        if self._asks > most:
+            raise BackendFailed(f"{self._package.name} asked more than {most} times")
+        return self._package.next()
+
+    def _answer(self, asked: ModelAsked) -> None:
+        """Ask the model; whatever becomes of it, the package hears of it."""
+        request = replace(
+            asked.request,
+            purpose={"role": self._package.name, "step": self._questions},
+            max_tokens=min(asked.request.max_tokens, self._rules.answer_tokens),
+        )
+        self._questions += 1
+        try:
+            answer = self._chat.ask(request)
+        except (Refused, TemporaryError) as error:
+            self._package.say(asked, error)
+            raise
+        self._prompt = answer.request
+        self._package.say(asked, answer)
+
+    def _judge(self, asked: ProgramAsked, history: Sequence[Finding]) -> Solution | None:
+        """Return a variant that the lab must judge; None where the answer is known and given."""
+        try:
+            solution = self._solution(asked.text)
+        except AnswerRefused as error:
+            said = f"The program was refused ({error.reason}): {error.detail}"
+            self._package.tell(asked, _refused(said))
+            return None
+        known = self._worth(solution, history)
+        if known is None:
+            return solution
+        self._package.tell(asked, known)
+        return None
+
+    def _solution(self, text: str) -> Solution:
+        lineage = Lineage(
+            island=0, step=0, parent=None, prompt=self._prompt or _NO_PROMPT, model=self._model
+        )
+        made = solution_of(
+            read_program(text),
+            self._definition,
+            dialect=self._dialect,
+            base=self._incumbent,
+            headers=self._incumbent.sources[1:],
+            lineage=lineage,
+        )
+        model = lineage.author().rpartition("model=")[2]
+        return made.model_copy(
+            update={"author": f"{self._package.name} model={model}", "prompt": self._prompt}
+        )
+
+    def _worth(self, solution: Solution, history: Sequence[Finding]) -> Worth | None:
+        """Return what is known of a variant; None where nothing is."""
+        if _same(solution, self._incumbent):
+            said = "This is the kernel in production; a variant's speed is relative to it."
+            return _timed(1.0, said=said, rows=())
+        for finding in history:
+            if finding.solution.digest == solution.digest:
+                return worth_of(finding)
+        return None
+
+    def _opening(self, workloads: Sequence[Workload], history: Sequence[Finding]) -> Opening:
+        brief = Brief(
+            definition=self._definition,
+            workloads=tuple(w for w in workloads if w.definition == self._definition.name),
+            dialect=self._dialect,
+            facts=self._facts,
+            headers=self._incumbent,
+            hint=self._hint,
+            knowledge=choose(
+                self._incumbent.language, self._definition.op_type, limit=_KNOWLEDGE_CHARS
+            ),
+        )
+        return Opening(
+            program=program_of(self._first(history), self._dialect),
+            system=system_of(brief, limit=int(_SYSTEM_SHARE * self._rules.prompt_bytes)),
+            language=self._dialect.fences[0],
+            suffix="." + self._dialect.path.rpartition(".")[2],
+            iterations=self._rules.islands * self._rules.generations,
+            islands=self._rules.islands,
+            answer_tokens=self._rules.answer_tokens,
+            seed=self._seed,
+        )
+
+    def _first(self, history: Sequence[Finding]) -> Solution:
+        """Return the fastest that is right, of those whose headers variants may include."""
+        headers = self._incumbent.sources[1:]
+        best, most = self._incumbent, 1.0
+        for finding in history:
+            ratio, solution = merit(finding), finding.solution
+            fits = solution.language is best.language and solution.sources[1:] == headers
+            if ratio is not None and ratio > most and fits and _timed_right(finding):
+                best, most = solution, ratio
+        return best
+
+    def _end(self) -> None:
+        self._ended = True
+        self._package.close()
+
+
+def worth_of(finding: Finding) -> Worth:
+    """Return a finding as a package reads it."""
+    assessment = assess(finding)
+    if assessment.merit is None:
+        return _refused(f"{assessment.said} {assessment.detail}".strip())
+    return _timed(assessment.merit, said=assessment.said, rows=shape_lines(finding.verdict.shapes))
+
+
+def _timed_right(finding: Finding) -> bool:
+    return assess(finding).outcome is Outcome.TIMED
+
+
+def _same(one: Solution, other: Solution) -> bool:
+    """Whether two variants are one but for how their files and structures are called."""
+    return (
+        [each.content.strip() for each in one.sources]
+        == [each.content.strip() for each in other.sources]
+        and (one.entry, one.params, one.grid, one.layouts, one.scratch_bytes)
+        == (other.entry, other.params, other.grid, other.layouts, other.scratch_bytes)
+    )  # fmt: skip
+
+
+def _timed(ratio: float, *, said: str, rows: Sequence[str]) -> Worth:
+    return Worth(
+        metrics={"combined_score": ratio, "correct": 1.0, "speedup": ratio},
+        artifacts={"verdict": said, **({"shapes": "\n".join(rows)} if rows else {})},
+    )
+
+
+def _refused(said: str) -> Worth:
+    return Worth(
+        metrics={"combined_score": 0.0, "correct": 0.0, "speedup": 0.0},
+        artifacts={"verdict": said},
+    )
+
+
+_NOT_MEASURED = _refused("It was not measured: the lab had no time for it.")
+_NO_PROMPT = "sha256:" + "0" * 64
