@@ -28,6 +28,7 @@ PREFIX = "RETUNED_"
 RESERVED = frozenset(
     {
         "RETUNED_ARTIFACTS_DIR",
+        "RETUNED_CAPTURE",
         "RETUNED_CONFIG",
         "RETUNED_RUNTIME",
         "RETUNED_TORCH",
@@ -170,6 +171,30 @@ class Settings(BaseSettings):
     evolve_url: str = Field(default="", max_length=2000)
     """Base address of an OpenAI-compatible endpoint, such as `https://host/v1`, that writes
     variants of kernels; empty is off. What is sent there: docs/evolution.md."""
+    capture_inputs: bool = False
+    """Whether samples of what launches are given may be taken for experiments, where the policy of
+    the kernel permits it too (`spec.capture`). They are data of the server's users: see
+    docs/captured-inputs.md."""
+    capture_every: int = Field(default=100_000, ge=1000)
+    """One launch in so many gives its inputs, per shape."""
+    capture_max_bytes: int = Field(default=64 * 2**20, ge=1024, le=2**30)
+    """Most bytes of captured inputs of one kernel, in each process of the server and for one
+    experiment, whatever a policy permits."""
+    capture_keep_s: float = Field(default=86_400.0, gt=0.0)
+    """Longest time that an experiment's captured inputs are kept, seconds; they are removed when it
+    ends anyway."""
+
+    end_to_end_url: str = Field(default="", max_length=2000)
+    """Base address of the server's OpenAI-compatible API, such as `http://127.0.0.1:8000/v1`, where
+    a swap is measured on the whole server, switched off and on in turn. Empty measures nothing."""
+    end_to_end_prompts: Folder | None = None
+    """File of the requests that are sent to measure, one JSON object a line as the body of
+    `POST /completions`; see docs/end-to-end.md."""
+    end_to_end_concurrency: int = Field(default=4, ge=1, le=256)
+    """Requests that are under way at a time while a swap is measured."""
+    end_to_end_s: float = Field(default=1800.0, gt=0.0)
+    """Most time that measuring one swap on the whole server may take, seconds."""
+
     evolve_model: str = Field(default="", max_length=200)
     """Name of the language model, as the endpoint knows it."""
     evolve_key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,127})?$")

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from retuned.errors import PolicyInvalid, Problem, RetunedError, UnreadableInput
-from retuned.stages.gate import KernelTuningPolicy, unenforced
+from retuned.stages.gate import KernelTuningPolicy, limits_of, unenforced
 from retuned.strict_yaml import Tree, parse, problems_of, read_text
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,29 @@ def unenforced_in(path: Path) -> tuple[Problem, ...]:
         )
         for field in unenforced(policy)
     )
+
+
+def permissions_in(path: Path) -> tuple[Problem, ...]:
+    """Return what a valid policy permits that nobody should overlook, with its lines.
+
+    Raises
+    ------
+    PolicyInvalid
+        If it is not valid.
+    UnreadableInput
+        If the file cannot be read.
+    """
+    policy, tree = _load(path)
+    limits = limits_of(policy)
+    if not limits.capture:
+        return ()
+    kept = f"{limits.capture_bytes} bytes a kernel for at most {limits.capture_retention}"
+    text = (
+        f"permits samples of the server's inputs, which are data of its users: {kept}; none are "
+        "taken unless the setting capture_inputs is on"
+    )
+    place = ("spec", "capture")
+    return (Problem(path=".".join(place), line=tree.lines.get(place), message=text),)
 
 
 def check_policy(path: Path) -> tuple[Problem, ...]:

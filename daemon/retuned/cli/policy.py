@@ -8,7 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from retuned.adapters.policy_files import check_policy, load_policies, policy_paths, unenforced_in
+from retuned.adapters.policy_files import (
+    check_policy,
+    load_policies,
+    permissions_in,
+    policy_paths,
+    unenforced_in,
+)
 from retuned.cli.output import JsonFlag, emit_json, error_body, safe, stdout
 from retuned.errors import PolicyInvalid, Problem, UnreadableInput
 
@@ -27,6 +33,7 @@ class _Found:
     file: Path
     problems: tuple[Problem, ...] = ()
     idle: tuple[Problem, ...] = ()
+    permits: tuple[Problem, ...] = ()
     unreadable: UnreadableInput | None = None
 
 
@@ -47,6 +54,7 @@ def check(
             "valid": valid,
             "problems": [b for each in found for b in _bodies(each.file, each.problems)],
             "not_enforced": [b for each in found for b in _bodies(each.file, each.idle)],
+            "permits": [b for each in found for b in _bodies(each.file, each.permits)],
         }
         if len(unread) == len(found):  # nothing at all could be read
             body["error"] = error_body(unread[0])
@@ -79,9 +87,10 @@ def _examine_one(file: Path) -> _Found:
     try:
         problems = check_policy(file)
         idle = () if problems else unenforced_in(file)
+        permits = () if problems else permissions_in(file)
     except UnreadableInput as error:
         return _unreadable(file, error)
-    return _Found(file=file, problems=problems, idle=idle)
+    return _Found(file=file, problems=problems, idle=idle, permits=permits)
 
 
 def _unreadable(file: Path, error: UnreadableInput) -> _Found:
@@ -98,7 +107,7 @@ def _bodies(file: Path, problems: tuple[Problem, ...]) -> list[dict[str, Any]]:
 
 def _print(found: _Found) -> None:
     out = stdout()
-    for problem in found.problems + found.idle:
+    for problem in found.problems + found.idle + found.permits:
         place = f"{found.file}:{problem.line}" if problem.line else str(found.file)
         path = f"{problem.path}: " if problem.path else ""
         out.print(safe(f"{place}: {path}{problem.message}", limit=1000), soft_wrap=True)

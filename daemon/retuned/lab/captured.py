@@ -14,11 +14,12 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 
 from retuned.contract import Definition, Digest, Name, Record, TensorSpec, ValueLike, Workload
 from retuned.errors import UnreadableInput
@@ -70,6 +71,8 @@ class _Manifest(Record):
 
     definition: Name
     """What the launches were of."""
+    until: AwareDatetime | None = None
+    """When it must be gone; None where nobody said."""
     samples: tuple[_Sample, ...] = Field(max_length=1024)
     """Launches."""
 
@@ -86,17 +89,42 @@ class Captured:
     """Of names and bytes."""
 
 
-def write_captured(folder: Path, definition: str, samples: Sequence[CapturedInputs]) -> None:
+def write_captured(
+    folder: Path,
+    definition: str,
+    samples: Sequence[CapturedInputs],
+    *,
+    until: datetime | None = None,
+) -> None:
     """Keep samples in a folder that only its owner may enter; what lay there is replaced.
+
+    All of it is there or nothing. `until` says when it must be gone; see `expiry_of`.
 
     Raises
     ------
     OSError
         If it cannot be written.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700)
-    folder.chmod(0o700)
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = folder.parent / f".partial-{folder.name}"
+    for old in (folder, partial):
+        shutil.rmtree(old, ignore_errors=True)
+    partial.mkdir(mode=0o700)
+    _write_all(partial, definition, samples, until=until)
+    os.rename(partial, folder)
+
+
+def expiry_of(folder: Path) -> datetime | None:
+    """Return when a folder must be gone; None where it does not say so."""
+    try:
+        return _Manifest.model_validate_json(_read(folder / _MANIFEST)).until
+    except (ValidationError, OSError):
+        return None
+
+
+def _write_all(
+    folder: Path, definition: str, samples: Sequence[CapturedInputs], *, until: datetime | None
+) -> None:
     kept = []
     for number, sample in enumerate(samples):
         tensors = []
@@ -106,7 +134,7 @@ def write_captured(folder: Path, definition: str, samples: Sequence[CapturedInpu
             digest = "sha256:" + hashlib.sha256(tensor.data).hexdigest()
             tensors.append(_Tensor(name=name, file=file, digest=digest))
         kept.append(_Sample(axes=dict(sample.axes), tensors=tuple(tensors)))
-    manifest = _Manifest(definition=definition, samples=tuple(kept))
+    manifest = _Manifest(definition=definition, until=until, samples=tuple(kept))
     _write(folder / _MANIFEST, manifest.model_dump_json().encode())
 
 

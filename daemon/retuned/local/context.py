@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal, Protocol
 
-from retuned.contract import Digest, Solution
-from retuned.ports import Bench, Clock, Notary, Store, Swapper, Telemetry, TraceSource
+from retuned.contract import Definition, Digest, Solution
+from retuned.ports import Bench, Clock, InputTap, Notary, Store, Swapper, Telemetry, TraceSource
 from retuned.stages.drift import DriftSettings
 from retuned.stages.experiment import Budget
 from retuned.stages.gate import KernelTuningPolicy
@@ -141,6 +142,28 @@ class KernelCatalog(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Captures:
+    """What the loop samples inputs with; part of a `Context`."""
+
+    tap: InputTap
+    """The server's end."""
+    folder: Path
+    """Where experiments find them, a folder per plan."""
+    definition: Callable[[str], Definition | None]
+    """What a kernel computes; None where nobody knows it."""
+    enabled: bool = False
+    """Whether this machine's owner permits it at all."""
+    every: int = 100_000
+    """One launch in so many, per shape."""
+    max_bytes: int = 64 << 20
+    """Most bytes of one kernel, whatever a policy permits."""
+    keep: timedelta = timedelta(days=1)
+    """Longest time that an experiment's samples are kept, whatever a policy permits."""
+    told: dict[str, bool] = field(default_factory=dict)
+    """Slots that were told not to sample: once is enough, a new server does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """Ports and settings, passed to every step."""
 
@@ -161,3 +184,5 @@ class Context:
     """Gate policies in force; an invalid file gives none, and none means wait."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the target, for policy selectors."""
+    captures: Captures | None = None
+    """What inputs are sampled with; None samples none."""

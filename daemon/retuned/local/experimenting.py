@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from retuned.errors import HarnessError, MissingDependency
-from retuned.local import proving
+from retuned.local import capturing, proving
 from retuned.local.asking import policy_limits
 from retuned.local.attempts import attempt_of
 from retuned.local.context import Context, Kind
@@ -66,6 +66,7 @@ def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
     """Run a plan to its end, keeping each finding as it comes; what is kept is never paid again."""
     known = {finding.solution.digest: finding for finding in findings(ctx, plan.id)}
     ctx.notary.sign(plan.id.encode())  # a key that cannot sign is found before anything is paid
+    capturing.bring(ctx, plan)
     try:
         for finding in ctx.bench.run(plan, known=known):
             _keep(ctx, plan, finding)
@@ -75,8 +76,10 @@ def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
             ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="running", to="failed")
             ctx.store.advance(Kind.HYPOTHESIS, plan.hypothesis, expect="testing", to="abandoned")
             _say(ctx, plan, what="experiment-failed", detail=str(error))
+        capturing.forget(ctx, plan)
         return
     _conclude(ctx, plan)
+    capturing.forget(ctx, plan)
 
 
 def _frozen(ctx: Context, definition: str) -> bool:

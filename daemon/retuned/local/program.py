@@ -13,7 +13,15 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from retuned.errors import RetunedError
-from retuned.local import deciding, experimenting, observing, reasoning, swapping, watching
+from retuned.local import (
+    capturing,
+    deciding,
+    experimenting,
+    observing,
+    reasoning,
+    swapping,
+    watching,
+)
 from retuned.local.context import Context
 
 log = logging.getLogger(__name__)
@@ -41,6 +49,7 @@ class Loop:
         reasoning.settle(self.ctx)
         observing.judge_windows(self.ctx)
         reasoning.explain(self.ctx)
+        capturing.settle(self.ctx)
 
     def experiment(self) -> None:
         """Stages 5 to 7: run at most one experiment to its end, then propose what won."""

@@ -13,6 +13,7 @@ from retuned.adapters.evolution import config_of
 from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.policy_files import PolicyFiles, load_policies
+from retuned.adapters.runtime_captures import RuntimeCaptures
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.server_cores import free_cores, server_cores
 from retuned.adapters.signing import Ed25519Notary
@@ -21,8 +22,9 @@ from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.trace_folder import TraceFolders, WatchSettings
 from retuned.adapters.traces import ReadLimits
 from retuned.catalog.own import load_definitions
-from retuned.contract import Digest, Language, Solution
+from retuned.contract import Definition, Digest, Language, Solution
 from retuned.errors import MissingDependency, UsageError
+from retuned.lab.captured import FOLDER
 from retuned.lab.generators.porting import Earlier
 from retuned.lab.generators.priors import Priors
 from retuned.lab.languages.gpu import find_gpu
@@ -31,7 +33,7 @@ from retuned.lab.physics import GPU_PEAKS, Peak
 from retuned.lab.sweeping import sweep
 from retuned.lab.toolchain import environment_of, is_timed
 from retuned.local.believed import priors_for
-from retuned.local.context import Context, Kind, LoopSettings
+from retuned.local.context import Captures, Context, Kind, LoopSettings
 from retuned.local.earlier import earlier_findings
 from retuned.local.found import found_solution
 from retuned.local.known_kernels import KnownKernels
@@ -97,6 +99,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
     )
     return Loop(context), telemetry
 
+        captures=_captures(settings),
 
 def language_of(settings: Settings) -> Language:
     """Return the language of the server's kernels: what is set, or what this machine has."""
@@ -156,6 +159,25 @@ def loop_settings(settings: Settings) -> LoopSettings:
 def _lab(settings: Settings, store: Store, *, language: Language, arch: str) -> Bench:
     root = settings.state_dir / "lab"
     running = store.ids(Kind.EXPERIMENT, phase="running")
+def _captures(settings: Settings) -> Captures:
+    return Captures(
+        tap=RuntimeCaptures(settings.sockets),
+        folder=settings.state_dir / "lab" / FOLDER,
+        definition=_definition,
+        enabled=settings.capture_inputs,
+        every=settings.capture_every,
+        max_bytes=settings.capture_max_bytes,
+        keep=timedelta(seconds=settings.capture_keep_s),
+    )
+
+
+def _definition(name: str) -> Definition | None:
+    try:
+        return catalog.get(name).definition
+    except UsageError:
+        return None
+
+
     sweep(root, running={notebook_name(plan) for plan in running})
 
     def cores() -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from retuned.stages.gate.enforcement import (
     unenforced,
 )
 from retuned.stages.gate.explain import explain
-from retuned.stages.gate.limits import Experiments, Rollout, Validation
+from retuned.stages.gate.limits import Capture, EndToEndRule, Experiments, Rollout, Validation
 from retuned.stages.gate.policy import (
     Approvals,
     Approver,
@@ -56,7 +56,9 @@ __all__ = [
     "Approvals",
     "Approver",
     "BreakGlass",
+    "Capture",
     "DecisionKind",
+    "EndToEndRule",
     "Experiments",
     "FreezeScope",
     "Gate",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 
+from retuned.stages.gate.limits import EndToEndRule
 from retuned.stages.gate.policy import KernelTuningPolicy
 from retuned.stages.gate.values import PolicyModel
 
@@ -89,6 +90,14 @@ class PolicyLimits:
     """Most variants in one experiment."""
     quarantine: timedelta
     """How long an artifact that was rolled back is not proposed again."""
+    end_to_end: EndToEndRule
+    """Whether a swap must prove itself on the whole server."""
+    capture: bool
+    """Whether samples of the server's inputs may be taken."""
+    capture_bytes: int
+    """Most bytes of them, for one kernel."""
+    capture_retention: timedelta
+    """How long an experiment may keep them."""
 
 
 def limits_of(policy: KernelTuningPolicy) -> PolicyLimits:
@@ -99,13 +108,17 @@ def limits_of(policy: KernelTuningPolicy) -> PolicyLimits:
     policy
         The one that decides about the kernel, see `policy_for`.
     """
-    experiments = policy.spec.experiments
+    experiments, capture = policy.spec.experiments, policy.spec.capture
     budget = experiments.budget
     return PolicyLimits(
         experiments=experiments.max_concurrent > 0 and budget.gpu_hours_per_day > 0,
         experiment_time_per_day=timedelta(hours=budget.gpu_hours_per_day),
         max_trials=budget.max_trials,
         quarantine=policy.spec.rollout.auto_rollback.quarantine,
+        end_to_end=policy.spec.validation.end_to_end,
+        capture=capture.enabled and capture.max_bytes > 0,
+        capture_bytes=capture.max_bytes,
+        capture_retention=capture.retention,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from retuned.contract import DType
 from retuned.stages.gate.values import (
@@ -87,6 +87,17 @@ class Correctness(PolicyModel):
     """Same input, same bits."""
 
 
+class EndToEndRule(StrEnum):
+    """Whether a swap must prove itself on the whole server."""
+
+    REQUIRED = "required"
+    """Only a swap that was measured, and kept half of its promise, is kept."""
+    WHEN_POSSIBLE = "whenPossible"
+    """One that was measured and failed goes back; one that could not be measured stays."""
+    OFF = "off"
+    """Nothing is measured."""
+
+
 class Validation(PolicyModel):
     """The floor that no approval overrides."""
 
@@ -104,6 +115,22 @@ class Validation(PolicyModel):
         default=0, validation_alias="maxVRAMIncrease", serialization_alias="maxVRAMIncrease"
     )
     """Device memory the variant may take beyond the incumbent."""
+    end_to_end: Annotated[
+        # YAML of Kubernetes reads a bare `off` as false
+        EndToEndRule, BeforeValidator(lambda value: "off" if value is False else value)
+    ] = EndToEndRule.WHEN_POSSIBLE
+    """Whether a swap is measured on the whole server, switched off and on in turn."""
+
+
+class Capture(PolicyModel):
+    """Samples of what launches of the server are given, for experiments; data of its users."""
+
+    enabled: bool = False
+    """Whether any are taken."""
+    max_bytes: Bytes = 64 * 2**20
+    """Kept for one kernel, in each process of the server and for one experiment."""
+    retention: PositiveDuration = Field(default=_DAY)
+    """How long an experiment may keep them; they go when it ends anyway."""
 
 
 class Canary(PolicyModel):

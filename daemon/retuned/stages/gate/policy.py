@@ -2,8 +2,9 @@
 
 The same file is valid on one machine and in a cluster. The gate reads `selector`, `kernels`,
 `gpuModels`, `mode`, `validation.minSpeedup`, `validation.confidence`, `gates`, `windows` and
-`breakGlass`. The rest is for the operator of a cluster: one machine does not read it, and says so
-wherever it is written (`enforcement.NOT_ENFORCED` names each field and what holds instead).
+`breakGlass`; the loop reads `experiments`, `capture`, `validation.endToEnd` and the quarantine (see
+`enforcement.limits_of`). The rest is for the operator of a cluster: one machine does not read it,
+and says so wherever it is written (`enforcement.NOT_ENFORCED` names each field and what holds).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from retuned.contract import Digest, digest_of
-from retuned.stages.gate.limits import DriftRule, Experiments, Rollout, Validation
+from retuned.stages.gate.limits import Capture, DriftRule, Experiments, Rollout, Validation
 from retuned.stages.gate.values import (
     DNS,
     Glob,
@@ -176,6 +177,8 @@ class PolicySpec(PolicyModel):
     """What experiments may cost."""
     validation: Validation = Validation()
     """The floor."""
+    capture: Capture = Capture()
+    """What may be taken of the server's inputs."""
     gates: tuple[Gate, ...] = ()
     """Ways in, first match decides; none matching means that nothing passes."""
     rollout: Rollout = Rollout()
