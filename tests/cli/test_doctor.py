@@ -25,6 +25,8 @@ from retuned.settings import Settings
 STATE = Path("/state")
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 WALLS = Isolation(system_calls=True, network=True, files=4, bubblewrap=False)
+BARE = Isolation(system_calls=False, network=False, files=0, bubblewrap=False)
+YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 GFX942 = "cpu_cores_count 0\ngfx_target_version 90402\nsimd_count 1216\n"
 
@@ -43,7 +45,7 @@ def machine(
     } | dict(programs or {})
     contents = {
         "/proc/meminfo": "MemTotal: 32000000 kB\nMemAvailable:   16777216 kB\n",
-        "/proc/sys/kernel/seccomp/actions_avail": "kill_process errno allow\n",
+        "/proc/sys/kernel/yama/ptrace_scope": "1\n",
     } | dict(files or {})
     versions = {"torch": "2.15.0", "triton": "3.9.0"} if packages is None else dict(packages)
 
@@ -98,8 +100,11 @@ def test_on_a_good_machine_all_is_well() -> None:
         (machine(files={"/proc/meminfo": "MemAvailable: 1000 kB\n"}), "memory", Level.LIMITED, "2"),
         (machine(packages={}), "torch", Level.LIMITED, "retuned[experiment]"),
         (machine(packages={}), "triton", Level.LIMITED, "torch"),
-        (machine(arch="aarch64"), "seccomp", Level.LIMITED, "x86-64"),
-        (machine(read=lambda _: None), "seccomp", Level.LIMITED, "seccomp"),
+        (machine(arch="riscv64", isolation=lambda: BARE), "seccomp", Level.LIMITED, "x86_64"),
+        (machine(isolation=lambda: BARE), "seccomp", Level.LIMITED, "seccomp"),
+        (machine(isolation=lambda: BARE), "own-references", Level.LIMITED, "allow_unconfined"),
+        (machine(files={YAMA: "0\n"}), "debuggers", Level.LIMITED, "ptrace_scope"),
+        (machine(read=lambda _: None), "debuggers", Level.LIMITED, "ptrace_scope"),
         (machine(run=lambda _: None), "user-namespaces", Level.LIMITED, "seccomp alone"),
         (machine(environment={"RETUNED_RUNTIME": "off"}), "runtime-switch", Level.LIMITED, "unset"),
         (machine(isolation=lambda: replace(WALLS, files=0)), "landlock", Level.LIMITED, "5.13"),
@@ -257,11 +262,12 @@ def test_the_exit_code_says_whether_the_loop_can_run(
 
 
 def test_this_machine_answers_every_question(tmp_path: Path) -> None:
-    found = {fact.name: fact for fact in examine(Probe(), Settings(state_dir=tmp_path / "new"))}
+    everything = examine(Probe(), Settings(state_dir=tmp_path / "new"))
+    found = {fact.name: fact for fact in everything}
     assert found["python"].level is Level.OK
     assert found["state-folder"].level is Level.OK
     assert not (tmp_path / "new").exists()  # asking changes nothing
-    assert len(found) == 21
+    assert len(found.keys() - {"own-references"}) == 22
 
 
 def test_the_walls_around_candidates_and_the_compilers_are_named() -> None:
@@ -271,6 +277,18 @@ def test_the_walls_around_candidates_and_the_compilers_are_named() -> None:
     assert found["bubblewrap"].value.startswith("present")
     assert found["nvrtc"].value == "libnvrtc.so.13"
     assert "not compiled for AMD" in found["hiprtc"].value
+
+
+def test_a_filter_is_what_refused_a_child_a_call_and_not_what_a_file_says() -> (
+    None
+):
+    assert facts(machine(read=lambda _: None))["seccomp"].level is Level.OK
+    assert facts(machine(arch="aarch64"))["seccomp"].level is Level.OK
+    lying = machine(
+        files={"/proc/sys/kernel/seccomp/actions_avail": "kill_process errno allow\n"},
+        isolation=lambda: BARE,
+    )
+    assert facts(lying)["seccomp"].value == "tried, and it does not hold"
 
 
 def test_what_keeps_candidates_in_is_asked_of_this_kernel() -> None:

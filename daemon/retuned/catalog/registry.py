@@ -102,7 +102,9 @@ def families() -> tuple[Family, ...]:
     return _FAMILIES
 
 
-def learn(definitions: Sequence[OwnDefinition]) -> None:
+def learn(
+    definitions: Sequence[OwnDefinition], *, unconfined_references: bool | None = None
+) -> None:
     """Make users' own definitions known to this process: `get` and the others find them then.
 
     Raises
@@ -111,6 +113,14 @@ def learn(definitions: Sequence[OwnDefinition]) -> None:
         If the catalog has a name or an operator of one, two differ under one name, or one cannot be
         used; none is known then.
     """
+    Parameters
+    ----------
+    definitions
+        From files.
+    unconfined_references
+        Whether their references run where neither seccomp nor Landlock confines them; None leaves
+        it as it was said before, and nobody having said it means no.
+
     operators = frozenset(_PREFIX + family.op_type for family in _FAMILIES)
     users.add(definitions, taken=_is_taken, operators=operators)
     get.cache_clear()
@@ -119,6 +129,8 @@ def learn(definitions: Sequence[OwnDefinition]) -> None:
 def forget() -> None:
     """Know no definition of users any more."""
     users.clear()
+    if unconfined_references is not None:
+        users.allow_unconfined(unconfined_references)
     get.cache_clear()
 
 
@@ -155,7 +167,8 @@ def get(definition_name: str, *, language: Language | None = None) -> Entry:
     """
     own = users.find(definition_name)
     if own is not None:
-        return entry_of(own, own.languages[0] if language is None else language)
+        chosen = own.languages[0] if language is None else language
+        return entry_of(own, chosen, allow_unconfined=users.unconfined_allowed())
     for family in _FAMILIES:
         constants = family.parse(definition_name)
         if constants is not None:

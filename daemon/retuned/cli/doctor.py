@@ -13,6 +13,7 @@ from retuned.cli.places import places
 from retuned.cli.probe import Fact, Level, Probe, fact
 from retuned.cli.state import ConfigOption, StateOption
 from retuned.errors import MissingDependency
+from retuned.lab.harness.syscalls import ARCHITECTURES
 from retuned.lab.languages.triton import FALLBACK_ARCH
 from retuned.lab.physics import GPU_PEAKS
 from retuned.settings import Settings, load_settings
@@ -165,23 +166,46 @@ def _device(name: str, found: str) -> Fact:
 
 
 def _sandbox(probe: Probe) -> Iterator[Fact]:
-    actions = probe.read("/proc/sys/kernel/seccomp/actions_avail")
-    filtered = bool(actions) and probe.arch == "x86_64"
-    value = ("present" if actions else "absent") + ("" if probe.arch == "x86_64" else ", not used")
+    walls = probe.isolation()
+    known = probe.arch in ARCHITECTURES
+    value = "tried, and it holds" if walls.system_calls else "tried, and it does not hold"
     advice = (
-        "system calls of variants are not filtered: that needs x86-64 and a kernel with seccomp"
+        "system calls of variants are not filtered: that needs a kernel with seccomp, on "
+        f"{' or '.join(ARCHITECTURES)}"
     )
-    yield fact("seccomp", filtered, value, advice)
+    yield fact("seccomp", walls.system_calls, value if known else f"not for {probe.arch}", advice)
     spaces = probe.run(["unshare", "--user", "--map-root-user", "true"]) is not None
     advice = "seccomp alone keeps variants off the network; an administrator may open namespaces"
     yield fact("user-namespaces", spaces, "open" if spaces else "closed", advice)
-    walls = probe.isolation()
     advice = "seccomp alone keeps variants from files; Linux 5.13 and newer have Landlock"
     value = f"version {walls.files}" if walls.files else "absent"
     yield fact("landlock", bool(walls.files), value, advice)
+    if not walls.files and not walls.system_calls:
+        advice = (
+            "references of your own definitions are refused; allow_unconfined_references runs them"
+        )
+        yield fact("own-references", False, "nothing would confine them", advice)
+    yield _debuggers(probe)
     value = "present" if walls.bubblewrap else "absent"
     told = f"{value}; not needed, variants' processes give up their rights themselves"
     yield Fact(name="bubblewrap", level=Level.OK, value=told)
+
+
+def _debuggers(probe: Probe) -> Fact:
+    """Say who may read other processes' memory: the daemon hides its own either way."""
+    scope = (probe.read("/proc/sys/kernel/yama/ptrace_scope") or "").strip()
+    meanings = {
+        "0": "off: processes of one user read each other",
+        "1": "only descendants are read",
+        "2": "only by administrators",
+        "3": "by nobody",
+    }
+    advice = (
+        "servers that run variants as your user can be read by your other processes; an "
+        "administrator may set kernel.yama.ptrace_scope to 1"
+    )
+    value = meanings.get(scope, "not in this kernel")
+    return fact("debuggers", scope in ("1", "2", "3"), value, advice)
 
 
 def _switch(probe: Probe) -> Fact:

@@ -59,6 +59,8 @@ def _rows(document: EvidenceDocument) -> Iterator[tuple[str, str]]:
         isolation.memory_check: True,
     }
     yield "isolation", "; ".join(name for name, stands in walls.items() if stands)
+    if isolation.reference_confined_by:
+        yield "  reference", f"confined by {' and '.join(isolation.reference_confined_by)}"
     for sentence in isolation.missing:
         yield "  missing", sentence
     for seed in document.seeds:

@@ -46,7 +46,10 @@ def learn(config: Path | None, files: Sequence[Path] = ()) -> None:
         If the catalog has one of their names, or the settings are wrong.
     """
     settings = load_settings(config)
-    catalog.learn(load_definitions([*settings.definition_files, *files]))
+    catalog.learn(
+        load_definitions([*settings.definition_files, *files]),
+        unconfined_references=settings.allow_unconfined_references,
+    )
 
 
 def named(text: str) -> str:

@@ -21,7 +21,7 @@ from retuned.lab.harness.variant import Variant
 from retuned.lab.harness.worker import Worker
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.oracle import Tolerance
-from retuned.lab.subject import Array, Subject, make_inputs
+from retuned.lab.subject import Array, StrangersReference, Subject, make_inputs
 from retuned.lab.toolchain import Toolchain, clone_of, lend_tools, toolchain_for
 from retuned.stages.verdict import Isolation
 
@@ -155,12 +155,22 @@ class Bay:
             missing.append("a process that drives a device may open files")
         if not program.fences:
             missing.append("pages of a device cannot be made unreadable: red zones alone")
+        reference = self._reference_walls()
+        if reference == ():
+            missing.append("the definition's reference ran behind its static check alone")
         return Isolation(
             system_calls_filtered=self._confined,
             network_cut=walls.network,
             files_denied=walls.files > 0 and not program.mirrored,
             memory_check=program.memory_check,
+            reference_confined_by=reference or (),
             missing=tuple(missing),
+        )
+
+    def _reference_walls(self) -> tuple[str, ...] | None:
+        subject = self.subject
+        return (
+            subject.reference_confined_by() if isinstance(subject, StrangersReference) else None
         )
 
     def clone(self) -> Variant:

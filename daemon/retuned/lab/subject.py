@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,15 @@ class Subject(Protocol):
 
     def inputs(self, axes: Mapping[str, int], *, seed: int, family: str) -> dict[str, Array]:
         """Make every input, in the definition's dtypes and shapes; same seed, same bytes."""
+        ...
+
+
+@runtime_checkable
+class StrangersReference(Protocol):
+    """A subject that can say what kept its reference in."""
+
+    def reference_confined_by(self) -> tuple[str, ...] | None:
+        """Return the walls around it; empty for none, None where it is no stranger's."""
         ...
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -65,7 +68,8 @@ def test_floats_are_float64_whole_numbers_stay_and_several_calls_share_a_process
             assert found["total"].tolist() == [3.0 * rows]
             np.testing.assert_array_equal(found["y"], x.astype(np.float64) * MASK + 1e-12)
         if sys.platform == "linux" and os.uname().machine == "x86_64":
-            assert made.confined
+            assert made.confined_by is not None
+            assert "seccomp" in made.confined_by
     finally:
         made.close()
 
@@ -152,3 +156,143 @@ def test_should_the_check_ever_fail_the_process_itself_has_nothing_left(
     assert run("def run(x, mask): return (x, 1)")["total"] == 1.0  # type: ignore[operator]
     with pytest.raises(HarnessError, match="ended its process by signal 31"):
         run(f"def run(x, mask):\n    {body}\n    return (x, 1)")  # type: ignore[operator]
+
+
+def pretending(
+    answer: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, walls: object = None
+) -> Oracle:
+    """An oracle whose child says that it is confined, and then answers this to every call."""
+    walls = {"system_calls": True, "files": 1} if walls is None else walls
+    lines = [json.dumps({"ready": True, "walls": walls})]
+    lines.append(answer if isinstance(answer, str) else json.dumps(answer))
+    program = tmp_path / "child.py"
+    program.write_text(
+        "import os\n"
+        f"first, then = {[line + chr(10) for line in lines]!r}\n"
+        "os.write(1, first.encode())\n"
+        "while os.read(0, 1 << 16):\n"
+        "    os.write(1, then.encode())\n"
+    )
+    monkeypatch.setattr(oracle_module, "_PROGRAM", program)
+    return Oracle(definition("def run(x, mask): return (x, 1)"))
+
+
+FLOATS = ["<f8", "<f8"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"shapes": [[2**40], []], "dtypes": FLOATS}, "shape"),
+        ({"shapes": [[2, 3, 2**30], [1]], "dtypes": FLOATS}, "shape"),
+        ({"shapes": [[3, 2], [1]], "dtypes": FLOATS}, "shape"),
+        ({"shapes": [[-2, -3], []], "dtypes": FLOATS}, "shape"),
+        ({"shapes": [[2.0, 3.0], []], "dtypes": FLOATS}, "no shape"),
+        ({"shapes": [[True, 3], []], "dtypes": FLOATS}, "no shape"),
+        ({"shapes": ["2,3", []], "dtypes": FLOATS}, "no shape"),
+        ({"shapes": [[2, 3]], "dtypes": FLOATS}, "does not say"),
+        ({"shapes": [[2, 3], [], []], "dtypes": FLOATS}, "does not say"),
+        ({"shapes": None, "dtypes": FLOATS}, "does not say"),
+        ({"shapes": [[2, 3], []], "dtypes": ["<f8", "<f4"]}, "expected <f8"),
+        ({"shapes": [[2, 3], []], "dtypes": "\x1b[31m" * 900}, "expected <f8"),
+        ({"shapes": [[2, 3], []]}, "expected <f8"),
+        ({}, "does not say"),
+        ([], "no JSON object"),
+        ('{"shapes": NaN', "no JSON"),
+        ("[" * 60_000, "no JSON"),
+        ("1" * 70_000, "without end"),
+    ],
+)
+def test_what_a_child_claims_is_compared_before_room_is_made_for_it(
+    answer: object, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A child that got past its walls lies about sizes: nothing is allocated for a lie."""
+
+    def no_room(*_: object) -> Array:
+        raise AssertionError("room was made")
+
+    monkeypatch.setattr(oracle_module._Process, "_array", no_room)
+    made = pretending(answer, monkeypatch, tmp_path)
+    with pytest.raises(HarnessError, match=says) as caught:
+        made.compute(x=X, mask=MASK)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+    made.close()
+
+
+def test_outputs_larger_than_any_machine_are_refused_before_inputs_are_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(oracle_module, "MOST_OUTPUT_BYTES", 8 * 6)
+    made = Oracle(definition("def run(x, mask): return (x, 1)"))
+    with pytest.raises(HarnessError, match="shorten its axes"):
+        made.compute(x=X, mask=MASK)
+    made.close()
+
+
+def bare_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The child of a machine that has neither seccomp nor Landlock."""
+    text = oracle_module._PROGRAM.read_text()
+    call = re.search(r"walls = sandbox\.confine\(.*\)\n", text)
+    assert call is not None
+    program = tmp_path / "child.py"
+    program.write_text(
+        text.replace(call[0], "walls = sandbox.Walls(system_calls=False, files=0)\n")
+    )
+    monkeypatch.setattr(oracle_module, "_PROGRAM", program)
+
+
+def test_where_nothing_confines_a_reference_it_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bare_child(monkeypatch, tmp_path)
+    # The constant would fail if anything of the text were executed.
+    made = Oracle(definition("A = 1 // 0\ndef run(x, mask): return (x, 1)"))
+    with pytest.raises(HarnessError, match="allow_unconfined_references") as caught:
+        made.compute(x=X, mask=MASK)
+    assert caught.value.code == "reference-unconfined"
+    assert made.confined_by is None
+
+
+def test_it_runs_unconfined_where_its_owner_says_so_and_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bare_child(monkeypatch, tmp_path)
+    made = Oracle(definition("def run(x, mask): return (x, 1)"), allow_unconfined=True)
+    try:
+        assert made.compute(x=X, mask=MASK)["total"] == 1.0
+        assert made.confined_by == ()
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    "walls",
+    [
+        {"system_calls": False, "files": 0},
+        {"system_calls": "yes", "files": True},
+        {"system_calls": 1, "files": -1},
+        {},
+    ],
+)
+def test_a_child_that_forgets_to_refuse_is_refused_by_its_parent(
+    walls: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = pretending({}, monkeypatch, tmp_path, walls)
+    with pytest.raises(HarnessError, match="neither seccomp nor Landlock") as caught:
+        made.compute(x=X, mask=MASK)
+    assert caught.value.code == "reference-unconfined"
+
+
+def test_a_child_is_heard_whose_pipes_have_numbers_past_a_thousand(run: object) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip("this process may not have so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1040)]
+    try:
+        assert run("def run(x, mask): return (x, 1)")["total"] == 1.0  # type: ignore[operator]
+    finally:
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

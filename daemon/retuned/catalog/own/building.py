@@ -25,7 +25,7 @@ AUTHOR = "definition file"
 """Author of its solutions, for the record."""
 
 
-def entry_of(own: OwnDefinition, language: Language) -> Entry:
+def entry_of(own: OwnDefinition, language: Language, *, allow_unconfined: bool = False) -> Entry:
     """Return the entry of a definition in one language.
 
     Parameters
@@ -34,6 +34,8 @@ def entry_of(own: OwnDefinition, language: Language) -> Entry:
         A definition without faults.
     language
         Of the spaces and the incumbent.
+    allow_unconfined
+        Run the reference even where neither seccomp nor Landlock holds.
 
     Raises
     ------
@@ -47,14 +49,16 @@ def entry_of(own: OwnDefinition, language: Language) -> Entry:
         raise UsageError(f"{own.name} has no kernels in {language}; its file has {known}")
     (first,) = [space for space in spaces if space.name == found[0].structure]
     assert found[0].incumbent is not None, "it was looked for"
+    oracle = Oracle(own.definition, allow_unconfined=allow_unconfined)
     return Entry(
         definition=own.definition,
         families=own.families,
         spaces=spaces,
         incumbent=solution_of(own, first, found[0].incumbent),
         make=partial(make_own, own),
-        compute=Oracle(own.definition).compute,
+        compute=oracle.compute,
         cost=partial(_cost, own),
+        confinement=lambda: oracle.confined_by,
     )
 
 

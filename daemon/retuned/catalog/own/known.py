@@ -16,6 +16,7 @@ from retuned.errors import UsageError
 LONGEST_VARIABLE = 2**30
 """Longest variable axis that a trace may show."""
 _KNOWN: dict[str, OwnDefinition] = {}
+_UNCONFINED = False
 
 Unify = Callable[[tuple[tuple[str, ...], ...]], dict[str, int] | None]
 """Lengths by axis where a launch's tensors have the given shapes; None if they do not fit."""
@@ -64,6 +65,18 @@ def add(
 def clear() -> None:
     """Know none any more."""
     _KNOWN.clear()
+    allow_unconfined(False)
+
+
+def allow_unconfined(allowed: bool) -> None:
+    """Say whether references run where neither seccomp nor Landlock confines them."""
+    global _UNCONFINED
+    _UNCONFINED = allowed
+
+
+def unconfined_allowed() -> bool:
+    """Return whether references run where neither seccomp nor Landlock confines them."""
+    return _UNCONFINED
 
 
 def find(name: str) -> OwnDefinition | None:

@@ -144,10 +144,11 @@ def main() -> None:
     for library in settings["libraries"]:
         runner.load(library)
     threads = sum(library["parts"] for library in settings["libraries"])
-    kept = sandbox.confine(memory_bytes=settings["memory_bytes"], cpu_s=settings["cpu_s"])
+    walls = sandbox.confine(memory_bytes=settings["memory_bytes"], cpu_s=settings["cpu_s"])
     gc.collect()
     gc.disable()
-    lines.write({"ready": True, "threads": threads, "confined": kept})
+    answer = {"ready": True, "threads": threads, "confined": walls.system_calls}
+    lines.write({**answer, "walls": walls.as_dict()})
     while (command := lines.read()) is not None:
         try:
             answer = runner.time(command) if command["op"] == "time" else runner.run(command)

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _WARM = ("torch", "triton", "triton.language")
@@ -156,6 +157,8 @@ def main() -> None:
     if settings is None:
         return
     sandbox.enter(parent=settings["parent"], cores=settings["cores"])
+    # Before the device's runtime starts threads: each gives up for itself and what it starts.
+    files = sandbox.deny_files(_within_reach(settings))
     # Compiled code is kept per candidate: no candidate can leave something for another to find.
     os.environ["TRITON_CACHE_DIR"] = settings["cache"]
     tempfile.tempdir = os.environ["TMPDIR"] = settings["temp"]
@@ -173,13 +176,38 @@ def main() -> None:
     )
     gc.collect()
     gc.disable()
-    lines.write({"ready": True, "confined": kept, "device": runner.device.name})
+    walls = sandbox.Walls(system_calls=kept, files=files).as_dict()
+    ready = {"ready": True, "confined": kept, "walls": walls}
+    lines.write({**ready, "device": runner.device.name})
     while (command := lines.read()) is not None:
         lines.write({**runner.answer(command), "nonce": command["nonce"]})
 
 
-def serve(number: int, parent: int) -> None:
-    """Import what every child needs, then fork one per request; ends with the parent."""
+def _within_reach(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - landlock.Allowed
+    """Return what files the child keeps: packages, the device, its own folders, what it loads."""
+    from retuned.lab.harness import landlock
+
+    own = [settings["cache"], settings["temp"]]
+    for folder in own:
+        os.makedirs(folder, exist_ok=True)  # a rule is for what is there
+    return landlock.for_device(
+        imports=[settings["root"], sys.prefix, sys.base_prefix, *filter(os.path.isabs, sys.path)],
+        read=sorted({os.path.dirname(library["path"]) for library in settings["libraries"]}),
+        own=own,
+    )
+
+
+def serve(
+    number: int,
+    parent: int,
+    *,
+    warm: Sequence[str] = _WARM,
+    program: Callable[[], None] = main,
+) -> None:
+    """Import what every child needs, then fork one per request; ends with the parent.
+
+    `program` is what a child runs, with its pipes and the memory in their places.
+    """
     import ctypes
     import gc
     import importlib
@@ -187,7 +215,7 @@ def serve(number: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return
-    for name in _WARM:
+    for name in warm:
         importlib.import_module(name)
     gc.freeze()
     with socket.socket(fileno=number) as requests:
@@ -200,14 +228,16 @@ def serve(number: int, parent: int) -> None:
             if middle == 0:
                 # The parent adopts who loses this process: it is the nearest subreaper.
                 if os.fork() == 0:
-                    _become(descriptors, requests, parent)
+                    _become(descriptors, requests, parent, program)
                 os._exit(0)
             os.waitpid(middle, 0)
             for descriptor in descriptors:
                 os.close(descriptor)
 
 
-def _become(descriptors: list[int], requests: socket.socket, parent: int) -> None:
+def _become(
+    descriptors: list[int], requests: socket.socket, parent: int, program: Callable[[], None]
+) -> None:
     """In the fork: take the pipes and the memory, wait to be adopted, and run."""
     status = 1
     try:
@@ -220,7 +250,7 @@ def _become(descriptors: list[int], requests: socket.socket, parent: int) -> Non
         os.closerange(_MEMORY + 1, 1024)
         while os.getppid() != parent:
             os.sched_yield()
-        main()
+        program()
         status = 0
     finally:
         os._exit(status)

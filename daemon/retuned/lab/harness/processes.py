@@ -86,6 +86,16 @@ class Child:
                 setattr(self, name, -1)
 
 
+def is_ready(descriptor: int, *, timeout_s: float, write: bool = False) -> bool:
+    """Wait until a descriptor can be read, or written; a closed other end counts too.
+
+    `poll`, not `select`: a process with many open files has numbers that `select` cannot hold.
+    """
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLOUT if write else select.POLLIN)
+    return bool(waiting.poll(max(0.0, timeout_s) * 1e3))
+
+
 Starter = Callable[[int], tuple[Child, int]]
 """Starts a child that has a descriptor of the given memory; returns its number in the child."""
 
@@ -232,6 +242,6 @@ class ForkServer:
 
     def _receive(self, timeout_s: float) -> bytes:
         assert self._socket is not None
-        if not select.select([self._socket], [], [], timeout_s)[0]:
+        if not is_ready(self._socket.fileno(), timeout_s=timeout_s):
             raise HarnessError(f"the process that forks children is silent for {timeout_s:g} s")
         return self._socket.recv(64)

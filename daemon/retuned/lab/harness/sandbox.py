@@ -7,47 +7,43 @@ parent.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import resource
 import signal
 import struct
+from collections.abc import Sequence
+from typing import NamedTuple
 
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 38, 22
+from retuned.lab.harness import landlock
+from retuned.lab.harness.syscalls import ARCHITECTURES, Step, computing_program, device_program
+
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 1, 38, 4
 _CPU_GRACE_S = 5
-_PR_SET_DUMPABLE = 4
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
-_CLONE_THREAD = 0x00010000
-_EPERM, _ENOSYS = 1, 38
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_ARCH_X86_64 = 0xC000003E
-_LOAD, _EQUAL, _SET, _RETURN = 0x20, 0x15, 0x45, 0x06
-# x86-64 numbers: what an interpreter needs that computes, waits and speaks over two pipes.
-_SYSCALLS = {
-    "read": 0, "write": 1, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15,
-    "munmap": 11, "brk": 12, "sched_yield": 24, "mremap": 25, "madvise": 28, "getpid": 39,
-    "exit": 60, "gettid": 186, "futex": 202, "sched_getaffinity": 204, "restart_syscall": 219,
-    "clock_gettime": 228, "exit_group": 231, "set_robust_list": 273, "membarrier": 324, "rseq": 334,
-    "sigaltstack": 131, "prctl": 157,
-}  # fmt: skip
-# What a process that drives a device has no use for: other processes, other name spaces, modules.
-_DENIED = {
-    "kill": 62, "ptrace": 101, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166,
-    "init_module": 175, "delete_module": 176, "kexec_load": 246, "add_key": 248,
-    "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
-    "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
-    "finit_module": 313, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425,
-    "pidfd_open": 434, "pidfd_getfd": 438,
-}  # fmt: skip
-_SOCKET, _AF_UNIX = 41, 1
-_X32 = 0x40000000
-_MMAP, _MPROTECT, _CLONE, _CLONE3 = 9, 10, 56, 435
-# The same numbers on every architecture. Rights to files by the version that knows them: a kernel
-# refuses those that it does not know.
-_LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446
-_LANDLOCK_RIGHTS = ((1, (1 << 13) - 1), (2, (1 << 14) - 1), (3, (1 << 15) - 1), (5, (1 << 16) - 1))
-_PROT_EXEC = 4
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER, _ALL_THREADS = 1, 1
+_FILTERED = "2"
+_CAPABILITY_VERSION = 0x20080522
+
+
+class Walls(NamedTuple):
+    """What confines a process, by the kernel's own account."""
+
+    system_calls: bool
+    """The kernel says that a filter stands on its system calls."""
+    files: int
+    """Version of Landlock; 0 where trying to open a folder it gave up succeeded."""
+
+    def __bool__(self) -> bool:
+        """Whether anything holds."""
+        return self.system_calls or self.files > 0
+
+    def as_dict(self) -> dict[str, bool | int]:
+        """Return plain data, for the first answer of a child."""
+        return self._asdict()
 
 
 def enter(*, parent: int, cores: list[int]) -> None:
@@ -72,37 +68,44 @@ def leave_network() -> bool:
     return bool(libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0)
 
 
-def deny_files() -> int:
-    """Give up opening, making and removing files, whatever the path; what is open stays open.
+def deny_files(allowed: landlock.Allowed | None = None) -> int:
+    """Give up opening, making and removing files, but for what is allowed; what is open stays open.
 
-    Return Landlock's version; 0 where the kernel has none. Where seccomp filters, this is a second
-    wall; elsewhere it is the only one before the file system.
+    Return Landlock's version, or 0 where nothing holds: asked of the kernel by trying. Where
+    seccomp filters, this is a second wall; elsewhere it is the only one before the file system.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    word = ctypes.c_long
-    version = int(libc.syscall(word(_LANDLOCK_CREATE), None, word(0), word(1)))
-    if version < 1:
+    found = landlock.restrict(allowed)
+    if not found:
         return 0
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    known = [rights for least, rights in _LANDLOCK_RIGHTS if version >= least]
-    rules = ctypes.create_string_buffer(struct.pack("<Q", known[-1]), 8)
-    ruleset = int(libc.syscall(word(_LANDLOCK_CREATE), rules, word(8), word(0)))
-    if ruleset < 0:
+    try:
+        os.close(os.open("/", os.O_RDONLY | os.O_DIRECTORY))
+    except PermissionError:
+        return found
+    except OSError:
         return 0
-    done = libc.syscall(word(_LANDLOCK_RESTRICT), word(ruleset), word(0))
-    os.close(ruleset)
-    return version if done == 0 else 0
+    return 0
 
 
-def confine(*, memory_bytes: int, cpu_s: int) -> bool:
-    """Drop the rest after loading; return whether system calls are filtered.
+def hide_memory() -> None:
+    """Keep this process's memory and environment from others of the same user.
+
+    `/proc/PID/mem` and `/proc/PID/environ` then belong to root. No core is dumped either.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def confine(*, memory_bytes: int, cpu_s: int) -> Walls:
+    """Drop the rest after loading; return what holds.
 
     `memory_bytes` is what may be added to the address space in use now.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     os.closerange(3, 64)
     in_use = _address_space()  # while files can still be read
-    deny_files()
+    status = _open_status()
+    files = deny_files()
     with_limits = {
         resource.RLIMIT_AS: in_use + memory_bytes,
         resource.RLIMIT_CPU: cpu_s,
@@ -112,21 +115,41 @@ def confine(*, memory_bytes: int, cpu_s: int) -> bool:
     }
     for which, bound in with_limits.items():
         resource.setrlimit(which, (bound, _hard(which, bound)))
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    return _filter_system_calls(libc, _program())
+    _drop_privileges(libc)
+    machine = platform.machine()
+    if machine in ARCHITECTURES:
+        _filter_system_calls(libc, computing_program(machine), machine=machine)
+    # It stays open, for closing is no call of the list: nothing but this can be read from it.
+    return Walls(system_calls=_is_filtered(status), files=files)
 
 
-def confine_device(*, memory_bytes: int, cpu_s: int, on_device: bool) -> bool:
+def confine_device(
+    *, memory_bytes: int, cpu_s: int, on_device: bool, programs: bool | None = None
+) -> bool:
     """Drop what a process can do without that compiles for a device and drives it.
+
+    Return whether the kernel says that system calls are filtered. `deny_files` comes before, ahead
+    of the threads that a device's runtime starts.
 
     A device's runtime reserves more address space than there is memory, opens files, starts the
     vendor's assembler and maps code, so neither the bound of the address space nor the list of
     allowed calls of `confine` can hold. In their place: private writable memory is bounded
     (`memory_bytes` beyond what is in use), files stay small, and calls that reach other processes,
     the network or the kernel's innards fail. Without a device the address space is bounded.
+
+    Parameters
+    ----------
+    memory_bytes
+        See above.
+    cpu_s
+        Processor time.
+    on_device
+        Whether it drives one.
+    programs
+        Whether it may start programs; as `on_device` where not said, for the vendor's assembler.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    status = _open_status()
     which = resource.RLIMIT_DATA if on_device else resource.RLIMIT_AS
     in_use = _private_memory() if on_device else _address_space()
     with_limits = {
@@ -142,9 +165,24 @@ def confine_device(*, memory_bytes: int, cpu_s: int, on_device: bool) -> bool:
         most = _hard(bound, value)
         hard = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(bound, (value, hard))
+    _drop_privileges(libc)
+    machine = platform.machine()
+    if machine in ARCHITECTURES:
+        starts = on_device if programs is None else programs
+        steps = device_program(machine, own=os.getpid(), programs=starts)
+        _filter_system_calls(libc, steps, machine=machine)
+    filtered = _is_filtered(status)
+    if status is not None:
+        os.close(status)
+    return filtered
+
+
+def _drop_privileges(libc: ctypes.CDLL) -> None:
+    """Be nobody's debuggee, gain nothing by starting programs, and have no capability left."""
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    return _filter_system_calls(libc, _device_program())
+    header = ctypes.create_string_buffer(struct.pack("<Ii", _CAPABILITY_VERSION, 0), 8)
+    libc.capset(header, ctypes.create_string_buffer(24))
 
 
 def _hard(which: int, bound: int) -> int:
@@ -165,70 +203,36 @@ def _address_space() -> int:
         return int(stream.read().split()[0]) * resource.getpagesize()
 
 
-def _filter_system_calls(libc: ctypes.CDLL, steps: list[tuple[int, int, int, int]]) -> bool:
-    if platform.machine() != "x86_64":
-        return False
+def _filter_system_calls(libc: ctypes.CDLL, steps: Sequence[Step], *, machine: str) -> None:
+    """Install a program for all threads of this process, those already running too."""
     code = b"".join(struct.pack("<HBBI", *step) for step in steps)
-    body = ctypes.create_string_buffer(code)
+    body = ctypes.create_string_buffer(code, len(code))
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
-    program = Program(len(code) // 8, ctypes.addressof(body))
-    return bool(libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) == 0)
+    program = Program(len(steps), ctypes.addressof(body))
+    word = ctypes.c_long
+    libc.syscall(
+        word(_SECCOMP[machine]), word(_SET_MODE_FILTER), word(_ALL_THREADS), ctypes.byref(program)
+    )
 
 
-def _program() -> list[tuple[int, int, int, int]]:
-    """Build the filter: allow the list, memory without execution, threads; kill on all else."""
-    steps = [
-        (_LOAD, 0, 0, 4),
-        (_EQUAL, 1, 0, _ARCH_X86_64),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, 0),
-    ]
-    for number in _SYSCALLS.values():
-        steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    for number in (_MMAP, _MPROTECT):  # third argument: protection, must lack EXEC
-        steps += [
-            (_EQUAL, 0, 4, number),
-            (_LOAD, 0, 0, 32),
-            (_SET, 0, 1, _PROT_EXEC),
-            (_RETURN, 0, 0, _KILL),
-            (_RETURN, 0, 0, _ALLOW),
-        ]
-    steps += [
-        (_EQUAL, 0, 4, _CLONE),  # first argument: flags, must ask for a thread
-        (_LOAD, 0, 0, 16),
-        (_SET, 0, 1, _CLONE_THREAD),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _KILL),
-        # The C library falls back to clone, whose flags can be seen.
-        (_EQUAL, 0, 1, _CLONE3),
-        (_RETURN, 0, 0, _ERRNO | _ENOSYS),
-        # Asking for the time zone, locale or terminal must not look like an attack.
-        (_RETURN, 0, 0, _KILL),
-    ]
-    return steps
+def _open_status() -> int | None:
+    """Open the kernel's account of this process; its content is made when it is read."""
+    try:
+        return os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
-def _device_program() -> list[tuple[int, int, int, int]]:
-    """Build the filter of a device's process: fail what is denied, allow the rest."""
-    steps = [
-        (_LOAD, 0, 0, 4),
-        (_EQUAL, 1, 0, _ARCH_X86_64),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, 0),
-        (_SET, 0, 1, _X32),  # the same calls by other numbers
-        (_RETURN, 0, 0, _KILL),
-    ]
-    for number in _DENIED.values():
-        steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | _EPERM)]
-    steps += [
-        (_EQUAL, 0, 4, _SOCKET),  # first argument: family; runtimes talk to their daemons by files
-        (_LOAD, 0, 0, 16),
-        (_EQUAL, 1, 0, _AF_UNIX),
-        (_RETURN, 0, 0, _ERRNO | _EPERM),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
-    return steps
+def _is_filtered(status: int | None) -> bool:
+    """Whether the kernel says that this process has a filter; what cannot be asked does not."""
+    if status is None:
+        return False
+    text = b""
+    while chunk := os.read(status, 1 << 14):
+        text += chunk
+    lines = (line.partition(b":") for line in text.splitlines())
+    modes = [mode.strip().decode() for name, _, mode in lines if name == b"Seccomp"]
+    return modes == [_FILTERED]

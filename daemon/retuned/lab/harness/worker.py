@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-import select
 import signal
 import tempfile
 import time
@@ -19,7 +18,7 @@ from typing import Any
 import retuned
 from retuned.errors import CandidateCrashed, CandidateError, CandidateTimedOut, HarnessError
 from retuned.lab.harness.arena import Arena
-from retuned.lab.harness.processes import Child, ChildLimits, ChildProgram, fresh
+from retuned.lab.harness.processes import Child, ChildLimits, ChildProgram, fresh, is_ready
 
 __all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker", "cache_of"]
 
@@ -240,7 +239,7 @@ class Worker:
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._pending:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            if left <= 0 or not is_ready(descriptor, timeout_s=left):
                 self.close()
                 raise CandidateTimedOut("timed-out", detail=f"no answer within {timeout_s:.3g} s")
             chunk = os.read(descriptor, 1 << 16)

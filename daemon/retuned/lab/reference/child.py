@@ -3,7 +3,8 @@
 Started by path with ``python -I -S``. First line on descriptor 0: settings with the reference's
 text. Then, per call, one JSON line and the bytes of each input; the answer is one JSON line and the
 bytes of each output. Numbers arrive as float64, whole numbers or truth values; they leave as
-float64.
+float64. Where the kernel confirms neither a filter of system calls nor Landlock, nothing of the
+text is executed unless the settings say so.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ def main() -> None:
     warnings.simplefilter("ignore")  # showing one would open files, which is forbidden soon
     np.seterr(all="ignore")
     numpy.linalg.norm(np.ones((8, 8)) @ np.ones((8, 8)))  # what is set up on first use is, now
-    kept = sandbox.confine(memory_bytes=settings["memory_bytes"], cpu_s=settings["cpu_s"])
+    walls = sandbox.confine(memory_bytes=settings["memory_bytes"], cpu_s=settings["cpu_s"])
+    if not walls and not settings["unconfined"]:  # before anything of the text is executed
+        _write({"unconfined": True})
+        return
     try:
         exec(code, names)
     except Exception as error:  # a constant of the module that cannot be computed
         _write({"failed": _told(error, [])})
         return
-    _write({"ready": True, "confined": kept})
+    _write({"ready": True, "walls": walls.as_dict()})
     while line := _line():
         call = json.loads(line)
         inputs = {each["name"]: _array(np, each) for each in call["inputs"]}
@@ -89,7 +93,8 @@ def _answer(
         return {"failed": "needs more memory than a reference may have"}, []
     except Exception as error:  # whatever a stranger's formula raises
         return {"failed": _told(error, outputs)}, []
-    return {"shapes": [list(array.shape) for array in arrays]}, arrays
+    shapes = [list(array.shape) for array in arrays]
+    return {"shapes": shapes, "dtypes": [array.dtype.str for array in arrays]}, arrays
 
 
 def _told(error: Exception, outputs: list[str]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import select
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,22 @@ import numpy as np
 
 from retuned.contract import Definition
 from retuned.errors import HarnessError
-from retuned.lab.harness.processes import Child, fresh
+from retuned.lab.harness.processes import Child, fresh, is_ready
 from retuned.lab.subject import Array, shape_of
 
 _PROGRAM = Path(__file__).with_name("child.py")
 _ROOT = Path(__file__).resolve().parents[3]
 _LONGEST_LINE = 1 << 16
+_FLOAT64 = np.dtype(np.float64).str
+_NOTHING_HOLDS = (
+    "is not run: on this machine neither seccomp nor Landlock confines it, so only the static "
+    "check would stand between it and your files; use Linux 5.13 or newer, or set "
+    "allow_unconfined_references if you wrote it yourself"
+)
+MOST_OUTPUT_BYTES = 16 * 2**30
+"""Most that the outputs of one call take in float64."""
+UNCONFINED = "reference-unconfined"
+"""Code of the refusal to run a reference that nothing keeps in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +59,24 @@ class Oracle:
         Its reference passed `check_reference`; the child checks it again.
     limits
         Bounds.
+    allow_unconfined
+        Run it even where neither seccomp nor Landlock holds, behind the static check alone.
     """
 
-    def __init__(self, definition: Definition, *, limits: ReferenceLimits | None = None) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        *,
+        limits: ReferenceLimits | None = None,
+        allow_unconfined: bool = False,
+    ) -> None:
         self._definition = definition
         self._limits = limits or ReferenceLimits()
+        self._unconfined = allow_unconfined
         self._lock = threading.Lock()
         self._child: _Process | None = None
-        self.confined = False
+        self.confined_by: tuple[str, ...] | None = None
+        """What confined the child, by the kernel's own account; None before the first started."""
 
     def compute(self, /, **inputs: Array) -> dict[str, Array]:
         """Return every output in float64.
@@ -66,24 +85,17 @@ class Oracle:
         ------
         HarnessError
             If the reference fails, takes too long, needs too much memory or returns something else
-            than the definition says: nothing can be concluded about anybody's kernel then.
+            than the definition says: nothing can be concluded about anybody's kernel then. With
+            code ``reference-unconfined`` where nothing keeps it in.
         """
         lengths = self._lengths(inputs)
+        expected = {n: shape_of(spec, lengths) for n, spec in self._definition.outputs.items()}
         with self._lock:
             try:
-                child = self._started()
-                answers = child.call(inputs, list(self._definition.outputs), self._limits.call_s)
+                return self._started().call(inputs, expected, self._limits.call_s)
             except _Broken as error:
                 self._stop()
-                raise self._failed(str(error)) from error
-        found = {}
-        for name, spec in self._definition.outputs.items():
-            shape = shape_of(spec, lengths)
-            array = answers[name]
-            if array.shape != shape and not (array.shape == () and shape == (1,)):
-                raise self._failed(f"returns '{name}' with shape {array.shape}, expected {shape}")
-            found[name] = array.reshape(shape)
-        return found
+                raise self._failed(error) from error
 
     def close(self) -> None:
         """End the child; the next call starts another."""
@@ -92,9 +104,11 @@ class Oracle:
 
     def _started(self) -> _Process:
         if self._child is None:
-            self._child = _Process(self._definition.reference, self._limits)
+            self._child = _Process(
+                self._definition.reference, self._limits, unconfined=self._unconfined
+            )
             weakref.finalize(self, self._child.close)
-            self.confined = self._child.confined
+            self.confined_by = self._child.confined_by
         return self._child
 
     def _stop(self) -> None:
@@ -112,18 +126,28 @@ class Oracle:
                     variable[axis] = length
         return definition.lengths(variable)
 
-    def _failed(self, what: str) -> HarnessError:
-        return HarnessError(f"the reference of {self._definition.name} {what}")
+    def _failed(self, why: _Broken) -> HarnessError:
+        error = HarnessError(f"the reference of {self._definition.name} {why}")
+        error.code = why.code
+        return error
 
 
 class _Broken(Exception):
     """A child that cannot go on, or did not answer well."""
 
+    code = HarnessError.code
+
+
+class _Unconfined(_Broken):
+    """A child that nothing keeps in."""
+
+    code = UNCONFINED
+
 
 class _Process:
     """One child; calls are answered one by one."""
 
-    def __init__(self, reference: str, limits: ReferenceLimits) -> None:
+    def __init__(self, reference: str, limits: ReferenceLimits, *, unconfined: bool) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
             self._child: Child = fresh(_PROGRAM)(nothing)[0]
@@ -135,40 +159,37 @@ class _Process:
             "parent": os.getpid(),
             "memory_bytes": limits.memory_bytes,
             "cpu_s": limits.cpu_s,
+            "unconfined": unconfined,
         }
         os.set_blocking(self._child.stdin, False)
         try:
             deadline = time.monotonic() + limits.start_s
             self._send(json.dumps(settings).encode() + b"\n", deadline)
-            ready = self._line(deadline)
+            self.confined_by = _confinement(self._line(deadline))
+            if not (self.confined_by or unconfined):
+                raise _Unconfined(_NOTHING_HOLDS)
         except BaseException:
             self.close()
             raise
-        if "failed" in ready:
-            self.close()
-            raise _Broken(f"cannot be run: {_safe(ready['failed'])}")
-        self.confined = bool(ready.get("confined"))
 
     def call(
-        self, inputs: Mapping[str, Array], outputs: Sequence[str], timeout_s: float
+        self, inputs: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]], timeout_s: float
     ) -> dict[str, Array]:
+        if sum(8 * math.prod(shape) for shape in expected.values()) > MOST_OUTPUT_BYTES:
+            raise _Broken(f"has more than {MOST_OUTPUT_BYTES} bytes of outputs; shorten its axes")
         deadline = time.monotonic() + timeout_s
         wide = {name: _wide(array) for name, array in inputs.items()}
         head = [
             {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
             for name, array in wide.items()
         ]
-        self._send(json.dumps({"inputs": head, "outputs": outputs}).encode() + b"\n", deadline)
+        order = json.dumps({"inputs": head, "outputs": list(expected)}).encode() + b"\n"
+        self._send(order, deadline)
         for array in wide.values():
             if array.size:
                 self._send(array.tobytes(), deadline)
-        answer = self._line(deadline)
-        if "failed" in answer:
-            raise _Broken(_failure(str(answer["failed"])))
-        shapes = [tuple(int(length) for length in shape) for shape in answer["shapes"]]
-        return {
-            name: self._array(shape, deadline) for name, shape in zip(outputs, shapes, strict=True)
-        }
+        _check_answer(self._line(deadline), expected)
+        return {name: self._array(shape, deadline) for name, shape in expected.items()}
 
     def close(self) -> None:
         """Kill the child."""
@@ -176,8 +197,6 @@ class _Process:
 
     def _array(self, shape: tuple[int, ...], deadline: float) -> Array:
         count = math.prod(shape)
-        if count > 2**31:
-            raise _Broken(f"returns {count} numbers")
         data, got = bytearray(8 * count), 0
         while got < len(data):
             chunk = self._read(min(len(data) - got, 1 << 20), deadline)
@@ -192,14 +211,16 @@ class _Process:
             if len(found) > _LONGEST_LINE:
                 raise _Broken("answers without end")
         try:
-            answer: dict[str, Any] = json.loads(found)
-        except ValueError:
+            answer = json.loads(found)
+        except (ValueError, RecursionError):
             raise _Broken("answers what is no JSON") from None
+        if not isinstance(answer, dict):
+            raise _Broken("answers what is no JSON object")
         return answer
 
     def _read(self, count: int, deadline: float) -> bytes:
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([self._child.stdout], [], [], left)[0]:
+        if left <= 0 or not is_ready(self._child.stdout, timeout_s=left):
             raise _Broken("takes too long; is there a loop that numpy could do?")
         chunk = os.read(self._child.stdout, count)
         if not chunk:
@@ -212,12 +233,45 @@ class _Process:
         view = memoryview(data)
         while view:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([], [self._child.stdin], [], left)[1]:
+            if left <= 0 or not is_ready(self._child.stdin, timeout_s=left, write=True):
                 raise _Broken("takes too long to read its inputs")
             try:
                 view = view[os.write(self._child.stdin, view[: 1 << 16]) :]
             except BrokenPipeError:
                 raise _Broken("ended its process before it was called") from None
+
+
+def _confinement(answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the walls that the child found standing around itself."""
+    if "unconfined" in answer:
+        raise _Unconfined(_NOTHING_HOLDS)
+    if "failed" in answer:
+        raise _Broken(f"cannot be run: {_safe(answer['failed'])}")
+    walls = answer.get("walls")
+    if not isinstance(walls, dict):
+        raise _Broken("started without saying what confines it")
+    filtered, files = walls.get("system_calls") is True, walls.get("files")
+    version = files if type(files) is int and files > 0 else 0
+    found = ("seccomp" if filtered else "", f"Landlock {version}" if version else "")
+    return tuple(filter(None, found))
+
+
+def _check_answer(answer: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare what a child says it will send with the definition, before room is made for it."""
+    if "failed" in answer:
+        raise _Broken(_failure(str(answer["failed"])))
+    shapes, dtypes = answer.get("shapes"), answer.get("dtypes")
+    if not (isinstance(shapes, list) and len(shapes) == len(expected)):
+        raise _Broken("does not say what it returns")
+    if dtypes != [_FLOAT64] * len(expected):
+        raise _Broken(f"returns numbers as {_safe(dtypes)[:80]}, expected {_FLOAT64}")
+    for (name, want), found in zip(expected.items(), shapes, strict=True):
+        if not (isinstance(found, list) and all(type(length) is int for length in found)):
+            raise _Broken(f"returns '{name}' with no shape")
+        shape = tuple(found)
+        if shape != want and not (shape == () and want == (1,)):
+            told = _safe(shape)[:80]
+            raise _Broken(f"returns '{name}' with shape {told}, expected {want}")
 
 
 def _wide(array: Array) -> Array:

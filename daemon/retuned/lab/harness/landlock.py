@@ -1,0 +1,136 @@
+"""Landlock: a process gives up files, connections and signals for itself and its children.
+
+Standard library only. What is open stays open, and what is given up does not come back. Rights are
+asked for by the version that knows them: a kernel refuses those that it does not know.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# The same numbers on every architecture.
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+_PATH_BENEATH = 1
+_PR_SET_NO_NEW_PRIVS = 38
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
+_MAKE = sum(1 << bit for bit in (4, 5, 7, 8, 9, 12))
+"""Remove and make folders, files, links and sockets; no devices, no pipes."""
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_READ, _RUN = _READ_FILE | _READ_DIR, _READ_FILE | _READ_DIR | _EXECUTE
+_DEVICE = _READ_FILE | _WRITE_FILE | _READ_DIR | _IOCTL_DEV
+_OWN = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | _MAKE
+_KNOWN = ((1, 13), (2, 14), (3, 15), (5, 16))
+"""First version, and how many rights to files it knows."""
+_TCP_SINCE, _SCOPES_SINCE = 4, 6
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt/rocm")
+_FACTS = (
+    "/proc", "/sys", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/nvidia",
+    "/etc/OpenCL", "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",
+    "/etc/alternatives", "/run/nvidia-persistenced",
+)  # fmt: skip
+_PLAIN_DEVICES = (
+    "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm", "/dev/kfd",
+    "/dev/dri",
+)  # fmt: skip
+
+
+class Allowed(NamedTuple):
+    """What stays within reach, by path; what is not there is left out."""
+
+    programs: tuple[str, ...] = ()
+    """Read, and started."""
+    read: tuple[str, ...] = ()
+    """Read only."""
+    devices: tuple[str, ...] = ()
+    """Read, written and commanded."""
+    own: tuple[str, ...] = ()
+    """Everything but starting what is written there."""
+
+
+def version() -> int:
+    """Return the kernel's version of Landlock; 0 where it has none."""
+    word = ctypes.c_long
+    libc = ctypes.CDLL(None, use_errno=True)
+    return max(0, int(libc.syscall(word(_CREATE), None, word(0), word(1))))
+
+
+def for_device(*, imports: Iterable[str], read: Iterable[str], own: Iterable[str]) -> Allowed:
+    """Return what a process needs that compiles for a device and drives it.
+
+    Parameters
+    ----------
+    imports
+        Where its packages lie, compilers among them.
+    read
+        What it is to load.
+    own
+        Folders that it writes to.
+    """
+    found = sorted(f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia"))
+    return Allowed(
+        programs=(*_SYSTEM, *imports),
+        read=(*_FACTS, *read),
+        devices=(*_PLAIN_DEVICES, *found),
+        own=tuple(own),
+    )
+
+
+def restrict(allowed: Allowed | None = None) -> int:
+    """Give up everything but what is allowed, for this thread and all that it starts.
+
+    Return Landlock's version; 0 where nothing was given up: the kernel has none, or refuses.
+    """
+    there = version()
+    if not there:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    word = ctypes.c_long
+    handled = (1 << max(bits for least, bits in _KNOWN if there >= least)) - 1
+    rules = struct.pack("<QQQ", handled, 3, 3)  # TCP: bind, connect; sockets and signals outside
+    rules = rules[: 24 if there >= _SCOPES_SINCE else 16 if there >= _TCP_SINCE else 8]
+    buffer = ctypes.create_string_buffer(rules, len(rules))
+    ruleset = int(libc.syscall(word(_CREATE), buffer, word(len(rules)), word(0)))
+    if ruleset < 0:
+        return 0
+    try:
+        for rights, paths in _rights(allowed or Allowed()):
+            for path in paths:
+                if not _allow(libc, ruleset, path, rights & handled):
+                    return 0
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        done = libc.syscall(word(_RESTRICT), word(ruleset), word(0))
+    finally:
+        os.close(ruleset)
+    return there if done == 0 else 0
+
+
+def _rights(allowed: Allowed) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    return (
+        (_RUN, allowed.programs),
+        (_READ, allowed.read),
+        (_DEVICE, allowed.devices),
+        (_OWN, allowed.own),
+    )
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> bool:
+    """Add one rule; a path that is not there needs none."""
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            rights &= _OF_FILES
+        rule = ctypes.create_string_buffer(struct.pack("<Qi", rights, handle), 12)
+        word = ctypes.c_long
+        answer = libc.syscall(word(_ADD), word(ruleset), word(_PATH_BENEATH), rule, word(0))
+    finally:
+        os.close(handle)
+    return bool(answer == 0)
