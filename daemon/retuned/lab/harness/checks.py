@@ -12,6 +12,7 @@ from retuned.errors import CandidateError
 from retuned.lab.harness.cases import EXACT_FAMILY, Case, CaseBook, Cell
 from retuned.lab.harness.rows import check_rows
 from retuned.lab.harness.runs import POISON_MIXED, POISON_ONES, Fill, Runner
+from retuned.lab.number_formats import is_float
 from retuned.lab.oracle import Tolerance, bit_equal, compare, exact_mismatch, reduced_elements
 from retuned.lab.subject import Array
 from retuned.stages.verdict import Check, Reason
@@ -41,6 +42,9 @@ def check_memory(runner: Runner, case: Case, *, timeout_s: float) -> tuple[Check
             return _failed("G3", Reason.NONDETERMINISTIC, f"'{name}' differs {where}"), mixed
         if not bit_equal(ones[name], mixed[name]):
             return _failed("G3", *_explain_fill(name, ones[name], mixed[name], where)), mixed
+    kept = _keeps_state(runner, case, timeout_s=timeout_s)
+    if kept:
+        return _failed("G3", Reason.NONDETERMINISTIC, f"{kept} {where}"), mixed
     secret = Fill(value=_secret_fill())
     unknown = runner.run(inputs, axes, fill=secret, timeout_s=timeout_s)
     if not all(bit_equal(mixed[name], unknown[name]) for name in mixed):
@@ -58,6 +62,28 @@ def check_memory(runner: Runner, case: Case, *, timeout_s: float) -> tuple[Check
         return _failed("G3", Reason.NONDETERMINISTIC, f"depends on addresses {where}"), mixed
     detail = f"{_RUNS + 3} launches {where}, {runner.memory_check}"
     return Check(gate="G3", detail=detail), mixed
+
+
+def _keeps_state(runner: Runner, case: Case, *, timeout_s: float) -> str:
+    """Say so if scratch as the last launch left it changes the next answer; else empty.
+
+    The last launch was of the case's own inputs, over `POISON_MIXED`.
+    """
+    if not runner.has_scratch:
+        return ""
+    others = {name: _moved(array) for name, array in case.inputs.items()}
+    fills = (Fill(value=POISON_MIXED, left=True), Fill(value=POISON_MIXED))
+    left, fresh = (
+        runner.run(others, case.cell.axes, fill=fill, timeout_s=timeout_s) for fill in fills
+    )
+    if all(bit_equal(left[name], fresh[name]) for name in left):
+        return ""
+    return "its answer depends on what an earlier launch left in its scratch"
+
+
+def _moved(array: Array) -> Array:
+    """Return other content of the same kind; whole numbers may be places and stay."""
+    return np.roll(array, 1) if is_float(array.dtype) else array
 
 
 def check_numerics(

@@ -33,6 +33,9 @@ class Fill:
     """Byte in red zones, outputs and scratch before the launch."""
     fenced: bool = False
     """Make the pages after every tensor unreadable."""
+    left: bool = False
+    """Leave scratch as the launch before left it, where that one was at the same lengths; in a
+    server, nobody fills it either."""
 
 
 class Runner:
@@ -88,6 +91,11 @@ class Runner:
         return self._program.memory_check
 
     @property
+    def has_scratch(self) -> bool:
+        """Whether launches get memory that is neither input nor output."""
+        return bool(self._variant.workspaces or self._variant.scratch_bytes)
+
+    @property
     def confined(self) -> bool:
         """Whether its child said that its system calls are filtered."""
         return bool(self._worker.ready.get("confined"))
@@ -117,7 +125,7 @@ class Runner:
         ]
         regions = [region for region, _ in given.values()]
         regions += [*outputs.values(), *scratch]
-        self._arena.fill([*outputs.values(), *scratch], fill.value)
+        self._arena.fill([*outputs.values(), *(() if fill.left else scratch)], fill.value)
         self._arena.fill_zones(regions, fill.value)
         command: dict[str, Any] = {
             "op": "run",

@@ -29,7 +29,8 @@ from retuned.lab.languages.gpu import find_gpu, gpu_environment, target_of, vari
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.languages.triton_audit import figures_of, report_of
 from retuned.runtime.spec import Refused
-from retuned.runtime.triton_steps import Plan, TritonSteps, plan_launches
+from retuned.runtime.triton_plan import Plan, plan_launches
+from retuned.runtime.triton_steps import TritonSteps
 
 FALLBACK_ARCH = "gfx942"
 """What is compiled for where there is no GPU."""

@@ -58,7 +58,7 @@ def main() -> None:
 
 def _compile(task: Mapping[str, Any], lengths: Sequence[int]) -> list[dict[str, Any]]:
     """Compile every step at these lengths."""
-    from retuned.runtime.triton_steps import plan_launches
+    from retuned.runtime.triton_plan import plan_launches
 
     plan = plan_launches(
         task["source"],
