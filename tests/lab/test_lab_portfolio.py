@@ -11,7 +11,7 @@ import pytest
 from retuned import catalog
 from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Definition, Solution, Workload
-from retuned.errors import HarnessError, MissingDependency
+from retuned.errors import HarnessError, MissingDependency, TemporaryError
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.languages.cpu_cpp import cpu_environment
@@ -94,6 +94,34 @@ def test_generators_that_fail_end_no_experiment_and_every_turn_is_recorded(tmp_p
     assert [turn.tried for turn in tried] == [2]
     assert tried[0].seconds > 0.0
     assert turns[-1].outcome is TurnOutcome.EXHAUSTED
+
+
+class Rests(GivenGenerator):
+    """Cannot answer the first time."""
+
+    def __init__(self) -> None:
+        super().__init__(candidates()[:1])
+        self.asked = 0
+
+    def propose(self, *args: Any, **words: Any) -> Sequence[Solution]:
+        self.asked += 1
+        if self.asked == 1:
+            raise TemporaryError("busy", delay_s=0.05)
+        return super().propose(*args, **words)
+
+
+def test_a_search_waits_a_moment_for_the_only_generator_that_has_something(
+    tmp_path: Path,
+) -> None:
+    here = LocalLab(
+        tmp_path,
+        subjects=catalog.get,
+        solutions={ENTRY.incumbent.digest: ENTRY.incumbent}.get,
+        generators={"model": lambda _plan: Rests()},
+        lab=LabSettings(search_s=0.02, final_s=0.1),
+    )
+    found = list(here.run(plan("model"), known={}))
+    assert {each.solution.digest for each in found} == {candidates()[0].digest}
 
 
 def test_where_every_generator_fails_nothing_may_be_concluded(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ TURNS = "turns"
 """Folder below the root: whose turn it was, per plan."""
 _BATCH = 4
 """Candidates asked for at a time, so that generators learn from findings."""
+_LONGEST_REST_S = 10.0
+"""Longest wait for a generator that rests while nobody else has anything."""
 _FINAL_SHARE = 0.4
 """Part of the time budget that is kept for finalists."""
 
@@ -202,7 +204,9 @@ class LocalLab:
             # on it.
             fresh = {each.digest: each for each in batch if each.digest not in seen}
             if not fresh:
-                break
+                if not batch and not self._rested(portfolio, until=until):
+                    break
+                continue
             seen |= set(fresh)
             for solution in fresh.values():
                 if time.monotonic() >= until:
@@ -217,6 +221,15 @@ class LocalLab:
             and {turn.generator for turn in failed} == set(plan.generators)
         ):
             raise HarnessError(f"every generator failed: {turns_sentence(portfolio.turns)}")
+
+    def _rested(self, portfolio: Portfolio, *, until: float) -> bool:
+        """Wait for a generator that rests for a moment; False where there is none to wait for."""
+        pause_s = portfolio.wakes_in_s()
+        if pause_s is None or pause_s > min(_LONGEST_REST_S, until - time.monotonic()):
+            return False
+        if self._stop.wait(pause_s):
+            raise TemporaryError("the lab was stopped between candidates", delay_s=0.0)
+        return True
 
     def _portfolio(self, plan: ExperimentPlan) -> Portfolio:
         members = {

@@ -60,6 +60,8 @@ class TurnOutcome(StrEnum):
     """It had nothing new: it is not asked again."""
     RESTING = "resting"
     """It cannot answer now; it is asked again later, a few times."""
+    WAITING = "waiting"
+    """It needs the results of others first; it is asked again once there are some."""
     FAILED = "failed"
     """It broke: it is not asked again, and the others go on."""
 

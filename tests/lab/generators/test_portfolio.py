@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.lab.generators.portfolio_world import (
@@ -20,6 +21,7 @@ from tests.lab.generators.portfolio_world import (
 from retuned.contract import Solution
 from retuned.errors import MissingDependency, TemporaryError
 from retuned.lab.generators.portfolio import Portfolio, TurnFolder, TurnList, TurnLog, close_turn
+from retuned.lab.generators.portfolio.portfolio import MAX_RESTS
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import Turn, TurnOutcome, turns_sentence
 
@@ -137,6 +139,51 @@ def test_a_generator_that_rests_is_asked_again_later_but_not_for_ever() -> None:
 def test_a_portfolio_of_the_resting_ends_instead_of_waiting() -> None:
     asked = portfolio(Scripted("model", error=TemporaryError("busy", delay_s=1e6)))
     assert ask(asked, []) == []
+
+
+class WaitsForOthers(Scripted):
+    """Has something to say only once somebody else has tried this many candidates."""
+
+    def __init__(self, name: str, *, needs: int) -> None:
+        super().__init__(name, most=2)
+        self._needs = needs
+
+    def propose(self, *args: Any, history: Sequence[Finding], count: int) -> Sequence[Solution]:
+        if len(history) < self._needs:
+            self.calls += 1
+            raise TemporaryError("needs results of others", delay_s=0.0)
+        return super().propose(*args, history=history, count=count)
+
+
+def test_who_waits_for_others_stops_nobody_and_is_asked_once_there_are_results() -> None:
+    waiting = WaitsForOthers("late", needs=9)
+    asked = portfolio(waiting, Scripted("search", most=12))
+    history = run(asked, {"late": lambda _n: 1.0, "search": lambda _n: 1.0}, candidates=99)
+    assert len(history) == 14, "everything that either had was tried"
+    outcomes = [turn.outcome for turn in asked.turns if turn.generator == "late"]
+    assert outcomes.count(TurnOutcome.WAITING) >= MAX_RESTS, "waiting is no resting for ever"
+    assert TurnOutcome.TRIED in outcomes
+
+
+def test_who_waits_for_others_and_has_none_ends_the_search() -> None:
+    waiting = WaitsForOthers("late", needs=9)
+    asked = portfolio(waiting)
+    assert ask(asked, []) == []
+    assert ask(asked, []) == []
+    assert waiting.calls == 1
+    assert asked.wakes_in_s() is None
+
+
+def test_it_is_said_when_the_first_of_the_resting_wakes_and_never_for_who_is_given_up() -> None:
+    clock = FakeTime()
+    resting = Scripted("model", error=TemporaryError("busy", delay_s=10.0))
+    asked = portfolio(resting, clock=clock)
+    for _ in range(MAX_RESTS):
+        assert ask(asked, []) == []
+        left_s = asked.wakes_in_s()
+        clock.now += 10.0
+    assert left_s is None
+    assert resting.calls == MAX_RESTS
 
 
 def test_who_is_exhausted_is_asked_again_only_after_somebody_found_a_new_best() -> None:

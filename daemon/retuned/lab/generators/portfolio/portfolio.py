@@ -24,6 +24,9 @@ MAX_RESTS = 3
 class Portfolio:
     """Asks one of its members at a time; deterministic for a seed, turns and a history.
 
+    A member that cannot answer now raises `TemporaryError`: with a delay it rests so long, with
+    none it waits until others have tried something. Neither ends anything for the others.
+
     Parameters
     ----------
     members
@@ -80,7 +83,10 @@ class Portfolio:
         history: Sequence[Finding],
         count: int,
     ) -> Sequence[Solution]:
-        """Return what the member whose turn it is proposes; empty if all are out of ideas."""
+        """Return what the member whose turn it is proposes; empty if nobody has anything now.
+
+        Where some only rest, `wakes_in_s` says when it is worth asking again.
+        """
         self.settle(history)
         while alive := self._alive():
             chosen = choose(
@@ -100,6 +106,16 @@ class Portfolio:
             if solutions:
                 return solutions
         return ()
+
+    def wakes_in_s(self) -> float | None:
+        """Return seconds until the first of those that rest may be asked; None if nobody rests."""
+        now = self._clock()
+        left = [
+            until - now
+            for name, until in self._rests_until.items()
+            if until > now and not self._rested_out(name)
+        ]
+        return min(left, default=None)
 
     def settle(self, history: Sequence[Finding]) -> None:
         """Close the turn that is open: its candidates were tried, or nobody will try them."""
@@ -121,10 +137,16 @@ class Portfolio:
                 return True  # of an interrupted run: its last candidates may not have been tried
             # A new best is something new to start from.
             return any(t.number > last.number and t.gain_ratio > 1.0 for t in self._turns)
+        if last is not None and last.outcome is TurnOutcome.WAITING:
+            return any(t.number > last.number and t.tried for t in self._turns)
+        awake = self._clock() >= self._rests_until.get(name, -math.inf)
+        return awake and not self._rested_out(name)
+
+    def _rested_out(self, name: str) -> bool:
+        """Whether a member could not answer so often in a row that it is not asked again."""
+        own = [turn for turn in self._turns if turn.generator == name]
         rests = [turn.outcome is TurnOutcome.RESTING for turn in own[-MAX_RESTS:]]
-        if len(rests) == MAX_RESTS and all(rests):
-            return False
-        return self._clock() >= self._rests_until.get(name, -math.inf)
+        return len(rests) == MAX_RESTS and all(rests)
 
     def _ask(
         self,
@@ -148,8 +170,10 @@ class Portfolio:
             }
             fresh = dict(islice(new.items(), count))
         except TemporaryError as error:
-            self._rests_until[name] = self._clock() + error.delay_s
-            outcome, detail = TurnOutcome.RESTING, _short(error)
+            outcome, detail = TurnOutcome.WAITING, _short(error)
+            if error.delay_s > 0.0:
+                self._rests_until[name] = self._clock() + error.delay_s
+                outcome = TurnOutcome.RESTING
         except Exception as error:  # whatever a generator raises, the others go on
             log.warning("generator %s failed and is not asked again: %s", name, _short(error))
             outcome, detail = TurnOutcome.FAILED, _short(error)
