@@ -110,6 +110,9 @@ class Settings(BaseSettings):
     definition_files: Paths = ()
     """Definitions of your own kernels, files or folders of YAML files; see
     `docs/writing-a-definition.md`."""
+    allow_unconfined_references: bool = False
+    """Run the references of those definitions even where the kernel has neither seccomp nor
+    Landlock: then nothing but a static check stands between a definition file and this machine."""
 
     target: str = Field(default="local", min_length=1, max_length=253)
     """Name of the server that is watched, as proposals and policies call it."""

@@ -67,7 +67,10 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
     UsageError
         If the catalog has the name of a definition of the user's own.
     """
-    catalog.learn(load_definitions(settings.definition_files))
+    catalog.learn(
+        load_definitions(settings.definition_files),
+        unconfined_references=settings.allow_unconfined_references,
+    )
     clock = SystemClock()
     store = SqliteStore(settings.state_dir, clock=clock)
     telemetry = PrometheusTelemetry()
@@ -203,6 +206,7 @@ def _definition(name: str) -> Definition | None:
         earlier=earlier,
         priors=priors,
         evolve=config_of(settings),
+        unconfined_references=settings.allow_unconfined_references,
     )
 
 
