@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -61,7 +62,12 @@ class World:
             self.sent = lambda: [[m.content for m in r.messages] for r in scripted.asked]
 
     def model(
-        self, *, max_tokens: int = 10**6, max_usd: float = 100.0, max_bytes: int = 2**26
+        self,
+        *,
+        max_tokens: int = 10**6,
+        max_usd: float = 100.0,
+        max_bytes: int = 2**26,
+        left_s: Callable[[], float] = lambda: math.inf,
     ) -> ChatModel:
         """Open the conversation, again if it was open: a daemon that was killed does that."""
         assert self.wire is not None
@@ -82,6 +88,7 @@ class World:
             secrets_out=redactor(["s3cr3t"]),
             answers_out=secrets_only(["s3cr3t"]),
             sleep=self.slept.append,
+            left_s=left_s,
         )
         return self.open
 
@@ -263,3 +270,18 @@ def test_a_transcript_without_room_ends_the_conversation_before_it_is_paid(world
 def test_an_answer_that_was_cut_off_says_so(world: World) -> None:
     world.say(Said(text="half", finish="length"))
     assert world.model().ask(question()).finish == "length"
+
+
+def test_without_time_nothing_is_asked_and_nothing_is_paid(world: World) -> None:
+    world.say(Said(text="x"))
+    with pytest.raises(TemporaryError, match="no time left"):
+        world.model(left_s=lambda: 0.5).ask(question())
+    assert world.sent() == []
+    assert lines(world.folder) == []
+
+
+def test_a_pause_that_outlasts_the_plan_is_not_begun(world: World) -> None:
+    world.say(Said(status=503, pause_s=20.0))
+    with pytest.raises(TemporaryError, match="after 1 tries"):
+        world.model(left_s=lambda: 10.0).ask(question())
+    assert world.slept == []

@@ -27,7 +27,8 @@ MAX_BODY_BYTES = 2 * 2**20
 """Longest question that is read."""
 _MAX_WAITING = 8
 _MAX_MESSAGES = 64
-_POLL_S = 0.05
+_POLL_S = 0.25
+"""Seldom: variants are timed while a package waits."""
 _READ_S = 30.0
 
 

@@ -26,7 +26,7 @@ from retuned.adapters.backend_driver import TASK
 from retuned.adapters.backend_link import Link, Question, read_chat
 from retuned.errors import Refused, TemporaryError
 from retuned.lab.generators.evolve.answers import MAX_SOURCE_CHARS
-from retuned.lab.generators.evolve.foreign import (
+from retuned.lab.generators.evolve.package import (
     BackendFailed,
     ModelAsked,
     Opening,

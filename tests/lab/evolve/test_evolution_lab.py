@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 from tests.lab.evolve.kernels_by_stage import DEFINITION, blocks, good_model, naive, source
-from tests.lab.evolve.scripted_endpoint import Endpoint, Received, Reply, chat, endpoint
+from tests.lab.evolve.scripted_endpoint import (
+    Endpoint,
+    Received,
+    Reply,
+    chat,
+    dripping,
+    endpoint,
+)
 
 from retuned.adapters.evolution import transcript_path
 from retuned.adapters.lab_process import LabProcess
@@ -181,3 +188,21 @@ def test_a_killed_process_pays_no_answer_twice(tmp_path: Path) -> None:
     assert len(findings) == 3
     # At most the one question whose answer the kill cut off was asked a second time.
     assert len(server.received) <= len(answered) + 1
+
+
+@pytest.mark.slow
+def test_the_plans_clock_interrupts_a_question(tmp_path: Path) -> None:
+    stop = threading.Event()
+    with endpoint(lambda _: Reply(parts=dripping(stop))) as server:
+        settings = config(server, tmp_path)  # waits a minute for an answer, and tries four times
+        began = time.monotonic()
+        findings = experiment(tmp_path, settings, max_seconds=8.0)
+        took_s = time.monotonic() - began
+        stop.set()
+    assert findings == []
+    assert len(server.received) == 1
+    assert took_s < 50.0  # of 4.8 for the search; the machine may be busy
+    said = transcript_path(settings, "evolution").read_text("utf-8")
+    failed = [json.loads(line) for line in said.splitlines()][-1]
+    assert (failed["event"], failed["code"]) == ("failed", "timed-out")
+    assert failed["usd"] > 0.0  # its answer may have been paid

@@ -10,9 +10,8 @@ gets the outcome of what was measured before at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import replace
 
 from retuned.contract import Definition, Digest, Solution, Workload
 from retuned.errors import Refused, TemporaryError, UnreadableInput, UsageError
@@ -23,10 +22,18 @@ from retuned.lab.generators.evolve.dialects import dialect_of, solution_of
 from retuned.lab.generators.evolve.editing import AnswerRefused
 from retuned.lab.generators.evolve.knowledge import choose
 from retuned.lab.generators.evolve.lineage import Lineage
+from retuned.lab.generators.evolve.package import (
+    BackendFailed,
+    ModelAsked,
+    Opening,
+    Package,
+    ProgramAsked,
+    Worth,
+)
 from retuned.lab.generators.evolve.programs import program_of, read_program, system_of
 from retuned.lab.generators.evolve.prompts import Brief
 from retuned.lab.generators.spaces import merit
-from retuned.ports import ChatAnswer, ChatModel, ChatRequest, Finding
+from retuned.ports import ChatModel, Finding
 
 log = logging.getLogger(__name__)
 
@@ -36,103 +43,6 @@ _SYSTEM_SHARE = 0.5
 _SPARE_ASKS = 16
 _ASKS_PER_VARIANT = 8
 """A package that asks more than this for each variant that it may make is out of its mind."""
-
-
-class BackendFailed(Refused):
-    """The package died, fell silent, or said what makes no sense; it is not asked again."""
-
-    code = "backend-failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """What a package begins with."""
-
-    program: str
-    """The first program."""
-    system: str
-    """What it says to its model before each question."""
-    language: str
-    """As fences in answers name it."""
-    suffix: str
-    """Of the program's file."""
-    iterations: int
-    """Variants it may ask its model for."""
-    islands: int
-    """Populations that live apart."""
-    answer_tokens: int
-    """Longest answer of the model."""
-    seed: int
-    """For its choices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelAsked:
-    """The package wants an answer of its model."""
-
-    number: int
-    """Of the question, from 0."""
-    request: ChatRequest
-    """What it asks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramAsked:
-    """The package wants to know what a program is worth."""
-
-    number: int
-    """Of the question, from 0."""
-    text: str
-    """The program."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
-    """What the lab says of a program."""
-
-    metrics: Mapping[str, float]
-    """``combined_score``, ``correct`` and ``speedup``."""
-    artifacts: Mapping[str, str]
-    """Sentences for the package's next prompt."""
-
-
-class Package(Protocol):
-    """A search package that runs, and stands still while nobody answers it."""
-
-    name: str
-    """Of the package."""
-
-    def start(self, opening: Opening) -> None:
-        """Begin.
-
-        Raises
-        ------
-        BackendFailed
-            If it cannot be started.
-        """
-        ...
-
-    def next(self) -> ModelAsked | ProgramAsked | None:
-        """Return what it wants to know; None when it has ended.
-
-        Raises
-        ------
-        BackendFailed
-            If it died, fell silent or said what makes no sense.
-        """
-        ...
-
-    def say(self, asked: ModelAsked, answer: ChatAnswer | Refused | TemporaryError) -> None:
-        """Give it the model's answer, or say that there is none."""
-        ...
-
-    def tell(self, asked: ProgramAsked, worth: Worth) -> None:
-        """Give it the lab's."""
-        ...
-
-    def close(self) -> None:
-        """End it, and whatever it started."""
-        ...
 
 
 class ForeignGenerator:
