@@ -490,6 +490,18 @@ class Store(Protocol):
         """
         ...
 
+    def drop_blob(self, digest: Digest) -> bool:
+        """Forget bytes for good; False if they are not here. Outside transactions, like `put_blob`.
+
+        Raises
+        ------
+        TemporaryError
+            If they cannot be removed now.
+        UnreadableInput
+            If it is no digest.
+        """
+        ...
+
     def transaction(self) -> AbstractContextManager[None]:
         """All writes inside happen together or not at all."""
         ...

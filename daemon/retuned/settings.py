@@ -168,12 +168,15 @@ class Settings(BaseSettings):
     """After this an undecided proposal is expired, seconds."""
     quarantine_s: float = Field(default=604_800.0, ge=0.0)
     """How long a variant that was rolled back is not proposed again, seconds."""
+    retention_days: float = Field(default=30.0, ge=8.0, le=36_500.0)
+    """Compiled variants and raw samples that nothing in force, ordered or proposed needs are
+    removed after so many days; sources and verdicts stay. A win is proposed again within a week."""
+    evidence_retention_days: float = Field(default=365.0, ge=8.0, le=36_500.0)
+    """Signed evidence that nothing in force, ordered or proposed needs is removed after so many
+    days, never sooner than `retention_days`."""
     shadow_every: int = Field(default=50, ge=1)
     """One swapped launch in so many is checked against the incumbent."""
 
-    evolve_url: str = Field(default="", max_length=2000)
-    """Base address of an OpenAI-compatible endpoint, such as `https://host/v1`, that writes
-    variants of kernels; empty is off. What is sent there: docs/evolution.md."""
     capture_inputs: bool = False
     """Whether samples of what launches are given may be taken for experiments, where the policy of
     the kernel permits it too (`spec.capture`). They are data of the server's users: see
@@ -198,6 +201,9 @@ class Settings(BaseSettings):
     end_to_end_s: float = Field(default=1800.0, gt=0.0)
     """Most time that measuring one swap on the whole server may take, seconds."""
 
+    evolve_url: str = Field(default="", max_length=2000)
+    """Base address of an OpenAI-compatible endpoint, such as `https://host/v1`, that writes
+    variants of kernels; empty is off. What is sent there: docs/evolution.md."""
     evolve_model: str = Field(default="", max_length=200)
     """Name of the language model, as the endpoint knows it."""
     evolve_key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,127})?$")

@@ -263,6 +263,21 @@ def test_a_blob_that_was_never_kept_is_named(store: Store, bad: str) -> None:
     assert caught.value.code in {"blob-missing", "not-a-digest"}
 
 
+def test_a_dropped_blob_is_gone_and_may_come_back(store: Store) -> None:
+    digest = store.put_blob(b"evidence")
+    other = store.put_blob(b"other")
+    assert store.drop_blob(digest)
+    with pytest.raises(UnreadableInput) as caught:
+        store.get_blob(digest)
+    assert caught.value.code == "blob-missing"
+    assert not store.drop_blob(digest)
+    assert store.get_blob(other) == b"other"
+    assert store.put_blob(b"evidence") == digest
+    assert store.get_blob(digest) == b"evidence"
+    with pytest.raises(UnreadableInput, match="hex digits"):
+        store.drop_blob("sha256:../../etc/passwd")
+
+
 NAMES = st.sampled_from(["p1", "p2", "p3"])
 PHASES = st.sampled_from(["a", "b"])
 Step = Callable[[Store], object]

@@ -85,6 +85,31 @@ class BlobFolder:
             )
         return data
 
+    def drop(self, digest: Digest) -> bool:
+        """Remove bytes; False if they are not here. Gone from the disk when it returns.
+
+        Raises
+        ------
+        TemporaryError
+            If they cannot be removed.
+        UnreadableInput
+            If it is no digest.
+        """
+        path = self._path(check_digest(digest))
+        self._hook("blob-going")
+        try:
+            path.unlink()
+            self._hook("blob-gone")
+            _sync_folder(path.parent)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise TemporaryError(
+                f"{path}: cannot be removed ({error.strerror}); fix the folder's owner",
+                delay_s=3600.0,
+            ) from error
+        return True
+
     def _path(self, name: str) -> Path:
         return self._root / name[:2] / name
 

@@ -171,6 +171,12 @@ class MemoryStore:
             )
         return data
 
+    def drop_blob(self, digest: Digest) -> bool:
+        """Forget bytes for good; see `Store.drop_blob`."""
+        check_digest(digest)
+        with self._lock:
+            return self._blobs.pop(digest, None) is not None
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All writes inside happen together or not at all.

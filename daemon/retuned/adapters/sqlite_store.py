@@ -196,6 +196,10 @@ class SqliteStore:
         """
         return self._blobs.get(digest)
 
+    def drop_blob(self, digest: Digest) -> bool:
+        """Forget bytes for good; see `Store.drop_blob`."""
+        return self._blobs.drop(digest)
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All writes inside happen together or not at all; other threads wait.

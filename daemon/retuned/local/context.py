@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from retuned.contract import Definition, Digest, Solution
+from retuned.local.retention import Retention
 from retuned.ports import Bench, Clock, InputTap, Notary, Store, Swapper, Telemetry, TraceSource
 from retuned.stages.drift import DriftSettings
 from retuned.stages.experiment import Budget
@@ -63,6 +64,8 @@ class Kind(StrEnum):
     """Rollback or abort asked for by a person: new -> done."""
     QUARANTINE = "quarantine"
     """A digest that the watch rolled back: current, renewed by another rollback."""
+    HOUSEKEEPING = "housekeeping"
+    """When old things were cleared away last: current; experiments whose evidence went: cleared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,8 @@ class LoopSettings:
     """How long a rolled-back digest may not be proposed again."""
     environment_mismatch: Literal["refuse", "warn"] = "refuse"
     """What happens where a server runs on something else than what was measured."""
+    retention: Retention = field(default_factory=Retention)
+    """How long what nobody needs any more is kept."""
 
 
 class KernelCatalog(Protocol):
@@ -184,5 +189,7 @@ class Context:
     """Gate policies in force; an invalid file gives none, and none means wait."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the target, for policy selectors."""
+    lab: Path | None = None
+    """Folder of the lab, whose old things are cleared away; None clears nothing."""
     captures: Captures | None = None
     """What inputs are sampled with; None samples none."""

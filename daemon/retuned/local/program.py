@@ -17,6 +17,7 @@ from retuned.local import (
     capturing,
     deciding,
     experimenting,
+    housekeeping,
     observing,
     reasoning,
     swapping,
@@ -53,6 +54,7 @@ class Loop:
 
     def experiment(self) -> None:
         """Stages 5 to 7: run at most one experiment to its end, then propose what won."""
+        housekeeping.keep_house(self.ctx)
         plan = experimenting.open_experiment(self.ctx)
         if plan is not None:
             experimenting.run_experiment(self.ctx, plan)

@@ -38,6 +38,7 @@ from retuned.local.earlier import earlier_findings
 from retuned.local.found import found_solution
 from retuned.local.known_kernels import KnownKernels
 from retuned.local.program import Loop
+from retuned.local.retention import Retention
 from retuned.ports import Bench, Store
 from retuned.settings import Settings
 from retuned.stages.drift import DEMO_SETTINGS, DriftSettings
@@ -47,6 +48,8 @@ from retuned.stages.profile import ProfileSettings
 
 log = logging.getLogger(__name__)
 
+_LAB = "lab"
+"""Folder below the state's."""
 _CORE = Peak(gflops=100.0, gbytes_per_s=20.0, cache_bytes=0)
 """One core of today's servers: two 256-bit FMA units at 3 GHz, and what one core streams from
 memory. A guess that only ranks hypotheses; what is gained is measured."""
@@ -99,10 +102,11 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         catalog=KnownKernels(language=language, gflops=peak.gflops, gbytes_per_s=peak.gbytes_per_s),
         policies=_policies(settings),
         labels={**settings.labels, "env": settings.env},
+        lab=settings.state_dir / _LAB,
+        captures=_captures(settings),
     )
     return Loop(context), telemetry
 
-        captures=_captures(settings),
 
 def language_of(settings: Settings) -> Language:
     """Return the language of the server's kernels: what is set, or what this machine has."""
@@ -155,13 +159,14 @@ def loop_settings(settings: Settings) -> LoopSettings:
         proposal_ttl=timedelta(seconds=settings.proposal_ttl_s),
         quarantine=timedelta(seconds=settings.quarantine_s),
         environment_mismatch=settings.environment_mismatch,
+        retention=Retention(
+            things=timedelta(days=settings.retention_days),
+            evidence=timedelta(days=settings.evidence_retention_days),
+        ),
         generators=(*settings.generators, *(("evolve",) if settings.evolve_url else ())),
     )
 
 
-def _lab(settings: Settings, store: Store, *, language: Language, arch: str) -> Bench:
-    root = settings.state_dir / "lab"
-    running = store.ids(Kind.EXPERIMENT, phase="running")
 def _captures(settings: Settings) -> Captures:
     return Captures(
         tap=RuntimeCaptures(settings.sockets),
@@ -181,6 +186,9 @@ def _definition(name: str) -> Definition | None:
         return None
 
 
+def _lab(settings: Settings, store: Store, *, language: Language, arch: str) -> Bench:
+    root = settings.state_dir / _LAB
+    running = store.ids(Kind.EXPERIMENT, phase="running")
     sweep(root, running={notebook_name(plan) for plan in running})
 
     def cores() -> tuple[int, ...]:
