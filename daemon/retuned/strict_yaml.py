@@ -18,6 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from retuned.errors import Problem, UnreadableInput
+from retuned.plain_files import NotPlain, read_plain
 
 MAX_BYTES = 256 * 1024
 """Largest file that is read."""
@@ -66,14 +67,14 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
         If it is absent, no file, larger than `max_bytes` or not UTF-8.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe or device would never end
-            raise NotPlainYaml("not-a-file", path=path, line=None, message="expected a file")
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-    except OSError as error:
-        text = f"cannot be read ({error.strerror})"
+        data = read_plain(path, max_bytes=max_bytes)
+    except NotPlain as error:
+        text = f"expected a file ({error.strerror})"
+        raise NotPlainYaml("not-a-file", path=path, line=None, message=text) from error
+    except (OSError, ValueError) as error:
+        text = f"cannot be read ({error.strerror if isinstance(error, OSError) else error})"
         raise NotPlainYaml("cannot-open", path=path, line=None, message=text) from error
-    if len(data) > max_bytes:
+    if data is None:
         text = f"is larger than {max_bytes // 1024} KiB, which no file of this kind needs"
         raise NotPlainYaml("too-large", path=path, line=None, message=text)
     try:

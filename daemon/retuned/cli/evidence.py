@@ -16,6 +16,7 @@ from retuned.contract import Digest
 from retuned.errors import Refused, UnreadableInput, UsageError
 from retuned.lab.recomputing import wrong_with_raw
 from retuned.local.proving import Read, read
+from retuned.plain_files import read_plain
 from retuned.ports import Store, Verifier
 from retuned.settings import load_settings
 from retuned.stages.verdict import Doubt, EvidenceDocument, EvidenceFault, contradiction_in
@@ -204,13 +205,13 @@ def _public(path: Path) -> PublicKey:
 
 def _file(path: Path) -> bytes:
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    except OSError as error:
+        data = read_plain(path, max_bytes=_MAX_BYTES)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise UnreadableInput(
-            "unreadable", where=str(path), message=f"{error.strerror}; name another file"
+            "unreadable", where=str(path), message=f"{why}; name another file"
         ) from error
-    if len(data) > _MAX_BYTES:
+    if data is None:
         raise UnreadableInput(
             "too-large", where=str(path), message=f"has more than {_MAX_BYTES} bytes"
         )

@@ -6,6 +6,8 @@ import hashlib
 import stat
 from pathlib import Path
 
+from retuned.plain_files import open_plain
+
 
 class Twins:
     """Remembers files and finds the earlier one with the same content.
@@ -38,7 +40,7 @@ class Twins:
 
     def _digest(self, path: Path) -> bytes:
         if path not in self._digests:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 self._digests[path] = hashlib.file_digest(file, "sha256").digest()
         return self._digests[path]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import zlib
 from pathlib import Path
 from typing import BinaryIO
 
 from retuned.adapters.traces.limits import ReadLimits
 from retuned.errors import UnreadableInput
+from retuned.plain_files import NotPlain, open_plain
 
 _GZIP = b"\x1f\x8b"
 _STEP = 2**18
@@ -26,16 +26,17 @@ def open_regular(path: Path) -> BinaryIO:
     """
     where = str(path)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise UnreadableInput(
-                "not-a-file", where=where, message="not a regular file; name a trace file"
-            )
-        if status.st_size == 0:
+        file = open_plain(path)
+        if os.fstat(file.fileno()).st_size == 0:
+            file.close()
             raise UnreadableInput(
                 "empty-file", where=where, message="the file is empty; was the profiler killed?"
             )
-        return path.open("rb")
+        return file
+    except NotPlain as error:
+        raise UnreadableInput(
+            "not-a-file", where=where, message=f"{error.strerror}; name a trace file"
+        ) from None
     except FileNotFoundError:
         raise UnreadableInput(
             "not-found", where=where, message="no such file; check the path"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retuned.errors import UnreadableInput
+from retuned.plain_files import read_plain
 
 MAX_BYTES = 64 * 2**20
 """Largest object."""
@@ -271,11 +272,11 @@ def read_bytes(path: Path) -> bytes:
         If the file cannot be read.
     """
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
+        data = read_plain(path, max_bytes=MAX_BYTES)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        problem = f"cannot be read: {why}"
         raise UnreadableInput("unreadable-file", where=str(path), message=problem) from error
-    if len(data) > MAX_BYTES:
+    if data is None:
         raise ObjectUnreadable(str(path), f"has more than {MAX_BYTES} bytes")
     return data

@@ -1,0 +1,99 @@
+"""Opening files whose paths or folders are strangers': regular files only, and never a wait.
+
+A path may name a pipe that nobody writes to, a device whose reading never ends or whose opening
+does something, a socket, or by a link a file of `/proc` that blocks or has no size. None of them is
+opened for reading; what a path names is looked at before it is opened and again after, so that
+exchanging it in between gains nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a link",
+}
+_VIRTUAL = ("/proc", "/sys")
+
+
+class NotPlain(OSError):
+    """Something that is no regular file; `strerror` says what it is, as other errors do."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(errno.EINVAL, f"it is {what}, and no regular file", str(path))
+
+
+def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a regular file for reading, without buffering ahead of what is asked for.
+
+    Parameters
+    ----------
+    path
+        Of a stranger's choosing.
+    follow
+        Whether its last part may be a link.
+
+    Raises
+    ------
+    NotPlain
+        If it is anything else than a regular file on a disk.
+    OSError
+        If it cannot be opened.
+    ValueError
+        If the path itself is none, such as one with a zero byte.
+    """
+    _check(path, os.stat(path, follow_symlinks=follow))
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    number = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    try:
+        _check(path, os.fstat(number))
+        os.set_blocking(number, True)  # a regular file never makes anyone wait
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def read_plain(path: Path, *, max_bytes: int, follow: bool = True) -> bytes | None:
+    """Return a regular file's content; None where it has more bytes than bearable.
+
+    No more is read than that, whatever size the file claims or grows to meanwhile.
+
+    Raises
+    ------
+    OSError
+        As `open_plain`.
+    ValueError
+        As `open_plain`.
+    """
+    with open_plain(path, follow=follow) as stream:
+        data = stream.read(max_bytes + 1)
+    return data if len(data) <= max_bytes else None
+
+
+def _check(path: Path, found: os.stat_result) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != stat.S_IFREG:
+        raise NotPlain(path, _KINDS.get(kind, "something else"))
+    if found.st_dev in _virtual_devices():
+        raise NotPlain(path, "a view of the kernel")
+
+
+def _virtual_devices() -> frozenset[int]:
+    """Return the file systems whose files are made while they are read."""
+    found = set()
+    for place in _VIRTUAL:
+        try:
+            found.add(os.stat(place).st_dev)
+        except OSError:
+            continue
+    return frozenset(found) - {os.stat("/").st_dev}
