@@ -73,7 +73,9 @@ def _routing(
 
 def _cost(lengths: dict[str, int]) -> Cost:
     routes = lengths["M"] * lengths["T"]
-    touched = min(lengths["E"], routes)
+    # As many experts as even routing meets on average: that of few tokens leaves some out.
+    missed = (1.0 - lengths["T"] / lengths["E"]) ** lengths["M"]
+    touched = lengths["E"] * (1.0 - missed)
     return Cost(
         flops=2.0 * routes * lengths["N"] * lengths["K"],
         read_bytes=2.0 * (touched * lengths["N"] + lengths["M"]) * lengths["K"] + 8.0 * routes,
