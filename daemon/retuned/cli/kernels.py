@@ -10,6 +10,7 @@ import typer
 from retuned import catalog
 from retuned.catalog import Entry, Family
 from retuned.cli import kernels_bench, kernels_exchange
+from retuned.cli.kernels_believed import believed, believed_lines
 from retuned.cli.output import JsonFlag, emit_json, safe, stdout
 from retuned.cli.shapes import DefinitionFileOption, learn, named
 from retuned.cli.state import ConfigOption
@@ -82,9 +83,10 @@ def show(
     definition_file: DefinitionFileOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say what a kernel computes, with which inputs it is tried, and what may run."""
+    """Say what a kernel computes, what may run, and what experiments here make believe of it."""
     learn(config, definition_file or ())
     body = description(named(_whole(name)))
+    body["believed"] = believed(config, body["name"])
     if json:
         emit_json(body)
     else:
@@ -201,6 +203,7 @@ def _print(body: Mapping[str, Any], *, reference: bool) -> None:
             )
             text = f"    {structure['name']}: {structure['points']} points"
             lines.append(f"{text} ({choices})" if choices else text)
+    lines += believed_lines(body["believed"])
     out = stdout()
     for line in lines:
         out.print(safe(line, limit=1000), soft_wrap=True)
