@@ -50,7 +50,7 @@ from retuned.ports import Generator
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings
 
-_LANGUAGES = (Language.CPU_CPP, Language.TRITON)
+_LANGUAGES = (Language.CPU_CPP, Language.TRITON, Language.GPU_CPP)
 """Languages that the catalog has kernels in."""
 
 GeneratorFactory = Callable[[ExperimentPlan], Generator]
@@ -126,6 +126,7 @@ def open_lab(
         cores=cores,
         lab=lab,
         judge_settings=judge_settings,
+        earlier=earlier,
     )
     return bench
 

@@ -18,7 +18,7 @@ from retuned.stages.experiment import ExperimentPlan, Turn
 from retuned.stages.swap import SwapOrder
 from retuned.stages.trace import LaunchRecord
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
-from retuned.stages.watch import WatchSample
+from retuned.stages.watch import Served, WatchSample
 
 
 class Clock(Protocol):
@@ -143,6 +143,20 @@ class Swapper(Protocol):
         """
         ...
 
+    def bypass(self, definition: str, *, on: bool) -> None:
+        """Serve the original for a while (`on`), or the order in force again, for comparison.
+
+        The order, its epoch and its counts stay; where no variant is in force nothing happens.
+
+        Raises
+        ------
+        CandidateError
+            ``unknown-slot``.
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
     def samples(self) -> Sequence[WatchSample]:
         """Return what was counted per slot since its last order.
 
@@ -228,6 +242,8 @@ class Finding:
     """What the judge said."""
     seconds: float
     """Wall time it cost."""
+    definition: Digest | None = None
+    """Content of the definition that it was tried against; None where nobody wrote it down."""
 
 
 class Bench(Protocol):
@@ -270,6 +286,22 @@ class Bench(Protocol):
         """End the run in flight, from another thread, and begin none any more.
 
         The run raises `TemporaryError`: what it has yielded is kept, the rest is resumed later.
+        """
+        ...
+
+
+class EndToEnd(Protocol):
+    """A running server as its users see it: the same requests, sent again and again."""
+
+    def serve(self) -> Served:
+        """Send every request once, several at a time, and return all answers with their times.
+
+        A request that fails is an answer that failed.
+
+        Raises
+        ------
+        TemporaryError
+            If the server answers none of them.
         """
         ...
 

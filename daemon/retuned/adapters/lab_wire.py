@@ -31,11 +31,18 @@ class FindingRecord(Record):
     """What the judge said."""
     seconds: float = Field(ge=0.0, allow_inf_nan=False)
     """Wall time it cost."""
+    definition: Digest | None = None
+    """Content of the definition that it was tried against; None where nobody wrote it down."""
 
     @classmethod
     def of(cls, finding: Finding) -> FindingRecord:
         """Wrap a finding."""
-        return cls(solution=finding.solution, verdict=finding.verdict, seconds=finding.seconds)
+        return cls(
+            solution=finding.solution,
+            verdict=finding.verdict,
+            seconds=finding.seconds,
+            definition=finding.definition,
+        )
 
     @classmethod
     def stored(cls, body: Mapping[str, Any]) -> FindingRecord:
@@ -50,7 +57,12 @@ class FindingRecord(Record):
 
     def unwrap(self) -> Finding:
         """Return the finding."""
-        return Finding(solution=self.solution, verdict=self.verdict, seconds=self.seconds)
+        return Finding(
+            solution=self.solution,
+            verdict=self.verdict,
+            seconds=self.seconds,
+            definition=self.definition,
+        )
 
 
 class EarlierRecord(FindingRecord):
@@ -70,6 +82,7 @@ class EarlierRecord(FindingRecord):
             solution=each.finding.solution,
             verdict=each.finding.verdict,
             seconds=each.finding.seconds,
+            definition=each.finding.definition,
             environment=each.environment,
             arch=each.arch,
             workloads=tuple(each.workloads),

@@ -22,7 +22,9 @@ from retuned.errors import HarnessError, TemporaryError, UsageError
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.captured import FOLDER, with_captured
 from retuned.lab.generators.portfolio import Portfolio, TurnFolder
+from retuned.lab.generators.porting import Earlier
 from retuned.lab.notebook import Note, Notebook, notebook_name
+from retuned.lab.remembering import definition_digest, remembered, sameness
 from retuned.lab.session import Session
 from retuned.lab.subject import Subject
 from retuned.lab.toolchain import environment_of, toolchain_for
@@ -64,6 +66,8 @@ class LocalLab:
         How much is measured.
     judge_settings
         Thresholds of the decision.
+    earlier
+        What other experiments found: what they rejected and holds still is not measured again.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class LocalLab:
         cores: Sequence[int] = (),
         lab: LabSettings | None = None,
         judge_settings: JudgeSettings | None = None,
+        earlier: Sequence[Earlier] = (),
     ) -> None:
         self._root = root
         self._subjects = subjects
@@ -86,6 +91,7 @@ class LocalLab:
         self._cores = tuple(cores)
         self._lab = lab or LabSettings()
         self._judge = judge_settings or JudgeSettings()
+        self._earlier = tuple(earlier)
         self._stop = threading.Event()
         self._search_until = math.inf
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -117,7 +123,7 @@ class LocalLab:
                 settings=judge,
                 notebook=notebook,
             )
-            session.history.extend(known.values())
+            session.know(known.values())
             contenders = [session.resume(note) for note in notes]
             seen = {plan.incumbent, *known, *(note.solution.digest for note in notes)}
             search_until = deadline - _FINAL_SHARE * plan.budget.max_seconds
@@ -192,8 +198,10 @@ class LocalLab:
         definition = self._subjects(plan.definition).definition
         portfolio = self._portfolio(plan)
         portfolio.settle(session.history)
-        while len(seen) - 1 < plan.budget.max_candidates and time.monotonic() < until:
-            room = plan.budget.max_candidates - len(seen) + 1
+        rejected = remembered(self._earlier, plan, definition=definition_digest(definition))
+        recalled = 0  # not measured, so not paid from the budget
+        while len(seen) - 1 - recalled < plan.budget.max_candidates and time.monotonic() < until:
+            room = plan.budget.max_candidates - len(seen) + 1 + recalled
             batch = portfolio.propose(
                 definition,
                 plan.workloads,
@@ -209,6 +217,11 @@ class LocalLab:
                 continue
             seen |= set(fresh)
             for solution in fresh.values():
+                before = rejected.get(sameness(solution))
+                if before is not None:
+                    session.recall(solution, before)
+                    recalled += 1
+                    continue
                 if time.monotonic() >= until:
                     break
                 yield solution

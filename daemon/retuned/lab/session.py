@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from retuned.lab.examiner import Examiner, Timed
 from retuned.lab.finalists import Family, choose, family_of
 from retuned.lab.harness.variant import Variant
 from retuned.lab.notebook import Ended, FinalNote, Note, Notebook
+from retuned.lab.remembering import definition_digest
 from retuned.lab.writing import Contender, ended_of, keep, timed_from, write_document
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
@@ -36,6 +38,7 @@ from retuned.stages.verdict import (
     JudgeSettings,
     Reason,
     Timing,
+    Verdict,
     freeze_of,
     is_settled,
     judge,
@@ -82,7 +85,24 @@ class Session:
         self._settings = settings
         self._notebook = notebook
         self._examiner = Examiner(bay)
+        self._definition = definition_digest(bay.subject.definition)
         self.history: list[Finding] = []
+        self.judged: set[Digest] = set()
+        """Finalists whose verdict was out before this run."""
+
+    def know(self, known: Collection[Finding]) -> None:
+        """Take up what an interrupted run of this plan has found."""
+        self.history.extend(known)
+        self.judged |= {f.solution.digest for f in known if f.verdict.gate == "G6"}
+
+    def recall(self, solution: Solution, before: Finding) -> None:
+        """Take over what an earlier experiment rejected: generators learn of it, nobody pays."""
+        log.info(
+            "candidate %s: rejected before (%s), not measured again",
+            solution.name,
+            before.verdict.reason,
+        )
+        self.history.append(replace(before, solution=solution, seconds=0.0))
 
     def examine(self, solution: Solution) -> Contender:
         """Take a candidate through G0 to G5, cheapest first."""
@@ -139,11 +159,10 @@ class Session:
             If no finalist could be measured; where one could, it is judged all the same.
         """
         notes = self._notebook.finals()
-        judged = [f.solution.digest for f in self.history if f.verdict.gate == "G6"]
         chosen = choose(
             [(c.solution.digest, c.interval) for c in contenders if c.interval is not None],
             notes=notes,
-            judged=judged,
+            judged=self.judged,
             count=self._plan.budget.finalists,
         )
         for contender in contenders:
@@ -151,7 +170,7 @@ class Session:
                 yield self.finding(contender)
         by_digest = {c.solution.digest: c for c in contenders}
         finalists = [by_digest[digest] for digest in chosen]
-        family = family_of(notes, judged=judged, now=chosen)
+        family = family_of(notes, judged=self.judged, now=chosen)
         for contender in finalists:
             contender.chosen = True
             digest = contender.solution.digest
@@ -228,7 +247,7 @@ class Session:
             verdict.reason,
             verdict.detail,
         )
-        return Finding(solution=contender.solution, verdict=verdict, seconds=contender.spent_s)
+        return self._found(contender, verdict)
 
     def _freeze(self, solution: Solution) -> tuple[Freeze, Check]:
         """Gate G0: write down what it is and where it comes from, before anything tries it."""
@@ -279,7 +298,15 @@ class Session:
         if not verdict.shapes:  # whoever writes kernels wants to know the times, not only the ratio
             shapes = search_shapes(contender.search, self._plan.workloads)
             verdict = verdict.model_copy(update={"shapes": shapes})
-        return Finding(solution=contender.solution, verdict=verdict, seconds=contender.spent_s)
+        return self._found(contender, verdict)
+
+    def _found(self, contender: Contender, verdict: Verdict) -> Finding:
+        return Finding(
+            solution=contender.solution,
+            verdict=verdict,
+            seconds=contender.spent_s,
+            definition=self._definition,
+        )
 
     def _judged(
         self, contender: Contender, *, adjusted_p: float = 1.0, finalists: int = 1

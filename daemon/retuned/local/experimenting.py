@@ -72,6 +72,12 @@ def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
             _keep(ctx, plan, finding)
     except (HarnessError, MissingDependency) as error:
         log.error("experiment %s failed: %s", plan.id, error)
+        if best_finding(findings(ctx, plan.id)) is not None:
+            # what was won before the lab broke is measured, judged and signed
+            _say(ctx, plan, what="experiment-cut-short", detail=str(error))
+            _conclude(ctx, plan)
+            capturing.forget(ctx, plan)
+            return
         with ctx.store.transaction():
             ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="running", to="failed")
             ctx.store.advance(Kind.HYPOTHESIS, plan.hypothesis, expect="testing", to="abandoned")
@@ -153,6 +159,7 @@ def _keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> None:
         "solution": finding.solution.model_dump(mode="json"),
         "verdict": verdict.model_dump(mode="json"),
         "seconds": finding.seconds,
+        "definition": finding.definition,
     }
     ctx.store.add(Kind.FINDING, f"{plan.id}/{finding.solution.digest}", body, phase="final")
     ctx.telemetry.count("retuned_candidates_total", reason=str(finding.verdict.reason))
