@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from retuned.cli.evolving import backends
 from retuned.cli.output import JsonFlag, cell, emit_json, stdout
 from retuned.cli.places import places
 from retuned.cli.probe import Fact, Level, Probe, fact
@@ -57,6 +58,7 @@ def examine(probe: Probe, settings: Settings) -> tuple[Fact, ...]:
         *_devices(probe),
         *_gpu_lab(probe),
         *_compilers(probe),
+        *backends(probe, settings),
         *_sandbox(probe),
         _switch(probe),
     )

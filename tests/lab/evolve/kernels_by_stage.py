@@ -105,3 +105,13 @@ def good_model(received: Received) -> str:
         return blocks(source(2) + mark, "cpp")
     edit = f"<<<<<<< SEARCH\n// stage 2\n=======\n// stage 2\n{mark}>>>>>>> REPLACE"
     return blocks(edit, "edit", base=base[1], idea="nothing is left to do")
+
+
+def stage_edit(old: int, new: int, *, mark: str) -> str:
+    """Return an edit that leads one stage to another, without fences, as other packages want it."""
+    pairs = (
+        (_BODIES[old].rstrip(), f"{_BODIES[new].rstrip()}\n    // tried {mark}"),
+        (f"// stage {old}", f"// stage {new}"),
+    )
+    edits = [f"<<<<<<< SEARCH\n{a}\n=======\n{b}\n>>>>>>> REPLACE\n" for a, b in pairs]
+    return "An idea.\n" + "".join(edits)

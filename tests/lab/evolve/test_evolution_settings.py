@@ -53,6 +53,7 @@ def test_everything_that_is_set_arrives_and_the_key_does_not(tmp_path: Path) -> 
         ({"evolve_key_variable": "OTHER_KEY"}, "OTHER_KEY"),
         ({"evolve_url": "http://models.example.com/v1"}, "https only"),
         ({"evolve_url": "models.example.com"}, "address"),
+        ({"evolve_backend": "skydiscover"}, "pip install skydiscover==0.1.0"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
