@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from io import BufferedReader
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -32,7 +32,7 @@ class NotPlain(OSError):
         super().__init__(errno.EINVAL, f"it is {what}, and no regular file", str(path))
 
 
-def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:
+def open_plain(path: Path, *, follow: bool = True) -> BufferedReader:
     """Open a regular file for reading, without buffering ahead of what is asked for.
 
     Parameters

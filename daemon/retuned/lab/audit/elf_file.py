@@ -1,7 +1,8 @@
 """A reader of 64-bit ELF objects that trusts no number in them.
 
-Every offset and count is checked against the bytes that are there before anything is made of it,
-so that a file of some kilobytes can cost no more than that; what is wrong is said with its place.
+Every offset and count is checked against the bytes that are there before anything is made of it.
+Since parts may overlap, or be named many times over, what all reading together copies and makes is
+bounded as well, by the length of the file; what is wrong is said with its place.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ STT_OBJECT, STT_FUNC = 1, 2
 _MAX_SECTIONS = 8192
 _MAX_SYMBOLS = 200_000
 _MAX_NAME = 4096
+_MAX_PARTS = 1_000_000
+"""Sections, segments, symbols, notes and attributes that are made in all."""
+_MAX_NAMES_BYTES = 64 * 2**20
+"""Names of sections and symbols in all; they may share their bytes in the file."""
+_PASSES, _SPARE_BYTES = 16, 1 << 20
+"""How often, in all, the bytes of a file may be read; honest readers need some three passes."""
 _PT_NOTE = 4
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -118,6 +125,10 @@ class ElfFile:
     def __init__(self, data: bytes, *, where: str) -> None:
         self.where = where
         self._data = data
+        self._bytes_left = _PASSES * len(data) + _SPARE_BYTES
+        self._parts_left = _MAX_PARTS
+        self._names_left = _MAX_NAMES_BYTES
+        self._symbols: dict[tuple[int, int, int], list[Symbol]] = {}
         if len(data) > MAX_BYTES:
             raise self.broken(f"has {len(data)} bytes, more than {MAX_BYTES}")
         if data[:4] != b"\x7fELF":
@@ -134,6 +145,19 @@ class ElfFile:
     def broken(self, problem: str) -> ObjectUnreadable:
         """Return the error that names this file."""
         return ObjectUnreadable(self.where, problem)
+
+    def charge(self, parts: int, *, read_bytes: int = 0) -> None:
+        """Count what is made of the file, before it is made.
+
+        Raises
+        ------
+        ObjectUnreadable
+            If it is more than any honest file needs: its tables overlap, or name each other.
+        """
+        self._parts_left -= parts
+        self._bytes_left -= read_bytes
+        if self._parts_left < 0 or self._bytes_left < 0:
+            raise self.broken("names the same bytes over and over; nothing honest does")
 
     def content(self, section: Section) -> bytes:
         """Bytes of a section; none where it is in memory only."""
@@ -170,11 +194,14 @@ class ElfFile:
         ObjectUnreadable
             If no section holds all of them.
         """
+        self.charge(1 + len(self.sections) // 64)
         for section in self.sections:
             inside = section.flags & SHF_ALLOC and section.kind != SHT_NOBITS
             start = address - section.address
             if inside and start >= 0 and start + size <= section.size:
-                return self.content(section)[start : start + size]
+                what = f"section '{section.name[:60]}'"
+                self._take(section.offset + section.size, 0, what)  # all of it must be there
+                return self._take(section.offset + start, size, what)
         raise self.broken(f"has nothing of {size} bytes at address {address:#x}")
 
     def _take(self, offset: int, size: int, what: str) -> bytes:
@@ -182,6 +209,7 @@ class ElfFile:
             raise self.broken(
                 f"{what} lies at bytes {offset} to {offset + size} of {len(self._data)}"
             )
+        self.charge(0, read_bytes=size)
         return self._data[offset : offset + size]
 
     def _read_sections(self, at: int, size: int, count: int, names: int) -> list[Section]:
@@ -189,6 +217,7 @@ class ElfFile:
             raise self.broken("has no sections; nothing can be checked")
         if count > _MAX_SECTIONS or size != _SECTION.size or names >= count:
             raise self.broken(f"has a table of {count} sections of {size} bytes, names in {names}")
+        self.charge(count)
         table = self._take(at, size * count, "the table of sections")
         rows = list(_SECTION.iter_unpack(table))
         texts = self._take(rows[names][4], rows[names][5], "the names of sections")
@@ -211,8 +240,12 @@ class ElfFile:
             raise self.broken(f"section '{section.name[:60]}' is no table of symbols")
         if section.link >= len(self.sections):
             raise self.broken(f"section '{section.name[:60]}' names no table of names")
+        place = (section.offset, section.size, section.link)
+        if place in self._symbols:
+            return self._symbols[place]
+        self.charge(section.size // _SYMBOL.size)
         texts = self.content(self.sections[section.link])
-        return [
+        found = [
             Symbol(
                 name=self._text(texts, name),
                 kind=info & 15,
@@ -223,17 +256,23 @@ class ElfFile:
             )
             for name, info, other, index, value, size in _SYMBOL.iter_unpack(self.content(section))
         ]
+        self._symbols[place] = found
+        return found
 
     def _text(self, texts: bytes, at: int) -> str:
         end = texts.find(b"\0", at, at + _MAX_NAME)
         if at >= len(texts) or end < 0:
             raise self.broken(f"names something at byte {at} of {len(texts)} of its names")
+        self._names_left -= end - at
+        if self._names_left < 0:
+            raise self.broken(f"has more than {_MAX_NAMES_BYTES} bytes of names")
         return texts[at:end].decode("ascii", "backslashreplace")
 
     def _note_blocks(self) -> Iterator[bytes]:
         if self._segments:
             if self._segment_size != _SEGMENT.size:
                 raise self.broken(f"has segments of {self._segment_size} bytes")
+            self.charge(self._segments)
             table = self._take(
                 self._segments_at, _SEGMENT.size * self._segments, "the table of segments"
             )
@@ -252,6 +291,7 @@ class ElfFile:
             body_at = name_at + -(-name_bytes // 4) * 4
             if body_at + body_bytes > len(block):
                 raise self.broken(f"a note claims {body_bytes} bytes, {len(block)} are there")
+            self.charge(1)
             owner = block[name_at : name_at + name_bytes].rstrip(b"\0")
             yield Note(
                 owner=owner[:64].decode("ascii", "backslashreplace"),

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 _MAX_DEPTH = 32
+_MAX_VALUES = 1_000_000
+"""Numbers, texts and containers of one message; the notes of a large code object hold thousands."""
 _NUMBERS: dict[int, struct.Struct] = {
     0xCA: struct.Struct(">f"),
     0xCB: struct.Struct(">d"),
@@ -57,11 +59,15 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - whatever was written
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self._values = 0
         self.at = 0
 
     def value(self, depth: int) -> Any:  # noqa: ANN401
         if depth > _MAX_DEPTH:
             raise BadMessage(f"nested more than {_MAX_DEPTH} deep at byte {self.at}")
+        self._values += 1
+        if self._values > _MAX_VALUES:
+            raise BadMessage(f"more than {_MAX_VALUES} values before byte {self.at}")
         kind = self._take(1)[0]
         if kind <= 0x7F:
             return kind

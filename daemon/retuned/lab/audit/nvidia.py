@@ -66,8 +66,10 @@ def read_kernels(elf: ElfFile) -> list[KernelFacts]:
             infos.setdefault(symbols[index].name, _Info()).numbers[attribute] = number
     names = [s.name.removeprefix(_TEXT) for s in elf.sections if s.name.startswith(_TEXT)]
     entries = {s.name for s in symbols if s.other & _KERNEL and s.section}
+    called = [s.name for s in symbols]
+    taken = any(name.startswith(RESERVED_SHARED) for name in called)
     return [
-        _kernel(elf, name, sections, infos.get(name), [s.name for s in symbols])
+        _kernel(elf, name, sections, infos.get(name), called, taken=taken)
         for name in names
         if name in entries or f"{_INFO}.{name}" in sections
     ]
@@ -79,6 +81,8 @@ def _kernel(
     sections: dict[str, Section],
     info: _Info | None,
     symbols: list[str],
+    *,
+    taken: bool,
 ) -> KernelFacts:
     if info is None or _REGISTERS not in info.numbers:
         raise elf.broken(f"kernel '{name[:60]}' does not say how many registers it uses")
@@ -91,15 +95,15 @@ def _kernel(
             x, y, z = struct.unpack("<III", value)
             info.threads = min(x * y * z, 1 << 20)
         elif attribute == _EXTERNS and len(value) % 4 == 0:
+            elf.charge(len(value) // 4)
             for (index,) in struct.iter_unpack("<I", value):
                 info.externs.append(symbols[index] if index < len(symbols) else f"symbol {index}")
     shared = sections.get(f"{_SHARED}{name}")
-    taken = _RESERVED_BYTES if any(s.startswith(RESERVED_SHARED) for s in symbols) else 0
     numbers = info.numbers
     return KernelFacts(
         name=name,
         registers=min(numbers[_REGISTERS], 1 << 16),
-        shared_bytes=max(0, shared.size - taken) if shared else 0,
+        shared_bytes=max(0, shared.size - (_RESERVED_BYTES if taken else 0)) if shared else 0,
         scratch_bytes=max(numbers.get(kind, 0) for kind in (_FRAME, _STACK_LEAST, _STACK_MOST)),
         kernarg_bytes=kernarg,
         max_threads=info.threads or None,
@@ -114,6 +118,7 @@ def _entries(elf: ElfFile, section: Section) -> Iterator[tuple[int, bytes]]:
     data = elf.content(section)
     at = 0
     while at + 4 <= len(data):
+        elf.charge(1)
         form, attribute, value = struct.unpack_from("<BBH", data, at)
         if form != _SIZED:
             yield attribute, data[at + 2 : at + 4] if form == _VALUE else b""
