@@ -36,11 +36,13 @@ class GpuCpp:
 
     def __init__(self, *, driver: str | None = None) -> None:
         self._gpu = gpu.find_gpu() if driver is None else None
+        self._server: ForkServer | None = None
         start, warm = _needs_a_gpu, lambda: None
         if self._gpu is not None or driver is not None:
-            paths = [str(_ROOT), *sys.path]
-            server = ForkServer(_GPU_CHILD, paths=paths, environment=gpu.variables())
-            start, warm = server.start, server.warm
+            own = [str(Path(driver).parent)] if driver is not None else []
+            paths = [str(_ROOT), *sys.path, *own]  # what a child may read
+            self._server = ForkServer(_GPU_CHILD, paths=paths, environment=gpu.variables())
+            start, warm = self._server.start, self._server.warm
         here = self._gpu is not None
         self.program = ChildProgram(
             start=start,
@@ -54,6 +56,11 @@ class GpuCpp:
         self.pace = Pace(
             unit_overhead_us=2_500.0 if here else 1_000.0, start_s=60.0, launch_timeout_s=5.0
         )
+
+    def close(self) -> None:
+        """End the process that forks children; one process' toolchain may leave it running."""
+        if self._server is not None:
+            self._server.close()
 
     def environment(self) -> Environment:
         """See `gpu_cpp_environment`."""

@@ -44,9 +44,10 @@ class GpuVariant(LoadedVariant):
         super().__init__(artifact, packed)
         self._device = self._find_device()
         spec, scratch = artifact.spec, artifact.scratch_bytes
+        self._index = self._device.index or 0
         self._floats = -(-scratch // 4)
         amd = getattr(self._torch.version, "hip", None) is not None
-        driver = driver_of("amd" if amd else "nvidia", device=self._device.index)
+        driver = driver_of("amd" if amd else "nvidia", device=self._index)
         with self._torch.cuda.device(self._device):
             self._torch.cuda.current_stream().synchronize()  # PyTorch's context is there
             self._kernel = GpuKernel(
@@ -66,7 +67,7 @@ class GpuVariant(LoadedVariant):
 
     def is_here(self) -> Callable[[Tensor], bool]:
         """Return whether a tensor is on the device and aligned as compiled code assumes."""
-        index = self._device.index
+        index = -1 if self._device.index is None else self._device.index
 
         def here(value: Tensor) -> bool:
             return bool(value.get_device() == index and value.data_ptr() % ALIGN == 0)
@@ -115,7 +116,7 @@ class GpuVariant(LoadedVariant):
         """Return what tells the handle of the current stream."""
         raw = getattr(self._torch._C, "_cuda_getCurrentRawStream", None)
         if raw is not None:
-            return partial(raw, self._device.index)
+            return partial(raw, self._index)
         cuda, device = self._torch.cuda, self._device
         return lambda: int(cuda.current_stream(device).cuda_stream)
 

@@ -1,7 +1,7 @@
 // One device source for NVIDIA and AMD GPUs. Included by every GPU C++ variant; nothing else is.
 //
 // A block has BLOCK_X * BLOCK_Y * BLOCK_Z threads, known when the source is compiled. Conversions
-// between number formats are integer arithmetic that rounds to nearest even, so that both vendors
+// between number formats round to nearest even, most by integer arithmetic, so that both vendors
 // give the same bits. Nothing here is fast and loose: no approximate division, root or exponential.
 #ifndef RETUNED_DEVICE_H
 #define RETUNED_DEVICE_H
@@ -176,12 +176,18 @@ RETUNED_FN void store_vec(T* to, const vec<T, N>& value) {
 
 RETUNED_FN float to_float(float value) { return value; }
 RETUNED_FN float to_float(bf16 value) { return float_of_bits((unsigned)value.bits << 16); }
+#if RETUNED_AMD  // clang has the type; NVRTC without headers has not
+RETUNED_FN float to_float(fp16 value) {
+  return (float)__builtin_bit_cast(_Float16, value.bits);
+}
+#else
 RETUNED_FN float to_float(fp16 value) {
   unsigned sign = (value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
   if (rest >= 0x7c00u) return float_of_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
   // exponents of the two formats differ by 112; multiplying makes subnormals right as well
   return float_of_bits(sign | bits_of_float(float_of_bits(rest << 13) * float_of_bits(0x77800000u)));
 }
+#endif
 RETUNED_FN float to_float(fp8_e4m3fn value) {
   unsigned sign = (value.bits & 0x80u) << 24, rest = value.bits & 0x7fu;
   if (rest == 0x7fu) return float_of_bits(sign | 0x7fc00000u);
@@ -219,6 +225,12 @@ RETUNED_FN bf16 from_float<bf16>(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return bf16{(unsigned short)(bits >> 16 | 0x40u)};
   return bf16{(unsigned short)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 }
+#if RETUNED_AMD
+template <>
+RETUNED_FN fp16 from_float<fp16>(float value) {
+  return fp16{__builtin_bit_cast(unsigned short, (_Float16)value)};
+}
+#else
 template <>
 RETUNED_FN fp16 from_float<fp16>(float value) {
   unsigned bits = bits_of_float(value), sign = bits >> 16 & 0x8000u;
@@ -227,6 +239,7 @@ RETUNED_FN fp16 from_float<fp16>(float value) {
   unsigned made = bits >= 0x47800000u ? 0x7c00u : retuned_rounded(bits, 10, 113);
   return fp16{(unsigned short)(sign | (made > 0x7c00u ? 0x7c00u : made))};
 }
+#endif
 // What is too large for 8 bits becomes NaN, as where PyTorch converts.
 template <>
 RETUNED_FN fp8_e4m3fn from_float<fp8_e4m3fn>(float value) {
