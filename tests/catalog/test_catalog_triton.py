@@ -153,7 +153,7 @@ def test_definition_reference_and_inputs_are_those_of_every_language(name: str) 
 
 def test_a_language_without_kernels_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="no kernels in gpu_cpp"):
-        catalog.get("rmsnorm_h64", language=Language.GPU_CPP)
+        catalog.get("layernorm_h64", language=Language.GPU_CPP)
 
 
 def points(space: Space, definition: Any) -> int:

@@ -12,6 +12,7 @@ from retuned.catalog import (
     gated,
     gemm,
     gemm_fp8,
+    gpu_cpp_rows,
     layernorm,
     linear_w8,
     linear_w8_bf16,
@@ -69,7 +70,12 @@ _TRITON: dict[str, Callable[[Definition], tuple[tuple[Space, ...], Params]]] = {
     "topk_gating": triton_gating.topk_gating,
     "attention": triton_attention.attention,
 }
-"""Spaces of a family's Triton kernels, and the incumbent's point in the first."""
+_GPU_CPP: dict[str, Callable[[Definition], tuple[tuple[Space, ...], Params]]] = {
+    "rmsnorm": gpu_cpp_rows.normalised,
+    "softmax": gpu_cpp_rows.softmax,
+}
+_OTHERS = {Language.TRITON: _TRITON, Language.GPU_CPP: _GPU_CPP}
+"""Spaces of a family's kernels in further languages, and the incumbent's point in the first."""
 _PREFIX = "retuned::"
 _LONGEST_VARIABLE = 2**30
 _SPELLINGS = {
@@ -199,7 +205,7 @@ def _in_language(family: Family, entry: Entry, language: Language | None) -> Ent
         raise UsageError(
             f"{entry.definition.name} has no kernels in {language}; the catalog has it in {known}"
         )
-    spaces, point = _TRITON[entry.definition.op_type](entry.definition)
+    spaces, point = _OTHERS[language][entry.definition.op_type](entry.definition)
     incumbent = build_solution(entry.definition, spaces[0], point)
     fitted = tuple(fitting(space, entry.definition) for space in spaces)
     return replace(entry, spaces=fitted, incumbent=incumbent)

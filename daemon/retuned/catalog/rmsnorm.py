@@ -12,7 +12,7 @@ from retuned.catalog.entry import Array, Cost, Entry, Params, Space, reference_t
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
 from retuned.catalog.forms import FORMS, Form, costing, implemented, rounding
 from retuned.catalog.references import rmsnorm as reference
-from retuned.contract import Definition
+from retuned.contract import Definition, Language
 
 
 def _many(axes: Mapping[str, int]) -> bool:
@@ -103,7 +103,7 @@ def _family(form: Form) -> Family:
         shapes=(("M", "H"), ("H",)),
         dtypes=(form.dtype.value,) * 2,
         build=partial(_build, form),
-        languages=form.languages,
+        languages=(*form.languages, Language.GPU_CPP),
     )
 
 

@@ -11,7 +11,7 @@ from retuned.catalog.entry import Array, Cost, Entry, Params, Space, reference_t
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
 from retuned.catalog.forms import FORMS, Form, costing, implemented, rounding
 from retuned.catalog.references import softmax as reference
-from retuned.contract import Definition
+from retuned.contract import Definition, Language
 
 _PARAMS: dict[str, tuple[int | str, ...]] = {
     "UNROLL": (1, 2, 4, 8),
@@ -92,7 +92,7 @@ def _family(form: Form, lengths: str, what: str) -> Family:
         shapes=(("M", "N"),),
         dtypes=(form.dtype.value,),
         build=partial(_build, form),
-        languages=form.languages,
+        languages=(*form.languages, Language.GPU_CPP),
     )
 
 
