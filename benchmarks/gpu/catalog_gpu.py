@@ -5,24 +5,22 @@
 
 For each kernel and each shape: (1) the time of every point of its spaces (of large spaces a sample
 by chance, which is said), so that searches can be replayed on them later; (2) incumbent, PyTorch
-compiled with max-autotune, and the best point, once more and interleaved; (3) the best point's outputs against the float64 reference.
-See `clocking` for how a time is taken. Writes ``catalog_gpu_PART.json`` into ``$OUT``.
+compiled with max-autotune, and the best point, once more and interleaved; (3) the best point's
+outputs against the float64 reference. See `clocking` for how a time is taken. Writes
+``catalog_gpu_PART.json`` into ``$OUT``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +29,31 @@ sys.path[:0] = [str(ROOT / "daemon"), str(ROOT)]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from benchmarks.gpu import clocking  # noqa: E402
 from benchmarks.gpu.clocking import (  # noqa: E402
-    Call,
     interleaved_us,
     quick_us,
     ratio_interval,
     record,
-    sets_for,
 )
 from benchmarks.gpu.peers import compiled, peers_of  # noqa: E402
+from benchmarks.gpu.points import (  # noqa: E402
+    Axes,
+    Point,
+    build,
+    call_of,
+    inputs_of,
+    points_of,
+    sets_of,
+    to_numpy,
+)
 
 from retuned import catalog  # noqa: E402
 from retuned.contract import Language, Solution  # noqa: E402
-from retuned.lab.number_formats import NUMPY  # noqa: E402
+from retuned.lab.languages.triton import load  # noqa: E402
 from retuned.lab.oracle import compare, reduced_elements  # noqa: E402
-from retuned.lab.subject import make_inputs, numpy_dtype, shape_of  # noqa: E402
 from retuned.runtime.spec import Refused  # noqa: E402
-from retuned.runtime.triton_launch import TritonKernel  # noqa: E402
-
-Axes = dict[str, int]
-Point = tuple[str, dict[str, int | str]]
+from retuned.runtime.triton_steps import TritonSteps  # noqa: E402
 
 _ROWS: tuple[Axes, ...] = ({"M": 1}, {"M": 32}, {"M": 256}, {"M": 2048})
 _MATRIX: tuple[Axes, ...] = ({"M": 1}, {"M": 16}, {"M": 64}, {"M": 256}, {"M": 2048})
@@ -141,7 +144,7 @@ def measure(
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     torch._dynamo.config.recompile_limit = 64
     spawn = multiprocessing.get_context("spawn")
-    head = {"machine": machine(), "method": (__doc__ or "") + _clock_text()}
+    head = {"machine": machine(), "method": (__doc__ or "") + (clocking.__doc__ or "")}
     kernels: list[dict[str, Any]] = []
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool, ThreadPoolExecutor(2) as threads:
         planned = [
@@ -181,12 +184,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _clock_text() -> str:
-    from benchmarks.gpu import clocking
-
-    return clocking.__doc__ or ""
-
-
 def _plan(
     name: str,
     shapes: Sequence[Axes],
@@ -196,7 +193,7 @@ def _plan(
     most: int,
 ) -> Kernel:
     entry = catalog.get(name, language=Language.TRITON)
-    points, whole = _points(entry, shapes, most=most)
+    points, whole = points_of(entry, shapes, most=most)
     size = 12
     parts = [points[start : start + size] for start in range(0, len(points), size)]
     return Kernel(
@@ -206,67 +203,7 @@ def _plan(
         points=points,
         whole_space=whole,
         builds=[pool.submit(build, name, part, list(shapes)) for part in parts],
-        inputs=[threads.submit(_inputs, entry, axes) for axes in shapes],
-    )
-
-
-def _inputs(entry: catalog.Entry, axes: Axes) -> dict[str, Any]:
-    return make_inputs(entry, axes, seed=7, family=entry.families[0])
-
-
-def _points(entry: catalog.Entry, shapes: Sequence[Axes], *, most: int) -> tuple[list[Point], int]:
-    """Return the points to try, and how many there are in all."""
-    every: list[Point] = []
-    for space in entry.spaces:
-        for values in product(*space.params.values()):
-            params = dict(zip(space.params, values, strict=True))
-            if space.constraints(params, entry.definition):
-                every.append((space.name, params))
-    if len(every) <= most:
-        return every, len(every)
-    must: list[Point] = [(entry.incumbent.structure, dict(entry.incumbent.params))]
-    for axes in shapes:
-        must += [(s.name, dict(start)) for s in entry.spaces for start in s.starts(axes)]
-    chosen = random.Random(entry.definition.name).sample(every, most)
-    unique = {json.dumps(point, sort_keys=True): point for point in [*must, *chosen]}
-    return list(unique.values()), len(every)
-
-
-def build(name: str, points: Sequence[Point], shapes: Sequence[Axes]) -> list[str]:
-    """Compile points into the cache; returns why each could not be, or nothing."""
-    entry = catalog.get(name, language=Language.TRITON)
-    found = []
-    for structure, params in points:
-        try:
-            kernel = _load(entry, entry.solution(structure, params))
-            for axes in shapes:
-                _prepare(kernel, entry, axes)
-            found.append("")
-        except Refused as refused:
-            found.append(refused.reason)
-    return found
-
-
-def _load(entry: catalog.Entry, solution: Solution) -> TritonKernel:
-    definition = entry.definition
-    return TritonKernel(
-        solution.sources[0].content,
-        entry=solution.entry,
-        params=solution.params,
-        grid=solution.grid,
-        tensors=[*definition.inputs, *definition.outputs],
-        axes=list(definition.axes),
-        scratch_bytes=solution.scratch_bytes,
-    )
-
-
-def _prepare(kernel: TritonKernel, entry: catalog.Entry, axes: Axes) -> None:
-    definition = entry.definition
-    specs = [*definition.inputs.values(), *definition.outputs.values()]
-    kernel.prepare(
-        list(definition.lengths(axes).values()),
-        dtypes=[str(spec.dtype) for spec in specs],
-        device=torch.device("cuda", 0),
+        inputs=[threads.submit(inputs_of, entry, axes) for axes in shapes],
     )
 
 
@@ -275,7 +212,7 @@ def _peers(kernel: Kernel, *, end_s: float) -> dict[str, list[tuple[str, Any]]]:
     found: dict[str, list[tuple[str, Any]]] = {}
     for axes, made in zip(kernel.shapes, kernel.inputs, strict=True):
         arrays = made.result()
-        sets = _sets(kernel.entry, axes, arrays, count=1)
+        sets = sets_of(kernel.entry, axes, arrays, count=1)
         inputs = sets[0][: len(arrays)]
         for peer in peers_of(kernel.entry.definition.op_type):
             if time.monotonic() > end_s:
@@ -302,10 +239,10 @@ def _kernel(
     reasons: list[str] = []
     for build_ in kernel.builds:
         reasons += build_.result(max(1.0, end_s - time.monotonic()))
-    launches: list[TritonKernel | None] = []
+    launches: list[TritonSteps | None] = []
     for (structure, params), reason in zip(kernel.points, reasons, strict=True):
         solution = kernel.entry.solution(structure, params)
-        launches.append(None if reason else _load(kernel.entry, solution))
+        launches.append(None if reason else load(solution, kernel.entry.definition))
     rows: list[dict[str, Any]] = [
         {"structure": structure, "params": params, "median_us": {}}
         | ({"refused": reason} if reason else {})
@@ -316,7 +253,7 @@ def _kernel(
         if time.monotonic() > end_s:
             break
         arrays = made.result()
-        sets = _sets(kernel.entry, axes, arrays, count=0)
+        sets = sets_of(kernel.entry, axes, arrays, count=0)
         for row, loaded in zip(rows, launches, strict=True):
             if loaded is not None and time.monotonic() < end_s:
                 row["median_us"][_label(axes)] = _timed(kernel.entry, loaded, axes, sets, stream)
@@ -336,21 +273,16 @@ def _kernel(
 
 def _timed(
     entry: catalog.Entry,
-    kernel: TritonKernel,
+    kernel: TritonSteps,
     axes: Axes,
     sets: Sequence[Any],
     stream: Any,  # noqa: ANN401
 ) -> float | None:
     try:
-        return round(quick_us(record(_call(entry, kernel, axes), sets, stream)), 4)
+        return round(quick_us(record(call_of(entry, kernel, axes), sets, stream)), 4)
     except (Refused, RuntimeError) as error:
         print(f"{entry.definition.name} {axes}: {_short(error)}", flush=True)
         return None
-
-
-def _call(entry: catalog.Entry, kernel: TritonKernel, axes: Axes) -> Call:
-    _prepare(kernel, entry, axes)
-    return kernel.at(list(entry.definition.lengths(axes).values()), device=torch.device("cuda", 0))
 
 
 def _shape(
@@ -369,14 +301,16 @@ def _shape(
     best = min(timed, key=lambda row: row["median_us"][label])
     solution = entry.solution(best["structure"], best["params"])
     sides = {
-        "incumbent": record(_call(entry, _load(entry, entry.incumbent), axes), sets, stream),
-        "best": record(_call(entry, _load(entry, solution), axes), sets, stream),
+        "incumbent": record(
+            call_of(entry, load(entry.incumbent, entry.definition), axes), sets, stream
+        ),
+        "best": record(call_of(entry, load(solution, entry.definition), axes), sets, stream),
     }
     count = len(entry.definition.inputs)
     for name, call in peers.get(label, []):
         with torch.inference_mode():
             try:
-                sides[name] = record(lambda s, call=call: call(*s[:count]), sets, stream)
+                sides[name] = record(_of_inputs(call, count), sets, stream)
             except RuntimeError as error:
                 print(f"{kernel.name} {axes} {name}: {_short(error)}", flush=True)
     raw = interleaved_us(sides, blocks=BLOCKS, seed=len(label))
@@ -396,6 +330,10 @@ def _shape(
     return found
 
 
+def _of_inputs(call: Any, count: int) -> clocking.Call:  # noqa: ANN401 - what torch.compile returns
+    return lambda tensors: call(*tensors[:count])
+
+
 def _right(
     entry: catalog.Entry,
     solution: Solution,
@@ -409,10 +347,10 @@ def _right(
     depth = reduced_elements(definition, definition.lengths(axes))
     got = {}
     for side, each in (("incumbent", entry.incumbent), ("best", solution)):
-        _call(entry, _load(entry, each), axes)(sets[0])
+        call_of(entry, load(each, entry.definition), axes)(sets[0])
         torch.cuda.synchronize()
         outputs = sets[0][len(definition.inputs) :]
-        got[side] = [_to_numpy(tensor) for tensor in outputs]
+        got[side] = [to_numpy(tensor) for tensor in outputs]
     for place, name in enumerate(definition.outputs):
         judged = compare(
             got["best"][place], got["incumbent"][place], reference=reference[name], depth=depth
@@ -420,35 +358,6 @@ def _right(
         if judged.reason is not None:
             return {"ok": False, "output": name, "detail": judged.detail}
     return {"ok": True}
-
-
-def _sets(
-    entry: catalog.Entry, axes: Axes, arrays: Mapping[str, Any], *, count: int, device: str = "cuda"
-) -> list[list[torch.Tensor]]:
-    """Return sets of inputs and outputs; 0 means as many as the cache asks for."""
-    definition = entry.definition
-    lengths = definition.lengths(axes)
-    given = [_to_torch(arrays[name], device) for name in definition.inputs]
-    specs = [(shape_of(s, lengths), numpy_dtype(s)) for s in definition.outputs.values()]
-    size = sum(t.numel() * t.element_size() for t in given)
-    size += sum(math.prod(shape) * kind.itemsize for shape, kind in specs)
-    made = []
-    for _ in range(count or sets_for(size)):
-        outputs = [_to_torch(np.zeros(shape, kind), device) for shape, kind in specs]
-        made.append([*(tensor.clone() for tensor in given), *outputs])
-    return made
-
-
-def _to_torch(array: np.typing.NDArray[Any], device: str) -> torch.Tensor:
-    (name,) = (dtype for dtype, kind in NUMPY.items() if kind == array.dtype)
-    flat = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy())
-    return flat.to(device).view(getattr(torch, name)).view(array.shape)
-
-
-def _to_numpy(tensor: torch.Tensor) -> np.typing.NDArray[Any]:
-    kind = NUMPY[str(tensor.dtype).removeprefix("torch.")]
-    flat = tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy()
-    return flat.view(kind).reshape(tuple(tensor.shape))
 
 
 def _empty_us() -> float:
@@ -464,10 +373,10 @@ def dry_run(wanted: Mapping[str, Sequence[Axes]]) -> int:
     for name, shapes in wanted.items():
         entry = catalog.get(name, language=Language.TRITON)
         axes = {axis: min(length, 64) for axis, length in shapes[0].items()}
-        arrays = _inputs(entry, axes)
+        arrays = inputs_of(entry, axes)
         reference = entry.reference(arrays, axes)
-        points, whole = _points(entry, shapes, most=MOST_POINTS)
-        (tensors,) = _sets(entry, axes, arrays, count=1, device="cpu")
+        points, whole = points_of(entry, shapes, most=MOST_POINTS)
+        (tensors,) = sets_of(entry, axes, arrays, count=1, device="cpu")
         for peer in peers_of(entry.definition.op_type):
             try:
                 got = peer(*tensors[: len(arrays)])
@@ -475,14 +384,12 @@ def dry_run(wanted: Mapping[str, Sequence[Axes]]) -> int:
                 print(f"{name}: {peer.__name__} does not run here: {_short(error)}")
                 continue
             for (output, want), tensor in zip(reference.items(), got, strict=True):
-                have = _to_numpy(tensor).astype(np.float64)
-                error = float(np.abs(have - want).max() / max(1e-9, float(np.abs(want).max())))
-                wrong += error > 0.1
-                verdict = "WRONG" if error > 0.1 else "fits"
-                print(f"{name}: {peer.__name__} {output} {error:.1e} {verdict}")
-        print(
-            f"{name}: {len(points)} of {whole} points, floor {floor_us(entry, shapes[-1]):.2f} us"
-        )
+                have = to_numpy(tensor).astype(np.float64)
+                off = float(np.abs(have - want).max() / max(1e-9, float(np.abs(want).max())))
+                wrong += off > 0.1
+                verdict = "WRONG" if off > 0.1 else "fits"
+                print(f"{name}: {peer.__name__} {output} {off:.1e} {verdict}")
+        print(f"{name}: {len(points)} of {whole} points")
     return 1 if wrong else 0
 
 
