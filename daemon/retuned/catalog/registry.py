@@ -9,6 +9,7 @@ from functools import lru_cache
 from retuned.catalog import (
     add_rmsnorm,
     attention,
+    fused_moe,
     gated,
     gemm,
     gemm_fp8,
@@ -57,6 +58,7 @@ _FAMILIES: tuple[Family, ...] = (
     quant.INT8,
     paged_attention.FAMILY,
     moe_gemm.FAMILY,
+    fused_moe.FAMILY,
 )
 _TRITON: dict[str, Callable[[Definition], tuple[tuple[Space, ...], Params]]] = {
     "linear_w8": triton_linear.linear_w8,
@@ -113,12 +115,6 @@ def learn(
 ) -> None:
     """Make users' own definitions known to this process: `get` and the others find them then.
 
-    Raises
-    ------
-    UsageError
-        If the catalog has a name or an operator of one, two differ under one name, or one cannot be
-        used; none is known then.
-    """
     Parameters
     ----------
     definitions
@@ -127,16 +123,22 @@ def learn(
         Whether their references run where neither seccomp nor Landlock confines them; None leaves
         it as it was said before, and nobody having said it means no.
 
+    Raises
+    ------
+    UsageError
+        If the catalog has a name or an operator of one, two differ under one name, or one cannot be
+        used; none is known then.
+    """
     operators = frozenset(_PREFIX + family.op_type for family in _FAMILIES)
     users.add(definitions, taken=_is_taken, operators=operators)
+    if unconfined_references is not None:
+        users.allow_unconfined(unconfined_references)
     get.cache_clear()
 
 
 def forget() -> None:
     """Know no definition of users any more."""
     users.clear()
-    if unconfined_references is not None:
-        users.allow_unconfined(unconfined_references)
     get.cache_clear()
 
 
