@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -59,6 +58,8 @@ class BackendProcess:
         Which package.
     python
         Interpreter that has it.
+    folder
+        Its private folder, for one run at a time: what an earlier run left there is removed.
     left_s
         Seconds that the plan has left.
     temperature
@@ -72,6 +73,7 @@ class BackendProcess:
         backend: Backend,
         python: Path,
         *,
+        folder: Path,
         left_s: Callable[[], float] = lambda: math.inf,
         temperature: float | None = None,
         silence_s: float = _SILENCE_S,
@@ -86,13 +88,15 @@ class BackendProcess:
         self._number = 0
         self._child: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
-        self._folder: Path | None = None
+        self._folder = folder
         self._finish: weakref.finalize[..., BackendProcess] | None = None
 
     def start(self, opening: Opening) -> None:
         """Begin; see `Package.start`."""
         self._most_tokens = opening.answer_tokens
-        self._folder = folder = Path(tempfile.mkdtemp(prefix="retuned-backend-"))  # 0700
+        folder = self._folder
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+        folder.mkdir(parents=True, mode=0o700)
         self._link = link = Link()
         self._finish = weakref.finalize(self, _clear, folder, link=link, child=None)
         (folder / "tmp").mkdir()
@@ -207,7 +211,6 @@ class BackendProcess:
 
     def _last_words(self) -> str:
         """Return the end of what it printed; a stranger's text."""
-        assert self._folder is not None, "it was started"
         try:
             with (self._folder / "said").open("rb") as stream:
                 size = stream.seek(0, os.SEEK_END)

@@ -39,6 +39,10 @@ _EVERYWHERE = frozenset({"root", "user", "admin", "ubuntu", "nobody", "localhost
 """Names that say nothing about a machine, and stand in many a comment."""
 
 
+BACKENDS = ".backends"
+"""Beside the transcripts: a private folder for each package that runs."""
+
+
 def config_of(
     settings: Settings, *, environment: Mapping[str, str] | None = None
 ) -> EvolveConfig | None:
@@ -116,6 +120,7 @@ def open_evolution(
         package = BackendProcess(
             config.backend,
             Path(config.backend_python),
+            folder=Path(config.transcripts) / BACKENDS / notebook_name(occasion.plan.id),
             left_s=occasion.left_s,
             temperature=config.temperature,
         )

@@ -39,8 +39,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def package(python: Path) -> Iterator[BackendProcess]:
-    made = BackendProcess("openevolve", python)
+def package(python: Path, tmp_path: Path) -> Iterator[BackendProcess]:
+    made = BackendProcess("openevolve", python, folder=tmp_path / "own")
     yield made
     made.close()
 
@@ -112,8 +112,9 @@ def test_a_package_that_prints_for_ever_ends_at_its_limit(package: BackendProces
         package.next()
 
 
-def test_a_package_that_says_nothing_is_ended_with_all_it_started(python: Path) -> None:
-    package = BackendProcess("openevolve", python)  # its start may take a while
+def test_a_package_that_says_nothing_is_ended_with_all_it_started(
+    package: BackendProcess,
+) -> None:
     asked = model_asked(package, "hang")
     pids = [int(pid) for pid in text_of(asked).split()]
     package._silence_s = 0.5
@@ -158,19 +159,21 @@ def test_a_refusal_reaches_the_package_as_one(package: BackendProcess) -> None:
 
 def test_an_interpreter_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(BackendFailed, match="cannot be started"):
-        BackendProcess("openevolve", tmp_path / "none").start(opening("good"))
+        BackendProcess("openevolve", tmp_path / "none", folder=tmp_path / "own").start(
+            opening("good")
+        )
 
 
-def test_an_interpreter_without_the_package_is_said(python: Path) -> None:
-    package = BackendProcess("skydiscover", python)
+def test_an_interpreter_without_the_package_is_said(python: Path, tmp_path: Path) -> None:
+    package = BackendProcess("skydiscover", python, folder=tmp_path / "own")
     package.start(opening("good"))
     with pytest.raises(BackendFailed, match="No module named 'skydiscover'"):
         package.next()
     package.close()
 
 
-def test_the_plans_end_ends_the_wait(python: Path) -> None:
-    package = BackendProcess("openevolve", python, left_s=lambda: -1.0)
+def test_the_plans_end_ends_the_wait(python: Path, tmp_path: Path) -> None:
+    package = BackendProcess("openevolve", python, folder=tmp_path / "own", left_s=lambda: -1.0)
     package.start(opening("hang"))
 
     def wait_on() -> None:
@@ -194,26 +197,28 @@ import sys, time
 from pathlib import Path
 from tests.lab.evolve.stub_packages import opening
 from retuned.adapters.backend_process import BackendProcess
-package = BackendProcess("openevolve", Path(sys.argv[1]))
+package = BackendProcess("openevolve", Path(sys.argv[1]), folder=Path(sys.argv[2]))
 package.start(opening("hang"))
-print(package._folder, package.next().request.messages[-1].content, flush=True)
+print(package.next().request.messages[-1].content, flush=True)
 time.sleep(1000)
 """
 
 
-def test_a_killed_lab_leaves_no_search_behind(python: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", LAB, str(python)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    ) as lab:
+def test_a_killed_lab_leaves_no_search_behind(python: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    command = [sys.executable, "-c", LAB, str(python), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as lab:
         assert lab.stdout is not None
-        folder, child, grandchild = lab.stdout.readline().split()
+        child, grandchild = lab.stdout.readline().split()
         lab.kill()
     wait_for_death(int(child))
     os.kill(int(grandchild), signal.SIGKILL)  # the stub's own, which does not load our evaluator
-    assert Path(folder).is_dir()
-    for path in sorted(Path(folder).rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    Path(folder).rmdir()
+    (folder / "left").touch()
+    package = BackendProcess("openevolve", python, folder=folder)
+    package.start(opening("die"))  # the next run clears what the killed one left
+    assert not (folder / "left").exists()
+    package.close()
+    assert not folder.exists()
 
 
 def post(link: Link, path: str, data: bytes, **headers: str) -> int:

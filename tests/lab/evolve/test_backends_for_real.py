@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from tests.lab.evolve.kernels_by_stage import naive, stage_edit
 from tests.lab.evolve.scripted_endpoint import Received, chat, endpoint
 from tests.lab.evolve.test_evolution_lab import QUICK, config, plan
 
-from retuned.adapters.evolution import transcript_path
+from retuned.adapters.evolution import BACKENDS, transcript_path
 from retuned.contract import TrustClass
 from retuned.experiment import open_lab
 from retuned.stages.experiment import TurnOutcome
@@ -38,9 +37,6 @@ def good_model(received: Received) -> str:
 def test_a_real_package_carries_a_naive_kernel_past_itself(
     backend: str, backends_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     monkeypatch.setenv("MODEL_KEY", KEY)
     with endpoint(lambda received: chat(good_model(received), usage=(2000, 300))) as server:
         settings = config(server, tmp_path, islands=1, generations=6).model_copy(
@@ -69,4 +65,4 @@ def test_a_real_package_carries_a_naive_kernel_past_itself(
     answered = [json.loads(line) for line in said.splitlines() if '"answered"' in line]
     assert winner.solution.prompt in {line["request"] for line in answered}
     assert KEY not in said
-    assert list(scratch.glob("retuned-backend-*")) == []  # nothing is left behind
+    assert list((tmp_path / "transcripts" / BACKENDS).iterdir()) == []  # nothing is left behind
