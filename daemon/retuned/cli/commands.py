@@ -11,6 +11,7 @@ import typer
 from retuned.cli import (
     analyze,
     audit,
+    bench,
     dataset,
     demo,
     doctor,
@@ -80,6 +81,7 @@ app.add_typer(kernels.app, name="kernels")
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(policy.app, name="policy")
 app.add_typer(dataset.app, name="dataset")
+app.add_typer(bench.app, name="bench")
 
 
 def run_command_line() -> None:

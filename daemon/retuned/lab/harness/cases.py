@@ -6,11 +6,11 @@ import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from retuned.contract import Digest, Workload
 from retuned.errors import CandidateError, HarnessError
 from retuned.lab.captured import WithCaptured
-from retuned.lab.harness.runs import Runner
 from retuned.lab.number_formats import is_float
 from retuned.lab.oracle import rms_error
 from retuned.lab.subject import Array, Subject, coarse_inputs, make_inputs, numpy_dtype
@@ -66,6 +66,16 @@ class Seeds:
         return int.from_bytes(digest, "little")
 
 
+class Launches(Protocol):
+    """What answers as the incumbent: a child with a variant, or whatever runs in production."""
+
+    def run(
+        self, inputs: Mapping[str, Array], axes: Mapping[str, int], *, timeout_s: float
+    ) -> dict[str, Array]:
+        """Return the outputs."""
+        ...
+
+
 class CaseBook:
     """Cases by cell, made on first use.
 
@@ -82,7 +92,7 @@ class CaseBook:
     """
 
     def __init__(
-        self, subject: Subject, *, incumbent: Runner, seeds: Seeds, timeout_s: float = 60.0
+        self, subject: Subject, *, incumbent: Launches, seeds: Seeds, timeout_s: float = 60.0
     ) -> None:
         self._subject = subject
         self._incumbent = incumbent

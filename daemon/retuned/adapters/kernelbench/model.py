@@ -1,0 +1,403 @@
+"""A problem inside its child: its model in float32 and float64, its inputs, its time.
+
+Runs where a stranger's Python runs, so that nothing here is believed by the parent further than a
+problem may speak for itself: what it computes, and how long its own model takes. Imports PyTorch
+when used.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from typing import Any
+
+_TYPES = (
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool",
+)  # fmt: skip
+_WIDE = ("float64", "float32", "float16", "bfloat16")
+_NARROW = ("float32", "float16", "bfloat16")
+_MOST_TENSORS = 512
+_ALIKE = 1e-9
+"""Relative difference of two float64 answers to the same question."""
+
+
+class Refused(Exception):
+    """A problem that cannot be used; the first argument is a stable code, the second says why."""
+
+
+class Problem:
+    """One problem file, executed.
+
+    Parameters
+    ----------
+    text
+        Its source.
+    device
+        Where the model runs: ``cpu`` or ``cuda``.
+    """
+
+    def __init__(self, text: str, *, device: str) -> None:
+        import numpy
+        import torch
+
+        self._numpy, self._torch, self._device = numpy, torch, device
+        self._names: dict[str, Any] = {"__name__": "problem"}
+        self._inputs: list[tuple[str, str]] = []
+        self._weights: list[tuple[str, str]] = []
+        self._outputs: list[str] = []
+        self._models: dict[bool, Any] = {}
+        self._sets: list[tuple[Any, list[Any]]] = []
+        self._calls: list[Any] = []
+        self._seed(0)
+        exec(compile(text, "problem", "exec"), self._names)
+        missing = [n for n in ("Model", "get_inputs", "get_init_inputs") if n not in self._names]
+        if missing:
+            raise Refused("not-a-problem", f"defines no {', '.join(missing)}")
+
+    def describe(self, seed: int) -> dict[str, Any]:
+        """Return names, shapes and types of inputs, weights and outputs; refuse what cannot be."""
+        model, values = self._build(seed), self._given(seed)
+        self._inputs = self._name_inputs(model, values)
+        wide, other = self._build(seed).double(), self._build(seed + 1).double()
+        state = self._state(wide)
+        taken = {name for name, _ in self._inputs}
+        self._weights = [
+            (_unique(_word(name), taken), name) for name in self._used(wide, values, state)
+        ]
+        copies = [value.clone() if hasattr(value, "clone") else value for value in values]
+        answer = self._tensors(model, copies, double=False)
+        self._outputs = ["out"] if len(answer) == 1 else [f"out{n}" for n in range(len(answer))]
+        self._examine(wide, other, values, self._given(seed + 1))
+        self._models = {False: model, True: wide}
+        parts = self._state(model)
+        weights = [(called, parts[name]) for called, name in self._weights]
+        return {
+            "inputs": [
+                {**_spec(called, value), "scalar": kind == "scalar"}
+                for (called, kind), value in zip(
+                    self._inputs, self._as_tensors(values), strict=True
+                )
+            ],
+            "weights": [_spec(called, tensor) for called, tensor in weights],
+            "outputs": [
+                _spec(called, tensor) for called, tensor in zip(self._outputs, answer, strict=True)
+            ],
+        }
+
+    def draw(self, seed: int) -> list[Any]:
+        """Return one array per input and weight, as the problem itself makes them."""
+        model, values = self._build(seed), self._given(seed)
+        if len(values) != len(self._inputs):
+            raise Refused("inputs-vary", "makes another number of inputs for another seed")
+        state = self._state(model)
+        tensors = self._as_tensors(values) + [state[name] for _, name in self._weights]
+        return [self._array(tensor) for tensor in tensors]
+
+    def forward(self, arrays: list[Any], *, double: bool) -> list[Any]:
+        """Return one array per output, in float64 where asked."""
+        model = self._models[double]
+        with self._precision(double):
+            values = self._load(model, arrays, double=double)
+            return [self._array(each) for each in self._tensors(model, values, double=double)]
+
+    def place(self, arrays: list[Any]) -> None:
+        """Keep one more set of inputs and weights for timing, with a model of its own."""
+        model = self._build(0)
+        self._sets.append((model, self._load(model, arrays, double=False)))
+        self._calls = [model for model, _ in self._sets]
+
+    def threads(self, count: int) -> None:
+        """Use so many threads from now on."""
+        self._torch.set_num_threads(count)
+
+    def compile(self) -> None:
+        """Let PyTorch's compiler take the models of all sets, and run each once."""
+        compiled = self._torch.compile(self._sets[0][0])
+        answers = [compiled(*values) for _, values in self._sets]
+        del answers
+        self._calls = [self._torch.compile(model) for model, _ in self._sets]
+        for call, (_, values) in zip(self._calls, self._sets, strict=True):
+            call(*values)
+
+    def time(self, calls: int, first: int) -> None:
+        """Call the model; sets follow in turn."""
+        count, sets = len(self._sets), self._sets
+        with self._torch.no_grad():
+            for turn in range(first, first + calls):
+                self._calls[turn % count](*sets[turn % count][1])
+        self._wait()
+
+    def _build(self, seed: int) -> Any:  # noqa: ANN401 - a torch.nn.Module
+        self._seed(seed)
+        made = self._names["get_init_inputs"]()
+        if not isinstance(made, (list, tuple)):
+            raise Refused("wrong-signature", "get_init_inputs() returns no list")
+        model = self._names["Model"](*made)
+        if not isinstance(model, self._torch.nn.Module):
+            raise Refused("wrong-signature", "Model is no torch.nn.Module")
+        return model.to(self._device)
+
+    def _given(self, seed: int) -> list[Any]:
+        self._seed(seed + 7_919)
+        made = self._names["get_inputs"]()
+        if not isinstance(made, (list, tuple)) or not made:
+            raise Refused("wrong-signature", "get_inputs() returns no list of inputs")
+        for value in made:
+            tensor = isinstance(value, self._torch.Tensor)
+            if not tensor and not isinstance(value, (bool, int, float)):
+                text = f"an input is {type(value).__name__}; only tensors and numbers are passed on"
+                raise Refused("unsupported-input", text)
+        return [v.detach().to(self._device) if hasattr(v, "detach") else v for v in made]
+
+    def _seed(self, seed: int) -> None:
+        self._torch.manual_seed(seed)
+        random.seed(seed)
+        self._numpy.random.seed(seed % 2**32)
+
+    def _chance(self) -> list[Any]:
+        state = [self._torch.get_rng_state().tolist(), random.getstate()]
+        state.append(str(self._numpy.random.get_state()))
+        if self._device != "cpu":
+            state.append(self._torch.cuda.get_rng_state().tolist())
+        return state
+
+    def _state(self, model: Any) -> dict[str, Any]:  # noqa: ANN401 - a torch.nn.Module
+        """Return parameters, then buffers, in the order of their registration."""
+        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def _name_inputs(self, model: Any, values: list[Any]) -> list[tuple[str, str]]:  # noqa: ANN401
+        try:
+            bound = inspect.signature(model.forward).bind(*values)
+        except TypeError as error:
+            raise Refused("wrong-signature", f"forward does not take its inputs: {error}") from None
+        words: list[str] = []
+        for name, value in bound.arguments.items():
+            many = inspect.signature(model.forward).parameters[name].kind
+            if many is inspect.Parameter.VAR_POSITIONAL:
+                words += [f"{name}{n}" for n in range(len(value))]
+            else:
+                words.append(name)
+        taken: set[str] = set()
+        kinds = ["tensor" if isinstance(v, self._torch.Tensor) else "scalar" for v in values]
+        return [(_unique(_word(w), taken), k) for w, k in zip(words, kinds, strict=True)]
+
+    def _used(self, model: Any, values: list[Any], state: dict[str, Any]) -> list[str]:  # noqa: ANN401
+        """Return the weights that the model touches, and refuse a model that rounds on the way."""
+        from torch.overrides import TorchFunctionMode
+
+        seen: set[int] = set()
+        rounded: list[str] = []
+        torch = self._torch
+
+        class Watch(TorchFunctionMode):  # type: ignore[misc]
+            def __torch_function__(
+                self,
+                func: Any,  # noqa: ANN401
+                types: Any,  # noqa: ANN401
+                args: Any = (),  # noqa: ANN401
+                kwargs: Any = None,  # noqa: ANN401
+            ) -> Any:  # noqa: ANN401
+                seen.update(id(each) for each in _leaves((args, kwargs or {})))
+                found = func(*args, **(kwargs or {}))
+                for each in _leaves(found):
+                    if isinstance(each, torch.Tensor) and _type(each) in _NARROW:
+                        rounded.append(getattr(func, "__name__", "an operator"))
+                return found
+
+        with self._precision(True), torch.no_grad():
+            widened = [self._widen(value, double=True) for value in values]
+            with Watch():
+                model(*widened)
+        if rounded:
+            text = f"computes in less than float64 when asked for float64, in {rounded[0][:60]}"
+            raise Refused("no-double", text)
+        used = [name for name, tensor in state.items() if id(tensor) in seen]
+        if len(used) > _MOST_TENSORS:
+            raise Refused("too-large", f"{len(used)} weights are more than {_MOST_TENSORS}")
+        return used
+
+    def _examine(self, model: Any, other: Any, values: list[Any], later: list[Any]) -> None:  # noqa: ANN401
+        """Refuse what is no function of inputs and weights: chance, memory, hidden weights."""
+        before = {name: each.detach().clone() for name, each in self._state(model).items()}
+        with self._precision(True):
+            widened = [self._widen(value, double=True) for value in values]
+            kept = [v.clone() if hasattr(v, "clone") else v for v in widened]
+            chance = self._chance()
+            first = [each.clone() for each in self._tensors(model, widened, double=True)]
+            if self._chance() != chance:
+                raise Refused("draws-random-numbers", "forward draws random numbers")
+            if not all(self._alike([a], [b]) for a, b in zip(widened, kept, strict=True)):
+                raise Refused("changes-inputs", "forward writes into its inputs")
+            changed = [
+                n for n, e in self._state(model).items() if not self._torch.equal(e, before[n])
+            ]
+            if changed:
+                text = f"forward changes {changed[0][:60]}; is it a normalisation in training mode?"
+                raise Refused("changes-state", text)
+            second = [self._widen(value, double=True) for value in later]
+            self._copy(other, before)
+            if not self._alike(first, self._clones(other, kept)):
+                text = "the answer follows from more than inputs, parameters and buffers: a tensor "
+                raise Refused("hidden-state", text + "that is not registered depends on the seed")
+            fresh = self._clones(other, second)
+            if not self._alike(fresh, self._clones(model, second)):
+                raise Refused("hidden-state", "the answer depends on earlier calls")
+            if not self._alike(first, self._clones(model, kept)):
+                raise Refused("hidden-state", "the same call twice has two answers")
+        if any(_type(each) in _WIDE and bool(each.isnan().all()) for each in first):
+            raise Refused("nan-output", "the answer is not a number, everywhere")
+        if all(each.numel() >= 8 and bool((each == each.reshape(-1)[0]).all()) for each in first):
+            raise Refused("constant-output", "every element of the answer is the same number")
+        if self._alike(first, fresh):
+            raise Refused("constant-output", "the answer does not depend on the inputs")
+
+    def _load(self, model: Any, arrays: list[Any], *, double: bool) -> list[Any]:  # noqa: ANN401
+        """Put weights into a model, and return the values to call it with."""
+        state = self._state(model)
+        count = len(self._inputs)
+        self._copy(
+            model,
+            {
+                name: self._tensor(array, like=state[name])
+                for (_, name), array in zip(self._weights, arrays[count:], strict=True)
+            },
+        )
+        values = []
+        for (_, kind), array in zip(self._inputs, arrays[:count], strict=True):
+            tensor = self._tensor(array)
+            values.append(
+                tensor.reshape(-1)[0].item() if kind == "scalar" else
+                self._widen(tensor, double=double)
+            )  # fmt: skip
+        return values
+
+    def _copy(self, model: Any, weights: dict[str, Any]) -> None:  # noqa: ANN401
+        state = self._state(model)
+        with self._torch.no_grad():
+            for name, tensor in weights.items():
+                state[name].copy_(tensor)
+
+    def _tensor(self, array: Any, like: Any = None) -> Any:  # noqa: ANN401
+        """Return a tensor of its own memory from (bytes, type, shape)."""
+        data, name, shape = array
+        kind = getattr(self._torch, name)
+        flat = (
+            self._torch.frombuffer(data, dtype=kind) if data else self._torch.empty(0, dtype=kind)
+        )
+        return flat.reshape(shape if like is None else like.shape).clone().to(self._device)
+
+    def _widen(self, value: Any, *, double: bool) -> Any:  # noqa: ANN401
+        wide = double and isinstance(value, self._torch.Tensor) and _type(value) in _WIDE
+        return value.double() if wide else value
+
+    def _precision(self, double: bool) -> Any:  # noqa: ANN401 - a context
+        import contextlib
+
+        @contextlib.contextmanager
+        def scope() -> Any:  # noqa: ANN401
+            before = self._torch.get_default_dtype()
+            self._torch.set_default_dtype(self._torch.float64 if double else self._torch.float32)
+            try:
+                yield
+            finally:
+                self._torch.set_default_dtype(before)
+
+        return scope()
+
+    def _call(self, model: Any, values: list[Any]) -> list[Any]:  # noqa: ANN401
+        found = model(*values)
+        answers = list(found) if isinstance(found, (tuple, list)) else [found]
+        if not answers or not all(isinstance(each, self._torch.Tensor) for each in answers):
+            kinds = ", ".join(type(each).__name__ for each in answers) or "nothing"
+            raise Refused("unsupported-output", f"returns {kinds[:80]}; tensors are compared")
+        return answers
+
+    def _tensors(self, model: Any, values: list[Any], *, double: bool) -> list[Any]:  # noqa: ANN401
+        with self._torch.no_grad():
+            answers = self._call(model, values)
+        self._wait()
+        if len(answers) > 64:
+            raise Refused("unsupported-output", f"returns {len(answers)} tensors")
+        for each in answers:
+            if _type(each) not in _TYPES or each.layout is not self._torch.strided:
+                raise Refused("unsupported-output", f"returns {_type(each)}, {each.layout}")
+            if double and _type(each) in _NARROW:
+                raise Refused("no-double", f"returns {_type(each)} when asked for float64")
+        return answers
+
+    def _clones(self, model: Any, values: list[Any]) -> list[Any]:  # noqa: ANN401
+        values = [value.clone() if hasattr(value, "clone") else value for value in values]
+        return [each.clone() for each in self._tensors(model, values, double=True)]
+
+    def _alike(self, left: list[Any], right: list[Any]) -> bool:
+        return len(left) == len(right) and all(
+            self._same(a, b) for a, b in zip(left, right, strict=True)
+        )
+
+    def _same(self, left: Any, right: Any) -> bool:  # noqa: ANN401
+        if not isinstance(left, self._torch.Tensor):
+            return bool(left == right)
+        if left.shape != right.shape or left.dtype != right.dtype:
+            return False
+        scale = (
+            float(right.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if right.numel() else 0.0
+        )
+        return bool(
+            self._torch.allclose(
+                left.double(), right.double(), rtol=_ALIKE, atol=_ALIKE * scale, equal_nan=True
+            )
+        )
+
+    def _as_tensors(self, values: list[Any]) -> list[Any]:
+        found = []
+        for (_, kind), value in zip(self._inputs, values, strict=True):
+            if (kind == "scalar") is isinstance(value, self._torch.Tensor):
+                raise Refused("inputs-vary", "makes other kinds of inputs for another seed")
+            if kind == "tensor":
+                found.append(value)
+                continue
+            kinds = {bool: self._torch.bool, int: self._torch.int64, float: self._torch.float32}
+            found.append(self._torch.tensor([value], dtype=kinds[type(value)]))
+        return found
+
+    def _array(self, tensor: Any) -> tuple[bytes, str, list[int]]:  # noqa: ANN401
+        flat = tensor.detach().to("cpu").contiguous()
+        raw = flat.reshape(-1).view(self._torch.uint8) if flat.numel() else flat.reshape(-1)
+        return bytes(memoryview(raw.numpy())), _type(flat), list(flat.shape)
+
+    def _wait(self) -> None:
+        if self._device != "cpu":
+            self._torch.cuda.synchronize()
+
+
+def _leaves(tree: Any) -> list[Any]:  # noqa: ANN401 - nested lists, tuples and dicts
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return [leaf for each in tree for leaf in _leaves(each)]
+    return [tree]
+
+
+def _spec(name: str, tensor: Any) -> dict[str, Any]:  # noqa: ANN401 - torch.Tensor
+    if _type(tensor) not in _TYPES:
+        raise Refused("unsupported-input", f"'{name}' is {_type(tensor)}")
+    return {"name": name, "dtype": _type(tensor), "shape": list(tensor.shape)}
+
+
+def _type(tensor: Any) -> str:  # noqa: ANN401 - torch.Tensor
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _word(name: str) -> str:
+    """Return a name that C++ and Triton know as one."""
+    word = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
+    word = word.strip("_") or "tensor"
+    return (f"t{word}" if word[0].isdigit() else word)[:60].replace("__", "_")
+
+
+def _unique(word: str, taken: set[str]) -> str:
+    found, number = word, 2
+    while found in taken or found in ("out", "axes", "scratch", "part", "parts"):
+        found, number = f"{word}_{number}", number + 1
+    taken.add(found)
+    return found

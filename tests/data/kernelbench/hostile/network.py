@@ -1,0 +1,21 @@
+# ruff: noqa
+# mypy: ignore-errors
+import torch
+import torch.nn as nn
+
+import socket
+
+socket.create_connection(("127.0.0.1", 80), timeout=2)
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+
+def get_inputs():
+    return [torch.randn(8, 8)]
+
+
+def get_init_inputs():
+    return []

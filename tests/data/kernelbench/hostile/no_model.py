@@ -1,0 +1,5 @@
+# ruff: noqa
+# mypy: ignore-errors
+import torch
+
+X = 1
