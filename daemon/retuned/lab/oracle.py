@@ -49,9 +49,9 @@ class Tolerance:
     stay below; asked only where the incumbent does so clearly."""
     row_min: int = 32
     """Rows shorter than this are too few numbers for a statistic; the maximum covers them."""
-    batch_invariant: bool = False
+    batch_invariant: bool = True
     """Refuse a variant whose rows get other bits in a batch of another size, where the incumbent's
-    do not. Ordinary kernels choose their code by the size: this is for servers that promise it."""
+    do not: what a server keeps today, whether it promises it or not, no swap takes away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 In a server, rows are tokens of different people. A kernel whose row changes with its neighbours
 leaks between them, and one whose row changes with the size of the batch answers the same question
-differently under load. The first is refused wherever the incumbent does not do it; the second is
-what ordinary kernels do, and is refused where batch invariance is asked for.
+differently under load. Either is refused wherever the incumbent does not do it; the second is let
+through where `Tolerance.batch_invariant` says so.
 """
 
 from __future__ import annotations
