@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from tests.catalog.running import run_triton, triton_kernel
 
@@ -11,10 +13,13 @@ from retuned.contract import Language, Solution, SourceFile, TrustClass, Workloa
 from retuned.lab.generators import RecipeGenerator
 from retuned.lab.generators.devices import GPUS, DeviceFacts, cpu_facts
 from retuned.lab.generators.inference import widen
+from retuned.lab.generators.occasion import SELF_CONTAINED, Occasion
+from retuned.lab.generators.portfolio import Portfolio, TurnList
 from retuned.lab.generators.recipes import RECIPES, Answer
 from retuned.lab.generators.recipes.looping import CHUNKED, STRIDED, Loop, NotRewritable, rewrite
 from retuned.lab.languages import cpu_cpp, triton
 from retuned.ports import Finding
+from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import Interval, Reason, Status, Verdict
 
 H100 = GPUS["sm_90"]
@@ -88,7 +93,7 @@ def test_every_recipe_has_a_reason_for_what_it_does_and_for_what_it_does_not(
 def test_another_algorithm_is_each_other_structure_at_its_best_guess() -> None:
     subject = entry("linear_w8_n512_k512")
     found = answers(subject)["another-algorithm"].solutions
-    assert {each.structure for each in found} == {"tiles", "split"}
+    assert {each.structure for each in found} == {"tiles", "split", "split-k"}
     assert all(each.trust is TrustClass.PARAMETERS for each in found)
 
 
@@ -129,6 +134,59 @@ def test_splitting_the_reduction_is_refused_where_one_launch_cannot_add_up() -> 
     idle = answers(entry("rmsnorm_h512"), length=2)["split-k"]
     assert idle.solutions == ()
     assert "fixed order" in idle.because
+
+
+def test_a_matrix_product_of_few_rows_is_split_among_programs_in_two_steps() -> None:
+    subject = entry("gemm_bf16_n4096_k4096")
+    answer = answers(subject, length=4)["split-k"]
+    assert answer.solutions
+    assert {each.structure for each in answer.solutions} == {"split-k"}
+    assert "64 programs leave some of 132 units idle" in answer.because
+    first = answer.solutions[0]
+    assert [step.entry for step in first.steps] == ["gemm_split_k", "gemm_split_k_sum"]
+    assert (first.params["BLOCK_N"], first.params["SPLITS"]) == (64, 8)
+    for solution in answer.solutions:
+        triton.check_contract(solution, subject.definition, shapes=[{"M": 4}])
+    busy = answers(subject, length=4096)["split-k"]
+    assert busy.solutions == ()
+    again = answers(subject, first, length=1)["split-k"]
+    assert again.solutions == (), "the parts of a split product keep the units busy"
+
+
+def test_the_portfolio_proposes_split_k_where_rows_are_few() -> None:
+    subject = entry("gemm_bf16_n4096_k4096")
+    occasion = Occasion(
+        plan=ExperimentPlan(
+            id="p",
+            hypothesis="h",
+            definition=subject.definition.name,
+            workloads=tuple(many(subject, 4)),
+            incumbent=subject.incumbent.digest,
+            environment="sha256:" + "a" * 64,
+        ),
+        tunable=subject,
+        incumbent=subject.incumbent,
+        device=H100,
+        cores=2,
+        seed=1,
+    )
+    asked = Portfolio(
+        {name: partial(SELF_CONTAINED[name], occasion) for name in ("recipes", "search")},
+        seed=1,
+        log=TurnList(),
+        clock=lambda: 0.0,
+        taken={subject.incumbent.digest},
+    )
+    found = asked.propose(subject.definition, many(subject, 4), history=(), count=4)
+    assert any(len(each.steps) == 2 and each.structure == "split-k" for each in found)
+
+
+def test_several_launches_are_not_rewritten_into_a_loop() -> None:
+    subject = entry("gemm_bf16_n4096_k4096")
+    (split,) = [space for space in subject.spaces if space.name == "split-k"]
+    solution = subject.solution("split-k", split.starts({"M": 4})[0])
+    with pytest.raises(NotRewritable, match="several launches"):
+        rewrite(solution, subject.definition, loop=STRIDED, value=132)
 
 
 def test_a_source_with_a_parameter_for_it_is_split_where_units_are_idle() -> None:

@@ -26,6 +26,8 @@ _WAVES = (1, 2, 4)
 """Programs per unit of the device that a persistent kernel is launched with."""
 _CHUNKS = (2, 4)
 """Programs that one program takes over."""
+_GUESSES = 2
+"""Starting points of another structure that are filled up with parts."""
 _MORE = 4
 """Rows are multiplied by this at most at a time."""
 
@@ -33,8 +35,8 @@ _MORE = 4
 def split_k(at: Situation) -> Answer:
     """Cut the reduction into parts that run beside each other, where few outputs leave units idle.
 
-    A second pass adds the parts up. The contract has one launch and no atomics whose order is
-    fixed, so only a source that brings its own parameter for it can be split.
+    That is a matrix product of few rows. A second step adds the parts up in a fixed order, so only
+    a source that brings the parameter for it, and the step, can be split.
     """
     busy = at.programs
     if busy >= 2 * at.device.units > 0:
@@ -50,11 +52,33 @@ def split_k(at: Situation) -> Answer:
         )
     others = [space for space in _others(at) if any(name in space.params for name in SPLITS)]
     return some(
-        [at.start(space) for space in others],
-        because=f"{', '.join(space.name for space in others)} cuts the reduction",
+        [each for space in others for each in _split(at, space)],
+        because=f"{busy or 'few'} programs leave some of {at.device.units} units idle; "
+        f"{', '.join(space.name for space in others)} cuts the reduction, and adds the parts up "
+        "in a second step",
         otherwise="neither this source nor another of the definition has a parameter that splits "
         "the reduction, and one launch cannot add parts up in a fixed order",
     )
+
+
+def _split(at: Situation, space: SpaceLike) -> list[Solution | None]:
+    """Return guesses of a structure with as many parts as make the device busy, most likely first.
+
+    Twice the units first, so that none waits for the last part; then as the structure guesses.
+    """
+    name = next(name for name in SPLITS if name in space.params)
+    choices = sorted(value for value in space.params[name] if isinstance(value, int))
+    made: list[Solution | None] = []
+    for guess in at.starts(space)[:_GUESSES]:
+        tiles = max(1, at.programs_of(guess) // int(guess.params[name]))
+        enough = [n for n in choices if n * tiles >= 2 * at.device.units]
+        for parts in (*enough[:1], *choices[::-1]):
+            filled = at.variant(space.name, {**guess.params, name: parts})
+            if filled is not None:  # deep products alone can be cut into many parts
+                made.append(filled)
+                break
+        made.append(guess)
+    return made
 
 
 def persistent(at: Situation) -> Answer:

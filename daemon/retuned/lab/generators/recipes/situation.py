@@ -45,13 +45,17 @@ class Situation:
 
         0 where there is no grid or it cannot be told.
         """
-        if self.solution.language is not Language.TRITON:
+        return self.programs_of(self.solution)
+
+    def programs_of(self, solution: Solution) -> int:
+        """Return the same of another variant."""
+        if solution.language is not Language.TRITON:
             return 0
-        lengths = {**_integers(self.solution.params), **self.definition.lengths(self.axes)}
+        lengths = {**_integers(solution.params), **self.definition.lengths(self.axes)}
         try:
             return max(
                 math.prod(parse_grid(step.grid, known).at(known))
-                for step in self.solution.launches
+                for step in solution.launches
                 for known in ({**lengths, **_integers(step.params)},)
             )
         except Refused:
