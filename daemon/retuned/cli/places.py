@@ -10,7 +10,7 @@ from retuned.catalog.own import load_definitions
 from retuned.cli.probe import Fact, Level, Probe, fact
 from retuned.errors import RetunedError
 from retuned.settings import Settings
-from retuned.stages.gate import unenforced
+from retuned.stages.gate import EndToEndRule, limits_of, unenforced
 
 _REFUSED = "`retuned run` does not start with it; see `retuned policy check`"
 
@@ -55,6 +55,14 @@ def cautions(settings: Settings) -> Iterator[str]:
                 f"policy {policy.full_name}: not enforced on one machine: {idle}; "
                 "`retuned policy check` says what holds instead"
             )
+        limits = limits_of(policy)
+        if limits.end_to_end is EndToEndRule.REQUIRED and not settings.end_to_end_url:
+            yield (
+                f"policy {policy.full_name} demands an end-to-end measurement and end_to_end_url "
+                "is not set, so nothing it decides about is swapped"
+            )
+        if limits.capture and settings.capture_inputs:
+            yield f"policy {policy.full_name}: inputs of the server are captured for experiments"
 
 
 def folder_problem(folder: Path, *, names: Callable[[Path], Sequence[str]]) -> str:

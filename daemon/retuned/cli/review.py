@@ -14,6 +14,7 @@ import typer
 from retuned.adapters.approvals import Identity
 from retuned.cli import review_text
 from retuned.cli.asked import ask, asked_for, next_look, standing, tell
+from retuned.cli.end_to_end_text import end_to_end_body, end_to_end_of, print_end_to_end
 from retuned.cli.output import JsonFlag, emit_json, safe, say
 from retuned.cli.state import (
     ConfigOption,
@@ -107,8 +108,10 @@ def show(
         evidence = read(at.store, at.notary, proposal.evidence)
         turns = turns_of(at.store, proposal.experiment)
         asked = asked_for(at.store).get(stored.id, ())
+        measured = end_to_end_of(at.store, stored.id)
     if json:
         body = review_text.summary(stored, proposal, gate, asked=asked)
+        body["end_to_end"] = end_to_end_body(measured)
         body["evidence"] = review_text.evidence_summary(proposal, evidence)
         body["proposal"] = proposal.model_dump(mode="json")
         body["gate"] = gate.model_dump(mode="json") if gate else None
@@ -121,6 +124,7 @@ def show(
     review_text.print_proposal(
         stored, proposal, gate=gate, decisions=decisions, evidence=evidence, asked=asked, now=at.now
     )
+    print_end_to_end(measured)
     print_turns(turns)
     review_text.print_events(events)
 

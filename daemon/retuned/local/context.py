@@ -11,13 +11,23 @@ from typing import Literal, Protocol
 
 from retuned.contract import Definition, Digest, Solution
 from retuned.local.retention import Retention
-from retuned.ports import Bench, Clock, InputTap, Notary, Store, Swapper, Telemetry, TraceSource
+from retuned.ports import (
+    Bench,
+    Clock,
+    EndToEnd,
+    InputTap,
+    Notary,
+    Store,
+    Swapper,
+    Telemetry,
+    TraceSource,
+)
 from retuned.stages.drift import DriftSettings
 from retuned.stages.experiment import Budget
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.hypothesis import HypothesisSettings
 from retuned.stages.profile import ProfileSettings
-from retuned.stages.watch import WatchSettings
+from retuned.stages.watch import EndToEndSettings, WatchSettings
 
 
 class Kind(StrEnum):
@@ -62,6 +72,8 @@ class Kind(StrEnum):
     """active -> lifted."""
     REQUEST = "request"
     """Rollback or abort asked for by a person: new -> done."""
+    END_TO_END = "end-to-end"
+    """Gate G7 on a proposal's swap, under its id: measuring -> pass | fail | not-measured."""
     QUARANTINE = "quarantine"
     """A digest that the watch rolled back: current, renewed by another rollback."""
     HOUSEKEEPING = "housekeeping"
@@ -92,6 +104,10 @@ class LoopSettings:
     """Who proposes variants."""
     watch: WatchSettings = field(default_factory=WatchSettings)
     """When to keep and when to roll back."""
+    end_to_end: EndToEndSettings = field(default_factory=EndToEndSettings)
+    """How much is measured on the whole server."""
+    end_to_end_time: timedelta = timedelta(minutes=30)
+    """Most time that this may take for one swap."""
     experiments_per_day: int = 24
     """Most experiments that begin within 24 hours."""
     experiment_s_per_day: float = 4 * 3600.0
@@ -191,5 +207,7 @@ class Context:
     """Labels of the target, for policy selectors."""
     lab: Path | None = None
     """Folder of the lab, whose old things are cleared away; None clears nothing."""
+    end_to_end: EndToEnd | None = None
+    """The server as its users see it; None where nobody said where it is."""
     captures: Captures | None = None
     """What inputs are sampled with; None samples none."""

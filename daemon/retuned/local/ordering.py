@@ -20,7 +20,7 @@ from retuned.local.reading import proposals
 from retuned.ports import Event, SlotState, Stored
 from retuned.stages import gate as gate_stage
 from retuned.stages import swap as swap_stage
-from retuned.stages.gate import GateState
+from retuned.stages.gate import EndToEndRule, GateState
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder
 
@@ -158,7 +158,7 @@ def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
         return False
     if asking.ask(ctx, proposal).state is not GateState.APPROVED:
         return False  # the gate's own step says why
-    if _doubted(ctx, proposal):
+    if _doubted(ctx, proposal) or _cannot_be_proven(ctx, proposal):
         return False
     if not ctx.store.advance(Kind.PROPOSAL, proposal.id, expect="approved", to="swapping"):
         return False
@@ -171,6 +171,20 @@ def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
         shadow_every=ctx.settings.shadow_every,
     )
     ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
+    return True
+
+
+def _cannot_be_proven(ctx: Context, proposal: Proposal) -> bool:
+    """Keep a swap waiting that its policy wants measured on the whole server, and nobody can."""
+    limits = asking.policy_limits(ctx, proposal.definition)
+    if ctx.end_to_end is not None or limits is None:
+        return False
+    if limits.end_to_end is not EndToEndRule.REQUIRED:
+        return False
+    if not any(event.what == "waits" for event in ctx.store.events(id=proposal.id)):
+        detail = "the policy demands an end-to-end measurement; set end_to_end_url"
+        log.warning("%s is not swapped: %s", proposal.definition, detail)
+        say(ctx, proposal.id, "waits", reason="end-to-end-no-endpoint", detail=detail)
     return True
 
 

@@ -16,6 +16,7 @@ from retuned.errors import RetunedError
 from retuned.local import (
     capturing,
     deciding,
+    end_to_end,
     experimenting,
     housekeeping,
     observing,
@@ -42,6 +43,7 @@ class Loop:
         self.ctx = ctx
         self._history = watching.History()
         self._orders = threading.Lock()
+        self._stopping = threading.Event()
 
     def observe(self) -> None:
         """Stages 1 to 4: what is running, has it drifted, what might help."""
@@ -81,11 +83,21 @@ class Loop:
             for name, part in parts:
                 _attempt(ctx, name, part)
 
+    def measure(self) -> None:
+        """Gate G7: measure a swap on the whole server. Long, and nobody waits for it."""
+        end_to_end.measure(self.ctx, self._stopping)
+
+    def stop_measuring(self) -> None:
+        """Begin no further pass, and leave no swap switched off."""
+        self._stopping.set()
+        end_to_end.switch_on(self.ctx)
+
     def turn(self) -> None:
         """Do every step once, in order: what tests and replays use."""
         self.observe()
         self.experiment()
         self.steer()
+        self.measure()
 
 
 def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
@@ -106,7 +118,7 @@ def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     scheduler = BackgroundScheduler(
-        executors={"default": ThreadPoolExecutor(3)},
+        executors={"default": ThreadPoolExecutor(4)},
         job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         timezone="UTC",
     )
@@ -114,6 +126,7 @@ def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
         (loop.observe, observe_s),
         (loop.experiment, observe_s),
         (loop.steer, steer_s),
+        (loop.measure, observe_s),
     )
     for step, seconds in steps:
         scheduler.add_job(_guard(loop.ctx, step), "interval", seconds=seconds, id=step.__name__)
@@ -122,6 +135,7 @@ def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
     log.info("stopping on signal %d", signals[0])
     # an experiment in flight is not waited for: what it has stored is kept, the rest is resumed
     loop.ctx.bench.stop()
+    _attempt(loop.ctx, "stop_measuring", loop.stop_measuring)
     interrupted = signals[0] == signal.SIGINT
     _end_threads(scheduler, status=130 if interrupted else 0)
     if interrupted:

@@ -8,13 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from retuned.errors import RetunedError, TemporaryError
+from retuned.local import end_to_end
 from retuned.local.context import Context, Kind
 from retuned.local.ordering import IN_PLACE, latest, owner, say
 from retuned.local.swapping import roll_back
 from retuned.ports import Stored
 from retuned.stages import watch as watch_stage
 from retuned.stages.swap import SwapOrder
-from retuned.stages.watch import WatchAction, WatchReport, WatchSample
+from retuned.stages.watch import Consequence, WatchAction, WatchReport, WatchSample
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def watch(ctx: Context, history: History) -> list[WatchReport]:
         )
         reports.append(report)
         try:
-            _act(ctx, stored, report, epoch=sample.epoch)
+            _act(ctx, order, stored, report, epoch=sample.epoch)
         except RetunedError as error:  # the next slot may be the one that does harm
             log.error("watch of %s: %s", order.definition, error)
     return reports
@@ -116,18 +117,32 @@ def _watched(ctx: Context) -> list[tuple[SwapOrder, Stored]]:
     return found
 
 
-def _act(ctx: Context, stored: Stored, report: WatchReport, *, epoch: int) -> None:
+def _act(
+    ctx: Context, order: SwapOrder, stored: Stored, report: WatchReport, *, epoch: int
+) -> None:
     if report.action is WatchAction.ROLLBACK:
-        roll_back(
-            ctx,
-            stored,
-            reason=report.reason,
-            detail=report.detail,
-            who="retuned",
-            after=epoch,
-            quarantine=True,
-        )
-    elif report.action is WatchAction.KEEP and stored.phase == "watching":
+        _back(ctx, stored, reason=report.reason, detail=report.detail, epoch=epoch)
+        return
+    then, reason, detail = end_to_end.follows(ctx, order, stored)
+    if then is Consequence.REVERT:
+        _back(ctx, stored, reason=reason, detail=detail, epoch=epoch)
+    elif (
+        report.action is WatchAction.KEEP
+        and then is Consequence.KEEP
+        and stored.phase == "watching"
+    ):
         with ctx.store.transaction():
             if ctx.store.advance(Kind.PROPOSAL, stored.id, expect="watching", to="promoted"):
                 say(ctx, stored.id, "promoted", reason=report.reason, detail=report.detail)
+
+
+def _back(ctx: Context, stored: Stored, *, reason: str, detail: str, epoch: int) -> None:
+    roll_back(
+        ctx,
+        stored,
+        reason=reason,
+        detail=detail,
+        who="retuned",
+        after=epoch,
+        quarantine=True,
+    )

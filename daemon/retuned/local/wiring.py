@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from retuned import catalog
 from retuned.adapters.clock import SystemClock
+from retuned.adapters.end_to_end_http import HttpEndToEnd, load_requests
 from retuned.adapters.evolution import config_of
 from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
@@ -39,7 +40,7 @@ from retuned.local.found import found_solution
 from retuned.local.known_kernels import KnownKernels
 from retuned.local.program import Loop
 from retuned.local.retention import Retention
-from retuned.ports import Bench, Store
+from retuned.ports import Bench, EndToEnd, Store
 from retuned.settings import Settings
 from retuned.stages.drift import DEMO_SETTINGS, DriftSettings
 from retuned.stages.experiment import Budget, ExperimentPlan
@@ -103,6 +104,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         policies=_policies(settings),
         labels={**settings.labels, "env": settings.env},
         lab=settings.state_dir / _LAB,
+        end_to_end=_end_to_end(settings),
         captures=_captures(settings),
     )
     return Loop(context), telemetry
@@ -147,6 +149,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
         hypothesis=HypothesisSettings(
             max_shapes=settings.max_shapes, max_attempts=settings.max_attempts
         ),
+        end_to_end_time=timedelta(seconds=settings.end_to_end_s),
         experiments_per_day=settings.experiments_per_day,
         experiment_s_per_day=settings.experiment_s_per_day,
         budget=Budget(
@@ -165,6 +168,24 @@ def loop_settings(settings: Settings) -> LoopSettings:
         ),
         generators=(*settings.generators, *(("evolve",) if settings.evolve_url else ())),
     )
+
+
+def _end_to_end(settings: Settings) -> EndToEnd | None:
+    """Connect to the server as its users do.
+
+    Raises
+    ------
+    UnreadableInput
+        If the requests cannot be read.
+    UsageError
+        If only one of address and requests is set, or the address is none.
+    """
+    url, prompts = settings.end_to_end_url, settings.end_to_end_prompts
+    if not url and prompts is None:
+        return None
+    if not url or prompts is None:
+        raise UsageError("end_to_end_url and end_to_end_prompts are set together, or not at all")
+    return HttpEndToEnd(url, load_requests(prompts), concurrency=settings.end_to_end_concurrency)
 
 
 def _captures(settings: Settings) -> Captures:

@@ -1,0 +1,299 @@
+"""Gate G7 on one machine: a swap is switched off and on in the running server, and measured.
+
+It runs beside the watch, on a thread of its own, for a watch must never wait for it. Each pass is
+written as soon as it is made: a daemon that dies goes on with the pairs it has. Whatever happens,
+the slot is switched on again; a daemon that was killed does so when it starts again. The first
+pass runs with the swap on and counts for nothing: it warms the server, and proves engagement.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from retuned.adapters.envelopes import seal
+from retuned.errors import RetunedError, TemporaryError
+from retuned.local.asking import policy_limits
+from retuned.local.context import Context, Kind
+from retuned.local.ordering import latest, say
+from retuned.local.shares import present_share
+from retuned.ports import Event, Stored
+from retuned.stages.gate import EndToEndRule
+from retuned.stages.proposal import Proposal
+from retuned.stages.swap import SwapKind, SwapOrder
+from retuned.stages.watch import (
+    Answer,
+    Block,
+    Consequence,
+    EndToEndOutcome,
+    EndToEndReason,
+    EndToEndReport,
+    consequence,
+    judge_end_to_end,
+    not_measured,
+    order_of,
+    predicted_gain,
+    summarise,
+)
+
+log = logging.getLogger(__name__)
+
+MEASURING = "measuring"
+"""Phase of a record that is not decided."""
+_ANSWERS: TypeAdapter[tuple[Answer, ...]] = TypeAdapter(tuple[Answer, ...])
+_BLOCKS: TypeAdapter[tuple[Block, ...]] = TypeAdapter(tuple[Block, ...])
+
+
+def measure(ctx: Context, stop: threading.Event) -> None:
+    """Measure one swap that must prove itself, until it is decided or `stop` is set."""
+    switch_on(ctx)
+    for kept in latest(ctx, done=True).values():
+        order = kept.order
+        if stop.is_set() or ctx.end_to_end is None:
+            return
+        if _is_due(ctx, order):
+            try:
+                _measure(ctx, order, stop)
+            finally:
+                switch_on(ctx)
+
+
+def follows(ctx: Context, order: SwapOrder, stored: Stored) -> tuple[Consequence, str, str]:
+    """Return what gate G7 means for a swap that is watched, with its reason and a sentence."""
+    if order.kind is not SwapKind.SWAP or stored.phase != "watching":
+        return Consequence.KEEP, "", ""
+    try:
+        rule = rule_for(ctx, order.definition)
+    except (RetunedError, OSError) as error:
+        log.warning("%s waits for a policy that can be read: %s", order.definition, error)
+        return Consequence.WAIT, "", ""
+    report = _report_of(ctx, stored.id)
+    if report is None and ctx.end_to_end is None:
+        report = not_measured(EndToEndReason.NO_ENDPOINT, "", predicted=0.0)
+    reason = "" if report is None else f"end-to-end-{report.reason}"
+    return consequence(report, rule), reason, "" if report is None else report.detail
+
+
+def rule_for(ctx: Context, definition: str) -> EndToEndRule:
+    """Return what the policy demands; what can be measured is, where there is none.
+
+    Raises
+    ------
+    RetunedError, OSError
+        If no policy can be read.
+    """
+    limits = policy_limits(ctx, definition)
+    return limits.end_to_end if limits is not None else EndToEndRule.WHEN_POSSIBLE
+
+
+def switch_on(ctx: Context) -> bool:
+    """Switch every swap on that was switched off to measure it; return whether all are on."""
+    done = True
+    for stored in ctx.store.list(Kind.END_TO_END, phase=MEASURING):
+        definition = str(stored.body["definition"])
+        try:
+            if any(s.bypassed for s in ctx.swapper.slots() if s.definition == definition):
+                ctx.swapper.bypass(definition, on=False)
+        except RetunedError as error:
+            log.warning("%s could not be switched on again: %s", definition, error)
+            done = False
+    return done
+
+
+def _is_due(ctx: Context, order: SwapOrder) -> bool:
+    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    if order.kind is not SwapKind.SWAP or stored is None or stored.phase != "watching":
+        return False
+    if rule_for(ctx, order.definition) is EndToEndRule.OFF:
+        return False
+    record = ctx.store.get(Kind.END_TO_END, order.proposal)
+    return record is None or record.phase == MEASURING
+
+
+def _measure(ctx: Context, order: SwapOrder, stop: threading.Event) -> None:
+    record = _record(ctx, order)
+    body = dict(record.body)
+    predicted = float(body["predicted"])
+    try:
+        report = _passes(ctx, order, body, stop)
+    except TemporaryError as error:
+        log.info("%s is not measured now: %s", order.definition, error)
+        if not _is_late(ctx, body):
+            return  # tried again at the next look
+        report = not_measured(EndToEndReason.NO_ANSWER, str(error), predicted=predicted)
+    if report is not None and switch_on(ctx):  # an ended record is looked at no more
+        _finish(ctx, order, body, report)
+
+
+def _record(ctx: Context, order: SwapOrder) -> Stored:
+    """Return what there is of a swap; begun anew where the order is another one."""
+    known = ctx.store.get(Kind.END_TO_END, order.proposal)
+    if known is not None and known.body["order"] == order.id:
+        return known
+    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    assert stored is not None, "it is watched"
+    proposal = Proposal.model_validate(stored.body)
+    share = present_share(ctx, proposal)
+    body: dict[str, Any] = {
+        "order": order.id,
+        "definition": order.definition,
+        "artifact": order.artifact,
+        "share": share,
+        "predicted": predicted_gain(share, proposal.speedup.point),
+        "began_at": ctx.clock.now().isoformat(),
+        "first": None,
+        "blocks": [],
+    }
+    if not ctx.store.add(Kind.END_TO_END, order.proposal, body, phase=MEASURING):
+        _keep(ctx, order.proposal, body)
+    made = ctx.store.get(Kind.END_TO_END, order.proposal)
+    assert made is not None, "it was just written"
+    return made
+
+
+def _passes(
+    ctx: Context, order: SwapOrder, body: dict[str, Any], stop: threading.Event
+) -> EndToEndReport | None:
+    """Make passes until that is decided; None where it is left for another time."""
+    blocks = list(_BLOCKS.validate_python(body["blocks"]))
+    blocks = blocks[: len(blocks) // 2 * 2]  # the other half of a pair is long ago
+    if body["first"] is None:
+        first = _first(ctx, order)
+        if first is None:
+            return None
+        body["first"] = ctx.store.put_blob(_ANSWERS.dump_json(first))
+        _keep(ctx, order.proposal, body)
+    first = _ANSWERS.validate_json(ctx.store.get_blob(str(body["first"])))
+    settings, predicted = ctx.settings.end_to_end, float(body["predicted"])
+    while True:
+        report = judge_end_to_end(blocks, predicted=predicted, settings=settings)
+        if report is not None:
+            return report
+        if _is_late(ctx, body):
+            detail = f"{len(blocks) // 2} pairs of passes in the time there was"
+            return not_measured(
+                EndToEndReason.OUT_OF_TIME, detail, predicted=predicted, pairs=len(blocks) // 2
+            )
+        block = _block(ctx, order, first, number=len(blocks))
+        if block is None or stop.is_set():
+            return None
+        blocks.append(block)
+        body["blocks"] = [each.model_dump(mode="json") for each in blocks]
+        _keep(ctx, order.proposal, body)
+
+
+def _first(ctx: Context, order: SwapOrder) -> tuple[Answer, ...] | None:
+    """Warm the server up with the swap on; then return what the original answers."""
+    assert ctx.end_to_end is not None, "nothing is measured without an endpoint"
+    if not _switched(ctx, order, off=False):
+        return None
+    ctx.end_to_end.serve()
+    if not _switched(ctx, order, off=True):
+        return None
+    return ctx.end_to_end.serve().answers
+
+
+def _block(ctx: Context, order: SwapOrder, first: Sequence[Answer], *, number: int) -> Block | None:
+    """Make one pass; None where the swap is not, or no longer, what is to be measured."""
+    assert ctx.end_to_end is not None, "nothing is measured without an endpoint"
+    state = order_of(number // 2)[number % 2]
+    if not _switched(ctx, order, off=state == "off"):
+        return None
+    served = ctx.end_to_end.serve()
+    if not _stands(ctx, order, off=state == "off") or len(served.answers) != len(first):
+        return None
+    return summarise(state, first, served)
+
+
+def _switched(ctx: Context, order: SwapOrder, *, off: bool) -> bool:
+    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    if stored is None or stored.phase != "watching":
+        return False
+    ctx.swapper.bypass(order.definition, on=off)
+    return _stands(ctx, order, off=off)
+
+
+def _stands(ctx: Context, order: SwapOrder, *, off: bool) -> bool:
+    """Whether the server has this very order, switched as it must be, and has not gone back."""
+    return any(
+        (slot.definition, slot.active, slot.epoch)
+        == (order.definition, order.artifact, order.epoch)
+        and slot.bypassed is off
+        and not slot.tripped
+        for slot in ctx.swapper.slots()
+    )
+
+
+def _is_late(ctx: Context, body: Mapping[str, Any]) -> bool:
+    began = datetime.fromisoformat(str(body["began_at"]))
+    return ctx.clock.now() - began > ctx.settings.end_to_end_time
+
+
+def _keep(ctx: Context, proposal: str, body: Mapping[str, Any]) -> None:
+    ctx.store.advance(Kind.END_TO_END, proposal, expect=MEASURING, to=MEASURING, body=body)
+
+
+def _finish(ctx: Context, order: SwapOrder, body: dict[str, Any], report: EndToEndReport) -> None:
+    """Keep the answer with its signed evidence; what failed teaches something."""
+    body["report"] = report.model_dump(mode="json")
+    payload = json.dumps({"gate": "G7", "proposal": order.proposal, **body}, sort_keys=True)
+    body["evidence"] = ctx.store.put_blob(seal(payload.encode(), notary=ctx.notary))
+    with ctx.store.transaction():
+        if not ctx.store.advance(
+            Kind.END_TO_END,
+            order.proposal,
+            expect=MEASURING,
+            to=str(report.outcome),
+            body=body,
+        ):
+            return
+        say(
+            ctx,
+            order.proposal,
+            f"end-to-end-{report.outcome}",
+            reason=str(report.reason),
+            detail=report.detail,
+            evidence=body["evidence"],
+            slot=order.definition,
+        )
+        if report.outcome is EndToEndOutcome.FAIL:
+            _teach(ctx, order, report)
+    ctx.telemetry.count(
+        "retuned_end_to_end_total", outcome=str(report.outcome), reason=str(report.reason)
+    )
+    log.info("%s end to end: %s, %s", order.definition, report.outcome, report.detail)
+
+
+def _teach(ctx: Context, order: SwapOrder, report: EndToEndReport) -> None:
+    """Write the lesson beside the experiment: what was faster alone was not so in the server."""
+    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    assert stored is not None, "it is watched"
+    ctx.store.record(
+        Event(
+            at=ctx.clock.now(),
+            kind=Kind.EXPERIMENT,
+            id=str(stored.body["experiment"]),
+            what="end-to-end-lesson",
+            who="retuned",
+            detail={
+                "definition": order.definition,
+                "candidate": order.artifact,
+                "reason": str(report.reason),
+                "predicted": report.predicted,
+                "measured": None if report.gain is None else report.gain.point,
+            },
+        )
+    )
+
+
+def _report_of(ctx: Context, proposal: str) -> EndToEndReport | None:
+    record = ctx.store.get(Kind.END_TO_END, proposal)
+    if record is None or record.phase == MEASURING:
+        return None
+    return EndToEndReport.model_validate(record.body["report"])

@@ -1,0 +1,61 @@
+"""Stage 10, watch: keep, wait or roll back. Pure.
+
+`assessing` judges what the runtime counted of a swap; `end_to_end` is gate G7, which judges the
+whole server with the swap on and off; `blocks` and `paired` are what it is judged on.
+"""
+
+from retuned.stages.watch.assessing import (
+    WatchAction,
+    WatchReason,
+    WatchReport,
+    WatchSample,
+    WatchSettings,
+    assess,
+    decay_score,
+)
+from retuned.stages.watch.blocks import (
+    Answer,
+    Block,
+    Served,
+    compare_answers,
+    order_of,
+    summarise,
+)
+from retuned.stages.watch.end_to_end import (
+    Consequence,
+    EndToEndOutcome,
+    EndToEndReason,
+    EndToEndReport,
+    EndToEndSettings,
+    consequence,
+    judge_end_to_end,
+    not_measured,
+    predicted_gain,
+)
+from retuned.stages.watch.paired import Gain
+
+__all__ = [
+    "Answer",
+    "Block",
+    "Consequence",
+    "EndToEndOutcome",
+    "EndToEndReason",
+    "EndToEndReport",
+    "EndToEndSettings",
+    "Gain",
+    "Served",
+    "WatchAction",
+    "WatchReason",
+    "WatchReport",
+    "WatchSample",
+    "WatchSettings",
+    "assess",
+    "compare_answers",
+    "consequence",
+    "decay_score",
+    "judge_end_to_end",
+    "not_measured",
+    "order_of",
+    "predicted_gain",
+    "summarise",
+]
