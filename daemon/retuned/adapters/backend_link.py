@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal
 
 from retuned.ports import ChatMessage, ChatRequest
 
@@ -179,7 +179,19 @@ def read_chat(body: Mapping[str, Any], *, most_tokens: int) -> ChatRequest | Non
         if not isinstance(text, str):
             return None
         role = message.get("role")
-        read.append(ChatMessage(role="system" if role == "system" else "user", content=text))
+        speaker: Literal["system", "user"] = "system" if role == "system" else "user"
+        read.append(ChatMessage(role=speaker, content=whole(text)))
     wanted = body.get("max_tokens", body.get("max_completion_tokens"))
     tokens = wanted if type(wanted) is int and 0 < wanted < most_tokens else most_tokens
     return ChatRequest(messages=tuple(read), max_tokens=tokens)
+
+
+def whole(text: str) -> str:
+    r"""Replace halves of characters, which JSON can carry and no file can.
+
+    Examples
+    --------
+    >>> whole("a\ud800b")
+    'a?b'
+    """
+    return text.encode("utf-8", "replace").decode()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retuned.adapters.backend_driver import TASK
-from retuned.adapters.backend_link import Link, Question, read_chat
+from retuned.adapters.backend_link import Link, Question, read_chat, whole
 from retuned.errors import Refused, TemporaryError
 from retuned.lab.generators.evolve.answers import MAX_SOURCE_CHARS
 from retuned.lab.generators.evolve.package import (
@@ -95,14 +95,10 @@ class BackendProcess:
         """Begin; see `Package.start`."""
         self._most_tokens = opening.answer_tokens
         folder = self._folder
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-        folder.mkdir(parents=True, mode=0o700)
         self._link = link = Link()
         self._finish = weakref.finalize(self, _clear, folder, link=link, child=None)
-        (folder / "tmp").mkdir()
-        (folder / TASK).write_text(json.dumps(self._task(link, opening)), encoding="utf-8")
-        shutil.copyfile(_DRIVER, folder / "driver.py")
         try:
+            _furnish(folder, self._task(link, opening))
             child = _start(self._python, folder)
         except OSError as error:
             self.close()
@@ -179,7 +175,7 @@ class BackendProcess:
         if question.path == "program":
             text = question.body.get("program")
             if isinstance(text, str):
-                return ProgramAsked(number=number, text=text)
+                return ProgramAsked(number=number, text=whole(text))
             raise BackendFailed(f"{self.name} asked for the worth of what is no program")
         request = read_chat(question.body, most_tokens=self._most_tokens)
         if request is None:
@@ -227,6 +223,15 @@ def missing_backend(backend: str) -> str:
         f"python3 -m venv ~/{backend} && ~/{backend}/bin/pip install {backend}=={release}, then "
         f"evolve_backend_python: ~/{backend}/bin/python"
     )
+
+
+def _furnish(folder: Path, task: Mapping[str, Any]) -> None:
+    """Make the private folder, with the driver and what it shall do."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "tmp").mkdir()
+    (folder / TASK).write_text(json.dumps(task), encoding="utf-8")
+    shutil.copyfile(_DRIVER, folder / "driver.py")
 
 
 def _start(python: Path, folder: Path) -> subprocess.Popen[bytes]:

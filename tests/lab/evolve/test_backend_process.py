@@ -264,6 +264,19 @@ def test_nobody_but_the_system_speaks_with_authority_and_no_answer_is_too_long()
         assert request.max_tokens == given
 
 
+def test_halves_of_characters_do_not_travel() -> None:
+    request = read_chat({"messages": [{"role": "user", "content": "a\ud800b"}]}, most_tokens=5)
+    assert request is not None
+    assert request.messages[0].content == "a?b"
+
+
+def test_a_folder_that_cannot_be_made_is_said(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    package = BackendProcess("openevolve", python, folder=tmp_path / "file" / "own")
+    with pytest.raises(BackendFailed, match="cannot be started"):
+        package.start(opening("good"))
+
+
 def test_the_driver_needs_nothing_of_ours() -> None:
     text = Path(backend_driver.__file__).read_text("utf-8")
     assert "import retuned" not in text

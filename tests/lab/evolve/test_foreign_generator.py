@@ -12,7 +12,14 @@ from tests.lab.evolve.evolve_world import KERNEL, WORKLOADS, finding, incumbent,
 
 from retuned import catalog
 from retuned.contract import Definition, Language, Solution, TrustClass
-from retuned.errors import CandidateError, Refused, TemporaryError, UsageError
+from retuned.errors import (
+    CandidateError,
+    HarnessError,
+    Refused,
+    RetunedError,
+    TemporaryError,
+    UsageError,
+)
 from retuned.lab.generators.evolve import DeviceBrief, EvolveRules, ForeignGenerator
 from retuned.lab.generators.evolve.dialects import dialect_of
 from retuned.lab.generators.evolve.lineage import lineage_of
@@ -72,7 +79,7 @@ class ScriptedPackage:
 class ScriptedChat:
     """A model that says what it is asked, or fails."""
 
-    failures: list[Refused | TemporaryError] = field(default_factory=list)
+    failures: list[RetunedError] = field(default_factory=list)
     asked: list[ChatRequest] = field(default_factory=list)
 
     def ask(self, request: ChatRequest) -> ChatAnswer:
@@ -270,6 +277,15 @@ def test_no_answer_is_longer_than_the_rules_say_and_questions_are_told_apart() -
     here.round()
     assert [request.max_tokens for request in here.chat.asked] == [8_000, 8_000]
     assert len({request.digest for request in here.chat.asked}) == 2
+
+
+def test_a_failure_that_nobody_foresaw_ends_the_package_too() -> None:
+    here = world("?question")
+    here.chat.failures = [HarnessError("the ledger cannot be kept")]
+    with pytest.raises(HarnessError):
+        here.propose()
+    assert here.package.closed == 1
+    assert here.propose() == ()
 
 
 def test_another_definition_is_refused() -> None:

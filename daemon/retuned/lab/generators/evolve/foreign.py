@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from retuned.contract import Definition, Digest, Solution, Workload
-from retuned.errors import Refused, TemporaryError, UnreadableInput, UsageError
+from retuned.errors import Refused, TemporaryError, UsageError
 from retuned.lab.generators.evolve.assessing import Outcome, assess, shape_lines
 from retuned.lab.generators.evolve.config import EvolveRules
 from retuned.lab.generators.evolve.device import DeviceBrief
@@ -132,11 +132,17 @@ class ForeignGenerator:
             )
         if self._ended or count < 1:
             return ()
+        lives_on = False
         try:
-            return self._turn(workloads, history)
-        except (Refused, UnreadableInput):
-            self._end()
+            found = self._turn(workloads, history)
+            lives_on = True
+        except TemporaryError:
+            lives_on = True
             raise
+        finally:
+            if not lives_on:  # whatever went wrong, nobody will answer it again
+                self._end()
+        return found
 
     def _turn(self, workloads: Sequence[Workload], history: Sequence[Finding]) -> list[Solution]:
         if not self._started:
