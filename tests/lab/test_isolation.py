@@ -98,6 +98,8 @@ filtered = sandbox.confine_device(
 asked.set()
 thread.join(60)
 seen["walls"] = [filtered, files]
+os.mkdir(os.path.join(own, "folder"))
+open(os.path.join(own, "script.new"), "w").close()
 new = ctypes.create_string_buffer(16)
 script = os.path.join(own, "script")
 def write(path):
@@ -123,6 +125,7 @@ attempts = {
     "read packages": lambda: os.listdir(sys.argv[1]),
     "random": lambda: open("/dev/urandom", "rb").read(1) and "allowed",
     "write its own": lambda: write(script),
+    "move its own": lambda: os.replace(script + ".new", os.path.join(own, "folder", "new")),
     "run its own": lambda: subprocess.run([script], check=True) and "allowed",
     "run the system's": lambda: subprocess.run(["/bin/true"], check=True) and "allowed",
 }
@@ -172,7 +175,7 @@ def test_a_devices_child_sees_packages_and_its_own_folder_and_no_other_file(
     assert device_child["walls"] == [isolation().system_calls, isolation().files]
     for name in ("read a secret", "write beside", "list home"):
         assert device_child[name] == DENIED
-    for name in ("read the system", "read packages", "random", "write its own"):
+    for name in ("read the system", "read packages", "random", "write its own", "move its own"):
         assert device_child[name] == "allowed"
 
 

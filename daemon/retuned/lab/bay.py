@@ -152,7 +152,8 @@ class Bay:
         if not self._confined and walls.system_calls:
             missing.append("system calls were not filtered")
         if program.mirrored:
-            missing.append("a process that drives a device may open files")
+            which = "the system's files and packages" if walls.files else "files"
+            missing.append(f"a process that drives a device may open {which}")
         if not program.fences:
             missing.append("pages of a device cannot be made unreadable: red zones alone")
         reference = self._reference_walls()

@@ -18,22 +18,26 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _MAKE = sum(1 << bit for bit in (4, 5, 7, 8, 9, 12))
 """Remove and make folders, files, links and sockets; no devices, no pipes."""
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _READ, _RUN = _READ_FILE | _READ_DIR, _READ_FILE | _READ_DIR | _EXECUTE
 _DEVICE = _READ_FILE | _WRITE_FILE | _READ_DIR | _IOCTL_DEV
-_OWN = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | _MAKE
+_ACCOUNT = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE
+_OWN = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | _MAKE | _REFER
 _KNOWN = ((1, 13), (2, 14), (3, 15), (5, 16))
 """First version, and how many rights to files it knows."""
-_TCP_SINCE, _SCOPES_SINCE = 4, 6
+_MOVES_SINCE, _TCP_SINCE, _SCOPES_SINCE = 2, 4, 6
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt/rocm")
 _FACTS = (
     "/proc", "/sys", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/nvidia",
     "/etc/OpenCL", "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",
     "/etc/alternatives", "/run/nvidia-persistenced",
 )  # fmt: skip
+_TOOLS = ("cc", "gcc", "clang", "ld", "as")
+_TOOL_VARIABLES = ("CC", "TRITON_PTXAS_PATH", "TRITON_CUOBJDUMP_PATH", "TRITON_NVDISASM_PATH")
+_FOLDER_VARIABLES = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "ROCM_HOME")
 _PLAIN_DEVICES = (
     "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm", "/dev/kfd",
     "/dev/dri",
@@ -49,6 +53,8 @@ class Allowed(NamedTuple):
     """Read only."""
     devices: tuple[str, ...] = ()
     """Read, written and commanded."""
+    account: tuple[str, ...] = ()
+    """Read and written, nothing made: the kernel's account of the process itself."""
     own: tuple[str, ...] = ()
     """Everything but starting what is written there."""
 
@@ -74,11 +80,26 @@ def for_device(*, imports: Iterable[str], read: Iterable[str], own: Iterable[str
     """
     found = sorted(f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia"))
     return Allowed(
-        programs=(*_SYSTEM, *imports),
+        programs=(*_SYSTEM, *_toolchains(), *imports),
         read=(*_FACTS, *read),
         devices=(*_PLAIN_DEVICES, *found),
+        # CUDA names its threads by writing there, and does not start where it cannot. Not all of
+        # /proc: a process of root's could set the machine's switches.
+        account=(f"/proc/{os.getpid()}",),
         own=tuple(own),
     )
+
+
+def _toolchains() -> list[str]:
+    """Return where compilers lie that are not the system's, with the libraries beside them."""
+    import shutil  # it brings decompressors, which most children never need
+
+    named = [os.environ.get(name, "") for name in _TOOL_VARIABLES]
+    found = [shutil.which(name) for name in filter(None, (*named, *_TOOLS))]
+    above = {os.path.dirname(os.path.dirname(os.path.realpath(each))) for each in found if each}
+    folders = [each for each in map(os.environ.get, _FOLDER_VARIABLES) if each]
+    listed = [place for each in folders for place in each.split(os.pathsep) if os.path.isabs(place)]
+    return sorted({*above, *listed} - {"/"})
 
 
 def restrict(allowed: Allowed | None = None) -> int:
@@ -87,8 +108,8 @@ def restrict(allowed: Allowed | None = None) -> int:
     Return Landlock's version; 0 where nothing was given up: the kernel has none, or refuses.
     """
     there = version()
-    if not there:
-        return 0
+    if not there or (allowed and allowed.own and there < _MOVES_SINCE):
+        return 0  # the first version lets nobody move a file to another folder, as caches do
     libc = ctypes.CDLL(None, use_errno=True)
     word = ctypes.c_long
     handled = (1 << max(bits for least, bits in _KNOWN if there >= least)) - 1
@@ -115,6 +136,7 @@ def _rights(allowed: Allowed) -> tuple[tuple[int, tuple[str, ...]], ...]:
         (_RUN, allowed.programs),
         (_READ, allowed.read),
         (_DEVICE, allowed.devices),
+        (_ACCOUNT, allowed.account),
         (_OWN, allowed.own),
     )
 
