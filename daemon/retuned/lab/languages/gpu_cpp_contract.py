@@ -101,7 +101,7 @@ def check_contract(
         raise ContractViolated("the first source is a .cu, .hip or .cpp file, and names differ")
     if HEADER in names:
         raise ContractViolated(f"'{HEADER}' is ours; a candidate brings none of that name")
-    _check_params(solution.params)
+    _check_params(solution.params, definition)
     tokens = _checked_tokens(solution, names)
     check_entry(tokens, solution, definition)
     try:
@@ -115,10 +115,12 @@ def check_contract(
     return shape
 
 
-def _check_params(params: Mapping[str, int | str]) -> None:
+def _check_params(params: Mapping[str, int | str], definition: Definition) -> None:
     for name, value in params.items():
         if not _PARAM_NAME.fullmatch(name) or not _PARAM_VALUE.fullmatch(str(value)):
             raise ContractViolated(f"parameter {name[:40]}={str(value)[:40]!r} is not plain")
+        if name in definition.axes or name in definition.inputs or name in definition.outputs:
+            raise ContractViolated(f"{name} is an axis or tensor and a parameter")
         if name in header_names() and name not in ("BLOCK_X", "BLOCK_Y", "BLOCK_Z"):
             raise ContractViolated(f"parameter {name} has the name of something in {HEADER}")
         if str(value) in _FORBIDDEN | _DECLARING:
@@ -178,6 +180,8 @@ def _check_token(tokens: list[str], index: int, token: str, *, entry: str) -> No
         raise ContractViolated(f"'{token}' is not allowed")
     if token in _FORBIDDEN:
         raise ContractViolated(f"'{token}' is not allowed in a kernel")
+    if token == "<" and tokens[index + 1 : index + 3] == ["<", "<"]:
+        raise ContractViolated("a kernel launches no other")
     if token.startswith(('"', "'")) and token != '"C"' and not _in_assertion(tokens, index):
         raise ContractViolated("strings and characters have no use in a kernel")
     if token == "extern" and not is_entry(tokens, index, entry) and not _is_room(tokens, index):

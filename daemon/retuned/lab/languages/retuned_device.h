@@ -119,8 +119,8 @@ RETUNED_FN int shuffle(int value, int from) { return (int)shuffle((unsigned)valu
 RETUNED_FN float shuffle(float value, int from) {
   return float_of_bits(shuffle(bits_of_float(value), from));
 }
-template <class T>
-RETUNED_FN T shuffle_xor(T value, int mask) { return shuffle(value, lane() ^ mask); }
+template <class Kind>
+RETUNED_FN Kind shuffle_xor(Kind value, int mask) { return shuffle(value, lane() ^ mask); }
 
 // Sum and maximum of a warp, the same in all its lanes; always added in the same order.
 RETUNED_FN float warp_sum(float value) {
@@ -157,19 +157,19 @@ RETUNED_FN float block_max(float value, float* room) {
 
 // --- several elements at once -------------------------------------------------------------------
 
-// N elements in one access; the address must be a multiple of its size, 16 bytes at most.
-template <class T, int N>
-struct __align__(sizeof(T) * N) vec {
-  static_assert(sizeof(T) * N <= 16, "a thread moves at most 16 bytes at once");
-  T at[N];
+// `Count` elements in one access; the address must be a multiple of its size, 16 bytes at most.
+template <class Kind, int Count>
+struct __align__(sizeof(Kind) * Count) vec {
+  static_assert(sizeof(Kind) * Count <= 16, "a thread moves at most 16 bytes at once");
+  Kind at[Count];
 };
-template <int N, class T>
-RETUNED_FN vec<T, N> load_vec(const T* from) {
-  return *reinterpret_cast<const vec<T, N>*>(from);
+template <int Count, class Kind>
+RETUNED_FN vec<Kind, Count> load_vec(const Kind* from) {
+  return *reinterpret_cast<const vec<Kind, Count>*>(from);
 }
-template <int N, class T>
-RETUNED_FN void store_vec(T* to, const vec<T, N>& value) {
-  *reinterpret_cast<vec<T, N>*>(to) = value;
+template <int Count, class Kind>
+RETUNED_FN void store_vec(Kind* to, const vec<Kind, Count>& value) {
+  *reinterpret_cast<vec<Kind, Count>*>(to) = value;
 }
 
 // --- number formats -----------------------------------------------------------------------------
@@ -215,8 +215,8 @@ RETUNED_FN unsigned retuned_rounded(unsigned magnitude, int kept, int least) {
   unsigned rounded = (mantissa + half - 1u + odd) >> drop;
   return below > 0 ? rounded : rounded + ((unsigned)(exponent - least) << kept);
 }
-template <class T>
-RETUNED_FN T from_float(float value);
+template <class Kind>
+RETUNED_FN Kind from_float(float value);
 template <>
 RETUNED_FN float from_float<float>(float value) { return value; }
 template <>
