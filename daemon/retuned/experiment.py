@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if task.cores:  # compilers too: whoever serves requests keeps the other cores
             os.sched_setaffinity(0, task.cores)
         if task.evolve is not None and task.evolve.key_variable:
-            from retuned.adapters.evolution import hide_memory
+            from retuned.lab.harness.sandbox import hide_memory
 
             hide_memory()
         return run(task, sys.stdout)

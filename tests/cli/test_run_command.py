@@ -21,6 +21,7 @@ def still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RETUNED_METRICS_PORT", "0")
     monkeypatch.setattr(wiring, "build", lambda _: (SimpleNamespace(), SimpleNamespace()))
     monkeypatch.setattr(command, "serve", lambda *_, **__: None)
+    monkeypatch.setattr(command, "hide_memory", lambda: None)  # not that of the tests' own process
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -36,6 +37,21 @@ def test_each_folder_that_cannot_be_read_is_warned_of_once(
     first, second = warned(caplog)
     assert first.startswith(f"watched folder {tmp_path / 'file'} is no folder; ")
     assert second.startswith(f"watched folder {tmp_path / 'none'} does not exist; ")
+
+
+def test_the_daemons_memory_is_hidden_before_it_reads_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    def build(_: object) -> tuple[object, object]:
+        steps.append("build")
+        return SimpleNamespace(), SimpleNamespace()
+
+    monkeypatch.setattr(command, "hide_memory", lambda: steps.append("hide"))
+    monkeypatch.setattr(wiring, "build", build)
+    command.run(state_dir=tmp_path / "state")
+    assert steps == ["hide", "build"]
 
 
 def test_policy_fields_without_effect_are_named_at_the_start(

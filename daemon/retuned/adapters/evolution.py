@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import getpass
 import os
 import socket
@@ -34,7 +33,6 @@ from retuned.lab.toolchain import environment_of
 from retuned.ports import Clock, Generator
 from retuned.settings import Settings
 
-_PR_SET_DUMPABLE = 4
 _EVERYWHERE = frozenset({"root", "user", "admin", "ubuntu", "nobody", "localhost"})
 """Names that say nothing about a machine, and stand in many a comment."""
 
@@ -219,12 +217,3 @@ def machine_names() -> list[str]:
     with contextlib.suppress(KeyError, OSError):  # a container's user without a name
         names.append(getpass.getuser())
     return [name for name in names if name.lower() not in _EVERYWHERE]
-
-
-def hide_memory() -> None:
-    """Close this process's memory and first environment to others of the same user.
-
-    Generated code runs in processes of its own that have neither; this keeps them from looking
-    here, should one find a way to open files.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

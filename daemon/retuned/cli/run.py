@@ -12,6 +12,7 @@ import typer
 
 from retuned.cli.output import lines
 from retuned.cli.places import cautions
+from retuned.lab.harness.sandbox import hide_memory
 from retuned.local.lock import only_one
 from retuned.local.program import serve
 from retuned.settings import Settings, load_settings
@@ -34,6 +35,7 @@ def run(
         config, {"state_dir": state_dir, "watch_dirs": watch, "policy_files": policy}
     )
     _log_to_stderr(settings)
+    hide_memory()  # it signs evidence and knows the endpoint's key; candidates run as its user
     from retuned.local.wiring import build  # after the settings: a typo answers at once
 
     with only_one(settings.state_dir):

@@ -86,7 +86,7 @@ def test_names_that_stand_in_many_a_comment_are_not_taken_out() -> None:
 def test_the_labs_process_can_close_its_memory(tmp_path: Path) -> None:
     program = (
         "import ctypes\n"
-        "from retuned.adapters.evolution import hide_memory\n"
+        "from retuned.lab.harness.sandbox import hide_memory\n"
         "hide_memory()\n"
         "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))\n"  # PR_GET_DUMPABLE
     )
