@@ -113,7 +113,7 @@ class Swapper(Protocol):
         Raises
         ------
         TemporaryError
-            If the server does not answer.
+            If the server, or one of its processes that listen, does not answer.
         """
         ...
 
@@ -399,7 +399,7 @@ class Verifier(Protocol):
     """Says whether somebody signed something."""
 
     def check(self, payload: bytes, *, key: str, signature: bytes) -> EvidenceFault | None:
-        """Return what is wrong with a signature: ``evidence-key-unknown``, ``evidence-altered``.
+        """Return what is wrong: ``evidence-key-unknown``, ``-key-revoked``, ``evidence-altered``.
 
         Raises
         ------

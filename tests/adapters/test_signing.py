@@ -192,3 +192,28 @@ def test_ids_are_those_of_the_key_s_bytes() -> None:
 
 NOTARY = FakeNotary()
 SEALED = seal(document(), notary=NOTARY)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"key": "ed25519:' + "0" * 32 + '"}'])
+def test_a_damaged_revocation_revokes_without_exception(folder: Path, text: str) -> None:
+    notary = Ed25519Notary(folder)
+    old, signature = notary.sign(document())
+    notary.rotate()
+    notary.revoke(old, at=FakeClock().now(), trust_until=FakeClock().now())
+    assert notary.check(document(), key=old, signature=signature) is None
+    (folder / f"{old.removeprefix('ed25519:')}.revoked").write_text(text)
+    assert notary.check(document(), key=old, signature=signature) is EvidenceFault.REVOKED_KEY
+    assert [each.key for each in notary.revocations.all()] == [old]
+
+
+def test_evidence_of_a_revoked_key_says_so(folder: Path) -> None:
+    notary = Ed25519Notary(folder)
+    data = seal(document(), notary=notary)
+    old = notary.current()
+    notary.rotate()
+    notary.revoke(old, at=FakeClock().now())
+    read, doubt = unseal(data, verifier=notary)
+    assert read is not None
+    assert doubt is not None
+    assert doubt.fault is EvidenceFault.REVOKED_KEY
+    assert "revoked" in doubt.detail

@@ -160,6 +160,57 @@ def test_a_rotation_prints_the_new_key_and_counts_the_old(state: SqliteStore, ru
     assert "PRIVATE" not in json.dumps(second) + run("evidence", "key")
 
 
+def test_a_revoked_key_is_listed_and_its_evidence_carries_nothing(
+    state: SqliteStore, run: Run
+) -> None:
+    digest = keep(state, WINNER)
+    old = run("evidence", "key", "--json")["key"]
+    body = run("evidence", "rotate", "--revoke", "current", "--reason", "a lost disk", "--json")
+    assert body["key"] != old
+    assert [(each["key"], each["reason"]) for each in body["revoked"]] == [(old, "a lost disk")]
+    assert run("evidence", "key", "--json")["revoked"] == body["revoked"]
+    with pytest.raises(Refused, match="evidence-key-revoked"):
+        run("evidence", "verify", digest)
+    assert "NOT VERIFIED" in run("evidence", "show", digest)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_key_that_others_may_have_read_is_revoked_in_one_step(
+    state: SqliteStore, run: Run, by_name: bool
+) -> None:
+    digest = keep(state, WINNER)
+    old = run("evidence", "key", "--json")["key"]
+    (keys(state) / "current.key").chmod(0o644)
+    body = run("evidence", "rotate", "--revoke", old if by_name else "current", "--json")
+    assert body["key"] != old
+    assert [each["key"] for each in body["revoked"]] == [old]
+    with pytest.raises(Refused, match="evidence-key-revoked"):
+        run("evidence", "verify", digest)
+
+
+def test_an_older_key_is_revoked_without_another_rotation(state: SqliteStore, run: Run) -> None:
+    digest = keep(state, WINNER)
+    old = run("evidence", "key", "--json")["key"]
+    new = run("evidence", "rotate", "--json")["key"]
+    until = "2999-01-01T00:00:00+0000"
+    body = run("evidence", "rotate", "--revoke", old, "--trust-until", until, "--json")
+    assert body["key"] == new
+    assert run("evidence", "verify", digest).startswith("yes"), "it was trusted when it signed"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--reason", "why"), ("--revoke", "ed25519:" + "0" * 32), ("--revoke", "../../etc")],
+)
+def test_a_revocation_of_nothing_changes_nothing(
+    state: SqliteStore, run: Run, words: tuple[str, ...]
+) -> None:
+    before = run("evidence", "key", "--json")
+    with pytest.raises(UsageError):
+        run("evidence", "rotate", *words)
+    assert run("evidence", "key", "--json") == before
+
+
 @pytest.mark.parametrize("what", ["ab", "abcdef", "sha256:" + "0" * 64])
 def test_what_is_not_there_is_said(what: str, state: SqliteStore, run: Run) -> None:
     keep(state, WINNER)

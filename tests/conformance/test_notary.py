@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -9,17 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retuned.adapters.revoking import Revocation
 from retuned.adapters.signing import Ed25519Notary, FakeNotary
+from retuned.errors import UsageError
 from retuned.ports import Notary
 from retuned.stages.verdict import EvidenceFault
 
 FLIPPED = FakeNotary()
+NOON, HOUR = datetime(2026, 11, 21, 12, tzinfo=UTC), timedelta(hours=1)
 
 
 class Rotating(Notary, Protocol):
-    """Both can take another key; the port does not need it."""
+    """Both can take another key and revoke one; the port does not need it."""
 
     def rotate(self) -> str: ...
+
+    def revoke(
+        self, key: str, *, at: datetime, reason: str = "", trust_until: datetime | None = None
+    ) -> Revocation: ...
 
 
 @pytest.fixture(params=["fake", "keys"])
@@ -64,6 +73,60 @@ def test_after_a_rotation_the_old_signature_holds_and_the_new_key_signs(notary: 
     assert notary.sign(b"more")[0] == new
     # bound to its key: another key's name does not carry it
     assert notary.check(b"numbers", key=new, signature=signature) is EvidenceFault.ALTERED
+
+
+def document(written_at: datetime) -> bytes:
+    return json.dumps({"written_at": written_at.isoformat()}).encode()
+
+
+def test_a_revoked_key_carries_nothing_that_it_ever_signed(notary: Rotating) -> None:
+    old, signature = notary.sign(document(NOON))
+    notary.rotate()
+    notary.revoke(old, at=NOON, reason="it was on a stick")
+    found = notary.check(document(NOON), key=old, signature=signature)
+    assert found is EvidenceFault.REVOKED_KEY
+    new, fresh = notary.sign(document(NOON))
+    assert notary.check(document(NOON), key=new, signature=fresh) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "fault"),
+    [
+        (document(NOON - HOUR), None),
+        (document(NOON), None),
+        (document(NOON + HOUR), EvidenceFault.REVOKED_KEY),
+        (b"no document", EvidenceFault.REVOKED_KEY),
+        (b'{"written_at": "yesterday"}', EvidenceFault.REVOKED_KEY),
+        (b'{"written_at": "2026-11-21T10:00:00"}', EvidenceFault.REVOKED_KEY),
+        (b"[" * 100_000, EvidenceFault.REVOKED_KEY),
+    ],
+)
+def test_whoever_revokes_may_say_until_when_the_key_was_trusted(
+    notary: Rotating, payload: bytes, fault: EvidenceFault | None
+) -> None:
+    old, signature = notary.sign(payload)
+    notary.rotate()
+    notary.revoke(old, at=NOON + HOUR, trust_until=NOON)
+    assert notary.check(payload, key=old, signature=signature) is fault
+    assert notary.check(payload, key=old, signature=b"\0" * 64) is EvidenceFault.ALTERED
+
+
+def test_a_revocation_stands_as_it_was_first_said(notary: Rotating) -> None:
+    old, signature = notary.sign(document(NOON))
+    notary.rotate()
+    first = notary.revoke(old, at=NOON, reason="first")
+    again = notary.revoke(old, at=NOON + HOUR, reason="again", trust_until=NOON + HOUR)
+    assert again == first
+    found = notary.check(document(NOON), key=old, signature=signature)
+    assert found is EvidenceFault.REVOKED_KEY
+
+
+def test_neither_the_key_that_signs_nor_one_that_never_did_is_revoked(notary: Rotating) -> None:
+    current, signature = notary.sign(b"x")
+    for key in (current, "ed25519:" + "0" * 32, "fake:" + "0" * 32, "../current"):
+        with pytest.raises(UsageError):
+            notary.revoke(key, at=NOON)
+    assert notary.check(b"x", key=current, signature=signature) is None
 
 
 @given(st.binary(max_size=64), st.integers(0, 511))

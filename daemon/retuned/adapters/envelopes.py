@@ -11,6 +11,7 @@ _MAX_BYTES = 64 << 20
 """Longest envelope that is read."""
 _DETAILS = {
     EvidenceFault.UNKNOWN_KEY: "its key never signed here",
+    EvidenceFault.REVOKED_KEY: "its key was revoked",
     EvidenceFault.ALTERED: "the signature does not fit the text",
 }
 

@@ -13,6 +13,7 @@ import re
 import secrets
 import stat
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -22,7 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PublicKey,
 )
 
-from retuned.errors import TemporaryError, UnreadableInput
+from retuned.adapters.revoking import Revocation, Revocations, fault_of
+from retuned.errors import TemporaryError, UnreadableInput, UsageError
 from retuned.stages.verdict import EvidenceFault
 
 __all__ = ["Ed25519Notary", "FakeNotary", "PublicKey", "key_id", "public_pem"]
@@ -44,6 +46,8 @@ class Ed25519Notary:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.revocations = Revocations(folder)
+        """Keys of this folder that are believed no more."""
 
     def sign(self, payload: bytes) -> tuple[str, bytes]:
         """Return key and signature; see `Notary.sign`."""
@@ -56,11 +60,16 @@ class Ed25519Notary:
         public = self._public(key)
         if public is None:
             return EvidenceFault.UNKNOWN_KEY
-        return _check(public, payload, key=key, signature=signature)
+        fault = _check(public, payload, key=key, signature=signature)
+        return fault or fault_of(self.revocations.of(key), payload)
 
-    def current(self) -> str:
-        """Return the id of the key that signs now, and make one where there is none."""
-        return key_id((self._private() or self._make(replace=False)).public_key())
+    def current(self, *, exposed: bool = False) -> str:
+        """Return the id of the key that signs now, and make one where there is none.
+
+        With `exposed` also of one that others may have read: it signs nothing, and has a name.
+        """
+        private = self._private(exposed=exposed) or self._make(replace=False)
+        return key_id(private.public_key())
 
     def rotate(self) -> str:
         """Make a new key and forget the private half of the old one; return the new id.
@@ -71,6 +80,25 @@ class Ed25519Notary:
             If the folder cannot be written.
         """
         return key_id(self._make(replace=True).public_key())
+
+    def revoke(
+        self, key: str, *, at: datetime, reason: str = "", trust_until: datetime | None = None
+    ) -> Revocation:
+        """Believe a key no more; what it signed until `trust_until` is believed still, if given.
+
+        Raises
+        ------
+        UsageError
+            If no such key ever signed here, or it is the one that signs now: rotate first.
+        TemporaryError
+            If the folder cannot be written.
+        """
+        if self._public(key) is None:
+            raise UsageError(f"no key {key!r:.60} ever signed here; see `retuned evidence key`")
+        if key == self.current():
+            raise UsageError(f"{key} signs now; rotate it away first")
+        revocation = Revocation(key=key, at=at, reason=reason[:500], trust_until=trust_until)
+        return self.revocations.revoke(revocation)
 
     def public_keys(self) -> dict[str, Ed25519PublicKey]:
         """Return every key that ever signed here, by id; files that are no such key are left out.
@@ -105,7 +133,7 @@ class Ed25519Notary:
             raise _unreadable(path, error) from error
         return public if public is not None and key_id(public) == key else None
 
-    def _private(self) -> Ed25519PrivateKey | None:
+    def _private(self, *, exposed: bool = False) -> Ed25519PrivateKey | None:
         """Read the key on every use: another process may have rotated it."""
         path = self._folder / _PRIVATE
         try:
@@ -117,7 +145,7 @@ class Ed25519Notary:
         with open(number, "rb") as file:
             facts = os.fstat(number)
             ours = facts.st_uid == os.geteuid() and stat.S_ISREG(facts.st_mode)
-            if not ours or facts.st_mode & 0o077:
+            if not exposed and (not ours or facts.st_mode & 0o077):
                 raise UnreadableInput(
                     "key-exposed",
                     where=str(path),
@@ -170,6 +198,7 @@ class FakeNotary:
     """Signs with a secret in memory: for tests of everything that signs or verifies."""
 
     _secrets: dict[str, bytes] = field(default_factory=dict)
+    _revoked: dict[str, Revocation] = field(default_factory=dict)
 
     def sign(self, payload: bytes) -> tuple[str, bytes]:
         """Return key and signature; see `Notary.sign`."""
@@ -182,14 +211,24 @@ class FakeNotary:
         """Verify; see `Verifier.check`."""
         if key not in self._secrets:
             return EvidenceFault.UNKNOWN_KEY
-        same = hmac.compare_digest(self._stamp(key, payload), signature)
-        return None if same else EvidenceFault.ALTERED
+        if not hmac.compare_digest(self._stamp(key, payload), signature):
+            return EvidenceFault.ALTERED
+        return fault_of(self._revoked.get(key), payload)
 
     def rotate(self) -> str:
         """Sign with another key from now on."""
         key = f"fake:{secrets.token_hex(16)}"
         self._secrets[key] = secrets.token_bytes(32)
         return key
+
+    def revoke(
+        self, key: str, *, at: datetime, reason: str = "", trust_until: datetime | None = None
+    ) -> Revocation:
+        """Believe a key no more; see `Ed25519Notary.revoke`."""
+        if key not in self._secrets or key == list(self._secrets)[-1]:
+            raise UsageError(f"{key!r:.60} is no older key")
+        made = Revocation(key=key, at=at, reason=reason, trust_until=trust_until)
+        return self._revoked.setdefault(key, made)
 
     def _stamp(self, key: str, payload: bytes) -> bytes:
         return hmac.digest(self._secrets[key], _message(key, payload), "sha256")

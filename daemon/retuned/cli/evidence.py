@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -134,13 +135,49 @@ def key(config: ConfigOption = None, state_dir: StateOption = None, json: JsonFl
 
 @app.command()
 def rotate(
-    config: ConfigOption = None, state_dir: StateOption = None, json: JsonFlag = False
+    revoke: Annotated[
+        str,
+        typer.Option(help="Believe this key no more: its id, or `current` for the one before."),
+    ] = "",
+    reason: Annotated[str, typer.Option(help="Why it is revoked, for the record.")] = "",
+    trust_until: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%dT%H:%M:%S%z"],
+            help="Believe still what it signed until then, such as 2026-11-21T10:00:00+0000. "
+            "Whoever has the key can sign any time into a document; without this nothing is "
+            "believed.",
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
 ) -> None:
-    """Sign with a new key from now on; what was signed before can still be verified."""
+    """Sign with a new key from now on; what was signed before is verified still, if not revoked.
+
+    Evidence of a revoked key carries no swap and is measured anew; what runs already goes on.
+    """
+    if not revoke and (reason or trust_until is not None):
+        raise UsageError("--reason and --trust-until are about --revoke; say which key")
     settings = load_settings(config, {"state_dir": state_dir})
     notary = Ed25519Notary(settings.keys)
-    notary.rotate()
+    signing = _signing(notary)
+    named = signing if revoke == "current" else revoke
+    if revoke and named not in notary.public_keys():
+        raise UsageError(f"no key {named!r:.60} ever signed here; see `retuned evidence key`")
+    if named in ("", signing) or not signing:
+        notary.rotate()
+    if named:
+        notary.revoke(named, at=datetime.now(UTC), reason=reason, trust_until=trust_until)
     _print_key(notary, json=json)
+
+
+def _signing(notary: Ed25519Notary) -> str:
+    """Return the key that signs now, one that others may have read too; empty if it is damaged."""
+    try:
+        return notary.current(exposed=True)
+    except UnreadableInput:
+        return ""
 
 
 def _print_key(notary: Ed25519Notary, *, json: bool) -> None:
@@ -155,11 +192,16 @@ def _print_key(notary: Ed25519Notary, *, json: bool) -> None:
         )
     pem = public_pem(keys[current])
     older = sorted(set(keys) - {current})
+    revoked = notary.revocations.all()
     if json:
-        emit_json({"key": current, "public": pem, "older": older})
+        said = [each.model_dump(mode="json") for each in revoked]
+        emit_json({"key": current, "public": pem, "older": older, "revoked": said})
         return
     stdout().print(pem.rstrip("\n"))
-    say(f"{current}, and {len(older)} older keys that verify what they signed")
+    say(f"{current}, and {len(older) - len(revoked)} older keys that verify what they signed")
+    for each in revoked:
+        until = f", but for what it signed until {each.trust_until}" if each.trust_until else ""
+        say(safe(f"revoked: {each.key} at {each.at}{until} {each.reason}"))
 
 
 def _opened(at: Desk, digest: Digest, *, verifier: Verifier | None = None) -> tuple[Read, str]:

@@ -79,6 +79,7 @@ class RefusalReason(StrEnum):
     EVIDENCE_UNREADABLE = "evidence-unreadable"
     EVIDENCE_ALTERED = "evidence-altered"
     EVIDENCE_KEY_UNKNOWN = "evidence-key-unknown"
+    EVIDENCE_KEY_REVOKED = "evidence-key-revoked"
     EVIDENCE_OF_ANOTHER_CANDIDATE = "evidence-of-another-candidate"
     EVIDENCE_OF_ANOTHER_INCUMBENT = "evidence-of-another-incumbent"
     EVIDENCE_OF_ANOTHER_PLAN = "evidence-of-another-plan"

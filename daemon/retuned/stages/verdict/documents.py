@@ -41,6 +41,8 @@ class EvidenceFault(StrEnum):
     """Its bytes do not match their digest or their signature."""
     UNKNOWN_KEY = "evidence-key-unknown"
     """It was signed by a key that this installation never had."""
+    REVOKED_KEY = "evidence-key-revoked"
+    """It was signed by a key that is believed no more."""
     OTHER_CANDIDATE = "evidence-of-another-candidate"
     OTHER_INCUMBENT = "evidence-of-another-incumbent"
     OTHER_PLAN = "evidence-of-another-plan"
