@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -68,16 +68,10 @@ def agreeing(*_: object) -> Comparison:
     return Comparison(nonfinite=False, ratio=0.0)
 
 
-class BypassingSwapper(Swapper, Protocol):
-    """Both have this too; the port does not need it."""
-
-    def bypass(self, definition: str, *, on: bool) -> None: ...
-
-
 @pytest.fixture(params=["fake", "socket"])
 def swapper(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[BypassingSwapper]:
+) -> Iterator[Swapper]:
     if request.param == "fake":
         yield FakeSwapper(NAMES)
         return
@@ -221,7 +215,7 @@ def test_each_process_says_what_it_runs_on(swapper: Swapper) -> None:
     assert found.device == "", "no launch has used one"
 
 
-def test_a_bypass_keeps_the_order(swapper: BypassingSwapper, tmp_path: Path) -> None:
+def test_a_bypass_keeps_the_order(swapper: Swapper, tmp_path: Path) -> None:
     swapper.bypass("a", on=True)
     assert not state(swapper).bypassed, "there is nothing to bypass"
     swap(swapper, order(FIRST, epoch=1), tmp_path)
@@ -295,6 +289,31 @@ def test_a_runtime_that_does_not_say_what_it_runs_on_is_asked_again(
 ) -> None:
     with serve_nonsense(tmp_path / "x.sock", reply), pytest.raises(TemporaryError):
         RuntimeSocket(tmp_path / "x.sock", timeout_s=5).environments()
+
+
+@pytest.mark.parametrize("reply", [b"", b"[]\n", b'{"ok":false,"reason":"unknown-op"}\n'])
+def test_where_one_process_does_not_say_what_it_runs_on_nothing_is_known_of_the_server(
+    tmp_path: Path, reply: bytes
+) -> None:
+    """The silent process would get the order as the others do: silence is no agreement."""
+    said = b'{"ok":true,"pid":1,"environment":{"machine":"x","torch":"2.1"}}\n'
+    swapper = RuntimeSocket(tmp_path, timeout_s=5)
+    with (
+        serve_nonsense(tmp_path / "1.sock", said),
+        serve_nonsense(tmp_path / "2.sock", reply),
+        pytest.raises(TemporaryError, match="1 of the server's processes"),
+    ):
+        swapper.environments()
+
+
+def test_a_process_that_died_is_not_waited_for(tmp_path: Path) -> None:
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / "2.sock"))
+    dead.close()
+    said = b'{"ok":true,"pid":1,"environment":{"machine":"x","torch":"2.1"}}\n'
+    with serve_nonsense(tmp_path / "1.sock", said):
+        (found,) = RuntimeSocket(tmp_path, timeout_s=5).environments()
+    assert found.torch == "2.1"
 
 
 def test_what_an_older_runtime_leaves_out_is_not_known(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
+from retuned.adapters.end_to_end_http import HttpEndToEnd
+from retuned.stages.watch import summarise
+
 pytest.importorskip("torch", reason="the demo's server needs PyTorch")
 
 SERVER = [sys.executable, "-m", "retuned.demo.server", "--model", "tiny"]
@@ -85,6 +88,17 @@ def _metric(url: str, name: str) -> float:
     text = httpx.get(f"{url}/metrics", trust_env=False).text
     values = [line.split()[-1] for line in text.splitlines() if line.startswith(name + " ")]
     return float(values[0]) if values else 0.0
+
+
+def test_it_can_be_measured_end_to_end_and_answers_alike_when_asked_again(server: Running) -> None:
+    requests = [{"prompt_tokens": [1 + n, 2, 3], "max_tokens": 6} for n in range(6)]
+    bodies = [{**request, "stream": True} for request in requests]
+    probe = HttpEndToEnd(f"{server.url}/v1", bodies, concurrency=1)
+    first, again = probe.serve(), probe.serve()
+    assert [len(answer.tokens) for answer in first.answers] == [6] * 6
+    block = summarise("off", first.answers, again)
+    assert (block.failed, block.tokens, block.compared, block.diverged) == (0, 36, 36, 0)
+    assert block.ttft_s is not None
 
 
 def test_one_event_per_token_then_usage_then_the_end(server: Running) -> None:
