@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -108,11 +113,11 @@ def test_the_fake_remembers_what_was_observed_and_totals_over_labels() -> None:
 def test_metrics_are_served_until_stopped_and_a_taken_port_is_busy() -> None:
     real = PrometheusTelemetry()
     real.count("retuned_swaps_total")
-    port = free_port()
-    stop = real.serve("127.0.0.1", port=port)
+    port, stop = served(real)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             assert b"retuned_swaps_total 1.0" in answer.read()
+        assert listening(port)
         with pytest.raises(TemporaryError, match="metrics_port") as caught:
             PrometheusTelemetry().serve("127.0.0.1", port=port)
         assert (caught.value.exit_code, caught.value.code) == (5, "port-busy")
@@ -120,12 +125,31 @@ def test_metrics_are_served_until_stopped_and_a_taken_port_is_busy() -> None:
             PrometheusTelemetry().serve("192.0.2.1", port=port)
     finally:
         stop()
-    PrometheusTelemetry().serve("127.0.0.1", port=port)()  # the port is free again
+    deadline = time.monotonic() + 30.0
+    while listening(port):
+        assert time.monotonic() < deadline, "it still listens"
+        time.sleep(0.01)
 
 
-def free_port() -> int:
-    import socket
+def listening(port: int) -> bool:
+    """Whether this process has the port, which others may take as soon as it has not."""
+    ours = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            ours.add(os.readlink(f"/proc/self/fd/{name}"))
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    wanted = f"0100007F:{port:04X}"
+    return any(row[1] == wanted and f"socket:[{row[9]}]" in ours for row in rows)
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+
+def served(telemetry: PrometheusTelemetry) -> tuple[int, Callable[[], None]]:
+    """Serve on a port that was free a moment ago; another one where somebody was faster."""
+    for _ in range(50):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        try:
+            return port, telemetry.serve("127.0.0.1", port=port)
+        except TemporaryError:
+            continue
+    raise AssertionError("somebody takes every port")

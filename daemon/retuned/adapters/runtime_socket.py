@@ -86,8 +86,11 @@ class RuntimeSocket:
         return [_merge_samples(samples) for samples in found.values()]
 
     def environments(self) -> Sequence[ServerEnvironment]:
-        """Return what each process runs on; see `Swapper.environments`."""
-        return list(self._reports({"op": "hello"}, server_environment).values())
+        """Return what each process runs on; see `Swapper.environments`.
+
+        A process that listens and does not say is no process that agrees: it gets the order too.
+        """
+        return list(self._reports({"op": "hello"}, server_environment, complete=True).values())
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
         """Prepare in every process; see `Swapper.prepare`."""
@@ -140,14 +143,27 @@ class RuntimeSocket:
         return self._sockets()
 
     def _reports(
-        self, request: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], T]
+        self,
+        request: Mapping[str, Any],
+        parse: Callable[[Mapping[str, Any]], T],
+        *,
+        complete: bool = False,
     ) -> dict[str, T]:
         """Return what processes say, by their socket's name; those that fail are left out.
+
+        Parameters
+        ----------
+        request
+            What is asked.
+        parse
+            Reads an answer.
+        complete
+            Every process that listens must answer so that it can be read.
 
         Raises
         ------
         TemporaryError
-            If there is no answer that can be read.
+            If there is no answer that can be read, or a missing one where all are needed.
         """
         answers, errors = self._tell(request, timeout_s=self._timeout_s)
         reports: dict[str, T] = {}
@@ -156,6 +172,9 @@ class RuntimeSocket:
                 reports[name] = parse(answer)
             except TemporaryError as error:
                 errors.append(error)
+        if complete and errors and reports:
+            message = f"{len(errors)} of the server's processes do not answer: {errors[0]}"
+            raise TemporaryError(message[:1000], delay_s=_RETRY_S) from errors[0]
         if not reports:
             raise errors[0]
         for left_out in errors:

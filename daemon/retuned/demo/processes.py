@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from retuned.errors import RetunedError
+from retuned.lab.harness.processes import is_ready
 
 
 class DemoFailed(RetunedError):
@@ -136,8 +136,7 @@ class Child:
         assert self._process.stdout is not None, "stdout is a pipe"
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            ready, _, _ = select.select([self._process.stdout], [], [], 0.2)
-            if ready:
+            if is_ready(self._process.stdout.fileno(), timeout_s=0.2):
                 line = self._process.stdout.readline()
                 if line:
                     return _object(self.name, line)
