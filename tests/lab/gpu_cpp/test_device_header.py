@@ -83,7 +83,8 @@ def numbers() -> Any:
     halves = (every16.view(np.uint32) | 0x8000).view(np.float32)
     fixed = [448, 464, 464.1, 480, 240, 248, 247.9, 256, 65504, 65519, 65520, 2**-9, 2**-10, 2**-11]
     ties = np.arange(1, 64, dtype=np.float32) * np.float32(2.0**-11)
-    parts: list[Any] = [bits.view(np.float32), small, every16, halves, np.array(fixed, np.float32), ties, -ties]
+    parts: list[Any] = [bits.view(np.float32), small, every16, halves, ties, -ties]
+    parts.append(np.array(fixed, np.float32))
     return np.concatenate(parts)
 
 
