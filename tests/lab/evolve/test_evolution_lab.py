@@ -196,12 +196,12 @@ def test_the_plans_clock_interrupts_a_question(tmp_path: Path) -> None:
     with endpoint(lambda _: Reply(parts=dripping(stop))) as server:
         settings = config(server, tmp_path)  # waits a minute for an answer, and tries four times
         began = time.monotonic()
-        findings = experiment(tmp_path, settings, max_seconds=8.0)
+        findings = experiment(tmp_path, settings, max_seconds=15.0)
         took_s = time.monotonic() - began
         stop.set()
     assert findings == []
     assert len(server.received) == 1
-    assert took_s < 50.0  # of 4.8 for the search; the machine may be busy
+    assert took_s < 50.0  # of 9 for the search; the machine may be busy
     said = transcript_path(settings, "evolution").read_text("utf-8")
     failed = [json.loads(line) for line in said.splitlines()][-1]
     assert (failed["event"], failed["code"]) == ("failed", "timed-out")

@@ -94,3 +94,16 @@ def test_the_labs_process_can_close_its_memory(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ
     )
     assert done.stdout.strip() == "0"
+
+
+def test_a_back_end_arrives_with_its_interpreter(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    found = config_of(
+        settings(tmp_path, evolve_backend="openevolve", evolve_backend_python=python),
+        environment=HERE,
+    )
+    assert found is not None
+    assert (found.backend, found.backend_python) == ("openevolve", str(python))
+    ours = config_of(settings(tmp_path), environment=HERE)
+    assert ours is not None
+    assert (ours.backend, ours.backend_python) == ("own", "")

@@ -49,6 +49,7 @@ SECRETS = [
     ("at www.firma.de today", "firma"),
     ("shop.firma.co.uk", "firma"),
     ("from 10.20.30.40:8000", "10.20"),
+    ("it is 10.20.30.40.", "10.20"),
     ("from fe80:0:0:0:1:2:3:4", "fe80"),
     ("https://user:pw@host.example/x?y=z", "host"),
     ("postgres://app:s3cr3t@db/prod", "s3cr3t"),
@@ -77,6 +78,7 @@ CODE = [
     '@triton.jit\ndef k(x, y, M, H: tl.constexpr):\n    pid = tl.program_id(0)  # "root mean"',
     "a block-sparse layout, a basic block, the bearer of bad news",
     "basic blocked_implementation_v2_row",
+    "# since release 0.3.4.1, and part 1.2.3.4.5, and 300.1.2.3",
     "std::memcpy(&v, row + i + 8 * k, sizeof v); a::be::ca f;",
 ]
 _NAMES = ("token", "key", "tile", "acc", "offs", "secret_seed", "auth", "q", "row_ptr")

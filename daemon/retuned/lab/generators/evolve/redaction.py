@@ -28,6 +28,7 @@ _INSIDE = r"corp|svc|ec2|intra|svc\.cluster|compute\.ec2"
 """Stand before a likely end in names of hosts: `svc.cluster.local`, `corp.internal`."""
 _COUNTRIES = "de|uk|fr|eu|ch|at|nl|se|no|fi|dk|pl|it|es|pt|cz|us|ca|au|nz|jp|cn|kr|in|br|tw|sg|hk"
 _SECOND = "co|com|ac|gov|org|net|edu"
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _DASHED = r"[a-z0-9]{1,30}(?:-[a-z0-9]{1,30}){0,8}-\d[a-z0-9]{0,30}"
 _BEFORE, _AFTER = r"(?<![\w./>-])", r"\b(?![\w(\[-]|\.\w|\s*[-+*/%&|^!<>]?=|\s*;|\s*[+*/]\s)"
@@ -139,7 +140,7 @@ _PLACES: tuple[tuple[re.Pattern[str], _Instead], ...] = (
     ),
     (re.compile(rf"(?<![\w).])(?:~|/(?:{_ROOTS}))(?:/[\w.+@%=,-]+)+/?"), "[path]"),
     (re.compile(r"\b[A-Za-z]:\\(?:[\w.+-][\w.+ -]+\\)+[\w.+-]+"), "[path]"),
-    (re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])"), "[address]"),
+    (re.compile(rf"(?<![\w.])(?!0\.){_OCTET}(?:\.{_OCTET}){{3}}(?!\w|\.\w)"), "[address]"),
     (re.compile(r"(?<![\w:])(?:[0-9a-f]{1,4}:){4,7}[0-9a-f]{1,4}(?![\w:])", re.I), "[address]"),
     (re.compile(rf"(?i){_BEFORE}(?:{_LABEL}\.){{1,8}}(?:{_SURE}){_AFTER}"), "[host]"),
     (re.compile(rf"(?i){_BEFORE}www\.(?:{_LABEL}\.){{1,8}}[a-z]{{2,12}}{_AFTER}"), "[host]"),
