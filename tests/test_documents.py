@@ -7,12 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
+from tests.catalog.launching import launched
 from typer.testing import CliRunner
 
-from retuned.cli.validate import validate
+from retuned import catalog
+from retuned.cli.validate import read_candidate, validate
+from retuned.contract import Language
 from retuned.errors import (
     HarnessError,
     MissingDependency,
@@ -20,6 +24,8 @@ from retuned.errors import (
     UnreadableInput,
     UsageError,
 )
+from retuned.lab.languages.triton import check_contract
+from retuned.lab.subject import make_inputs
 from retuned.stages.verdict import Reason
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,13 +67,29 @@ def test_the_examples_on_the_page_about_candidates_are_right(
     language: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (example,) = re.findall(rf"```{language}\n(.*?)```", CANDIDATES, re.DOTALL)
+    example = re.findall(rf"```{language}\n(.*?)```", CANDIDATES, re.DOTALL)[0]
     (tmp_path / name).write_text(example, encoding="utf-8")
     app = typer.Typer()
     app.command()(validate)
     result = CliRunner().invoke(app, [str(tmp_path / name), "--json", "--seconds", "5"])
     answer = json.loads(result.stdout)
     assert answer["gate"] in ("G5", "G6"), answer  # right; how fast it is depends on the machine
+
+
+def test_the_example_of_several_launches_is_right(tmp_path: Path) -> None:
+    import triton
+
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("runs in Triton's interpreter")
+    (tmp_path / "mine.py").write_text(re.findall(r"```python\n(.*?)```", CANDIDATES, re.DOTALL)[1])
+    solution, shapes = read_candidate(tmp_path / "mine.py", definition=None)
+    entry = catalog.get(solution.definition, language=Language.TRITON)
+    assert [step.entry for step in solution.steps] == ["parts", "total"]
+    check_contract(solution, entry.definition, shapes=shapes)
+    inputs = make_inputs(entry, {"M": 1}, seed=1, family="randn")
+    want = entry.reference(inputs, {"M": 1})["y"]
+    got = launched(entry, solution, inputs, {"M": 1})["y"]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 
 def test_the_example_of_attaching_a_server_works(

@@ -31,6 +31,8 @@ SHAPES = {
     "paged_attention_bf16_h32_g8_d128_p16": [{"B": 9, "C": 64, "W": 33}],
     "paged_attention_bf16_h4_g4_d64_p16": [{"B": 3, "C": 9, "W": 5}],
     "moe_gemm_bf16_e128_t8_n768_k2048": [{"M": 1}, {"M": 77}],
+    "fused_moe_bf16_e32_t4_f768_k1024": [{"M": 1}, {"M": 77}],
+    "fused_moe_bf16_e6_t2_f40_k80": [{"M": 5}],
 }
 
 

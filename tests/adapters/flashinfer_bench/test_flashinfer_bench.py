@@ -371,6 +371,10 @@ def test_weights_that_want_repacking_are_refused_on_the_way_out() -> None:
     repacked = entry.incumbent.model_copy(update={"layouts": {"x": "transposed"}})
     with pytest.raises(NotExportable, match="repacked"):
         export_solution(repacked, entry.definition)
+    product = catalog.get("gemm_bf16_n64_k256")
+    split = product.solution("split-k", product.space("split-k").starts({"M": 1})[0])
+    with pytest.raises(NotExportable, match="2 launches and 1 pieces of scratch"):
+        export_solution(split, product.definition)
 
 
 def foreign_solution(**changes: Any) -> dict[str, Any]:
