@@ -18,8 +18,9 @@ pytest.importorskip("triton")
 from retuned import catalog  # noqa: E402
 from retuned.adapters.artifact_folder import manifest_of  # noqa: E402
 from retuned.contract import Definition, Language, Solution  # noqa: E402
-from retuned.runtime import attach  # noqa: E402
+from retuned.runtime import attach, selfcheck  # noqa: E402
 from retuned.runtime.spec import Refused, parse_spec  # noqa: E402
+from retuned.runtime.triton_variant import TritonVariant  # noqa: E402
 from retuned.runtime.values import make  # noqa: E402
 
 ATTENTION = catalog.get("paged_attention_bf16_h4_g2_d16_p4", language=Language.TRITON)
@@ -143,6 +144,31 @@ def test_paged_attention_is_checked_on_a_table_within_its_cache_and_serves(
     assert (sample["swapped_launches"], sample["shadow_checks"]) == (1, 1)
     assert sample["worst_ratio"] <= 1.0
     assert sample["tripped"] == ""
+
+
+def test_a_cache_that_there_is_no_room_for_twice_is_checked_with_a_smaller_one(
+    attention: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention.slot(*batch())
+    pages = 4 * 2 * 16 * 2 * 2  # bytes of a page, keys and values
+    monkeypatch.setattr(selfcheck, "MAX_CHECK_BYTES", 3 * pages + 1024)
+    checked: list[tuple[int, ...]] = []
+    prepare = TritonVariant.prepare
+
+    def watched(self: TritonVariant, key: tuple[int, ...]) -> None:
+        checked.append(key)
+        prepare(self, key)
+
+    monkeypatch.setattr(TritonVariant, "prepare", watched)
+    assert attention.swap(ATTENTION.incumbent, B=[2, 2], C=[6, 6], W=[3, 3]) == 1
+    assert checked == [(2, 3, 3)], "six pages were seen; the guard is about what was timed"
+    monkeypatch.setattr(selfcheck, "MAX_CHECK_BYTES", 64)
+    with pytest.raises(Refused, match="self-check-no-shape"):
+        attention.swap(ATTENTION.incumbent.model_copy(update={"params": other_params()}))
+
+
+def other_params() -> dict[str, int | str]:
+    return dict(ATTENTION.incumbent.params) | {"num_warps": 2}
 
 
 def test_a_wrong_paged_attention_is_refused_by_the_self_check(attention: Server) -> None:

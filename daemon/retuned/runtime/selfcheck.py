@@ -21,7 +21,8 @@ from retuned.runtime.values import make
 MAX_SHAPES = 6
 """Shapes checked at most, the most frequent first."""
 MAX_CHECK_BYTES = 256 << 20
-"""Activations and outputs of a checked shape; larger shapes are left to the shadow checks."""
+"""Activations and outputs of a checked shape; of larger ones the pool they read from is made
+smaller, and what is too large even so is left to the shadow checks."""
 _PAD = 64
 """Elements before and after an output; a multiple keeps every alignment."""
 _FREE_LENGTHS = (1, 33)
@@ -151,9 +152,32 @@ def _shapes(slot: Slot, bounds: Bounds) -> Iterator[Key]:
     if fitting:
         yield from fitting[:MAX_SHAPES]
         return
+    shrunk = [_shrunk(slot.spec, key) for key in seen if 0 not in key]
+    found = list(dict.fromkeys(key for key in shrunk if key is not None))
+    if found:
+        yield from found[:MAX_SHAPES]
+        return
     for key in dict.fromkeys(_corners(bounds, len(slot.spec.variable_axes))):
         if 0 not in key and _bytes(slot.spec, key) <= MAX_CHECK_BYTES:
             yield key
+
+
+def _shrunk(spec: Spec, key: Key) -> Key | None:
+    """Return a key with a smaller pool to read from, such as a cache of pages; None without one.
+
+    A cache takes most of a device, and there is no room for another. What a launch computes does
+    not grow with an axis that no output has: half of it, and half of that, until it fits. The guard
+    is about what was timed; a variant that cannot do with a smaller pool is refused.
+    """
+    given = {axis for output in spec.outputs for axis in output.shape}
+    free = [i for i, axis in enumerate(spec.variable_axes) if axis not in given]
+    lengths = list(key)
+    while _bytes(spec, tuple(lengths)) > MAX_CHECK_BYTES:
+        largest = max(free, key=lambda i: lengths[i], default=None)
+        if largest is None or lengths[largest] == 1:
+            return None
+        lengths[largest] = -(-lengths[largest] // 2)
+    return tuple(lengths)
 
 
 def _corners(bounds: Bounds, axes: int) -> Iterator[Key]:
