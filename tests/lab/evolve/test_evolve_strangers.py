@@ -107,3 +107,12 @@ def test_what_people_wrote_would_be_allowed_to_a_model_too(name: str) -> None:
     triton.check_contract(made, jit.definition, shapes=[{"M": 3}])
     assert (made.grid, made.params) == (base.grid, base.params)
     assert made.digest != base.digest
+
+
+def test_an_answer_to_several_launches_keeps_them() -> None:
+    product = catalog.get("gemm_bf16_n64_k256")
+    base = product.solution("split-k", product.space("split-k").starts({"M": 1})[0])
+    made = answered(base, product.definition, base.sources[0].content + "\n# by a model\n")
+    triton.check_contract(made, product.definition, shapes=[{"M": 3}])
+    assert (made.steps, made.scratch, made.grid) == (base.steps, base.scratch, ())
+    assert made.digest != base.digest

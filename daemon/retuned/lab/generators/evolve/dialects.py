@@ -56,10 +56,21 @@ Mask every load and store whose index may leave its tensor: lengths are arbitrar
 _GPU = """\
 The source is one device-only C++ file that both HIP and CUDA compile. The entry is one function
   extern "C" __global__ void ENTRY(pointers of the tensors of the table below in its order,
-                                   then the length of every axis as int64_t)
-Start from the base: keep its signature, its includes and its conventions for block sizes.
-Not allowed: host code, inline assembly, mutable __device__ or __managed__ or static variables,
-printf, assert, malloc, dynamic parallelism, other headers than the base has."""
+                                   then `float* scratch` where scratch_bytes is above 0,
+                                   then the length of every axis as index_t)
+Pointers to inputs are const. Elements are spelled float, double, bf16, fp16, fp8_e4m3fn,
+fp8_e4m3fnuz, index_t (64 bits), int, i8, u8, bool; a parameter may name one.
+Its one header is "retuned_device.h", with thread_x() block_x() blocks_x() lane() warp() sync(),
+shuffle(v, lane) shuffle_xor(v, mask) warp_sum warp_max block_sum(v, room) block_max(v, room) where
+room is `__shared__ float room[WARPS_PER_BLOCK]`, vec<KIND, COUNT> with member at[], load_vec<COUNT>
+and store_vec of at most 16 bytes, to_float(v) from_float<KIND>(v), infinity(), and the macros
+WARP_SIZE THREADS_PER_BLOCK WARPS_PER_BLOCK. Mathematics by name: expf sqrtf fmaxf fmaf and the like.
+Parameters become macros: BLOCK_X (threads of a block; BLOCK_Y and BLOCK_Z where they are not 1) has
+to be among them, and SHARED_BYTES where there is an `extern __shared__` array. grid: one to three
+integer expressions over axes and parameters with + - * // %, parentheses, min, max, cdiv, next_pow2.
+Not allowed: host code, inline assembly, anything static or with a value outside functions, strings,
+##, printf, assert, malloc, clocks, dynamic parallelism, other headers, names beginning with __
+beyond those of CUDA's qualifiers. Check every index: lengths are arbitrary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +149,7 @@ def solution_of(
     launch = draft.launch
     mark = hashlib.sha256(draft.source.encode()).hexdigest()[:8]
     entry = launch.entry or (base.entry if base is not None else "kernel")
-    kept = base if base is not None and launch.grid is None and launch.entry is None else None
+    kept = base if base is not None and launch.grid is None and entry == base.entry else None
     files = [SourceFile(path=dialect.path, content=draft.source)]
     files += [header for header in headers if header.path != dialect.path]
 
