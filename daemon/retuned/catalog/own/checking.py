@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from retuned.catalog.own.bounds import bound_problems
 from retuned.catalog.own.building import first_point, solution_of, spaces_of
 from retuned.catalog.own.expressions import BadExpression, parse_expression
 from retuned.catalog.own.making import FAMILIES, WHOLE
@@ -99,6 +100,9 @@ def _inputs(own: OwnDefinition) -> Iterator[Fault]:
         if spec.dtype in WHOLE and made.like in (Like.NORMAL, Like.UNIFORM, Like.POSITIVE):
             text = f"{spec.dtype} holds whole numbers: say `{{like: integers, low: 0, high: 9}}`"
             yield Fault(place, text)
+        else:
+            for problem in bound_problems(made, spec, axes=own.definition.axes):
+                yield Fault(place, problem)
         if made.like is Like.PERMUTATION and not spec.shape:
             yield Fault(place, "a scalar has no axis to permute")
     for name in sorted(own.made.keys() - own.definition.inputs.keys()):
