@@ -10,10 +10,11 @@ import pytest
 from tests.hostile.triton_kernels import ROW, SOFTMAX, changed, softmax
 
 from retuned import catalog
+from retuned.adapters.lab_wire import FindingRecord
 from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, Workload
 from retuned.errors import HarnessError
-from retuned.experiment import FindingRecord, read_task, run
+from retuned.experiment import read_task, run
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.toolchain import environment_of

@@ -285,3 +285,16 @@ def test_after_hours_without_windows_the_counters_say_nothing_of_the_first(world
     counts = [s.body["counts"].get(KERNEL) for s in world.store.list(Kind.WINDOW)]
     assert counts[1] is not None
     assert counts[2] is None
+
+
+@pytest.mark.parametrize("said", ["ifIncumbent", "off"])
+def test_a_plan_asks_of_rows_what_the_policy_says(world: World, said: str) -> None:
+    ctx = world.loop.ctx
+    body = auto_policy().model_dump(mode="json", by_alias=True)
+    body["spec"]["validation"]["batchInvariance"] = said
+    world.policies = (KernelTuningPolicy.model_validate(body),)
+    tested = belief()
+    ctx.store.add(Kind.HYPOTHESIS, tested.id, tested.model_dump(mode="json"), phase="open")
+    plan = experimenting.open_experiment(ctx)
+    assert plan is not None
+    assert plan.batch_invariant is (said == "ifIncumbent")

@@ -197,3 +197,14 @@ def test_limits_say_whether_experiments_may_begin(
     assert limits.quarantine == timedelta(hours=1)
     assert limits.max_trials == 64
     assert policy_for([policy], "any", labels={}).policy == policy
+
+
+@pytest.mark.parametrize(("said", "asked"), [(None, True), ("ifIncumbent", True), (False, False)])
+def test_rows_keep_their_bits_unless_the_policy_lets_them_go(
+    said: str | bool | None, asked: bool
+) -> None:
+    body = load_policy(POLICIES / "laptop-demo.yaml").model_dump(mode="json", by_alias=True)
+    del body["spec"]["validation"]["batchInvariance"]
+    if said is not None:
+        body["spec"]["validation"]["batchInvariance"] = said
+    assert limits_of(KernelTuningPolicy.model_validate(body)).batch_invariant is asked

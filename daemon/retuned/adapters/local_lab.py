@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from retuned.adapters.artifact_folder import MANIFEST, keep_artifact, manifest_of
@@ -110,7 +110,7 @@ class LocalLab:
             incumbent=incumbent,
             folder=self._root,
             cores=self._cores,
-            settings=self._lab,
+            settings=_settings(self._lab, plan),
         )
         judge = self._judge.model_copy(update={"buckets": plan.buckets})
         try:
@@ -269,6 +269,13 @@ class LocalLab:
     def stop(self) -> None:
         """End before the next candidate; see `Bench.stop`."""
         self._stop.set()
+
+
+def _settings(lab: LabSettings, plan: ExperimentPlan) -> LabSettings:
+    """Return how much is measured, with what the plan's policy lets go."""
+    if plan.batch_invariant:
+        return lab
+    return replace(lab, tolerance=replace(lab.tolerance, batch_invariant=False))
 
 
 def _left_s(plan: ExperimentPlan, known: Iterable[Finding], notes: Iterable[Note]) -> float:

@@ -51,6 +51,7 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
         budget=_budget(ctx, best),
         generators=ctx.settings.generators,
         buckets=ctx.settings.profile,
+        batch_invariant=_batch_invariant(ctx, best.definition),
     )
     with ctx.store.transaction():
         body = plan.model_dump(mode="json")
@@ -86,6 +87,12 @@ def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
         return
     _conclude(ctx, plan)
     capturing.forget(ctx, plan)
+
+
+def _batch_invariant(ctx: Context, definition: str) -> bool:
+    """Whether rows must keep their bits; where no policy lets them go, they must."""
+    limits = policy_limits(ctx, definition)
+    return limits is None or limits.batch_invariant
 
 
 def _frozen(ctx: Context, definition: str) -> bool:

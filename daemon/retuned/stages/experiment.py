@@ -47,6 +47,8 @@ class ExperimentPlan(Record):
     """Where it must run: evidence from elsewhere does not count."""
     buckets: ProfileSettings = ProfileSettings()
     """How the profile rounded lengths: each workload stands for its whole bucket."""
+    batch_invariant: bool = True
+    """Refuse variants whose rows change with the batch's size, where the incumbent's do not."""
 
 
 class TurnOutcome(StrEnum):
@@ -127,6 +129,7 @@ def plan(
     budget: Budget | None = None,
     generators: tuple[Name, ...] = ("search",),
     buckets: ProfileSettings | None = None,
+    batch_invariant: bool = True,
 ) -> ExperimentPlan:
     """Write the experiment for a hypothesis; the same belief about the same world is the same plan.
 
@@ -144,6 +147,8 @@ def plan(
         Who proposes variants.
     buckets
         How the profile rounded lengths; the usual ladder where None.
+    batch_invariant
+        Whether rows must keep their bits in batches of other sizes, where the incumbent's do.
 
     Examples
     --------
@@ -167,6 +172,7 @@ def plan(
         "budget": budget or Budget(),
         "environment": environment,
         "buckets": buckets or ProfileSettings(),
+        "batch_invariant": batch_invariant,
     }
     # The id is taken over everything else, so a replayed plan is recognised before it is paid for.
     unnamed = ExperimentPlan.model_validate({"id": "", **body})

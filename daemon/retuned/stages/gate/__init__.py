@@ -15,7 +15,14 @@ from retuned.stages.gate.enforcement import (
     unenforced,
 )
 from retuned.stages.gate.explain import explain
-from retuned.stages.gate.limits import Capture, EndToEndRule, Experiments, Rollout, Validation
+from retuned.stages.gate.limits import (
+    BatchInvariance,
+    Capture,
+    EndToEndRule,
+    Experiments,
+    Rollout,
+    Validation,
+)
 from retuned.stages.gate.policy import (
     Approvals,
     Approver,
@@ -55,6 +62,7 @@ __all__ = [
     "NOT_ENFORCED",
     "Approvals",
     "Approver",
+    "BatchInvariance",
     "BreakGlass",
     "Capture",
     "DecisionKind",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 
-from retuned.stages.gate.limits import EndToEndRule
+from retuned.stages.gate.limits import BatchInvariance, EndToEndRule
 from retuned.stages.gate.policy import KernelTuningPolicy
 from retuned.stages.gate.values import PolicyModel
 
@@ -92,6 +92,8 @@ class PolicyLimits:
     """How long an artifact that was rolled back is not proposed again."""
     end_to_end: EndToEndRule
     """Whether a swap must prove itself on the whole server."""
+    batch_invariant: bool
+    """Whether rows must keep their bits in batches of other sizes, where the incumbent's do."""
     capture: bool
     """Whether samples of the server's inputs may be taken."""
     capture_bytes: int
@@ -116,6 +118,7 @@ def limits_of(policy: KernelTuningPolicy) -> PolicyLimits:
         max_trials=budget.max_trials,
         quarantine=policy.spec.rollout.auto_rollback.quarantine,
         end_to_end=policy.spec.validation.end_to_end,
+        batch_invariant=policy.spec.validation.batch_invariance is not BatchInvariance.OFF,
         capture=capture.enabled and capture.max_bytes > 0,
         capture_bytes=capture.max_bytes,
         capture_retention=capture.retention,

@@ -98,6 +98,15 @@ class EndToEndRule(StrEnum):
     """Nothing is measured."""
 
 
+class BatchInvariance(StrEnum):
+    """Whether a row may get other bits in a batch of another size."""
+
+    IF_INCUMBENT = "ifIncumbent"
+    """Not where the incumbent's rows keep theirs."""
+    OFF = "off"
+    """It may: nobody compares answers bit by bit."""
+
+
 class Validation(PolicyModel):
     """The floor that no approval overrides."""
 
@@ -111,6 +120,11 @@ class Validation(PolicyModel):
     """What counts as the same answer."""
     independent_replay: bool = True
     """Measure the winner again from zero."""
+    batch_invariance: Annotated[
+        BatchInvariance, BeforeValidator(lambda value: "off" if value is False else value)
+    ] = BatchInvariance.IF_INCUMBENT
+    """Whether rows must keep their bits in batches of other sizes. It is asked of the variant; a
+    narrow guard sends other sizes to the incumbent, whose bits are its own."""
     max_vram_increase_bytes: Bytes = Field(
         default=0, validation_alias="maxVRAMIncrease", serialization_alias="maxVRAMIncrease"
     )
