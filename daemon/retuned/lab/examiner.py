@@ -31,6 +31,9 @@ from retuned.lab.statistics import ShapeSamples
 from retuned.lab.subject import Array
 from retuned.stages.verdict import Check, Reason
 
+_FRESH, _LAUNCHES = 3, 3
+"""What a race decides may be fixed for a process: processes, and launches in each."""
+
 Pairs = list[list[tuple[int, float, float]]]
 """Per block: (other side, incumbent's us, other's us)."""
 
@@ -255,7 +258,7 @@ class Examiner:
         return found, check
 
     def _hold_out(self, variant: Variant, seeds: Seeds) -> Check:
-        """Correctness again on new seeds, and the same bits from two more processes."""
+        """Correctness again on new seeds, and the same bits from more processes, several times."""
         bay = self._bay
         with ExitStack() as stack:
             book = bay.open_book(seeds, stack)
@@ -265,17 +268,20 @@ class Examiner:
             case = bay.case(book, self._memory_cells()[0])
             answers: list[dict[str, Array]] = []
             try:
-                for _ in range(2):
+                for _ in range(_FRESH):
                     with bay.runner(variant) as runner:
-                        answers.append(
+                        answers += [
                             runner.run(case.inputs, case.cell.axes, timeout_s=bay.timeout_s)
-                        )
+                            for _ in range(_LAUNCHES)
+                        ]
             except CandidateError as error:
                 return failed_check("G6", error)
-        if not all(bit_equal(answers[0][name], answers[1][name]) for name in answers[0]):
-            detail = f"two processes differ at {dict(case.cell.axes)}"
+        first = answers[0]
+        if not all(bit_equal(first[name], other[name]) for other in answers for name in first):
+            detail = f"{_FRESH} processes of {_LAUNCHES} launches differ at {dict(case.cell.axes)}"
             return Check(gate="G6", reason=Reason.NONDETERMINISTIC, detail=detail)
-        return Check(gate="G6", detail="held-out seeds, equal bits from two processes")
+        detail = f"held-out seeds, equal bits from {_FRESH} processes of {_LAUNCHES} launches"
+        return Check(gate="G6", detail=detail)
 
     def _collect(self, pairs: Sequence[Pairs], side: int) -> tuple[ShapeSamples, ...]:
         return tuple(
