@@ -314,7 +314,9 @@ class Solution(Record):
     structure: Name
     """Which algorithm it is, for example ``row-dots``; variants of one structure share source."""
     params: dict[Name, int | str] = Field(default_factory=dict)
-    """Compile-time parameters, passed as ``-DNAME=value`` or constexpr."""
+    """Compile-time parameters, passed as ``-DNAME=value`` or constexpr. GPU C++ has its block in
+    them, ``BLOCK_X`` and where they are not 1 ``BLOCK_Y`` and ``BLOCK_Z``, and its dynamic shared
+    memory, ``SHARED_BYTES``."""
     grid: tuple[Expression, ...] = Field(default=(), max_length=3)
     """Programs per dimension of a GPU launch: integer expressions over all axes and integer
     parameters, such as ``cdiv(M, BLOCK_M)``; empty for CPU languages and where there are steps."""

@@ -15,9 +15,9 @@ from retuned.cli.validate import read_candidate
 from retuned.contract import Language
 from retuned.errors import CandidateError, UsageError
 from retuned.lab.audit import AuditLimits, AuditReport, audit_object, read_bytes, refusal
-from retuned.lab.languages import triton
+from retuned.lab.languages import gpu_cpp, triton
 
-_SOLUTIONS = (".py", ".json")
+_SOLUTIONS = (".py", ".cu", ".hip", ".json")
 _ARCH = re.compile(r"sm_[0-9]{2,3}[af]?|gfx[0-9a-f]{3,4}")
 
 
@@ -100,7 +100,7 @@ def _of_candidate(
 ) -> tuple[AuditReport, ...]:
     """Compile a candidate for a GPU that need not be here, and audit what came out."""
     solution, shapes = read_candidate(file, definition=definition)
-    if solution.language is not Language.TRITON:
+    if solution.language is Language.CPU_CPP:
         raise UsageError(
             f"{file}: a candidate in {solution.language} is audited as its compiled object; "
             "name that file"
@@ -108,7 +108,10 @@ def _of_candidate(
     if arch is None:
         raise UsageError(f"{file}: say for which GPU to compile it, such as --arch gfx942")
     entry = catalog.get(solution.definition, language=Language.CPU_CPP)
-    return triton.audit_solution(
+    audited = triton.audit_solution
+    if solution.language is Language.GPU_CPP:
+        audited = gpu_cpp.audit_solution
+    return audited(
         solution, entry.definition, arch=arch, shapes=shapes, audit_limits=limits
     )
 

@@ -35,6 +35,8 @@ from retuned.stages.verdict import Status, Verdict
 from retuned.strict_yaml import NotPlainYaml, parse, read_text
 
 _MAX_BYTES = 2_000_000
+_LANGUAGES = {".py": Language.TRITON, ".cu": Language.GPU_CPP, ".hip": Language.GPU_CPP}
+"""Language of a source file by how its name ends; C++ for the CPU otherwise."""
 _HEADER = re.compile(r"\A\s*(//|#) ---[ \t]*\n((?:\1[^\n]*\n)*?)\1 ---[ \t]*\n")
 
 
@@ -65,8 +67,8 @@ def validate(
     candidate: Annotated[
         Path,
         typer.Argument(
-            help="A .cpp file with a header between two lines `// ---`, a Triton .py file with one "
-            "between `# ---`, or a .json."
+            help="A .cpp file, or a .cu or .hip file for GPUs, with a header between two lines "
+            "`// ---`; a Triton .py file with one between `# ---`; or a .json."
         ),
     ],
     definition: Annotated[
@@ -91,7 +93,7 @@ def validate(
     solution, shapes = read_candidate(candidate, definition=name)
     entry = catalog.get(solution.definition, language=solution.language)
     timed = is_timed(environment_of(solution.language))
-    if not timed:
+    if not timed and solution.language is Language.TRITON:
         say(
             "No GPU here: Triton is interpreted. What is wrong is found; times mean nothing, and "
             "nothing is promoted."
@@ -129,13 +131,14 @@ def read_candidate(
     name = definition or header.definition
     if name is None:
         raise UsageError(f"{path}: say what it computes with --definition, or in its header")
-    triton = path.suffix == ".py"
+    language = _LANGUAGES.get(path.suffix, Language.CPU_CPP)
+    file_name = f"candidate{path.suffix if path.suffix in _LANGUAGES else '.cpp'}"
     body: dict[str, Any] = {
         "name": re.sub(r"[^a-zA-Z0-9_.-]", "_", path.stem)[:100] or "candidate",
         "definition": name,
-        "language": Language.TRITON if triton else Language.CPU_CPP,
+        "language": language,
         "entry": header.steps[0].entry if header.steps else header.entry,
-        "sources": (SourceFile(path="candidate.py" if triton else "candidate.cpp", content=text),),
+        "sources": (SourceFile(path=file_name, content=text),),
         "structure": "given",
         "params": header.params,
         "layouts": header.layouts,

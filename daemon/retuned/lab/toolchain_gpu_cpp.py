@@ -100,8 +100,8 @@ class GpuCpp:
 
 def _refuse(memory: int) -> tuple[Child, int]:
     raise MissingDependency(
-        "running and timing GPU C++ needs a GPU, and there is none here; what is written in it was "
-        "compiled and audited (gates G1 and G2) and can be measured where a GPU is"
+        "running and timing GPU C++ needs a GPU, and there is none here; without one it is "
+        "compiled and audited: retuned audit FILE --arch sm_90"
     )
 
 

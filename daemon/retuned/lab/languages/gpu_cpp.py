@@ -7,17 +7,8 @@ that a source that no GPU could run is refused before anybody's time is spent on
 
 from __future__ import annotations
 
-import base64
-import binascii
-import contextlib
 import hashlib
-import json
 import os
-import re
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,17 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from retuned.contract import Definition, Environment, Language, Solution
-from retuned.errors import CompileFailed, MissingDependency
 from retuned.lab.audit import AuditLimits, AuditReport, ObjectUnreadable, audit_object, refusal
 from retuned.lab.languages.elf import BinaryAuditFailed
-from retuned.lab.languages.gpu import (
-    INTERPRETED,
-    find_gpu,
-    gpu_environment,
-    shared_limit,
-    variables,
-)
+from retuned.lab.languages.gpu import INTERPRETED, find_gpu, gpu_environment, shared_limit
 from retuned.lab.languages.gpu_compilers import Compiler, compiler_for, find_nvrtc
+from retuned.lab.languages.gpu_compiling import LIMITS, compile_source, version_of
 from retuned.lab.languages.gpu_cpp_contract import HEADER, check_contract, header_text
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.subject import numpy_dtype
@@ -43,9 +28,6 @@ from retuned.runtime.gpu_bind import LaunchShape
 
 FALLBACK_ARCHES = ("sm_90", "gfx942")
 """What is compiled for where there is no GPU: the first with libnvrtc, else the second."""
-LIMITS = CompileLimits(wall_s=60.0, cpu_s=50, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
-"""Bounds of one compilation."""
-_PROGRAM = Path(__file__).with_name("gpu_cpp_build.py")
 _FORMAT = 1
 """Of what is kept beside a compiled source."""
 
@@ -132,6 +114,33 @@ def build(
     return GpuCppBuilt(path=path, sha256=hashlib.sha256(made).hexdigest(), arch=arch, report=report)
 
 
+def audit_solution(
+    solution: Solution,
+    definition: Definition,
+    *,
+    arch: str,
+    shapes: Sequence[Mapping[str, int]] = (),
+    limits: CompileLimits | None = None,
+    audit_limits: AuditLimits | None = None,
+) -> tuple[AuditReport, ...]:
+    """Check, compile and audit one solution; return findings instead of raising them.
+
+    Raises
+    ------
+    ContractViolated
+        If it is outside the contract.
+    CompileFailed
+        As `build`.
+    BinaryAuditFailed
+        If the object cannot be read.
+    MissingDependency
+        If nothing here compiles for the architecture.
+    """
+    shape = check_contract(solution, definition, shapes=shapes)
+    made = _compile(solution, compiler_for(arch), arch, shape, limits or LIMITS)
+    return (_audited(made, solution, arch, shape, audit_limits),)
+
+
 def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
     """Return what the child needs to launch a solution, as plain JSON."""
     tensors = {**definition.inputs, **definition.outputs}
@@ -181,22 +190,6 @@ def gpu_cpp_environment() -> Environment:
     )
 
 
-@cache
-def version_of(compiler: Compiler) -> str:
-    """Return a compiler's name and version, as it says itself.
-
-    Raises
-    ------
-    MissingDependency
-        If it cannot be loaded or started.
-    """
-    answer = _run({**_task(compiler), "source": ""}, LIMITS)
-    if "version" not in answer:
-        reason = answer.get("broken") or answer.get("failed") or "no answer"
-        raise MissingDependency(f"{compiler.kind} at {compiler.path} does not work: {reason}")
-    return str(answer["version"])
-
-
 def _compile(
     solution: Solution,
     compiler: Compiler,
@@ -205,26 +198,15 @@ def _compile(
     limits: CompileLimits,
 ) -> bytes:
     defines = [f"-D{name}={value}" for name, value in sorted(solution.params.items())]
-    headers = {HEADER: header_text()}
-    headers |= {source.path: source.content for source in solution.sources[1:]}
-    main = Path(solution.sources[0].path).stem
-    task = {
-        **_task(compiler),
-        "source": solution.sources[0].content,
-        "name": f"{main}.hip" if compiler.kind == "clang" else f"{main}.cu",
-        "headers": headers,
-        "options": [*compiler.options(arch, threads=shape.threads), *defines],
-    }
-    answer = _run(task, limits)
-    if "broken" in answer:
-        raise MissingDependency(f"{compiler.kind} does not work: {answer['broken']}")
-    if "failed" in answer:
-        raise CompileFailed("compile-failed", detail=_sanitised(str(answer["failed"])))
-    try:
-        return base64.b64decode(answer["object"], validate=True)
-    except (KeyError, binascii.Error) as error:
-        detail = "the compiler's process gave no object"
-        raise CompileFailed("compile-failed", detail=detail) from error
+    main, *others = solution.sources
+    return compile_source(
+        compiler,
+        main.content,
+        stem=Path(main.path).stem,
+        headers={HEADER: header_text(), **{other.path: other.content for other in others}},
+        options=[*compiler.options(arch, threads=shape.threads), *defines],
+        limits=limits,
+    )
 
 
 def _audited(
@@ -248,59 +230,6 @@ def _audited(
     except ObjectUnreadable as error:
         raise BinaryAuditFailed(str(error)[:400]) from error
     return reports[0]
-
-
-def _task(compiler: Compiler) -> dict[str, Any]:
-    return {"kind": compiler.kind, "path": compiler.path, "parent": os.getpid()}
-
-
-def _run(task: Mapping[str, Any], limits: CompileLimits) -> dict[str, Any]:
-    """Run the compiler's process in a folder of its own.
-
-    Raises
-    ------
-    CompileFailed
-        If it dies or takes too long.
-    """
-    body = {
-        **task,
-        "memory_bytes": limits.memory_bytes,
-        "cpu_s": limits.cpu_s,
-        "file_bytes": limits.file_bytes,
-    }
-    with tempfile.TemporaryDirectory(prefix="retuned-gpu-build-") as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(_PROGRAM)],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**variables(), "TMPDIR": folder, "HOME": folder},
-            start_new_session=True,
-        )
-        try:
-            out, _ = process.communicate(json.dumps(body).encode(), timeout=limits.wall_s)
-        except subprocess.TimeoutExpired:
-            detail = f"took more than {limits.wall_s:g} s"
-            raise CompileFailed("compile-failed", detail=detail) from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    try:
-        answer: dict[str, Any] = json.loads(out)
-    except ValueError:
-        detail = f"the compiler ended with status {process.returncode}"
-        raise CompileFailed("compile-failed", detail=detail) from None
-    return answer
-
-
-def _sanitised(text: str) -> str:
-    """Shorten a compiler's complaint: no paths of this machine, no control characters."""
-    lines = [line for line in text.splitlines() if "error" in line]
-    text = " | ".join(lines[:3]) or text
-    text = re.sub(r"/[\w./+-]*/", "", text)
-    return re.sub(r"[^\x20-\x7e]+", " ", text).strip()[:400]
 
 
 def _header_mark() -> str:

@@ -64,10 +64,11 @@ Its one header is "retuned_device.h", with thread_x() block_x() blocks_x() lane(
 shuffle(v, lane) shuffle_xor(v, mask) warp_sum warp_max block_sum(v, room) block_max(v, room) where
 room is `__shared__ float room[WARPS_PER_BLOCK]`, vec<KIND, COUNT> with member at[], load_vec<COUNT>
 and store_vec of at most 16 bytes, to_float(v) from_float<KIND>(v), infinity(), and the macros
-WARP_SIZE THREADS_PER_BLOCK WARPS_PER_BLOCK. Mathematics by name: expf sqrtf fmaxf fmaf and the like.
+WARP_SIZE THREADS_PER_BLOCK WARPS_PER_BLOCK. Mathematics by name: expf sqrtf fmaxf and the like.
 Parameters become macros: BLOCK_X (threads of a block; BLOCK_Y and BLOCK_Z where they are not 1) has
 to be among them, and SHARED_BYTES where there is an `extern __shared__` array. grid: one to three
-integer expressions over axes and parameters with + - * // %, parentheses, min, max, cdiv, next_pow2.
+integer expressions over axes and parameters with + - * // %, parentheses, min, max, cdiv(a, b),
+next_pow2(a).
 Not allowed: host code, inline assembly, anything static or with a value outside functions, strings,
 ##, printf, assert, malloc, clocks, dynamic parallelism, other headers, names beginning with __
 beyond those of CUDA's qualifiers. Check every index: lengths are arbitrary."""
