@@ -112,12 +112,14 @@ class Problem:
 
     def compile(self) -> None:
         """Let PyTorch's compiler take the models of all sets, and run each once."""
-        compiled = self._torch.compile(self._sets[0][0])
-        answers = [compiled(*values) for _, values in self._sets]
-        del answers
+        import torch._inductor.config as config
+
+        config.cpp_cache_precompile_headers = False  # larger than a file may get here
         self._calls = [self._torch.compile(model) for model, _ in self._sets]
-        for call, (_, values) in zip(self._calls, self._sets, strict=True):
-            call(*values)
+        with self._torch.no_grad():
+            for call, (_, values) in zip(self._calls, self._sets, strict=True):
+                call(*values)
+        self._wait()
 
     def time(self, calls: int, first: int) -> None:
         """Call the model; sets follow in turn."""

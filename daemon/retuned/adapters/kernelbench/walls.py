@@ -88,7 +88,9 @@ def standing(*, compiles: bool) -> list[str]:
         open_walls.append("network")
     except OSError:
         pass
-    for folder in ("/tmp", "/var/tmp", "/dev/shm", os.path.expanduser("~")):
+    own = os.environ.get("TMPDIR", "")  # where a compiler may write
+    folders = ("/tmp", "/var/tmp", "/dev/shm", "/", os.path.expanduser("~"))
+    for folder in (each for each in folders if each != own):
         path = f"{folder}/.retuned-{os.getpid()}"
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
