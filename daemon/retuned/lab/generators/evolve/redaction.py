@@ -35,19 +35,20 @@ _BEFORE, _AFTER = r"(?<![\w./>-])", r"\b(?![\w(\[-]|\.\w|\s*[-+*/%&|^!<>]?=|\s*;
 _UNMISTAKABLE = (
     r"(?:[a-z0-9]+[_-]){0,3}(?:api[_-]?key|passw(?:or)?d|passphrase|secret[_-]?access[_-]?key)"
 )
-_SECRETLIKE = (
-    r"(?:[a-z0-9]+[_-]){0,4}(?:secret|token|credential|key|auth|signature)s?(?:[_-][a-z0-9]+)?"
-)
-_LEAST_CHARS, _LEAST_BITS, _WORD_CHARS = 12, 2.8, 3.4
-_WORD = re.compile(r"[A-Za-z][a-z]{2,15}|[A-Z]{3,15}")
+_SECRETLIKE = r"[a-z0-9_-]{0,60}(?:secret|token|credential|key|auth|signature)s?(?:[_-][a-z0-9]+)?"
+_LEAST_CHARS, _LEAST_BITS, _WORD_CHARS = 12, 2.8, 4.0
+_MANY_CHARS, _MANY_NUMBERS = 20, 3
+_WORD = re.compile(r"[A-Za-z][a-z]{2,15}(?:[A-Z][a-z]{1,15}){0,6}|[A-Z]{3,15}")
+_NUMBER = re.compile(r"[0-9]+")
 _RUN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 
 
 def _looks_random(value: str) -> bool:
     """Whether a value looks drawn by chance, and not written by a person.
 
-    Letters and digits that follow each other without order make short words, and no part between
-    underscores or dashes is a word of its own.
+    Letters and digits that follow each other without order make short words or stand among many
+    digits, and no part between underscores or dashes is a word of its own. Of values of 32 letters
+    and digits one in ten thousand passes for a person's.
 
     Examples
     --------
@@ -62,7 +63,10 @@ def _looks_random(value: str) -> bool:
         return False
     counts = Counter(text)
     bits = -sum(n / len(text) * math.log2(n / len(text)) for n in counts.values())
-    return bits >= _LEAST_BITS and len(text) / len(_RUN.findall(text)) < _WORD_CHARS
+    if bits < _LEAST_BITS:
+        return False
+    many = len(text) >= _MANY_CHARS and len(_NUMBER.findall(text)) >= _MANY_NUMBERS
+    return many or len(text) / len(_RUN.findall(text)) < _WORD_CHARS
 
 
 def _if_random(match: re.Match[str]) -> str:
@@ -109,7 +113,7 @@ _SECRETS: tuple[tuple[re.Pattern[str], _Instead], ...] = (
     ),
     (
         re.compile(
-            rf"(?i)\b({_SECRETLIKE}[\"']?(?:\s*\[\s*\])?\s*[:=]\s*[a-z]?([\"']))"
+            rf"(?i)(?<![\w-])({_SECRETLIKE}[\"']?(?:\s*\[\s*\])?\s*[:=]\s*[a-z]?([\"']))"
             r"([^\s\"']{12,400})(?=\2)"
         ),
         _if_random,
