@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from retuned import catalog
 from retuned.adapters.flashinfer_bench import import_trace
+from retuned.cli import kernels_exchange
 from retuned.cli.kernels import app
 from retuned.cli.validate import validate
 from retuned.contract import Solution
@@ -198,6 +199,47 @@ def test_what_is_exported_is_imported_again(folder: Path, tmp_path: Path) -> Non
     run("show", folder / "scale_bias.yaml")
     wanted = {catalog.get(NAME, language=each).incumbent.digest for each in catalog.languages(NAME)}
     assert {each.digest for each in kept} == wanted
+
+
+def test_files_that_are_there_stay_unless_it_is_said(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    words = ("export", folder / "scale_bias.yaml", "--out", out)
+    run(*words)
+    (first,) = out.glob("definitions/scale_bias/*.json")
+    whole = first.read_text()
+    first.write_text("mine")
+    mine = {path: path.read_text() for path in out.rglob("*.json")}
+    with pytest.raises(UsageError, match=r"is already there; .*--force"):
+        run(*words)
+    assert {path: path.read_text() for path in out.rglob("*") if path.is_file()} == mine
+    run(*words, "--force")
+    assert first.read_text() == whole
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(
+    folder: Path, tmp_path: Path
+) -> None:
+    out, precious = tmp_path / "set", tmp_path / "precious"
+    precious.write_text("mine")
+    words = ("export", folder / "scale_bias.yaml", "--out", out)
+    run(*words)
+    (first,) = out.glob("definitions/scale_bias/*.json")
+    first.unlink()
+    first.symlink_to(precious)
+    with pytest.raises(UsageError, match="already there"):
+        run(*words)
+    run(*words, "--force")
+    assert precious.read_text() == "mine"
+    assert not first.is_symlink()
+
+
+def test_a_file_that_came_meanwhile_is_not_replaced_and_leaves_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text("theirs")
+    with pytest.raises(FileExistsError):
+        kernels_exchange._write_file(path, "mine", force=False)
+    assert path.read_text() == "theirs"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_without_a_folder_all_is_on_stdout() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from retuned.errors import UsageError
+
+_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(slots=True)
@@ -20,6 +23,8 @@ class Lines:
     """One file while it is written."""
 
     stream: BinaryIO
+    place: Path
+    """Where it will be, for messages."""
     rows: int = 0
     """Lines so far."""
     bytes: int = 0
@@ -27,9 +32,16 @@ class Lines:
     _hasher: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     def add(self, text: str) -> None:
-        """Append one line."""
+        """Append one line.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be written.
+        """
         data = text.encode() + b"\n"
-        self.stream.write(data)
+        with _told(self.place):
+            self.stream.write(data)
         self._hasher.update(data)
         self.rows += 1
         self.bytes += len(data)
@@ -46,12 +58,20 @@ class Draft:
 
     folder: Path
     """Where it is made, beside its place."""
+    target: Path
+    """Its place."""
     files: dict[str, Lines]
     """Its files by name."""
 
     def put(self, name: str, text: str) -> None:
-        """Write a small file."""
-        with (self.folder / name).open("xb") as stream:
+        """Write a small file.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be written.
+        """
+        with _told(self.target / name), (self.folder / name).open("xb") as stream:
             stream.write(text.encode())
             stream.flush()
             os.fsync(stream.fileno())
@@ -61,6 +81,9 @@ class Draft:
 def draft(target: Path, names: Sequence[str]) -> Iterator[Draft]:
     """Open a folder's files; when the block ends without an error, the folder is in its place.
 
+    Folder and files have the rights that this process gives to what it makes (its umask); until
+    they are in their place nobody else sees them. Errors of the block itself pass unchanged.
+
     Raises
     ------
     UsageError
@@ -68,29 +91,51 @@ def draft(target: Path, names: Sequence[str]) -> Iterator[Draft]:
     """
     if os.path.lexists(target):
         raise UsageError(f"{target}: is already there; name a folder that is not")
+    with _told(target):
+        hidden = Path(tempfile.mkdtemp(prefix=f".{target.name[:100]}-", dir=target.parent))
     try:
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
-    try:
+        partial = hidden / "set"
         with ExitStack() as stack:
-            streams = {n: stack.enter_context((partial / n).open("xb")) for n in names}
-            made = Draft(folder=partial, files={n: Lines(s) for n, s in streams.items()})
-            yield made
-            for stream in streams.values():
-                stream.flush()
-                os.fsync(stream.fileno())
-        _place(partial, target)
-    except OSError as error:
-        raise UsageError(f"{target}: cannot be written: {error.strerror or error}") from error
+            with _told(target):
+                partial.mkdir()
+                streams = {n: (partial / n).open("xb") for n in names}
+            files = {}
+            for name, stream in streams.items():
+                stack.callback(_let_go, stream)
+                files[name] = Lines(stream, target / name)
+            yield Draft(folder=partial, target=target, files=files)
+            for lines in files.values():
+                with _told(lines.place):
+                    lines.stream.flush()
+                    os.fsync(lines.stream.fileno())
+        with _told(target):
+            _place(partial, target)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _let_go(stream: BinaryIO) -> None:
+    """Close a file that is whole already, or not wanted: what closing trips over is no news."""
+    with suppress(OSError):
+        stream.close()
+
+
+@contextmanager
+def _told(place: Path) -> Iterator[None]:
+    """Turn what the system says into what cannot be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        what = "free some space, or name another folder"
+        if error.errno not in _SPACE:
+            what = "name another folder, or make one where this can be written"
+        why = error.strerror or error
+        raise UsageError(f"{place}: cannot be written: {why}; {what}") from error
 
 
 def _place(partial: Path, target: Path) -> None:
-    partial.chmod(0o755)
     os.rename(partial, target)  # an empty folder made meanwhile is replaced, a full one is not
-    folder = os.open(target.parent, os.O_RDONLY)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
     finally:

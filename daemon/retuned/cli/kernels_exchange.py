@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json as json_module
+import os
+import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +33,9 @@ from retuned.contract import Solution
 from retuned.errors import UsageError
 
 _MOST_SHOWN = 40
+ForceFlag = Annotated[
+    bool, typer.Option("--force", help="Replace files that are there already, each at once.")
+]
 
 
 def import_file(
@@ -43,6 +49,7 @@ def import_file(
         Path | None,
         typer.Option(help="Write what can be used here: for `retuned validate`, one JSON a file."),
     ] = None,
+    force: ForceFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Read FlashInfer-Bench JSON and say what of it can be used here; nothing in it is run."""
@@ -51,8 +58,12 @@ def import_file(
     if out is not None and not usable:
         why = next((each["detail"] for each in found if each["detail"]), "traces are only read")
         raise UsageError(f"nothing in {file} can be used here, so nothing is written: {why}")
+    names = Counter(each["name"] for each in usable)
+    for name, count in names.items():
+        if out is not None and count > 1:
+            raise UsageError(f"{file}: {count} documents are called '{name}'; write them apart")
     if out is not None:
-        _write_folder(out, {f"{each['name']}.json": each["record"] for each in usable})
+        _write_folder(out, {f"{each['name']}.json": each["record"] for each in usable}, force=force)
     if json:
         emit_json({"documents": found})
         return
@@ -80,6 +91,7 @@ def export(
     ] = None,
     config: ConfigOption = None,
     definition_file: DefinitionFileOption = None,
+    force: ForceFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Write a definition and its incumbents as FlashInfer-Bench JSON."""
@@ -103,7 +115,7 @@ def export(
         for each_body in solutions:
             path = f"solutions/{definition.op_type}/{definition.name}/{each_body['name']}.json"
             files[path] = each_body
-        _write_folder(out, files)
+        _write_folder(out, files, force=force)
         say(f"{len(files)} files are in {out}")
     if json or out is None:
         emit_json({"definition": body, "solutions": solutions, "skipped": skipped})
@@ -154,12 +166,46 @@ def _solutions(name: str, files: list[Path] | tuple[()]) -> Iterator[Solution]:
             yield entry.incumbent
 
 
-def _write_folder(folder: Path, files: Mapping[str, Any]) -> None:
-    """Write JSON files below a folder; names come from records, whose names hold no separators."""
+def _write_folder(folder: Path, files: Mapping[str, Any], *, force: bool) -> None:
+    """Write JSON files below a folder; names come from records, whose names hold no separators.
+
+    Each is there whole or not at all. What is there already stays, unless that is said.
+
+    Raises
+    ------
+    UsageError
+        If a file is there already, before any is written, or one cannot be written.
+    """
+    there = [name for name in files if os.path.lexists(folder / name)]
+    if there and not force:
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        raise UsageError(
+            f"{folder / there[0]}{more}: is already there; name another folder, or say --force"
+        )
     for name, body in files.items():
         path = folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json_module.dumps(body, indent=2) + "\n", encoding="utf-8")
+            _write_file(path, json_module.dumps(body, indent=2) + "\n", force=force)
+        except FileExistsError as error:
+            raise UsageError(f"{path}: came to be there meanwhile; it is left") from error
         except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+            raise UsageError(
+                f"{path}: cannot be written: {error.strerror}; name another folder with --out"
+            ) from error
+
+
+def _write_file(path: Path, text: str, *, force: bool) -> None:
+    """Write beside, then put in place: by renaming, or by a link, which replaces nothing."""
+    beside = path.with_name(f".retuned-{secrets.token_hex(8)}")
+    try:
+        with beside.open("xb") as stream:
+            stream.write(text.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        if force:
+            os.replace(beside, path)
+        else:
+            os.link(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
