@@ -160,6 +160,21 @@ def test_whole_numbers_want_whole_numbers(changed: Changed) -> None:
         load_definition(file)
 
 
+def test_bounds_that_a_server_follows_are_expressions_over_axes(changed: Changed) -> None:
+    old = "residual: {shape: [M, H], dtype: float32, made: {like: normal, scale: 0.5}}"
+    rule = "{like: integers, low: 0, high: M * H - 1}"
+    file = changed(
+        old,
+        f"residual: {{shape: [M, H], dtype: int32, values: {rule}, made: "
+        "{like: integers, low: 0, high: 4}}",
+    )
+    values = load_definition(file).definition.inputs["residual"].values
+    assert values is not None
+    assert values.high == "M * H - 1"
+    with pytest.raises(DefinitionInvalid, match=r"line 13.*residual\.values.*'Q'"):
+        load_definition(changed("M * H - 1", "Q - 1"))
+
+
 def test_a_space_that_no_search_looks_at_whole_is_refused(changed: Changed) -> None:
     many = ", ".join(map(str, range(250)))
     file = changed(

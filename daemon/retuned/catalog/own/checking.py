@@ -20,6 +20,8 @@ from retuned.lab.languages import cpu_cpp, triton
 from retuned.lab.reference.check import ReferenceRefused, check_reference
 from retuned.lab.subject import numpy_dtype
 from retuned.lab.toolchain import measured
+from retuned.runtime.grid import parse_expression as bound_of
+from retuned.runtime.spec import Refused
 
 LONGEST = 2**24
 """Longest constant axis: longer ones are a mistake or an attack."""
@@ -105,6 +107,7 @@ def _inputs(own: OwnDefinition) -> Iterator[Fault]:
                 yield Fault(place, problem)
         if made.like is Like.PERMUTATION and not spec.shape:
             yield Fault(place, "a scalar has no axis to permute")
+        yield from _values(own, name)
     for name in sorted(own.made.keys() - own.definition.inputs.keys()):
         yield Fault(f"made.{name}", f"there is no input '{name}'")
     for family in own.families:
@@ -112,6 +115,17 @@ def _inputs(own: OwnDefinition) -> Iterator[Fault]:
             yield Fault("families", f"no family '{family[:40]}'; there are {', '.join(FAMILIES)}")
     if own.families[0] != "randn":
         yield Fault("families", "the first is 'randn': the numbers as this file says, for timing")
+
+
+def _values(own: OwnDefinition, name: str) -> Iterator[Fault]:
+    """Look at bounds that are expressions: a server would refuse every variant because of them."""
+    rule = own.definition.inputs[name].values
+    for bound in () if rule is None else (rule.low, rule.high):
+        if isinstance(bound, str):
+            try:
+                bound_of(bound, own.definition.axes)
+            except Refused as error:
+                yield Fault(f"definition.inputs.{name}.values", error.detail)
 
 
 def _formulas(own: OwnDefinition) -> Iterator[Fault]:
