@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from retuned.contract import Definition, Digest, Solution, Workload
 from retuned.errors import Refused, TemporaryError, UsageError
-from retuned.lab.generators.evolve.assessing import Outcome, assess, shape_lines
+from retuned.lab.generators.evolve.assessing import assess, shape_lines
 from retuned.lab.generators.evolve.config import EvolveRules
 from retuned.lab.generators.evolve.device import DeviceBrief
 from retuned.lab.generators.evolve.dialects import dialect_of, solution_of
@@ -32,7 +32,6 @@ from retuned.lab.generators.evolve.package import (
 )
 from retuned.lab.generators.evolve.programs import program_of, read_program, system_of
 from retuned.lab.generators.evolve.prompts import Brief
-from retuned.lab.generators.spaces import merit
 from retuned.ports import ChatModel, Finding
 
 log = logging.getLogger(__name__)
@@ -253,9 +252,9 @@ class ForeignGenerator:
         headers = self._incumbent.sources[1:]
         best, most = self._incumbent, 1.0
         for finding in history:
-            ratio, solution = merit(finding), finding.solution
+            ratio, solution = assess(finding).merit, finding.solution
             fits = solution.language is best.language and solution.sources[1:] == headers
-            if ratio is not None and ratio > most and fits and _timed_right(finding):
+            if ratio is not None and ratio > most and fits:
                 best, most = solution, ratio
         return best
 
@@ -270,10 +269,6 @@ def worth_of(finding: Finding) -> Worth:
     if assessment.merit is None:
         return _refused(f"{assessment.said} {assessment.detail}".strip())
     return _timed(assessment.merit, said=assessment.said, rows=shape_lines(finding.verdict.shapes))
-
-
-def _timed_right(finding: Finding) -> bool:
-    return assess(finding).outcome is Outcome.TIMED
 
 
 def _same(one: Solution, other: Solution) -> bool:
