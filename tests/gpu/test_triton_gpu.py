@@ -29,7 +29,7 @@ from retuned.demo.kernels import TritonIncumbent, slotted_operators  # noqa: E40
 from retuned.demo.model import DecoderModel  # noqa: E402
 from retuned.demo.operators import plain_operators  # noqa: E402
 from retuned.demo.shapes import SHAPES  # noqa: E402
-from retuned.lab.languages.triton import load  # noqa: E402
+from retuned.lab.languages.triton import load, manifest_of  # noqa: E402
 from retuned.runtime.triton_steps import TritonSteps  # noqa: E402
 
 DEFINITIONS = {
@@ -183,6 +183,7 @@ class Server:
         """Write an artifact as the daemon does; return the order's and the folder's part."""
         binary = text(solution.sources[0].content).encode()
         digest = "sha256:" + hashlib.sha256(binary + solution.digest.encode()).hexdigest()
+        digest = solution.digest if solution.steps else digest
         folder = self.folder / digest[7:]
         folder.mkdir()
         (folder / "kernel.py").write_bytes(binary)
@@ -195,6 +196,7 @@ class Server:
             "grid": list(solution.grid),
             "binary": "kernel.py",
             "binary_sha256": hashlib.sha256(binary).hexdigest(),
+            **manifest_of(solution),
         }
         (folder / "artifact.json").write_text(json.dumps(manifest))
         return {"order": self.order(digest), "artifact_dir": str(folder)}
@@ -258,6 +260,32 @@ def test_a_variant_is_swapped_in_checked_and_taken_back(server: Server, structur
     server.ask("commit", order=server.order(None, epoch=2))
     server.launch(64)
     assert server.sample()["swapped_launches"] == 0
+
+
+def test_a_variant_of_two_launches_serves_on_every_stream_from_its_own_scratch(
+    server: Server,
+) -> None:
+    entry = server.entry
+    request = server.deliver(entry.solution("split-k", entry.space("split-k").starts({"M": 64})[0]))
+    server.ask("prepare", **request)
+    server.ask("commit", order=request["order"])
+    for rows in (64, 2, 33, 64):
+        server.launch(rows)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        server.launch(64)
+    assert server.sample()["ineligible_launches"] == {"no-scratch": 1}
+    server.runtime._host.housekeeping()
+    with torch.cuda.stream(side):
+        server.launch(64)
+    server.launch(512)  # more than was prepared
+    server.runtime._host.housekeeping()
+    server.launch(512)
+    sample = server.sample()
+    assert sample["swapped_launches"] == 6
+    assert sample["ineligible_launches"] == {"no-scratch": 2}
+    assert sample["errors"] == 0
+    assert sample["shadow_mismatches"] == 0
 
 
 def test_a_wrong_variant_does_not_pass_the_self_check(server: Server) -> None:
