@@ -262,7 +262,9 @@ def test_without_a_policy_that_can_be_read_nothing_is_promoted(
     swapped: World, users: Users
 ) -> None:
     swapped.policies_gone = True
+    swapped.loop.measure()
     swapped.loop.steer()
+    assert users.states == []
     assert swapped.phases(Kind.PROPOSAL) == ["watching"]
 
 

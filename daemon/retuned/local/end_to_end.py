@@ -110,7 +110,11 @@ def _is_due(ctx: Context, order: SwapOrder) -> bool:
     stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
     if order.kind is not SwapKind.SWAP or stored is None or stored.phase != "watching":
         return False
-    if rule_for(ctx, order.definition) is EndToEndRule.OFF:
+    try:
+        if rule_for(ctx, order.definition) is EndToEndRule.OFF:
+            return False
+    except (RetunedError, OSError) as error:
+        log.warning("%s is not measured, no policy can be read: %s", order.definition, error)
         return False
     record = ctx.store.get(Kind.END_TO_END, order.proposal)
     return record is None or record.phase == MEASURING
