@@ -118,7 +118,7 @@ def test_a_generator_starts_from_the_solution_and_its_winner_is_measured(attempt
     def make(_occasion: Occasion) -> Generator:
         return GivenGenerator([better])
 
-    search = Search(makers={"given": make}, seconds=6.0, candidates=1)
+    search = Search(makers={"given": make}, seconds=60.0, candidates=1)
     outcome = attempt("level1/4_matmul", "slow/4_matmul.cpp", search=search)
     assert outcome.correct, outcome.detail
     assert outcome.generator == {

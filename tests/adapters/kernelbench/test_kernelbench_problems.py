@@ -185,3 +185,21 @@ def test_a_folder_without_problems_or_with_one_that_is_no_text_is_refused(tmp_pa
     (tmp_path / "1_x.py").write_bytes(b"\xff\xfe")
     with pytest.raises(UnreadableInput, match="1_x"):
         discover(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "times", [None, [1, 2], [0, 1, 1], [1, 1, 10**15], ["1", 1, 1], [1, 1, True]]
+)
+def test_times_that_cannot_be_are_no_times(
+    scaled: ProblemSubject, monkeypatch: pytest.MonkeyPatch, times: object
+) -> None:
+    """Three groups were asked for, and they ended before this process's clock said so."""
+    sets = [make_inputs(scaled, {}, seed=1, family="given")]
+    scaled.eager.place(sets)
+    monkeypatch.setattr(scaled.eager, "_calls", 3)
+    monkeypatch.setattr(scaled.eager, "_group", 1)
+    assert scaled.eager.batch_us() > 0.0
+    process = scaled.eager._process
+    monkeypatch.setattr(process, "call", lambda *_words, **_more: ({"ns": times}, []))
+    with pytest.raises(HarnessError, match="says"):
+        scaled.eager.batch_us()

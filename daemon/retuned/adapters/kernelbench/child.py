@@ -56,7 +56,8 @@ def main() -> None:
             elif command["op"] == "compile":
                 problem.compile()
             elif command["op"] == "time":
-                problem.time(command["calls"], command["first"])
+                words = (command["calls"], command["first"], command["group"])
+                answer = {"ns": problem.time(*words)}
         except Refused as error:
             answer = {"refused": error.args[0], "detail": error.args[1]}
         except MemoryError:

@@ -38,8 +38,6 @@ OpenModel = Callable[[], EagerModel]
 """Opens a baseline when it is needed; raises `ProblemRefused`."""
 _ARENA_MAX_BYTES = 8 * 2**30
 _CONFIDENCE = 0.95
-_BATCH_US = 20_000.0
-"""Length of a batch of eager calls: asking for it costs a hundredth of that."""
 _LEAST_BLOCKS = 5
 _MOST_BLOCKS = 25
 _UNIT_US = 10_000.0
@@ -308,18 +306,17 @@ def _blocks(
     duel: Duel, baselines: Mapping[str, EagerModel], *, one_us: float, seconds: float
 ) -> tuple[dict[str, Ratio], float]:
     """Time blocks until the time is over; return the ratios and the candidate's median."""
-    calls = {name: _calls(model) for name, model in baselines.items()}
     units = max(1, min(16, round(_UNIT_US / (4.0 * max(one_us, 20.0)))))
     before: dict[str, list[float]] = {name: [] for name in baselines}
     ours: list[float] = []
     deadline = time.monotonic() + seconds
     while len(ours) < _LEAST_BLOCKS or (time.monotonic() < deadline and len(ours) < _MOST_BLOCKS):
-        around = {name: [model.batch_us(calls[name])] for name, model in baselines.items()}
+        around = {name: [model.batch_us()] for name, model in baselines.items()}
         time.sleep(_SETTLE_S)
         pairs = duel.block(units_for(units, 0))
         ours.append(float(np.median([t for pair in pairs for t in pair[1:]])))
         for name, model in reversed(list(baselines.items())):
-            around[name].append(model.batch_us(calls[name]))
+            around[name].append(model.batch_us())
             before[name].append(float(np.sqrt(np.prod(around[name]))))
     median_us = float(np.median(ours))
     ratios = {name: _ratio(times, ours) for name, times in before.items()}
@@ -341,13 +338,6 @@ def _ratio(baseline_us: Sequence[float], candidate_us: Sequence[float]) -> Ratio
         speedup=found.interval(_CONFIDENCE),
         blocks=len(candidate_us),
     )
-
-
-def _calls(model: EagerModel) -> int:
-    """Return how many calls a batch has; asked twice, for the first is slow."""
-    model.batch_us(1)
-    one_us = min(model.batch_us(2), model.batch_us(2))
-    return max(1, min(10_000, round(_BATCH_US / max(one_us, 0.5))))
 
 
 def _arena(size: int) -> Arena:

@@ -23,7 +23,7 @@ from retuned.ports import Finding, Generator
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Status
 
-_FINAL_SHARE = 0.2
+_FINAL_SHARE, _FINAL_S = 0.05, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def improve(
         solutions=lambda digest: _of(start, digest),
         generators=_generators(subject, start, search.makers, cores=len(cores) or _all_cores()),
         cores=cores,
-        lab=LabSettings(final_s=_FINAL_SHARE * search.seconds),
+        lab=LabSettings(final_s=min(_FINAL_S, _FINAL_SHARE * search.seconds)),
     )
     findings = list(lab.run(plan, known={}))
     won = [found for found in findings if found.verdict.status is Status.PROMOTE]

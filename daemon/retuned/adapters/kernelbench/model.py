@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from time import perf_counter_ns
 from typing import Any
 
 _TYPES = (
@@ -121,13 +122,17 @@ class Problem:
                 call(*values)
         self._wait()
 
-    def time(self, calls: int, first: int) -> None:
-        """Call the model; sets follow in turn."""
-        count, sets = len(self._sets), self._sets
+    def time(self, calls: int, first: int, group: int) -> list[int]:
+        """Call the model, sets in turn; return the time of each group of calls, ns."""
+        count, sets, times = len(self._sets), self._sets, []
         with self._torch.no_grad():
-            for turn in range(first, first + calls):
-                self._calls[turn % count](*sets[turn % count][1])
-        self._wait()
+            for start in range(first, first + calls, group):
+                begin = perf_counter_ns()
+                for turn in range(start, start + group):
+                    self._calls[turn % count](*sets[turn % count][1])
+                self._wait()
+                times.append(perf_counter_ns() - begin)
+        return times
 
     def _build(self, seed: int) -> Any:  # noqa: ANN401 - a torch.nn.Module
         self._seed(seed)

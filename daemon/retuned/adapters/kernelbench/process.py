@@ -106,6 +106,7 @@ class ProblemProcess:
         limits: ProblemLimits | None = None,
     ) -> None:
         self._limits = limits or ProblemLimits()
+        self.device = device
         self.compile_s = self._limits.compile_s
         self._temp = tempfile.mkdtemp(prefix="retuned-compile-") if compiles else ""
         self._close = weakref.finalize(self, _clean, None, self._temp)

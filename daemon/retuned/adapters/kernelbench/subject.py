@@ -30,7 +30,10 @@ both signs a thousandth as large, and with a few channels a hundred times as lar
 moved away from what initialisation left, so that a bias of zeros counts."""
 _MOVED = 0.1
 _DESCRIBE_SEED = 11
-_ROUND_TRIPS = 7
+_BATCH_US = 20_000.0
+_GROUP_US = 20.0
+"""Calls shorter than this are timed several at a time, as launches of kernels are."""
+_MOST_CALLS = 5_000
 
 
 class EagerModel:
@@ -48,7 +51,7 @@ class EagerModel:
         self._process = process
         self._described = described
         self._turn = 0
-        self._trip_ns = 0
+        self._group = self._calls = 1
         self.threads = process.threads
 
     def run(
@@ -91,15 +94,27 @@ class EagerModel:
         self._choose_threads(2 * len(sets))
         if compiles:
             self._process.call("compile", timeout_s=self._process.compile_s)
-        self._trip_ns = min(self._timed_ns(0) for _ in range(_ROUND_TRIPS))
-        self._timed_ns(2 * len(sets))
+        self._times_us(2 * len(sets), group=1)
+        one_us = min(self._times_us(2 * len(sets), group=1))
+        self._calls = max(1, min(_MOST_CALLS, round(_BATCH_US / one_us)))
+        short = max(1, round(_GROUP_US / one_us))
+        # A device works on while the next call is prepared: there a batch is one group.
+        self._group = self._calls if self._process.device != "cpu" else min(short, self._calls)
 
-    def batch_us(self, calls: int) -> float:
-        """Return the time of one call, of so many in a row, microseconds.
+    def batch_us(self) -> float:
+        """Return the time of one call in a batch of about 20 ms, microseconds.
 
-        The clock is this process's; what asking costs is subtracted.
+        On a processor it is the median over groups of calls, as long as the launches that a kernel
+        is timed by: what other processes take does not count, for either side. The clock is the
+        child's, bounded by this process's.
+
+        Raises
+        ------
+        HarnessError
+            If the child says times that cannot be.
         """
-        return max(self._timed_ns(calls) - self._trip_ns, 1) / calls / 1e3
+        groups = max(1, self._calls // self._group)
+        return float(np.median(self._times_us(groups * self._group, group=self._group)))
 
     def close(self) -> None:
         """End the child."""
@@ -145,16 +160,26 @@ class EagerModel:
         times = {}
         for count in dict.fromkeys((self._process.threads, 1)):
             self._process.call("threads", count=count)
-            self._timed_ns(calls)
-            times[count] = min(self._timed_ns(calls) for _ in range(3))
+            self._times_us(calls, group=1)
+            times[count] = float(np.median(self._times_us(2 * calls, group=1)))
         self.threads = min(times, key=lambda count: times[count])
         self._process.call("threads", count=self.threads)
 
-    def _timed_ns(self, calls: int) -> int:
+    def _times_us(self, calls: int, *, group: int) -> list[float]:
+        """Return the time of one call, by group of calls, microseconds."""
         begin = time.perf_counter_ns()
-        self._process.call("time", calls=calls, first=self._turn)
+        try:
+            answer, _ = self._process.call("time", calls=calls, first=self._turn, group=group)
+        except ProblemRefused as error:
+            raise HarnessError(f"the problem's model fails while it is timed: {error}") from error
+        wall_ns = time.perf_counter_ns() - begin
         self._turn += calls
-        return time.perf_counter_ns() - begin
+        times = answer.get("ns")
+        if not isinstance(times, list) or not all(type(ns) is int and ns > 0 for ns in times):
+            raise HarnessError("the problem's process says no times")
+        if len(times) != -(-calls // group) or sum(times) > wall_ns:
+            raise HarnessError("the problem's process says times that cannot be")
+        return [ns / group / 1e3 for ns in times]
 
 
 class ProblemSubject:
