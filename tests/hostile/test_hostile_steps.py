@@ -93,14 +93,6 @@ CHEATS = {
         gate="G3",
         reasons=(Reason.OUT_OF_BOUNDS,),
     ),
-    "leaves out the step that writes it": Cheat(
-        solution=steps(
-            entry="shares",
-            steps=(Step(entry="shares", grid=("M",)),),
-        ),
-        gate="G3",
-        reasons=(Reason.OUT_OF_BOUNDS,),
-    ),
     "keeps its answer in scratch for the next launch": Cheat(
         solution=steps(CACHED, scratch=ROOM), gate="G3", reasons=(Reason.NONDETERMINISTIC,)
     ),
