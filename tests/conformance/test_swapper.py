@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from retuned.adapters import runtime_socket
 from retuned.adapters.runtime_socket import FakeSwapper, RuntimeSocket
 from retuned.contract import Digest, Guard
 from retuned.errors import CandidateError, TemporaryError
@@ -304,6 +305,18 @@ def test_where_one_process_does_not_say_what_it_runs_on_nothing_is_known_of_the_
         pytest.raises(TemporaryError, match="1 of the server's processes"),
     ):
         swapper.environments()
+
+
+def test_a_socket_that_another_user_listens_on_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(runtime_socket, "peer_uid", lambda _: 666)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "1.sock"))
+        listener.listen(4)
+        with pytest.raises(TemporaryError, match="user 666"):
+            RuntimeSocket(tmp_path, timeout_s=5).hello()
 
 
 def test_a_process_that_died_is_not_waited_for(tmp_path: Path) -> None:

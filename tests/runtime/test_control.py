@@ -37,8 +37,17 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlSocket]
 def connect(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(10)
-    connection.connect(str(path))
-    return connection
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            connection.connect(str(path))
+        except BlockingIOError:  # more peers wait than there is room for
+            if time.monotonic() > deadline:
+                connection.close()
+                raise
+            time.sleep(0.01)
+        else:
+            return connection
 
 
 def exchange(path: Path, data: bytes) -> list[dict[str, Any]]:
@@ -130,19 +139,90 @@ def test_half_a_line_is_cut_off_in_time_and_keeps_nobody_waiting(
     control.close()
 
 
-def test_more_peers_than_places_are_turned_away_and_places_come_back(
-    control: ControlSocket,
-) -> None:
+def test_busy_peers_keep_their_places_and_places_come_back(tmp_path: Path) -> None:
+    go, begun = threading.Event(), threading.Semaphore(0)
+
+    def slow(request: Mapping[str, Any]) -> dict[str, Any]:
+        if request.get("op") == "slow":
+            begun.release()
+            assert go.wait(60)
+        return {"pong": True}
+
+    control = ControlSocket(tmp_path / "c.sock", slow)
     held = [connect(control.path) for _ in range(control_module.MAX_CONNECTIONS)]
     for connection in held:
-        connection.sendall(b'{"op":"ping"}\n')
-        assert connection.recv(100)
-    assert not ping(control.path)
+        connection.settimeout(60)
+        connection.sendall(b'{"op":"slow"}\n')
+        assert begun.acquire(timeout=30)
+    assert not ping(control.path), "all are at work, and none is cut off"
+    go.set()
     for connection in held:
+        assert connection.recv(100)
         connection.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not ping(control.path):
         assert time.monotonic() < deadline
+    control.close()
+
+
+def test_silent_peers_cannot_shut_the_daemon_out(control: ControlSocket) -> None:
+    """Whoever holds every place and says nothing, or half a line, gives way to who asks."""
+    held = [connect(control.path) for _ in range(control_module.MAX_CONNECTIONS)]
+    for connection in held[::2]:
+        connection.sendall(b'{"op":"pi')
+    assert ping(control.path)
+    assert ping(control.path)
+    assert held[0].recv(10) == b"", "the one that was silent for longest went"
+    for connection in held:
+        connection.close()
+
+
+def test_a_flood_of_connections_costs_a_bounded_number_of_threads_and_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger = os.geteuid() + 1000
+    uids = iter([stranger] * 300)
+    housekeeping = threading.Semaphore(0)
+    control = ControlSocket(
+        tmp_path / "c.sock",
+        answer,
+        idle=housekeeping.release,
+        credentials=lambda _: next(uids, os.geteuid()),
+    )
+    before = threading.active_count()
+    flood = [connect(control.path) for _ in range(300)]
+    assert threading.active_count() <= before + control_module.MAX_CONNECTIONS + 1
+    deadline = time.monotonic() + 30
+    while not ping(control.path):
+        assert time.monotonic() < deadline
+    for connection in flood:
+        connection.close()
+    assert housekeeping.acquire(timeout=30)
+    control.close()
+    told = [r for r in caplog.records if "turned away" in r.getMessage()]
+    assert 1 <= len(told) <= 10
+
+
+def test_a_stream_of_peers_keeps_housekeeping_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_module, "_TICK_S", 0.02)
+    turns = threading.Semaphore(0)
+    control = ControlSocket(
+        tmp_path / "c.sock",
+        answer,
+        idle=turns.release,
+        credentials=lambda _: os.geteuid() + 1000,
+    )
+    while turns.acquire(blocking=False):
+        pass
+    seen, deadline = 0, time.monotonic() + 30
+    while seen < 2:
+        for _ in range(5):
+            connect(control.path).close()  # before the wait for a peer ever ends
+        seen += turns.acquire(blocking=False)
+        assert time.monotonic() < deadline, "it is never its turn"
+    control.close()
 
 
 def test_a_peer_of_another_user_is_turned_away(tmp_path: Path) -> None:
@@ -172,13 +252,72 @@ def test_idle_time_is_used_and_a_bug_there_ends_nothing(tmp_path: Path) -> None:
     control.close()
 
 
-def test_what_lies_at_the_path_is_replaced_and_removed_at_the_end(tmp_path: Path) -> None:
+def test_an_old_socket_is_replaced_and_ours_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "c.sock"
     path.parent.mkdir()
-    path.write_text("left over")
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
     control = ControlSocket(path, answer)
     assert ping(path)
     control.close()
     assert not path.exists()
     with pytest.raises(OSError, match="longer than"):
         ControlSocket(tmp_path / ("x" * 120), answer)
+
+
+@pytest.mark.parametrize("what", ["file", "link", "folder", "pipe"])
+def test_what_is_no_socket_is_somebodys_and_stays(tmp_path: Path, what: str) -> None:
+    path, precious = tmp_path / "c.sock", tmp_path / "precious"
+    precious.write_text("mine")
+    precious.chmod(0o644)
+    if what == "file":
+        path.write_text("mine")
+    elif what == "link":
+        path.symlink_to(precious)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    with pytest.raises(OSError, match="is no socket"):
+        ControlSocket(path, answer)
+    assert os.path.lexists(path)
+    assert (precious.read_text(), stat.S_IMODE(precious.stat().st_mode)) == ("mine", 0o644)
+
+
+def test_what_took_the_sockets_place_is_not_removed_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.sock"
+    control = ControlSocket(path, answer)
+    path.unlink()
+    path.write_text("somebody else's")
+    control.close()
+    assert path.read_text() == "somebody else's"
+
+
+def test_a_folder_of_another_user_is_no_place_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    if tmp_path.stat().st_uid == 0:
+        os.chown(tmp_path, 12345, -1)
+    with pytest.raises(OSError, match="could replace the socket"):
+        ControlSocket(tmp_path / "c.sock", answer)
+
+
+def test_a_folder_that_others_may_write_to_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    ControlSocket(folder / "c.sock", answer).close()
+    assert "chmod 700" in caplog.text
+    caplog.clear()
+    folder.chmod(0o1777)
+    ControlSocket(folder / "c.sock", answer).close()
+    assert "chmod" not in caplog.text
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_json_has_not_are_no_request(control: ControlSocket, word: str) -> None:
+    (reply,) = exchange(control.path, f'{{"op":"ping","x":{word}}}\n'.encode())
+    assert (reply["ok"], reply["reason"]) == (False, "bad-request")

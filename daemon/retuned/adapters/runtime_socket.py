@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import stat
 from collections import defaultdict
@@ -27,6 +28,7 @@ from retuned.adapters.runtime_facts import server_environment
 from retuned.adapters.runtime_fake import FakeSwapper
 from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.ports import SlotState
+from retuned.runtime.control import peer_uid
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
@@ -249,6 +251,7 @@ def _ask(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> dict[st
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         connection.connect(str(path))
+        _check_peer(connection)
         connection.sendall(json.dumps(request, separators=(",", ":")).encode() + b"\n")
         chunks: list[bytes] = []
         size = 0
@@ -264,6 +267,23 @@ def _ask(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> dict[st
     if not isinstance(answer, dict):
         raise ValueError("answer is no JSON object")
     return answer
+
+
+def _check_peer(connection: socket.socket) -> None:
+    """Refuse to believe a process of another user's that lies in wait in a shared folder.
+
+    A runtime listens to its own user and to root, so an honest one is of this user, unless this is
+    root: then whoever owns the socket's process could as well be the server.
+
+    Raises
+    ------
+    PermissionError
+        If the process that listens is another user's.
+    """
+    own = os.geteuid()
+    uid = peer_uid(connection)
+    if own != 0 and uid not in (0, own):
+        raise PermissionError(f"a process of user {uid} listens there, not one of ours")
 
 
 def _entries(name: str, parse: Callable[[Any], T]) -> Callable[[Mapping[str, Any]], list[T]]:

@@ -2,7 +2,8 @@
 
 It lives in somebody else's server, so it is narrow: a stream socket that only this user (or root)
 may use, lines and connections bounded, every wait bounded, and its threads are daemons that catch
-what they do not expect, write it to the log and go on. Serving never waits for it.
+what they do not expect, write it to the log and go on. Serving never waits for it. Connections that
+say nothing give way to new ones, so that nobody shuts the daemon out by holding all places.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import struct
 import threading
 import time
@@ -31,6 +33,12 @@ REQUEST_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 60.0
 """Longest silence between requests."""
 _TICK_S = 0.05
+_BACKLOG = 128
+"""Peers that may wait to be let in; who finds no room is told to try again."""
+_LEAVE_S = 0.5
+"""For a connection that was told to go to give its place back."""
+_LOG_EVERY_S = 10.0
+"""Turned-away peers are told of so often: who floods the socket must not flood the log."""
 _MAX_PATH_BYTES = 107
 
 Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -78,7 +86,12 @@ class ControlSocket:
         self._credentials = credentials
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._closing = threading.Event()
-        self._listener = _bind(path)
+        self._lock = threading.Lock()
+        self._silent: dict[socket.socket, float] = {}
+        self._turned_away = 0
+        self._told_at = float("-inf")
+        self._idled_at = time.monotonic()
+        self._listener, self._identity = _bind(path)
         self._thread = threading.Thread(target=self._serve, name="retuned-control", daemon=True)
         self._thread.start()
 
@@ -87,7 +100,8 @@ class ControlSocket:
         self._closing.set()
         self._thread.join(timeout=2.0)
         self._listener.close()
-        self.path.unlink(missing_ok=True)
+        if _identity(self.path) == self._identity:  # else somebody else's lies there now
+            self.path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Let go of the parent's socket in a forked child: close the copy, leave the file."""
@@ -109,32 +123,69 @@ class ControlSocket:
                 continue
             try:
                 if connection is not None:
-                    self._start(connection)
-                else:
+                    self._admit(connection)
+                # A stream of peers must not keep what is not urgent from ever being done.
+                if connection is None or time.monotonic() - self._idled_at > 20 * _TICK_S:
+                    self._idled_at = time.monotonic()
                     self._idle()
             except Exception:  # the program loop of this thread: one bad turn must not end it
                 log.exception("control socket: a turn failed")
                 self._closing.wait(_TICK_S)
 
-    def _start(self, connection: socket.socket) -> None:
-        uid = self._credentials(connection)
-        if uid not in (0, os.geteuid()):
-            log.warning("control socket: refused a peer of user %d", uid)
+    def _admit(self, connection: socket.socket) -> None:
+        """Give a peer a place, if need be that of the one that has been silent for longest."""
+        try:
+            uid = self._credentials(connection)
+        except OSError:
             connection.close()
+            raise
+        if uid not in (0, os.geteuid()):
+            self._turn_away(connection, f"a peer of user {uid}")
             return
         if not self._places.acquire(blocking=False):
-            log.warning("control socket: more than %d connections", MAX_CONNECTIONS)
-            connection.close()
-            return
+            self._closing.wait(_TICK_S)  # a flood is let in drop by drop
+            if not (self._hang_up_on_one() and self._places.acquire(timeout=_LEAVE_S)):
+                self._turn_away(connection, f"more than {MAX_CONNECTIONS} busy connections")
+                return
+        self._start(connection)
+
+    def _turn_away(self, connection: socket.socket, why: str) -> None:
+        connection.close()
+        self._turned_away += 1
+        now = time.monotonic()
+        if now - self._told_at >= _LOG_EVERY_S:
+            log.warning("control socket: turned away %d, the last: %s", self._turned_away, why)
+            self._told_at, self._turned_away = now, 0
+
+    def _hang_up_on_one(self) -> bool:
+        with self._lock:
+            if not self._silent:
+                return False
+            longest = min(self._silent, key=self._silent.__getitem__)
+            del self._silent[longest]
+            try:
+                longest.shutdown(socket.SHUT_RDWR)  # its thread wakes, and ends
+            except OSError:
+                log.debug("control socket: a silent peer was gone already")
+        return True
+
+    def _start(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._silent[connection] = time.monotonic()
         thread = threading.Thread(
             target=self._converse, args=(connection,), name="retuned-control-peer", daemon=True
         )
         try:
             thread.start()
         except RuntimeError:  # no thread to be had
-            self._places.release()
+            self._forget(connection)
             connection.close()
             raise
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._silent.pop(connection, None)
+        self._places.release()
 
     def _converse(self, connection: socket.socket) -> None:
         try:
@@ -142,20 +193,25 @@ class ControlSocket:
                 reader = _LineReader(connection)
                 while not self._closing.is_set():
                     line = reader.next()
-                    if line is None:
+                    with self._lock:
+                        told_to_go = self._silent.pop(connection, None) is None
+                    if line is None or told_to_go:
                         return
+                    reply = self._reply(line)
                     connection.settimeout(REQUEST_TIMEOUT_S)
-                    connection.sendall(self._reply(line))
+                    connection.sendall(reply)
+                    with self._lock:
+                        self._silent[connection] = time.monotonic()
         except (OSError, ValueError) as error:  # peer gone, too slow or too long
             log.debug("control socket: connection ended: %s", error)
         except Exception:  # the program loop of this thread
             log.exception("control socket: a connection failed")
         finally:
-            self._places.release()
+            self._forget(connection)
 
     def _reply(self, line: bytes) -> bytes:
         try:
-            request = json.loads(line)
+            request = json.loads(line, parse_constant=_no_number)
         except (ValueError, RecursionError):
             return _encode(_refusal("bad-request", "a line must be one JSON object"))
         if not isinstance(request, dict):
@@ -205,23 +261,56 @@ class _LineReader:
         return line
 
 
-def _bind(path: Path) -> socket.socket:
-    """Bind a socket that nobody else may connect to, from its first moment on."""
+def _bind(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
+    """Bind a socket that nobody else may connect to, from its first moment on; and say which it is.
+
+    Only a socket is replaced: any other file there is somebody's.
+    """
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise OSError(f"{path} is longer than the {_MAX_PATH_BYTES} bytes a socket may have")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
+    _check_folder(path.parent)
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(f"{path} is no socket, and not replaced; remove it or name another path")
+        path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         os.fchmod(listener.fileno(), 0o600)  # the file takes this mode when it is made
-        listener.bind(str(path))
-        path.chmod(0o600)
-        listener.listen(MAX_CONNECTIONS)
+        listener.bind(str(path))  # follows no link, unlike a chmod afterwards
+        listener.listen(_BACKLOG)
         listener.settimeout(_TICK_S)
     except OSError:
         listener.close()
         raise
-    return listener
+    return listener, _identity(path)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder of another user's; say where others may put a socket in place of ours.
+
+    Pods share folders that everybody may write to: the daemon asks the kernel who answers.
+    """
+    found = folder.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        raise OSError(f"{folder} belongs to user {found.st_uid}, who could replace the socket")
+    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        log.warning("control socket: others may write to %s; chmod 700 it if it is not shared on "
+                    "purpose", folder)  # fmt: skip
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def _refusal(reason: str, detail: str) -> dict[str, Any]:
