@@ -9,7 +9,7 @@ from typing import Any
 
 from retuned.lab.audit import AuditLimits, AuditReport, ObjectUnreadable, audit_object
 from retuned.lab.languages.elf import BinaryAuditFailed
-from retuned.lab.languages.gpu import find_gpu
+from retuned.lab.languages.gpu import shared_limit
 
 
 def report_of(
@@ -32,7 +32,7 @@ def report_of(
             entry=str(compiled["name"]),
             threads=int(compiled["threads"]),
             dynamic_shared_bytes=int(compiled["shared_bytes"]),
-            shared_limit_bytes=_device_limit(arch),
+            shared_limit_bytes=shared_limit(arch),
             limits=limits,
             where=f"the compiled kernel '{compiled['entry']}'",
         )
@@ -52,11 +52,3 @@ def figures_of(compiled: Mapping[str, Any], report: AuditReport) -> dict[str, An
         "private_bytes": report.scratch_bytes,
         "audit": report.model_dump(mode="json"),
     }
-
-
-def _device_limit(arch: str) -> int | None:
-    """Most shared memory of a program, where the device itself says so."""
-    gpu = find_gpu()
-    if gpu is not None and gpu.arch == arch and gpu.shared_bytes:
-        return gpu.shared_bytes
-    return None
