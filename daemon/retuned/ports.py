@@ -485,12 +485,14 @@ class Store(Protocol):
         phase: str | None = None,
         prefix: str = "",
         above: str = "",
+        proposal: str = "",
         limit: int | None = None,
     ) -> Sequence[Stored]:
         """Return records of a kind, oldest first (`limit` keeps the newest).
 
-        `prefix` and `above` keep ids that begin so, and ids that sort after: what else there is of
-        the kind is not read.
+        `prefix` and `above` keep ids that begin so, and ids that sort after, `proposal` those whose
+        body names that proposal: what else there is of the kind is not read. Only decisions and
+        orders are found by their proposal.
         """
         ...
 

@@ -235,7 +235,7 @@ def test_an_older_state_is_brought_forward_with_its_records(
     sqlite_schema.migrate(db, where=tmp_path, migrations=newer)
     assert db.execute("SELECT count(*) FROM extra").fetchone() == (0,)
     assert db.execute("SELECT body FROM records").fetchone() == ('{"a":1}',)
-    assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    assert db.execute("PRAGMA user_version").fetchone() == (len(newer),)
     db.close()
 
 
@@ -245,7 +245,7 @@ def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
     broken = (*sqlite_schema.MIGRATIONS, ("CREATE TABLE extra (n INTEGER)", "NOT SQL"))
     with pytest.raises(sqlite3.OperationalError):
         sqlite_schema.migrate(db, where=tmp_path, migrations=broken)
-    assert db.execute("PRAGMA user_version").fetchone() == (1,)
+    assert db.execute("PRAGMA user_version").fetchone() == (len(sqlite_schema.MIGRATIONS),)
     assert db.execute("SELECT name FROM sqlite_master WHERE name = 'extra'").fetchall() == []
     db.close()
 
@@ -278,3 +278,24 @@ def test_a_state_folder_that_cannot_be_made_is_wrong_usage(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="state_dir"):
         SqliteStore(tmp_path / "file" / "state")
+
+
+def test_orders_and_decisions_of_an_older_state_are_found_by_their_proposal(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / DATABASE, isolation_level=None)
+    sqlite_schema.migrate(db, where=tmp_path, migrations=sqlite_schema.MIGRATIONS[:1])
+    for kind in ("order", "decision", "finding"):
+        db.execute(
+            "INSERT INTO records (kind, id, phase, body, created_at, updated_at) "
+            "VALUES (?, 'i', 'done', '{\"proposal\":\"p1\"}', '2026-01-05T12:00:00+00:00', "
+            "'2026-01-05T12:00:00+00:00')",
+            (kind,),
+        )
+    db.close()
+    store = SqliteStore(tmp_path)
+    assert [each.id for each in store.list("order", proposal="p1")] == ["i"]
+    assert [each.id for each in store.list("decision", proposal="p1")] == ["i"]
+    store.close()
+    db = sqlite3.connect(tmp_path / DATABASE, isolation_level=None)
+    with pytest.raises(sqlite3.IntegrityError, match="never changed"):
+        db.execute("UPDATE records SET phase = 'x' WHERE kind = 'decision'")
+    db.close()

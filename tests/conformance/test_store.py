@@ -263,6 +263,20 @@ def test_a_blob_that_was_never_kept_is_named(store: Store, bad: str) -> None:
     assert caught.value.code in {"blob-missing", "not-a-digest"}
 
 
+def test_decisions_and_orders_are_found_by_the_proposal_they_name(store: Store) -> None:
+    for number, proposal in enumerate(("p1", "p2", "p1")):
+        store.add("order", f"o{number}", {"proposal": proposal}, phase="done")
+        store.add("decision", f"d{number}", {"proposal": proposal}, phase="given")
+    store.add("order", "odd", {"definition": "linear"}, phase="done")
+    assert [each.id for each in store.list("order", proposal="p1")] == ["o0", "o2"]
+    assert [each.id for each in store.list("order", proposal="p1", limit=1)] == ["o2"]
+    assert [each.id for each in store.list("decision", proposal="p2")] == ["d1"]
+    assert store.list("order", proposal="p1", phase="new") == []
+    assert store.list("decision", proposal="p1' OR 1=1 --") == []
+    with pytest.raises(ValueError, match="not found by their proposal"):
+        store.list("finding", proposal="p1")
+
+
 def test_a_dropped_blob_is_gone_and_may_come_back(store: Store) -> None:
     digest = store.put_blob(b"evidence")
     other = store.put_blob(b"other")

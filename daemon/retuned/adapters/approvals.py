@@ -125,9 +125,7 @@ class Approvals:
             If one cannot be understood: it may be a rejection.
         """
         return tuple(
-            _as(SwapDecision, stored)
-            for stored in self._store.list("decision")
-            if stored.body.get("proposal") == proposal
+            _as(SwapDecision, stored) for stored in self._store.list("decision", proposal=proposal)
         )
 
     def freeze(self, freeze: TuningFreeze) -> bool:

@@ -17,7 +17,9 @@ from retuned.adapters.store_rules import (
     check_limit,
     check_mutable,
     check_name,
+    check_proposal,
     encode,
+    proposal_of,
 )
 from retuned.contract import Digest
 from retuned.errors import UnreadableInput
@@ -107,11 +109,17 @@ class MemoryStore:
         phase: str | None = None,
         prefix: str = "",
         above: str = "",
+        proposal: str = "",
         limit: int | None = None,
     ) -> Sequence[Stored]:
         """Return records of a kind, oldest first; see `Store.list`."""
         check_limit(limit)
-        rows = self._found(kind, phase, prefix, above)
+        check_proposal(kind, proposal)
+        rows = [
+            row
+            for row in self._found(kind, phase, prefix, above)
+            if not proposal or proposal_of(kind, json.loads(row.body)) == proposal
+        ]
         return [
             row.stored() for row in rows[max(0, len(rows) - limit) if limit is not None else 0 :]
         ]

@@ -57,6 +57,20 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         BEGIN SELECT raise(ABORT, 'decisions are never removed'); END
         """,
     ),
+    (
+        # a column, since a schema that is not trusted must not call functions in an index
+        "ALTER TABLE records ADD COLUMN proposal TEXT",
+        "DROP TRIGGER decisions_stay",
+        """
+        UPDATE records SET proposal = json_extract(body, '$.proposal')
+        WHERE kind IN ('decision', 'order')
+        """,
+        """
+        CREATE TRIGGER decisions_stay BEFORE UPDATE ON records WHEN old.kind = 'decision'
+        BEGIN SELECT raise(ABORT, 'decisions are never changed'); END
+        """,
+        "CREATE INDEX records_by_proposal ON records (kind, proposal, seq)",
+    ),
 )
 """Statements that lead from version i to i + 1; what is here is never edited, only added to."""
 
@@ -98,7 +112,7 @@ def migrate(
 
 
 def where_clause(
-    kind: str, phase: str | None, prefix: str, above: str
+    kind: str, phase: str | None, prefix: str, above: str, proposal: str
 ) -> tuple[str, tuple[str, ...]]:
     """Say which rows are meant, with only the conditions that hold: an index serves each."""
     conditions = [
@@ -107,6 +121,7 @@ def where_clause(
         ("id >= ?", prefix or None),
         ("id < ?", past_prefix(prefix)),
         ("id > ?", above or None),
+        ("proposal = ?", proposal or None),
     ]
     held = [(text, value) for text, value in conditions if value is not None]
     return " AND ".join(text for text, _ in held), tuple(value for _, value in held)

@@ -20,7 +20,14 @@ from typing import Any
 from retuned.adapters.blobs import BlobFolder, no_hook
 from retuned.adapters.clock import SystemClock
 from retuned.adapters.sqlite_schema import migrate, stored_row, where_clause
-from retuned.adapters.store_rules import check_limit, check_mutable, check_name, encode
+from retuned.adapters.store_rules import (
+    check_limit,
+    check_mutable,
+    check_name,
+    check_proposal,
+    encode,
+    proposal_of,
+)
 from retuned.contract import Digest
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
 from retuned.ports import Clock, Event, Stored
@@ -86,11 +93,11 @@ class SqliteStore:
         for what, value in (("kind", kind), ("id", id), ("phase", phase)):
             check_name(what, value)
         now = self._clock.now().isoformat()
-        row = (kind, id, phase, encode(body), now, now)
+        row = (kind, id, phase, encode(body), now, now, proposal_of(kind, body))
         with self._write():
             done = self._db.execute(
-                "INSERT INTO records (kind, id, phase, body, created_at, updated_at) "
-                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO NOTHING",
+                "INSERT INTO records (kind, id, phase, body, created_at, updated_at, proposal) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO NOTHING",
                 row,
             )
             return done.rowcount == 1
@@ -102,11 +109,13 @@ class SqliteStore:
         check_mutable(kind)
         check_name("phase", to)
         text = None if body is None else encode(body)
+        proposal = None if body is None else proposal_of(kind, body)
         with self._write():
             done = self._db.execute(
-                "UPDATE records SET phase = ?, body = coalesce(?, body), updated_at = ? "
+                "UPDATE records SET phase = ?, body = coalesce(?, body), updated_at = ?, "
+                "proposal = CASE WHEN ? IS NULL THEN proposal ELSE ? END "
                 "WHERE kind = ? AND id = ? AND phase = ?",
-                (to, text, self._clock.now().isoformat(), kind, id, expect),
+                (to, text, self._clock.now().isoformat(), text, proposal, kind, id, expect),
             )
             return done.rowcount == 1
 
@@ -126,11 +135,13 @@ class SqliteStore:
         phase: str | None = None,
         prefix: str = "",
         above: str = "",
+        proposal: str = "",
         limit: int | None = None,
     ) -> Sequence[Stored]:
         """Return records of a kind, oldest first; see `Store.list`."""
         check_limit(limit)
-        where, values = where_clause(kind, phase, prefix, above)
+        check_proposal(kind, proposal)
+        where, values = where_clause(kind, phase, prefix, above, proposal)
         rows = self._read(
             "SELECT kind, id, phase, body, created_at, updated_at FROM records "
             f"WHERE {where} ORDER BY seq DESC LIMIT ?",
@@ -142,7 +153,7 @@ class SqliteStore:
         self, kind: str, *, phase: str | None = None, prefix: str = "", above: str = ""
     ) -> Sequence[str]:
         """Return what `list` would, as ids only; bodies are not read from the disk."""
-        where, values = where_clause(kind, phase, prefix, above)
+        where, values = where_clause(kind, phase, prefix, above, "")
         rows = self._read(f"SELECT id FROM records WHERE {where} ORDER BY seq", values)
         return [id for (id,) in rows]
 

@@ -12,6 +12,8 @@ from retuned.errors import UnreadableInput
 
 IMMUTABLE_KINDS = frozenset({"decision"})
 """Kinds whose records are written once: a person's word is not edited."""
+KINDS_BY_PROPOSAL = frozenset({"decision", "order"})
+"""Kinds that are found by the proposal that their body names."""
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,512}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -51,6 +53,24 @@ def check_limit(limit: int | None) -> None:
     """
     if limit is not None and limit < 0:
         raise ValueError("limit is zero or more")
+
+
+def check_proposal(kind: str, proposal: str) -> None:
+    """Refuse to look for a proposal where nothing is kept by it.
+
+    Raises
+    ------
+    ValueError
+        A fault of the caller.
+    """
+    if proposal and kind not in KINDS_BY_PROPOSAL:
+        raise ValueError(f"records of kind {kind!r} are not found by their proposal")
+
+
+def proposal_of(kind: str, body: Mapping[str, Any]) -> str | None:
+    """Return the proposal by which a record is found; None where it is found by none."""
+    named = body.get("proposal") if kind in KINDS_BY_PROPOSAL else None
+    return named if isinstance(named, str) else None
 
 
 def past_prefix(prefix: str) -> str | None:

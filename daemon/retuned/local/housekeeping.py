@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from retuned.contract import Digest
 from retuned.errors import RetunedError
 from retuned.local.context import Context, Kind
-from retuned.local.ordering import in_phases, orders
+from retuned.local.ordering import STANDING, in_phases, orders, retire
 from retuned.local.retention import (
     Pins,
     Sort,
@@ -53,7 +53,6 @@ _NEEDED = (
     "rollback-failed",
 )
 """Phases of proposals whose artifact and evidence are needed."""
-_VOID = frozenset({"refused", "withdrawn", "superseded"})
 _GOING = ".going-"
 """Beginning of the name of a folder that is being removed."""
 
@@ -64,6 +63,7 @@ def keep_house(ctx: Context) -> Counter[str]:
     now = ctx.clock.now()
     if ctx.lab is None or (last is not None and now - last.updated_at < EVERY):
         return Counter()
+    retire(ctx)
     try:
         pins = pins_now(ctx)
     except (RetunedError, ValidationError) as error:
@@ -88,12 +88,12 @@ def pins_now(ctx: Context) -> Pins:
     ValidationError
         If a proposal or order that may be needed cannot be read.
     """
-    stored = ctx.store.list(Kind.ORDER)
-    kept = [each for each in orders(ctx) if each.phase not in _VOID]
+    kept = orders(ctx)
     readable = {each.order.id for each in kept}
-    for each in stored:
-        if each.phase not in _VOID and each.id not in readable:
-            raise RetunedError(f"order {each.id} cannot be read, so nobody knows what it needs")
+    for phase in STANDING:
+        for id in ctx.store.ids(Kind.ORDER, phase=phase):
+            if id not in readable:
+                raise RetunedError(f"order {id} cannot be read, so nobody knows what it needs")
     needed = in_phases(ctx, _NEEDED)
     carried = (ctx.store.get(Kind.PROPOSAL, each.order.proposal) for each in kept)
     proposals = [

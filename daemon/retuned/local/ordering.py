@@ -32,8 +32,13 @@ IN_PLACE = ("watching", "promoted")
 """Phases of a proposal whose artifact is in force."""
 _BUSY = ("swapping", "rolling-back", "rollback-failed")
 """Phases of a proposal that keep other swaps out of its slot."""
-_VOID = frozenset({"refused", "withdrawn", "superseded"})
-"""Phases of orders that are in force no more, or never were."""
+STANDING = ("new", "prepared", "done")
+"""Phases of orders that are in force, were so not long ago, or may come to be; in all others they
+are in force no more, or never were."""
+_PAST = "past"
+"""Phase of an order that was carried out so long ago that nothing leads back to it."""
+_KEPT = 32
+"""Orders of a slot that are never put away, the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +52,17 @@ class Kept:
 
 
 def orders(ctx: Context) -> Sequence[Kept]:
-    """Return every order that can be read, oldest first."""
+    """Return the orders that are in force or may be carried out, in order of their epochs.
+
+    Those that are over, and those that `retire` put away are not read.
+    """
+    stored = [each for phase in STANDING for each in ctx.store.list(Kind.ORDER, phase=phase)]
+    return sorted(_read(stored), key=lambda kept: kept.order.epoch)
+
+
+def _read(records: Sequence[Stored]) -> list[Kept]:
     found = []
-    for stored in ctx.store.list(Kind.ORDER):
+    for stored in records:
         try:
             order = SwapOrder.model_validate(stored.body)
         except ValidationError as error:
@@ -64,7 +77,7 @@ def latest(ctx: Context, *, done: bool = False) -> dict[str, Kept]:
     """Return the newest order per slot: what ought to be in force, or with `done` what is."""
     newest: dict[str, Kept] = {}
     for kept in orders(ctx):
-        if kept.phase in _VOID or (done and kept.phase != "done"):
+        if done and kept.phase != "done":
             continue
         known = newest.get(kept.order.definition)
         if known is None or known.order.epoch < kept.order.epoch:
@@ -86,11 +99,8 @@ def live_guard(ctx: Context, definition: str) -> Guard | None:
 
 def swap_order_of(ctx: Context, proposal: str) -> Kept | None:
     """Return the newest swap order of a proposal, whatever became of it."""
-    mine = [
-        kept
-        for kept in orders(ctx)
-        if kept.order.proposal == proposal and kept.order.kind is SwapKind.SWAP
-    ]
+    named = ctx.store.list(Kind.ORDER, proposal=proposal)
+    mine = [kept for kept in _read(named) if kept.order.kind is SwapKind.SWAP]
     return max(mine, key=lambda kept: kept.order.epoch, default=None)
 
 
@@ -98,16 +108,23 @@ def owner(ctx: Context, order: SwapOrder) -> str | None:
     """Return the proposal that an order brings into force: its own, or one that comes back."""
     if order.kind is SwapKind.SWAP or order.artifact is None:
         return order.proposal if order.kind is SwapKind.SWAP else None
+    newest = _bringer(orders(ctx), order)
+    if newest is None:  # so long ago that it was put away
+        newest = _bringer(_read(ctx.store.list(Kind.ORDER, phase=_PAST)), order)
+    return newest.proposal if newest is not None else None
+
+
+def _bringer(found: Sequence[Kept], order: SwapOrder) -> SwapOrder | None:
+    """Return the newest swap before an order that brought the same artifact into its slot."""
     earlier = [
         kept.order
-        for kept in orders(ctx)
-        if kept.phase == "done"
+        for kept in found
+        if kept.phase in ("done", _PAST)
         and kept.order.kind is SwapKind.SWAP
         and (kept.order.definition, kept.order.artifact) == (order.definition, order.artifact)
         and kept.order.epoch < order.epoch
     ]
-    newest = max(earlier, key=lambda each: each.epoch, default=None)
-    return newest.proposal if newest is not None else None
+    return max(earlier, key=lambda each: each.epoch, default=None)
 
 
 def facts_of(slot: SlotState) -> SlotFacts:
@@ -132,7 +149,35 @@ def fresh_epoch(ctx: Context, *, after: int = 0) -> int:
             facts = [facts_of(slot) for slot in ctx.swapper.slots()]
         except TemporaryError as error:
             log.info("epochs go on from the last order: %s", error)
-    return max(after + 1, swap_stage.next_epoch([kept.order for kept in orders(ctx)], facts))
+    # epochs grow with each order that is written, so the newest few have the last one
+    newest = _read(ctx.store.list(Kind.ORDER, limit=_KEPT))
+    known = [kept.order for kept in (*newest, *orders(ctx))]
+    return max(after + 1, swap_stage.next_epoch(known, facts))
+
+
+def retire(ctx: Context, *, most: int = 1_000) -> int:
+    """Put away orders of long ago, `most` at a time; return how many.
+
+    Of each slot the newest stay, and those that brought what the newest may go back to. What is put
+    away is still found where it is asked for.
+    """
+    by_slot: dict[str, list[Kept]] = {}
+    for kept in orders(ctx):
+        if kept.phase == "done":
+            by_slot.setdefault(kept.order.definition, []).append(kept)
+    going: list[str] = []
+    for own in by_slot.values():
+        older, newest = own[:-_KEPT], own[-_KEPT:]
+        wanted = {each for kept in newest for each in (kept.order.artifact, kept.order.previous)}
+        going += [
+            kept.order.id
+            for kept in older
+            if kept.order.artifact is None or kept.order.artifact not in wanted
+        ]
+    with ctx.store.transaction():
+        return sum(
+            ctx.store.advance(Kind.ORDER, id, expect="done", to=_PAST) for id in going[:most]
+        )
 
 
 def start_swaps(ctx: Context) -> None:
