@@ -30,6 +30,7 @@ _REASONS = {
     1: "out-of-resources",  # an invalid value: of a launch, its geometry
     2: "out-of-memory",
     100: "gpu-missing",
+    101: "gpu-missing",
     200: "load-failed",
     209: "wrong-arch",
     218: "load-failed",
