@@ -12,7 +12,7 @@ import pytest
 
 from retuned import catalog
 from retuned.adapters.lab_wire import FindingRecord
-from retuned.catalog.own import load_definition
+from retuned.catalog.own import known, load_definition
 from retuned.contract import Language, Workload
 from retuned.errors import HarnessError, UsageError
 from retuned.experiment import open_lab, read_task, run
@@ -21,7 +21,7 @@ from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.generators.search import SearchGenerator
 from retuned.lab.generators.spaces import Grid
 from retuned.lab.languages.cpu_cpp import cpu_environment
-from retuned.lab.subject import make_inputs
+from retuned.lab.subject import StrangersReference, make_inputs
 from retuned.local.known_kernels import KnownKernels
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason
@@ -59,6 +59,32 @@ def test_what_is_learned_is_found_and_recognised_until_it_is_forgotten(file: Pat
     assert catalog.own_definitions() == ()
     with pytest.raises(UsageError, match="no definition"):
         catalog.get(NAME)
+
+
+def test_whether_references_run_unconfined_is_said_once_and_forgotten_with_the_rest(
+    file: Path,
+) -> None:
+    own = load_definition(file)
+    catalog.learn([own])
+    assert not known.unconfined_allowed()
+    catalog.learn([own], unconfined_references=True)
+    catalog.learn([own])  # a command that learns one more file does not say it again
+    assert known.unconfined_allowed()
+    catalog.forget()
+    assert not known.unconfined_allowed()
+
+
+def test_an_entry_says_what_confined_its_reference_and_the_catalogs_own_need_nothing(
+    file: Path,
+) -> None:
+    catalog.learn([load_definition(file)])
+    entry = catalog.get(NAME)
+    assert isinstance(entry, StrangersReference)
+    assert entry.reference_confined_by() is None, "nothing ran yet"
+    inputs = make_inputs(entry, {"M": 2}, seed=1, family="randn")
+    entry.reference(inputs, {"M": 2})
+    assert entry.reference_confined_by()
+    assert catalog.get("softmax_n64").reference_confined_by() is None
 
 
 @pytest.mark.parametrize(
