@@ -8,7 +8,7 @@ its other recorded lengths; those of made-up ones follow the same law, where eac
 parameter does up to some per cent more or less. Wrong priors come from a kernel that has only the
 space in common (every point has another's time: unrelated), and from the held-out size itself
 turned upside down (a lie). Counted are evaluations until the best so far was truly within 2 % of
-the exhaustive best; searches go on to four tenths of the points, and one that never was there
+the exhaustive best; searches go on to a quarter of the points, and one that never was there
 counts as one more than that. Constants were chosen on the part called tuning. Writes
 benchmarks/results/priors.json.
 """
@@ -63,7 +63,7 @@ def compare(found: Sequence[tuple[Surface, list[Surface]]], *, seeds: int) -> li
     rows = []
     for held, sizes in found:
         points = len(held.times_us)
-        limit = max(16, math.ceil(points * 0.4))
+        limit = max(16, math.ceil(points * 0.25))
         row: dict[str, Any] = {"surface": held.name, "kind": held.kind, "points": points}
         for name in SOURCES:
             outcomes = [

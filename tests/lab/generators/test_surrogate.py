@@ -36,10 +36,31 @@ def test_a_doubling_is_about_one_step_and_an_absent_parameter_is_no_number() -> 
     assert found.structures.tolist() == [0, 0, 1]
 
 
-def test_words_lie_in_the_order_of_their_choices() -> None:
-    choices = {"s": {"EXP": ("table", "polynomial")}}
-    found = coordinates_of([("s", {"EXP": "polynomial"}), ("s", {"EXP": "table"})], choices)
-    assert found.places[:, 0].tolist() == [1.0, 0.0]
+WORDS = ("table", "polynomial", "exact", "split")
+
+
+@given(st.permutations(WORDS))
+@settings(max_examples=10, deadline=None)
+def test_in_which_order_words_are_declared_means_nothing(order: list[str]) -> None:
+    named: list[Named] = [
+        ("s", {"EXP": word, "BLOCK": size}) for word in WORDS for size in (16, 32)
+    ]
+    shape = Shape(lengths=(1.2, 0.4), weights=(0.2, 0.3, 0.3, 0.2))
+    found = [
+        coordinates_of(named, {"s": {"EXP": tuple(words), "BLOCK": (16, 32)}})
+        for words in (WORDS, order)
+    ]
+    first, second = (covariance(points, points, shape) for points in found)
+    assert np.allclose(first, second)
+    assert found[0].unordered.tolist() == [False, True]
+    apart = first[0, 2::2]  # the first word at 16 against the other words at 16
+    assert np.allclose(apart, apart[0])
+
+
+def test_numbers_that_are_declared_in_no_order_have_none() -> None:
+    choices = {"s": {"SWIZZLE": (0, 3, 1), "FLAG": (0, 1), "MODE": (True, False)}}
+    found = coordinates_of([("s", {"SWIZZLE": 3, "FLAG": 1, "MODE": True})], choices)
+    assert found.unordered.tolist() == [False, True, True]  # FLAG, MODE, SWIZZLE
 
 
 @given(st.integers(0, 2**16), st.integers(2, 8))

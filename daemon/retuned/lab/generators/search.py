@@ -20,7 +20,6 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from retuned.contract import Definition, Solution, Workload
-from retuned.lab.generators.effects import next_step
 from retuned.lab.generators.guidance import Guidance
 from retuned.lab.generators.lessons import Lessons, learn
 from retuned.lab.generators.priors import FAILED, Priors
@@ -39,6 +38,7 @@ from retuned.lab.generators.surrogate import (
     coordinates_of,
     expected_improvement,
 )
+from retuned.lab.generators.surroundings import around
 from retuned.ports import Finding
 
 HOPELESS_RATIO = 0.8
@@ -49,8 +49,8 @@ RESTART_EVERY = 16
 """Once every so many proposals a random point is tried, in case the surrogate is wrong."""
 MOST = 20_000
 """Most points that are looked at; of larger spaces, a random part."""
-STEP_EVERY = 4
-"""Every so manieth proposal is a step around the best, the others are the surrogate's."""
+NEAR_EVERY = 2
+"""One of so many proposals is the surrogate's choice around the best, the others are of all."""
 AHEAD = 24
 """Most points that are chosen one after the other before any is measured; what more is asked for
 follows in the order of what was promised."""
@@ -163,10 +163,9 @@ class SearchGenerator:
             return None
         if not believed or len(taken) % RESTART_EVERY == 0:
             return self._chance(taken).choice(pool)
-        if len(taken) % STEP_EVERY == 1:
-            step = next_step(self._grid, known, taken, allowed=lessons.allow)
-            if step is not None:
-                return step
+        if len(taken) % NEAR_EVERY == 1:
+            near = around(self._grid, known, taken, allowed=lessons.allow)
+            pool = [point for point in near if point in self._rows] or pool
         return self._promising(believed, pool, known=known)
 
     def _guess(

@@ -62,18 +62,24 @@ class Coordinates:
     """Number of each point's structure."""
     places: Array
     """Coordinate of each parameter; NaN where the structure does not have it."""
+    unordered: npt.NDArray[np.bool_]
+    """Per parameter, whether its values are merely different: any two are one apart."""
 
     def take(self, rows: Sequence[int]) -> Coordinates:
         """Return some of the points."""
         index = np.asarray(rows, dtype=np.int64)
-        return Coordinates(structures=self.structures[index], places=self.places[index])
+        return Coordinates(
+            structures=self.structures[index],
+            places=self.places[index],
+            unordered=self.unordered,
+        )
 
 
 def coordinates_of(
     points: Sequence[tuple[str, Mapping[str, int | str]]],
     choices: Mapping[str, Mapping[str, tuple[int | str, ...]]],
 ) -> Coordinates:
-    """Return points as numbers: powers of two are one apart, words lie in the order of the choices.
+    """Return points as numbers: powers of two are one apart, and so are any two words.
 
     Parameters
     ----------
@@ -90,7 +96,30 @@ def coordinates_of(
             if name in params:
                 places[row, column] = _coordinate(params[name], choices[structure][name])
     structures = np.array([numbers[structure] for structure, _ in points], dtype=np.int64)
-    return Coordinates(structures=structures, places=places)
+    unordered = np.array(
+        [
+            any(is_unordered(params[name]) for params in choices.values() if name in params)
+            for name in names
+        ],
+        dtype=np.bool_,
+    )
+    return Coordinates(structures=structures, places=places, unordered=unordered)
+
+
+def is_unordered(choices: Sequence[int | str]) -> bool:
+    """Whether nothing says that neighbouring choices behave alike: words, flags, shuffled numbers.
+
+    Examples
+    --------
+    >>> is_unordered((16, 32, 64)), is_unordered((64, 32, 16)), is_unordered(("a", "b"))
+    (False, False, True)
+    >>> is_unordered((4, 1, 2)), is_unordered((0, 1)), is_unordered((False, True))
+    (True, False, True)
+    """
+    if any(isinstance(choice, str | bool) or choice < 0 for choice in choices):
+        return True
+    numbers = [int(choice) for choice in choices]
+    return numbers not in (sorted(numbers), sorted(numbers, reverse=True))
 
 
 def _coordinate(value: int | str, choices: Sequence[int | str]) -> float:
@@ -101,13 +130,20 @@ def _coordinate(value: int | str, choices: Sequence[int | str]) -> float:
 
 def covariance(left: Coordinates, right: Coordinates, shape: Shape) -> Array:
     """Return the covariance without noise, in units of the signal's variance; m by n."""
-    gaps = np.abs(left.places[:, None, :] - right.places[None, :, :])
+    gaps = _gaps(left, right)
     both = ~np.isnan(gaps)
     each = np.exp(-np.where(both, gaps, 0.0) / np.asarray(shape.lengths))
     total = np.where(both, each, 0.0).sum(axis=2) / np.maximum(both.sum(axis=2), 1)
     product = np.where(both, each, 1.0).prod(axis=2)
     same = left.structures[:, None] == right.structures[None, :]
     return _mixed(same.astype(np.float64), total, product, shape)
+
+
+def _gaps(left: Coordinates, right: Coordinates) -> Array:
+    """Return how far apart points are in each parameter; NaN where one has none."""
+    gaps = np.abs(left.places[:, None, :] - right.places[None, :, :])
+    apart: Array = np.where(left.unordered & (gaps > 0.0), 1.0, gaps)
+    return apart
 
 
 def _mixed(same: Array, total: Array, product: Array, shape: Shape) -> Array:
@@ -121,7 +157,7 @@ class _Tables:
     """Covariances of tried points per parameter and length, so that a fit computes each once."""
 
     def __init__(self, points: Coordinates) -> None:
-        gaps = np.abs(points.places[:, None, :] - points.places[None, :, :])
+        gaps = _gaps(points, points)
         both = ~np.isnan(gaps)
         known = np.where(both, gaps, 0.0)
         self.same = (points.structures[:, None] == points.structures[None, :]).astype(np.float64)
