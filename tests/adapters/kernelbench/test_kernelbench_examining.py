@@ -145,6 +145,8 @@ def test_a_finished_problem_is_not_run_again_unless_its_kernel_changes(tmp_path:
     file.write_text(outcome.model_dump_json() + "\n" + outcome.model_dump_json()[:40] + "\n")
     known = read_outcomes(file)
     assert list(bench.run(one, known=known)) == [(outcome, True)]
+    failed = {outcome.key: outcome.model_copy(update={"status": "error"})}
+    assert [old for _, old in bench.run(one, known=failed)] == [False]
     changed = KernelBench(solution("wrong/2_row_mean.cpp"), settings=settings)
     ((other, old),) = changed.run(one, known=known)
     assert not old

@@ -171,7 +171,7 @@ class KernelBench:
         for problem in problems:
             solution, refusal = self._solution(problem)
             key = self._key(problem, solution, refusal)
-            if key in known:
+            if key in known and known[key].status != "error":
                 yield known[key], True
                 continue
             begin = time.monotonic()
