@@ -13,7 +13,7 @@ from retuned.local.attempts import attempt_of
 from retuned.local.context import Context, Kind
 from retuned.local.deciding import freezes
 from retuned.local.found import best_finding, findings, lower_bound, saved_us
-from retuned.local.reasoning import live_baseline, open_belief
+from retuned.local.reasoning import BUDGET, live_baseline, open_belief
 from retuned.ports import Event, Finding
 from retuned.stages import experiment as experiment_stage
 from retuned.stages import hypothesis as hypothesis_stage
@@ -23,8 +23,6 @@ from retuned.stages.proposal import covered_share
 
 log = logging.getLogger(__name__)
 
-_BUDGET = "daily-budget"
-"""Id of the event that says that no experiment begins for a while."""
 _SMALL_STEP = 3
 """A try of one structure's parameters gets this part of the budget."""
 _ENOUGH = 0.5
@@ -124,7 +122,7 @@ def _spent(ctx: Context, belief: Hypothesis) -> bool:
     settings = ctx.settings
     if len(recent) < settings.experiments_per_day and seconds < allowed_s:
         return False
-    if not any(event.at > day_ago for event in ctx.store.events(id=_BUDGET)):
+    if not any(event.at > day_ago for event in ctx.store.events(id=BUDGET)):
         sentence = (
             f"{len(recent)} experiments and {seconds:.0f} s of candidates in 24 hours; allowed are"
             f" {settings.experiments_per_day} and {allowed_s:.0f} s"
@@ -134,7 +132,7 @@ def _spent(ctx: Context, belief: Hypothesis) -> bool:
             Event(
                 at=ctx.clock.now(),
                 kind=Kind.EXPERIMENT,
-                id=_BUDGET,
+                id=BUDGET,
                 what="budget-spent",
                 who="retuned",
                 detail={"sentence": sentence},

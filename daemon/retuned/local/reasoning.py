@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 from retuned.contract import Digest, Workload, digest_of
 from retuned.local import counting
@@ -20,6 +21,8 @@ from retuned.stages.profile import WorkloadProfile, merge
 
 log = logging.getLogger(__name__)
 
+BUDGET = "daily-budget"
+"""Id of the event that says that no experiment begins for a while."""
 _UNTESTED = ("open", "outdated", "abandoned")
 """Phases of beliefs that may be believed again."""
 
@@ -56,11 +59,13 @@ def settle(ctx: Context) -> None:
     """Call the mix tuned once everything believed of its drift was answered and acted on.
 
     What is adopted are windows after the last swap: a kernel made faster raises the shares of all
-    others, and whoever swapped it has to say so, else the swap itself looks like drift.
+    others, and whoever swapped it has to say so, else the swap itself looks like drift. While what
+    is believed waits for the next day's budget the mix is adopted too, and the drift stays open.
     """
     explained = ctx.store.list(Kind.DRIFT, phase="explained")
     stored = ctx.store.get(Kind.DETECTOR, "state")
-    if not explained or stored is None or _busy(ctx):
+    busy = _busy(ctx)
+    if not explained or stored is None or (busy and not _waits_for_budget(ctx)):
         return
     acted = [s.updated_at for s in ctx.store.list(Kind.ORDER, phase="done")]
     since = max([explained[-1].updated_at, *acted])
@@ -81,8 +86,9 @@ def settle(ctx: Context) -> None:
             to="current",
             body=state.model_dump(mode="json"),
         )
-        for report in explained:
-            ctx.store.advance(Kind.DRIFT, report.id, expect="explained", to="answered")
+        for report in explained:  # of one that waits only the date changes
+            to = "explained" if busy else "answered"
+            ctx.store.advance(Kind.DRIFT, report.id, expect="explained", to=to)
 
 
 def bind(
@@ -169,6 +175,19 @@ def _busy(ctx: Context) -> bool:
         (Kind.PROPOSAL, ("awaiting", "approved", "swapping")),
     )
     return any(ctx.store.ids(kind, phase=phase) for kind, phases in unfinished for phase in phases)
+
+
+def _waits_for_budget(ctx: Context) -> bool:
+    """Whether all that is missing are experiments, and none may begin today."""
+    unfinished = (
+        (Kind.HYPOTHESIS, ("testing",)),
+        (Kind.EXPERIMENT, ("running", "won")),
+        (Kind.PROPOSAL, ("awaiting", "approved", "swapping")),
+    )
+    if any(ctx.store.ids(kind, phase=phase) for kind, phases in unfinished for phase in phases):
+        return False
+    said = ctx.store.events(id=BUDGET, limit=1)
+    return bool(said) and ctx.clock.now() - said[-1].at < timedelta(days=1)
 
 
 def first_structures(ctx: Context, definition: str) -> tuple[str, ...]:
