@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from pathlib import Path
 from io import BufferedReader
+from pathlib import Path
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
