@@ -267,7 +267,7 @@ def test_this_machine_answers_every_question(tmp_path: Path) -> None:
     assert found["python"].level is Level.OK
     assert found["state-folder"].level is Level.OK
     assert not (tmp_path / "new").exists()  # asking changes nothing
-    assert len(found.keys() - {"own-references"}) == 22
+    assert len(found.keys() - {"own-references"}) == 23
 
 
 def test_the_walls_around_candidates_and_the_compilers_are_named() -> None:

@@ -31,6 +31,7 @@ def places(probe: Probe, settings: Settings) -> Iterator[Fact]:
     for path in settings.definition_files:
         yield _definitions(path)
     yield _sockets(probe, settings)
+    yield _kept(probe, settings)
 
 
 def cautions(settings: Settings) -> Iterator[str]:
@@ -112,6 +113,22 @@ def _policy(path: Path) -> Fact:
         return fact("policy", False, str(error), _REFUSED, lacking=Level.MISSING)
     names = ", ".join(policy.full_name for policy in policies)
     return fact("policy", bool(policies), f"{path}: {names or 'no policy'}", "nothing is swapped")
+
+
+def _kept(probe: Probe, settings: Settings) -> Fact:
+    """Say how much of experiments lies here, and when the rest goes."""
+    parts = []
+    for what, folder in (("variants", "artifacts"), ("raw samples", "evidence")):
+        try:
+            count = len(probe.names(settings.state_dir / "lab" / folder))
+        except OSError:
+            count = 0
+        parts.append(f"{count} {what}")
+    value = (
+        f"{', '.join(parts)}; what nothing needs goes after {settings.retention_days:g} days, "
+        f"signed evidence after {settings.evidence_retention_days:g}"
+    )
+    return Fact(name="kept", level=Level.OK, value=value)
 
 
 def _sockets(probe: Probe, settings: Settings) -> Fact:
