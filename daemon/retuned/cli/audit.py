@@ -111,9 +111,7 @@ def _of_candidate(
     audited = triton.audit_solution
     if solution.language is Language.GPU_CPP:
         audited = gpu_cpp.audit_solution
-    return audited(
-        solution, entry.definition, arch=arch, shapes=shapes, audit_limits=limits
-    )
+    return audited(solution, entry.definition, arch=arch, shapes=shapes, audit_limits=limits)
 
 
 def _print(reports: tuple[AuditReport, ...], refused: CandidateError | None) -> None:

@@ -170,9 +170,7 @@ class Bay:
 
     def _reference_walls(self) -> tuple[str, ...] | None:
         subject = self.subject
-        return (
-            subject.reference_confined_by() if isinstance(subject, StrangersReference) else None
-        )
+        return subject.reference_confined_by() if isinstance(subject, StrangersReference) else None
 
     def clone(self) -> Variant:
         """Return the incumbent under another path: the same bytes, loaded a second time."""
