@@ -1,4 +1,4 @@
-"""Stage 9, swap: what to load where, in which order, and the way back.
+"""The orders of stage 9: swaps and their ways back, and which are still to be driven.
 
 Pure; the loading is the runtime's. Orders are carried out at least once and work exactly once: each
 has an epoch, a runtime does an epoch once, and `reconcile` compares what ought to be in force with

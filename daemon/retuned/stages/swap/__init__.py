@@ -1,0 +1,35 @@
+"""Stage 9, swap: what to load where, in which order, and the way back.
+
+`orders` has the orders and which of them are still to be driven; `ranks` decides over the processes
+of one server: all of them take an order, or none does.
+"""
+
+from __future__ import annotations
+
+from retuned.stages.swap.orders import (
+    SlotFacts,
+    SwapKind,
+    SwapOrder,
+    is_carried_out,
+    is_overtaken,
+    next_epoch,
+    order_rollback,
+    order_swap,
+    reconcile,
+    reissue,
+    to_original,
+)
+
+__all__ = [
+    "SlotFacts",
+    "SwapKind",
+    "SwapOrder",
+    "is_carried_out",
+    "is_overtaken",
+    "next_epoch",
+    "order_rollback",
+    "order_swap",
+    "reconcile",
+    "reissue",
+    "to_original",
+]
