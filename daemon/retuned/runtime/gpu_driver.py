@@ -231,6 +231,30 @@ class GpuDriver:
         self.enter()
         self._call(self._names.unload, module)
 
+    def has(self, name: str) -> bool:
+        """Whether the driver has a call of this name: older ones lack some."""
+        return hasattr(self._library, name)
+
+    def call(self, name: str, *args: Any) -> None:  # noqa: ANN401 - whatever ctypes takes
+        """Call anything else that the driver has; handles and sizes as their ctypes types.
+
+        Raises
+        ------
+        Refused
+            ``driver-missing`` if there is no such call, or as `DriverFailed`.
+        """
+        self._call(name, *args)
+
+    def discard(self, name: str) -> None:
+        """Call what answers an error that is nobody's any more."""
+        self._symbol(name)()
+
+    def text(self, name: str, *args: Any) -> str:  # noqa: ANN401 - as call
+        """Call what answers with text and has no error; empty where it answers nothing."""
+        function = self._symbol(name)
+        function.restype = ctypes.c_char_p
+        return (function(*args) or b"").decode("utf-8", "replace")
+
     def _call(self, name: str, *args: Any) -> None:  # noqa: ANN401 - whatever ctypes takes
         if self._broken is not None:
             raise self._broken

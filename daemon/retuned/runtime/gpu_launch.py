@@ -88,6 +88,11 @@ class GpuKernel:
         self._grids: dict[tuple[int, ...], tuple[int, int, int]] = {}
         self._free: deque[_Arguments] = deque()
 
+    @property
+    def handle(self) -> int:
+        """The driver's handle of the kernel, as nodes of graphs hold it; 0 once it is unloaded."""
+        return int(self._kernel.value or 0) if self._loaded else 0
+
     def grid_at(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """Return the blocks of a launch at these lengths.
 

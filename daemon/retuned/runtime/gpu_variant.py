@@ -65,6 +65,16 @@ class GpuVariant(LoadedVariant):
         """The GPU."""
         return self._device
 
+    @property
+    def kernel(self) -> GpuKernel:
+        """The loaded object."""
+        return self._kernel
+
+    @property
+    def scratch_floats(self) -> int:
+        """Workspace of one launch, in float32 elements."""
+        return self._floats
+
     def is_here(self) -> Callable[[Tensor], bool]:
         """Return whether a tensor is on the device and aligned as compiled code assumes."""
         index = -1 if self._device.index is None else self._device.index

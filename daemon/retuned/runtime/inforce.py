@@ -114,6 +114,11 @@ class Swapped:
         """Launches that ran the variant."""
         return self._sampler.ran()
 
+    @property
+    def variant(self) -> Variant | None:
+        """What runs; None for the original."""
+        return self._variant
+
     def route(self, key: Key) -> Run:
         """Return what a launch of these lengths calls."""
         if self._variant is None:

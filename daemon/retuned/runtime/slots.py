@@ -63,6 +63,14 @@ class Reservoir(Protocol):
         ...
 
 
+class Recorder(Protocol):
+    """Notes launches that are recorded into a graph; `graphs.slot_target` has it."""
+
+    def wrap(self, key: Key, run: Run) -> Run:
+        """Return what a launch of these lengths calls in place of `run`."""
+        ...
+
+
 class Table(dict[Any, Route]):
     """Key to (launch counter, what to call) under one epoch; fills itself as keys are seen."""
 
@@ -87,6 +95,8 @@ class Table(dict[Any, Route]):
                 run = order.route(key)
         if slot.reservoir is not None:
             run = slot.reservoir.wrap(slot.as_key(raw), run)
+        if slot.recorder is not None:
+            run = slot.recorder.wrap(slot.as_key(raw), run)
         if len(self) >= MAX_ROUTES:
             self.clear()  # counts are kept in the slot's cells
         route = self[raw] = (slot.cell(raw), run)
@@ -120,8 +130,10 @@ class Slot:
         "_notes",
         "_table",
         "call",
+        "on_change",
         "original",
         "other",
+        "recorder",
         "reservoir",
         "spec",
     )
@@ -141,6 +153,8 @@ class Slot:
         self.original = original
         self._constants: dict[int, tuple[weakref.ref[Any], ...]] = {}
         self._notes = 0
+        self.on_change: Callable[[], None] | None = None
+        """Called after an order or a state has been put in force; must not raise."""
         self.restart()
         self.call = _call_of(self, key)
         type(self).__call__ = staticmethod(self.call)  # type: ignore[method-assign]
@@ -160,6 +174,8 @@ class Slot:
         """Put an order in force, whatever state the slot is in."""
         with self._lock:
             self._install(in_force, "original" if in_force.artifact is None else "swapped")
+        if self.on_change is not None:
+            self.on_change()
 
     def replace(self, expected: InForce | None, *, state: str) -> bool:
         """Change the state of the order in force; False if it is another one, or has tripped."""
@@ -168,11 +184,14 @@ class Slot:
             if table.in_force is not expected or table.state.startswith("tripped:"):
                 return False
             self._install(expected, state)
-            return True
+        if self.on_change is not None:
+            self.on_change()
+        return True
 
     def restart(self) -> None:
         """Forget orders and counts: at the start, and in a forked child."""
         self.reservoir: Reservoir | None = None
+        self.recorder: Recorder | None = None
         self._lock = threading.Lock()
         self._cells: dict[Any, list[int]] = {}
         self.other = [0]
@@ -183,6 +202,13 @@ class Slot:
         with self._lock:
             self.reservoir = reservoir
             self._install(self._table.in_force, self._table.state)
+
+    def note_captures(self, recorder: Recorder | None) -> None:
+        """Let launches that are recorded into a graph be noted from now on; None ends that."""
+        with self._lock:
+            if self.recorder is not recorder:
+                self.recorder = recorder
+                self._install(self._table.in_force, self._table.state)
 
     def _install(self, in_force: InForce | None, state: str) -> None:
         """Build a table with the usual keys routed, then store it: the flip."""

@@ -114,7 +114,8 @@ class TritonKernel:
         self._ready: dict[tuple[int, ...], Launch] = {}
         # said, and not left to a default that changes between versions of Triton
         self._options = {"enable_fp_fusion": True, **self.binding.options}
-        self._scratch_floats = -(-scratch_bytes // 4)
+        self.scratch_floats = -(-scratch_bytes // 4)
+        """Workspace of one launch, in float32 elements."""
         self._limited = getattr(self._torch.version, "hip", None) is not None
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
@@ -147,6 +148,10 @@ class TritonKernel:
     def is_prepared(self, lengths: Sequence[int], *, device: Any) -> bool:  # noqa: ANN401 - torch.device
         """Whether a launch at these lengths would run without compiling."""
         return self.interpreted or self._key(lengths, device) in self._compiled
+
+    def compiled_at(self, lengths: Sequence[int], *, device: Any) -> Any | None:  # noqa: ANN401 - torch.device
+        """Return Triton's own compiled kernel for these lengths; None where none was prepared."""
+        return self._compiled.get(self._key(lengths, device))
 
     def prepare(self, lengths: Sequence[int], *, dtypes: Sequence[str], device: Any) -> None:  # noqa: ANN401 - torch.device
         """Compile and load what a launch at these lengths needs; nothing is launched.
@@ -233,7 +238,7 @@ class TritonKernel:
             runner = compiled[grid]
         template, places = self.binding.template(lengths)
         scratch_at, align, limited = self.binding.scratch_at, _ALIGN, self._limited
-        floats, empty, f32 = self._scratch_floats, self._torch.empty, self._torch.float32
+        floats, empty, f32 = self.scratch_floats, self._torch.empty, self._torch.float32
 
         def launch(tensors: Sequence[Tensor]) -> None:
             args = template.copy()

@@ -85,6 +85,11 @@ class TritonVariant(LoadedVariant):
         """The GPU; the CPU under Triton's interpreter."""
         return self._device
 
+    @property
+    def steps(self) -> TritonSteps:
+        """Its launches."""
+        return self._kernel
+
     def is_here(self) -> Callable[[Tensor], bool]:
         """Return whether a tensor is on the device and aligned as compiled code assumes."""
         index = -1 if self._device.index is None else self._device.index

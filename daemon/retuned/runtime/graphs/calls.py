@@ -1,0 +1,351 @@
+"""The graph calls of both vendors' drivers behind one interface, and nothing that decides."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from retuned.runtime.gpu_driver import DriverFailed, GpuDriver, Handle
+from retuned.runtime.graphs.structures import (
+    MAX_ARGUMENTS,
+    KernelParams,
+    Layout,
+    Packed,
+    check_layout,
+    structure_of,
+    unpack,
+)
+from retuned.runtime.spec import Refused
+
+KERNEL_NODE = 0
+"""Kind of a node that launches a kernel, the same number for both vendors."""
+MAX_NODES = 100_000
+"""Nodes of one graph that are looked at."""
+MAX_NAME = 256
+"""Characters kept of a kernel's name; it is a stranger's text."""
+
+_INVALID_VALUE = 1
+_LOSSY = 402
+"""An edge carries more than an order, which the call used cannot say."""
+_ACTIVE = 1
+_ATTRIBUTES = {2: "cooperative", 4: "cluster", 6: "programmatic"}
+"""Launch attributes that another kernel would have to share, by their number at both vendors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """What the calls are named."""
+
+    prefix: str
+    params: str
+    set_params: str
+    set_exec: str
+    capture: str
+    layout: tuple[str, str]
+    """Calls for a module's function and for a library's kernel; empty where there is none."""
+
+
+_NAMES = {
+    "nvidia": _Names(
+        prefix="cu",
+        params="cuGraphKernelNodeGetParams_v2",
+        set_params="cuGraphKernelNodeSetParams_v2",
+        set_exec="cuGraphExecKernelNodeSetParams_v2",
+        capture="cuStreamGetCaptureInfo_v2",
+        layout=("cuFuncGetParamInfo", "cuKernelGetParamInfo"),
+    ),
+    "amd": _Names(
+        prefix="hip",
+        params="hipGraphKernelNodeGetParams",
+        set_params="hipGraphKernelNodeSetParams",
+        set_exec="hipGraphExecKernelNodeSetParams",
+        capture="hipStreamGetCaptureInfo_v2",
+        layout=("", ""),
+    ),
+}
+
+
+def required_calls(vendor: str) -> tuple[str, ...]:
+    """Return the names without which nothing works."""
+    names = _NAMES[vendor]
+    common = ("GraphGetNodes", "GraphNodeGetType", "GraphNodeGetDependencies")
+    return (
+        *(names.prefix + call for call in common),
+        *(names.params, names.set_params, names.set_exec, names.capture),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """Where a capture stands."""
+
+    capture: int
+    """Number of the capture, unlike that of any other in this process."""
+    last: tuple[int, ...]
+    """Nodes that the next one will wait for."""
+
+
+class GraphCalls:
+    """Graphs of one device.
+
+    Parameters
+    ----------
+    driver
+        Of the device; it knows when the context is broken.
+
+    Raises
+    ------
+    Refused
+        ``driver-too-old`` if a call is missing.
+    """
+
+    def __init__(self, driver: GpuDriver) -> None:
+        self.driver = driver
+        self.vendor = driver.vendor
+        self._names = _NAMES[driver.vendor]
+        self._known: dict[int, Layout] = {}
+        missing = [name for name in required_calls(driver.vendor) if not driver.has(name)]
+        if missing:
+            raise Refused("driver-too-old", detail=f"the driver has no {', '.join(missing)}")
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make the device current in this thread for a while; afterwards what was, is again."""
+        before: Any
+        if self.vendor == "nvidia":
+            before = Handle()
+            self._call("cuCtxGetCurrent", ctypes.byref(before))
+        else:
+            before = ctypes.c_int()
+            self._call("hipGetDevice", ctypes.byref(before))
+        self.driver.enter()
+        try:
+            yield
+        finally:
+            back = "cuCtxSetCurrent" if self.vendor == "nvidia" else "hipSetDevice"
+            self._call(back, before)
+
+    # --- what a graph is made of ------------------------------------------------------------------
+
+    def nodes(self, graph: int) -> list[int]:
+        """Return the handles of all nodes, in the driver's order.
+
+        Raises
+        ------
+        Refused
+            ``graph-too-large``, or as `DriverFailed`.
+        """
+        count = ctypes.c_size_t()
+        name = f"{self._names.prefix}GraphGetNodes"
+        self._call(name, Handle(graph), None, ctypes.byref(count))
+        if count.value > MAX_NODES:
+            raise Refused("graph-too-large", detail=f"{count.value} nodes, at most {MAX_NODES}")
+        return self._handles(name, graph, count)
+
+    def dependencies(self, node: int) -> list[int]:
+        """Return the nodes that a node waits for.
+
+        Raises
+        ------
+        Refused
+            ``programmatic-edge`` if it may start before they end.
+        """
+        return self._neighbours(f"{self._names.prefix}GraphNodeGetDependencies", node)
+
+    def check_edges(self, node: int) -> None:
+        """Refuse a node that overlaps with its neighbours by an agreement between kernels.
+
+        Raises
+        ------
+        Refused
+            ``programmatic-edge``.
+        """
+        self.dependencies(node)
+        after = f"{self._names.prefix}GraphNodeGetDependentNodes"
+        if self.driver.has(after):
+            self._neighbours(after, node)
+
+    def is_kernel(self, node: int) -> bool:
+        """Whether a node launches a kernel."""
+        kind = ctypes.c_int()
+        self._call(f"{self._names.prefix}GraphNodeGetType", Handle(node), ctypes.byref(kind))
+        return kind.value == KERNEL_NODE
+
+    def raw_params(self, node: int) -> Any:  # noqa: ANN401 - a ctypes structure
+        """Return what the driver says of a kernel node; its pointers are the driver's.
+
+        Raises
+        ------
+        DriverFailed
+            If the node is no kernel's.
+        """
+        found = structure_of(self.vendor)()
+        self._call(self._names.params, Handle(node), ctypes.byref(found))
+        return found
+
+    def params(self, node: int) -> KernelParams:
+        """Return a kernel node's launch with copies of its arguments.
+
+        Raises
+        ------
+        Refused
+            ``layout-unknown``, ``layout-differs``, or as `DriverFailed`.
+        """
+        found = self.raw_params(node)
+        kernel = found.kern or 0 if self.vendor == "nvidia" else 0
+        return unpack(found, self.layout(found.func or 0, kernel), vendor=self.vendor)
+
+    def attribute_of(self, node: int) -> str:
+        """Return which attribute of a launch another kernel would have to share; else nothing."""
+        call = f"{self._names.prefix}GraphKernelNodeGetAttribute"
+        if not self.driver.has(call):
+            return ""
+        for number, word in _ATTRIBUTES.items():
+            value = (ctypes.c_uint * 16)()
+            try:
+                self._call(call, Handle(node), number, ctypes.byref(value))
+            except DriverFailed as error:
+                if error.sticky:
+                    raise
+                continue  # a device or a driver that does not know it
+            several = tuple(value[:3]) not in ((0, 0, 0), (1, 1, 1))
+            if several if word == "cluster" else value[0]:
+                return word
+        return ""
+
+    # --- kernels ----------------------------------------------------------------------------------
+
+    def learn(self, function: int, layout: Sequence[tuple[int, int]]) -> None:
+        """Remember how a kernel's arguments lie, where the driver cannot tell.
+
+        Raises
+        ------
+        Refused
+            ``layout-unknown`` if nothing is laid out like that.
+        """
+        self._known[function] = check_layout(layout)
+
+    def forget(self, function: int) -> None:
+        """Forget a kernel that is unloaded: its handle may come again."""
+        self._known.pop(function, None)
+
+    def layout(self, function: int, kernel: int = 0) -> Layout:
+        """Return how a kernel's arguments lie.
+
+        Raises
+        ------
+        Refused
+            ``layout-unknown`` if neither the driver nor who loaded the kernel has said.
+        """
+        known = self._known.get(function or kernel)
+        if known is not None:
+            return known
+        call = self._names.layout[0 if function else 1]
+        if not call or not self.driver.has(call):
+            raise Refused("layout-unknown", detail="this driver does not tell a kernel's arguments")
+        found: list[tuple[int, int]] = []
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        for place in range(MAX_ARGUMENTS):
+            try:
+                where = (ctypes.c_size_t(place), ctypes.byref(offset), ctypes.byref(size))
+                self._call(call, Handle(function or kernel), *where)
+            except DriverFailed as error:
+                if error.code != _INVALID_VALUE:
+                    raise
+                break  # there are no more
+            found.append((offset.value, size.value))
+        return check_layout(found)
+
+    def name(self, function: int, kernel: int = 0) -> str:
+        """Return a kernel's name, mangled as its compiler did; empty where nobody knows."""
+        if self.vendor == "amd":
+            found = self.driver.text("hipKernelNameRef", Handle(function))
+            return found[:MAX_NAME]
+        call = "cuFuncGetName" if function else "cuKernelGetName"
+        text = ctypes.c_char_p()
+        if self.driver.has(call):
+            try:
+                self._call(call, ctypes.byref(text), Handle(function or kernel))
+            except DriverFailed as error:
+                if error.sticky:
+                    raise
+        return (text.value or b"").decode("utf-8", "replace")[:MAX_NAME]
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def set_exec(self, instance: int, node: int, packed: Packed) -> None:
+        """Change a node of an instantiated graph: for later launches of it, not those under way.
+
+        Raises
+        ------
+        DriverFailed
+            If the driver refuses; the node is as it was.
+        """
+        found = ctypes.byref(packed.structure)
+        self._call(self._names.set_exec, Handle(instance), Handle(node), found)
+
+    def set_node(self, node: int, packed: Packed) -> None:
+        """Change a node of a graph: for later instantiations of it.
+
+        Raises
+        ------
+        DriverFailed
+            If the driver refuses.
+        """
+        self._call(self._names.set_params, Handle(node), ctypes.byref(packed.structure))
+
+    # --- captures ---------------------------------------------------------------------------------
+
+    def capturing(self, stream: int) -> Captured | None:
+        """Return where the capture of a stream stands; None if there is none.
+
+        Raises
+        ------
+        Refused
+            ``programmatic-edge``.
+        """
+        status, number = ctypes.c_int(), ctypes.c_uint64()
+        graph, last, count = Handle(), Handle(), ctypes.c_size_t()
+        asked = (status, number, graph, last, count)
+        try:
+            self._call(self._names.capture, Handle(stream), *map(ctypes.byref, asked))
+        except DriverFailed as error:
+            raise _edge(error) from error
+        if status.value != _ACTIVE:
+            return None
+        found = (ctypes.c_void_p * count.value).from_address(last.value) if last.value else ()
+        return Captured(number.value, tuple(node for node in found if node))
+
+    def _neighbours(self, call: str, node: int) -> list[int]:
+        count = ctypes.c_size_t()
+        try:
+            self._call(call, Handle(node), None, ctypes.byref(count))
+            return self._handles(call, node, count)
+        except DriverFailed as error:
+            raise _edge(error) from error
+
+    def _handles(self, call: str, of: int, count: ctypes.c_size_t) -> list[int]:
+        if not count.value:
+            return []
+        found = (ctypes.c_void_p * count.value)()
+        self._call(call, Handle(of), found, ctypes.byref(count))
+        return [node for node in found[: count.value] if node]
+
+    def _call(self, name: str, *args: Any) -> None:  # noqa: ANN401 - whatever ctypes takes
+        try:
+            self.driver.call(name, *args)
+        except DriverFailed as error:
+            if self.vendor == "amd" and not error.sticky and self.driver.has("hipGetLastError"):
+                # HIP keeps the last error of a thread, and the server's own checks would find ours
+                self.driver.discard("hipGetLastError")
+            raise
+
+
+def _edge(error: DriverFailed) -> Refused:
+    if error.code != _LOSSY:
+        return error
+    detail = "its launch may overlap with its neighbours', which another kernel would have to know"
+    return Refused("programmatic-edge", detail=detail)

@@ -1,0 +1,305 @@
+"""All graphs of this process, made to launch what their slots serve.
+
+Which variant a node should launch is decided nowhere here: the slot's table says it. After every
+change of a table, after every capture and now and then, the nodes are compared with what they
+should be and changed where they differ; so a rollback, a breaker, a bypass and a graph that is
+captured later all take the same path.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from retuned.runtime.graphs.calls import GraphCalls
+from retuned.runtime.graphs.index import GraphIndex, IndexedGraph, Site, index_graph
+from retuned.runtime.graphs.recording import CaptureGate, Recorder
+from retuned.runtime.graphs.slot_target import SlotTarget, Target
+from retuned.runtime.graphs.swap import Step, apply, original_of, prepare
+from retuned.runtime.graphs.torch_graphs import TorchGraphs
+from retuned.runtime.slots import Slot
+from retuned.runtime.spec import Refused
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Between attempts at nodes that could not be reached yet."""
+_LATER = frozenset({"capturing", "not-compiled", "weight-not-packed", "scratch-memory"})
+"""Reasons that pass by themselves."""
+_WHATEVER = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError)
+"""What PyTorch's or Triton's objects may raise; the server's launch is not its victim."""
+
+CallsOf = Callable[[int], GraphCalls]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one target's nodes."""
+
+    target: str
+    """Slot or kernel."""
+    changed: int = 0
+    """Nodes that launch something else now."""
+    swapped: int = 0
+    """Nodes that launch the variant now."""
+    unreachable: Counter[str] = field(default_factory=Counter)
+    """Reason -> nodes that keep the original although the variant should run there."""
+    took_ns: int = 0
+    """Changing the nodes, without preparing."""
+    reason: str = ""
+    """Why nothing was changed at all; empty if everything could be."""
+
+
+class Graphs:
+    """The graphs of this process.
+
+    Parameters
+    ----------
+    calls_of
+        Returns the graph calls of a device; raises `Refused` where there are none.
+    capturing
+        Returns (device, handle) of the current stream while it is captured; else None.
+    """
+
+    def __init__(
+        self, calls_of: CallsOf, *, capturing: Callable[[], tuple[int, int] | None]
+    ) -> None:
+        self.index = GraphIndex()
+        self.gate = CaptureGate()
+        self.recorder = Recorder(calls_of)
+        self.torch = TorchGraphs(self)
+        self.unseen = 0
+        """Graphs that were replayed without their capture having been seen."""
+        self.reason = ""
+        """Why graphs are not followed; empty if they are."""
+        self.failures: Counter[str] = Counter()
+        """Reason -> captures that could not be indexed."""
+        self._calls_of = calls_of
+        self._capturing = capturing
+        self._targets: dict[str, Target] = {}
+        self._later: set[str] = set()
+        self._failed: dict[str, tuple[str, str]] = {}
+        self._tried_at = float("-inf")
+        self._noting = False
+        self._lock = threading.RLock()
+
+    # --- who is followed --------------------------------------------------------------------------
+
+    def install(self, torch: Any) -> bool:  # noqa: ANN401 - the module
+        """Follow the graphs that PyTorch captures from now on; False where that cannot be."""
+        if self.torch.installed:
+            return True
+        try:
+            self.torch.install(torch)
+        except Refused as error:
+            self.reason = error.reason
+            log.info("graphs are not followed: %s", error)
+            return False
+        self.reason = ""
+        return True
+
+    def add_slot(self, slot: Slot) -> None:
+        """Let a slot's launches in graphs follow what the slot serves."""
+        target = SlotTarget(slot, recorder=lambda: self.recorder, capturing=self._capturing)
+        self.add(target)
+
+        def changed() -> None:
+            self.follow(target.name)
+
+        slot.on_change = changed
+
+    def add(self, target: Target) -> None:
+        """Follow a target; one of the same name is replaced."""
+        with self._lock:
+            self._targets[target.name] = target
+            if self._noting:
+                target.note_captures(True)
+
+    def close(self) -> None:
+        """Give every node its original back, and PyTorch its methods."""
+        with self._lock:
+            self._note(False)
+            self._targets.clear()
+            sites = [(graph, site) for graph in self.index for site in graph.sites if site.mark]
+            try:
+                with self.gate.changing():
+                    apply(_originals(sites))
+            except Refused as error:
+                log.error("graphs keep their variants: %s", error)
+            self.torch.uninstall()
+            self.index.clear()
+
+    def abandon(self) -> None:
+        """Forget everything in a forked child: its parent's graphs are not there."""
+        self._lock = threading.RLock()
+        self.gate, self.index = CaptureGate(), GraphIndex()
+        self.recorder = Recorder(self._calls_of)
+        self._noting = False
+        self._later.clear()
+
+    # --- what PyTorch's graphs tell ---------------------------------------------------------------
+
+    def began(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
+        """Note the launches of a capture that begins."""
+        self.gate.begin(graph)
+        self._note(True)
+
+    def ended(self, graph: Any, *, ok: bool) -> IndexedGraph | None:  # noqa: ANN401 - a CUDAGraph
+        """Index a captured graph, and let it follow its slots."""
+        self.gate.end(graph)
+        if not ok:
+            if not self.gate.captures:
+                self.recorder.clear()
+            return None
+        try:
+            found = self._index(graph)
+        except Refused as error:
+            self.failures[error.reason] += 1
+            log.warning("a captured graph is not followed: %s", error)
+            return None
+        if not self.index.add(found):
+            return None
+        weakref.finalize(graph, self.index.remove, found.number)
+        for name in {site.note.target for site in found.sites if site.note is not None}:
+            self.follow(name)
+        return found
+
+    def gone(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
+        """Forget a graph that was reset."""
+        self.gate.end(graph)
+        for found in self.index:
+            if found.owner() is graph:
+                self.index.remove(found.number)
+
+    def unknown(self) -> None:
+        """Count a graph that was captured before its capture could be seen."""
+        self.unseen += 1
+
+    # --- changing nodes ---------------------------------------------------------------------------
+
+    def follow(self, name: str) -> Outcome:
+        """Make a target's nodes launch what it serves; never raises."""
+        try:
+            with self._lock:
+                return self._follow(name)
+        except Refused as error:
+            self._later.add(name)
+            if error.reason != "capturing":
+                log.warning("%s: its graphs are not changed: %s", name, error)
+            return Outcome(name, reason=error.reason)
+        except _WHATEVER as error:
+            log.exception("%s: its graphs are not changed", name)
+            return Outcome(name, reason=f"runtime-error: {type(error).__name__}")
+
+    def housekeeping(self) -> None:
+        """Try again what had to wait; stop noting once no capture is under way."""
+        if self._noting and not self.gate.captures:
+            self._note(False)
+        if self._later and time.monotonic() - self._tried_at >= RETRY_S:
+            self._tried_at = time.monotonic()
+            waiting, self._later = self._later, set()
+            for name in waiting:
+                self.follow(name)
+
+    def _follow(self, name: str) -> Outcome:
+        target, sites = self._targets.get(name), self.index.of_target(name)
+        outcome = Outcome(name)
+        if target is None or not sites:
+            return outcome
+        with self.gate.changing():
+            steps = self._plan(target, sites, outcome)
+            try:
+                done = apply(steps)
+            except Refused as error:
+                outcome.reason = error.reason
+                log.error("%s: its graphs go back to the original: %s", name, error)
+                wish = target.wish()
+                if wish is not None:  # this variant is not tried again
+                    self._failed[name] = (wish, error.reason)
+                    for step in steps:
+                        step.site.reason = error.reason
+                done = apply(_originals(sites))
+        outcome.changed, outcome.took_ns = done.nodes, done.took_ns
+        outcome.swapped = sum(site.mark is not None for _, site in sites)
+        if not _LATER.isdisjoint(outcome.unreachable):
+            self._later.add(name)
+        return outcome
+
+    def _plan(
+        self, target: Target, sites: Sequence[tuple[IndexedGraph, Site]], outcome: Outcome
+    ) -> list[Step]:
+        """Prepare every node: the variant where it can be, else the original."""
+        wish = target.wish()
+        failed = self._failed.get(target.name)
+        if failed is not None and failed[0] != wish:
+            del self._failed[target.name]
+            failed = None
+        steps = []
+        for graph, site in sites:
+            owner = graph.alive()
+            if owner is None or (site.mark == wish and not site.reason):
+                continue
+            site.reason = "" if failed is None else failed[1]
+            with graph.lock, graph.calls.current():
+                try:
+                    step = self._step(target, graph, site, None if failed else wish)
+                except Refused as error:
+                    site.reason = error.reason
+                    back = site.mark is not None and not graph.broken
+                    step = prepare(graph, site, None) if back else None
+            if site.reason:
+                outcome.unreachable[site.reason] += 1
+            if step is not None:
+                steps.append(step)
+        return steps
+
+    def _step(
+        self, target: Target, graph: IndexedGraph, site: Site, wish: str | None
+    ) -> Step | None:
+        if wish is None:
+            change = None
+        else:
+            change = target.change(graph, site, original_of(graph, site).params)
+        step = prepare(graph, site, change)
+        if step is None:  # the same launch by another order
+            graph.settle()
+            site.mark = None if change is None else change.mark
+        return step
+
+    def _index(self, graph: Any) -> IndexedGraph:  # noqa: ANN401 - a CUDAGraph
+        torch = sys.modules["torch"]
+        try:
+            handle = int(graph.raw_cuda_graph())
+        except RuntimeError as error:
+            raise Refused("graphs-not-kept", detail=str(error)[:300]) from error
+        owner = weakref.ref(graph)
+
+        def instance() -> int:
+            alive = owner()
+            try:
+                return int(alive.raw_cuda_graph_exec()) if alive is not None else 0
+            except RuntimeError:  # not instantiated yet
+                return 0
+
+        calls = self._calls_of(int(torch.cuda.current_device()))
+        return index_graph(calls, handle, instance=instance, owner=owner,
+                           notes=self.recorder.take)  # fmt: skip
+
+    def _note(self, on: bool) -> None:
+        with self._lock:
+            if self._noting != on:
+                self._noting = on
+                for target in self._targets.values():
+                    target.note_captures(on)
+
+
+def _originals(sites: Sequence[tuple[IndexedGraph, Site]]) -> list[Step]:
+    steps = (prepare(graph, site, None) for graph, site in sites if not graph.broken)
+    return [step for step in steps if step is not None]

@@ -1,0 +1,264 @@
+"""The graphs of this process, as they were captured and as they are now."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from retuned.runtime.graphs.calls import GraphCalls
+from retuned.runtime.graphs.recording import Note
+from retuned.runtime.graphs.structures import Packed, Size
+
+MAX_GRAPHS = 8192
+"""Graphs followed; later ones are counted and left alone. Servers that capture their model in
+pieces have thousands."""
+MAX_SITES = 400_000
+"""Kernel nodes remembered over all graphs, some hundred bytes each."""
+
+MAX_BANKED = 64
+"""Counts of earlier variants kept per graph."""
+
+_NUMBERS = count(1)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Site:
+    """One kernel node."""
+
+    place: int
+    """Position among the graph's nodes, in the driver's order."""
+    node: int
+    """Handle."""
+    name: str
+    """Of the kernel, as compiled; a stranger's text."""
+    function: int
+    """Handle of what was captured: of a module's function or of a library's kernel."""
+    grid: Size
+    """Blocks at the capture."""
+    block: Size
+    """Threads of a block at the capture."""
+    shared_bytes: int
+    """Dynamic shared memory at the capture."""
+    note: Note | None = None
+    """What was launched there, where that is known."""
+    original: Packed | None = None
+    """The launch of the capture; read before the first change, and the way back."""
+    now: Packed | None = None
+    """What it launches now; None as long as nothing was changed."""
+    mark: str | None = None
+    """Artifact that runs there; None is the original."""
+    keeps: tuple[Any, ...] = ()
+    """Modules and memory that must live as long as the node uses them."""
+    retired: tuple[Any, ...] = ()
+    """What `keeps` was before: a replay that is under way may still use it."""
+    reason: str = ""
+    """Why the last order could not reach it; empty if it did."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class IndexedGraph:
+    """One captured graph that is kept."""
+
+    calls: GraphCalls
+    """Of its device."""
+    graph: int
+    """Handle of what was captured."""
+    instance: Callable[[], int]
+    """Returns the handle of what is replayed now; 0 if it is not instantiated."""
+    sites: tuple[Site, ...]
+    """Its kernel nodes."""
+    others: int
+    """Nodes of other kinds."""
+    owner: Callable[[], Any]
+    """Returns the server's object while it lives, and keeps it alive meanwhile; else None."""
+    unplaced: tuple[Note, ...] = ()
+    """Launches of its capture that no single node stands for."""
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+    """In the order of captures."""
+    lock: Any = field(default_factory=threading.RLock)
+    """Held while it is launched, instantiated or changed: drivers want that one after another."""
+    replays: int = 0
+    """Launches since the capture."""
+    changed_at: int = 0
+    """What `replays` was at the last change."""
+    banked: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(target, artifact) -> variant launches before the last change."""
+    gone: bool = False
+    """Whether the server has reset it: its handles mean nothing any more."""
+    broken: str = ""
+    """Why it can no longer be changed: it could not be restored; empty if it can."""
+
+    @property
+    def nodes(self) -> int:
+        """All nodes."""
+        return len(self.sites) + self.others
+
+    def alive(self) -> Any:  # noqa: ANN401 - the server's object
+        """Return the server's object; None if its handles mean nothing any more."""
+        return None if self.gone else self.owner()
+
+    def settle(self) -> None:
+        """Add the replays since the last change to what each variant has run."""
+        since = self.replays - self.changed_at
+        self.changed_at = self.replays
+        if not since:
+            return
+        for site in self.sites:
+            if site.mark is not None and site.note is not None:
+                whose = (site.note.target, site.mark)
+                self.banked[whose] = self.banked.pop(whose, 0) + since
+        while len(self.banked) > MAX_BANKED:
+            del self.banked[next(iter(self.banked))]
+
+    def launches_of(self, target: str, mark: str) -> int:
+        """Return how often replays have launched a variant."""
+        since = self.replays - self.changed_at
+        live = sum(
+            1
+            for site in self.sites
+            if site.mark == mark and site.note is not None and site.note.target == target
+        )
+        return self.banked.get((target, mark), 0) + live * since
+
+
+class GraphIndex:
+    """Graphs by number; bounded."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[int, IndexedGraph] = {}
+        self._sites = 0
+        self._dead: deque[int] = deque()
+        self._lock = threading.Lock()
+        self.left_out = 0
+        """Graphs beyond the bounds."""
+
+    def __iter__(self) -> Iterator[IndexedGraph]:
+        with self._lock:
+            self._bury()
+            return iter(list(self._graphs.values()))
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._bury()
+            return len(self._graphs)
+
+    def add(self, graph: IndexedGraph) -> bool:
+        """Follow a graph; False if there are too many."""
+        with self._lock:
+            self._bury()
+            full = len(self._graphs) >= MAX_GRAPHS
+            if full or self._sites + len(graph.sites) > MAX_SITES:
+                self.left_out += 1
+                return False
+            self._graphs[graph.number] = graph
+            self._sites += len(graph.sites)
+            return True
+
+    def remove(self, number: int) -> None:
+        """Forget a graph that is gone; from anywhere, the collector of garbage included."""
+        self._dead.append(number)
+
+    def _bury(self) -> None:
+        while self._dead:
+            found = self._graphs.pop(self._dead.popleft(), None)
+            if found is not None:
+                self._sites -= len(found.sites)
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._graphs.clear()
+            self._sites = 0
+            self.left_out = 0
+
+    def of_target(self, target: str) -> list[tuple[IndexedGraph, Site]]:
+        """Return the nodes that were captured for a slot or kernel."""
+        return [
+            (graph, site)
+            for graph in self
+            for site in graph.sites
+            if site.note is not None and site.note.target == target
+        ]
+
+    def of_function(self, function: int) -> list[tuple[IndexedGraph, Site]]:
+        """Return the nodes that were captured with a kernel, in launch order."""
+        return [
+            (graph, site) for graph in self for site in graph.sites if site.function == function
+        ]
+
+
+def index_graph(
+    calls: GraphCalls,
+    graph: int,
+    *,
+    instance: Callable[[], int],
+    owner: Callable[[], Any],
+    notes: Callable[[Sequence[int]], tuple[Mapping[int, Note], Sequence[Note]]],
+) -> IndexedGraph:
+    """Look at every node of a captured graph.
+
+    Parameters
+    ----------
+    calls
+        Of its device.
+    graph
+        Handle.
+    instance
+        Returns the handle of what is replayed.
+    owner
+        Returns the server's object while it lives; else None.
+    notes
+        Returns what was noted for nodes, and what no node stands for.
+
+    Raises
+    ------
+    Refused
+        ``graph-too-large``, or as `DriverFailed`.
+    """
+    nodes = calls.nodes(graph)
+    placed, unplaced = notes(nodes)
+    names: dict[int, str] = {}
+    sites = []
+    for place, node in enumerate(nodes):
+        if calls.is_kernel(node):
+            sites.append(_site(calls, node, place=place, note=placed.get(node), names=names))
+    return IndexedGraph(
+        calls=calls,
+        graph=graph,
+        instance=instance,
+        sites=tuple(sites),
+        others=len(nodes) - len(sites),
+        owner=owner,
+        unplaced=tuple(unplaced),
+    )
+
+
+def _site(
+    calls: GraphCalls, node: int, *, place: int, note: Note | None, names: dict[int, str]
+) -> Site:
+    raw = calls.raw_params(node)
+    if calls.vendor == "nvidia":
+        function, kernel = raw.func or 0, raw.kern or 0
+        grid = (raw.gridDimX, raw.gridDimY, raw.gridDimZ)
+        block = (raw.blockDimX, raw.blockDimY, raw.blockDimZ)
+    else:
+        function, kernel = raw.func or 0, 0
+        grid = (raw.gridDim.x, raw.gridDim.y, raw.gridDim.z)
+        block = (raw.blockDim.x, raw.blockDim.y, raw.blockDim.z)
+    whose = function or kernel
+    if whose not in names:
+        names[whose] = calls.name(function, kernel)
+    return Site(
+        place=place,
+        node=node,
+        name=names[whose],
+        function=whose,
+        grid=grid,
+        block=block,
+        shared_bytes=raw.sharedMemBytes,
+        note=note,
+    )

@@ -1,0 +1,213 @@
+"""Which node of a graph a launch became: asked of the driver, at the launch.
+
+While a stream is captured its driver tells which node the next one will wait for. If that is a
+single node after a launch, and that node waits for exactly what came before, then it is the launch;
+nothing is guessed from names or order. What a launch was given is noted with it: a graph replays
+with the addresses of its capture.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from retuned.runtime.graphs.calls import Captured, GraphCalls
+from retuned.runtime.spec import Key, Refused, Tensor
+
+MAX_PENDING = 100_000
+"""Launches noted in captures that have not ended."""
+
+_ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What looking at a stranger's tensors raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNote:
+    """What a tensor was at the capture."""
+
+    address: int
+    """Of its first element."""
+    shape: tuple[int, ...]
+    """Lengths."""
+    dtype: str
+    """Element type without the ``torch.`` prefix."""
+    device: int
+    """Number of its GPU; -1 elsewhere."""
+    dense: bool
+    """Whether it lies row-major without gaps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """One launch that was recorded into a graph."""
+
+    target: str
+    """Slot or kernel that was launched."""
+    key: Key
+    """Lengths of its variable axes."""
+    node: int
+    """Handle in the captured graph; 0 where `problem` says why not."""
+    inputs: tuple[TensorNote, ...] = ()
+    """What it was given."""
+    outputs: tuple[TensorNote, ...] = ()
+    """What it gave back."""
+    weights: tuple[tuple[int, weakref.ref[Any]], ...] = ()
+    """(index, tensor) of inputs that a variant may want in another layout."""
+    problem: str = ""
+    """Why no single node is this launch, as a reason code."""
+
+
+class CaptureGate:
+    """Keeps captures and changes of graphs apart: one never begins while the other is under way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._captures: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def captures(self) -> int:
+        """Captures under way."""
+        return len(self._captures)
+
+    def begin(self, graph: object) -> None:
+        """Note that a graph is going to be captured; waits for a change to end, milliseconds."""
+        with self._lock:
+            self._captures.add(graph)
+
+    def end(self, graph: object) -> None:
+        """Note that the capture is over, however it ended."""
+        with self._lock:
+            self._captures.discard(graph)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold off captures.
+
+        Raises
+        ------
+        Refused
+            ``capturing``; try again after the capture.
+        """
+        with self._lock:
+            if self._captures:
+                raise Refused("capturing", detail="a graph is being captured; it must end first")
+            yield
+
+
+class Recorder:
+    """Notes launches until their capture ends.
+
+    Parameters
+    ----------
+    calls_of
+        Returns the graph calls of a device.
+    """
+
+    def __init__(self, calls_of: Callable[[int], GraphCalls]) -> None:
+        self._calls_of = calls_of
+        self._lock = threading.Lock()
+        self._pending: dict[int, Note] = {}
+        self._unplaced: list[Note] = []
+
+    def launch(
+        self,
+        run: Callable[..., Any],
+        inputs: Sequence[Any],
+        *,
+        target: str,
+        key: Key,
+        stream: tuple[int, int],
+        weights: Sequence[int] = (),
+    ) -> Any:  # noqa: ANN401 - whatever the launch returns
+        """Launch, and note which node it became; raises what the launch raises and nothing else.
+
+        Parameters
+        ----------
+        run
+            What is recorded.
+        inputs
+            Its arguments.
+        target
+            Slot or kernel.
+        key
+            Lengths of the variable axes.
+        stream
+            (device, handle) of the captured stream.
+        weights
+            Inputs to be remembered themselves, weakly.
+        """
+        before, problem = self._where(stream)
+        output = run(*inputs)
+        after, later = self._where(stream)
+        try:
+            outputs = output if isinstance(output, tuple) else (output,)
+            node, found = self._node(before, after, device=stream[0])
+            note = Note(
+                target=target,
+                key=key,
+                node=node,
+                inputs=tuple(map(_tensor, inputs)),
+                outputs=tuple(map(_tensor, outputs)),
+                weights=tuple((index, weakref.ref(inputs[index])) for index in weights),
+                problem=problem or later or found,
+            )
+        except (Refused, *_ODD) as error:
+            reason = error.reason if isinstance(error, Refused) else "tensors-unknown"
+            note = Note(target=target, key=key, node=0, problem=reason)
+        self.add(note)
+        return output
+
+    def add(self, note: Note) -> None:
+        """Note a launch whose node is known, or why it is not."""
+        with self._lock:
+            if note.problem or not note.node:
+                if len(self._unplaced) < MAX_PENDING:
+                    self._unplaced.append(note)
+            elif len(self._pending) < MAX_PENDING:
+                self._pending[note.node] = note
+
+    def take(self, nodes: Sequence[int]) -> tuple[dict[int, Note], list[Note]]:
+        """Return the notes of a captured graph's nodes, and those that no node belongs to."""
+        with self._lock:
+            found = {node: self._pending.pop(node) for node in nodes if node in self._pending}
+            unplaced, self._unplaced = self._unplaced, []
+        return found, unplaced
+
+    def clear(self) -> None:
+        """Forget notes of captures that failed; their nodes' handles may come again."""
+        with self._lock:
+            self._pending.clear()
+            self._unplaced.clear()
+
+    def _where(self, stream: tuple[int, int]) -> tuple[Captured | None, str]:
+        try:
+            return self._calls_of(stream[0]).capturing(stream[1]), ""
+        except Refused as error:
+            return None, error.reason
+
+    def _node(
+        self, before: Captured | None, after: Captured | None, *, device: int
+    ) -> tuple[int, str]:
+        """Return the node that a launch became, or why there is no single one."""
+        if before is None or after is None or before.capture != after.capture:
+            return 0, "not-captured"
+        if len(after.last) != 1 or after.last == before.last:
+            return 0, "several-nodes" if after.last != before.last else "no-node"
+        node = after.last[0]
+        if set(self._calls_of(device).dependencies(node)) != set(before.last):
+            return 0, "several-nodes"
+        return node, ""
+
+
+def _tensor(value: Tensor) -> TensorNote:
+    return TensorNote(
+        address=int(value.data_ptr()),
+        shape=tuple(map(int, value.shape)),
+        dtype=str(value.dtype).removeprefix("torch."),
+        device=int(value.get_device()),
+        dense=bool(value.is_contiguous()),
+    )

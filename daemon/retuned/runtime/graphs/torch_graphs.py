@@ -1,0 +1,245 @@
+"""PyTorch's graphs, kept and told of: the methods of ``torch.cuda.CUDAGraph`` are wrapped.
+
+A graph's nodes can be changed only while the graph that was captured exists. Servers rarely ask for
+that (``keep_graph=True``), so every graph made from now on is kept, and instantiated at the end of
+its capture if its server expects that. Works for every `CUDAGraph` of the process, whoever makes
+it. Nothing here raises into the server but what PyTorch raises.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from retuned.runtime.spec import Refused
+
+log = logging.getLogger(__name__)
+
+_MISSING = object()
+_NEEDED = ("capture_begin", "capture_end", "instantiate", "replay", "reset", "raw_cuda_graph",
+           "raw_cuda_graph_exec")  # fmt: skip
+_ENTRY = "_retuned_entry"
+_ASKED = "_retuned_asked_to_keep"
+_FORGET = "_retuned_seen_before"
+_WHATEVER = (AttributeError, KeyError, OSError, Refused, RuntimeError, TypeError, ValueError)
+"""What following a graph may raise; the server's capture is not its victim."""
+
+
+class Entry(Protocol):
+    """A graph that is followed."""
+
+    lock: Any
+    replays: int
+    gone: bool
+
+
+class Watcher(Protocol):
+    """Is told of captures."""
+
+    def began(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
+        """Follow a capture that is going to begin."""
+        ...
+
+    def ended(self, graph: Any, *, ok: bool) -> Entry | None:  # noqa: ANN401 - a CUDAGraph
+        """Follow a captured graph; return what to count and lock its replays by."""
+        ...
+
+    def gone(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
+        """Forget a graph that is reset."""
+        ...
+
+    def unknown(self) -> None:
+        """Count a graph that is replayed and whose capture was not seen."""
+        ...
+
+
+class TorchGraphs:
+    """The wrapped class, and the way back.
+
+    Parameters
+    ----------
+    watcher
+        Is told of captures.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._lock = threading.Lock()
+        self._cls: Any = None
+        self._before: dict[str, Any] = {}
+
+    @property
+    def installed(self) -> bool:
+        """Whether graphs are followed."""
+        return self._cls is not None
+
+    def install(self, torch: Any) -> None:  # noqa: ANN401 - the module
+        """Follow graphs from now on; once is enough.
+
+        Raises
+        ------
+        Refused
+            ``graphs-not-kept`` if this PyTorch has no graphs, or cannot keep them.
+        """
+        with self._lock:
+            if self._cls is not None:
+                return
+            cls = _graph_class(torch)
+            for name, made in self._wrappers(cls).items():
+                self._before[name] = vars(cls).get(name, _MISSING)
+                setattr(cls, name, made)
+            self._cls = cls
+
+    def uninstall(self) -> None:
+        """Put PyTorch's methods back; graphs that were kept go on being kept."""
+        with self._lock:
+            cls, self._cls = self._cls, None
+            if cls is None:
+                return
+            for name, method in self._before.items():
+                if method is _MISSING:
+                    delattr(cls, name)
+                else:
+                    setattr(cls, name, method)
+            self._before.clear()
+
+    def _wrappers(self, cls: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
+        return {
+            "__new__": staticmethod(_new_of(cls)),
+            "__init__": _init_of(cls),
+            "capture_begin": self._begin_of(cls.capture_begin),
+            "capture_end": self._end_of(cls.capture_end),
+            "instantiate": _instantiate_of(cls.instantiate),
+            "replay": self._replay_of(cls.replay),
+            "reset": self._reset_of(cls.reset),
+        }
+
+    def _begin_of(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        watcher = self._watcher
+
+        def capture_begin(graph: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            self._tell(watcher.began, graph)
+            try:
+                return method(graph, *args, **named)
+            except BaseException:
+                self._finish(graph, ok=False)
+                raise
+
+        return _like(capture_begin, method)
+
+    def _end_of(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_end(graph: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            try:
+                answer = method(graph, *args, **named)
+                if not getattr(graph, _ASKED, True):
+                    graph.instantiate()  # as PyTorch does for a graph that is not kept
+            except BaseException:
+                self._finish(graph, ok=False)
+                raise
+            self._finish(graph, ok=True)
+            return answer
+
+        return _like(capture_end, method)
+
+    def _replay_of(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        watcher = self._watcher
+
+        def replay(graph: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            entry = graph.__dict__.get(_ENTRY)
+            if entry is None:
+                if _FORGET not in graph.__dict__:
+                    graph.__dict__[_FORGET] = True
+                    watcher.unknown()
+                return method(graph)
+            with entry.lock:
+                entry.replays += 1
+                return method(graph)
+
+        return _like(replay, method)
+
+    def _reset_of(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        watcher = self._watcher
+
+        def reset(graph: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            entry = graph.__dict__.pop(_ENTRY, None)
+            self._tell(watcher.gone, graph)
+            if entry is None:
+                return method(graph)
+            with entry.lock:
+                entry.gone = True
+                return method(graph)
+
+        return _like(reset, method)
+
+    def _finish(self, graph: Any, *, ok: bool) -> None:  # noqa: ANN401 - a CUDAGraph
+        graph.__dict__.pop(_ENTRY, None)
+        graph.__dict__[_FORGET] = True  # it was seen, even if it cannot be followed
+        try:
+            entry = self._watcher.ended(graph, ok=ok)
+        except _WHATEVER:
+            log.exception("a captured graph is not followed")
+            return
+        if entry is not None:
+            graph.__dict__[_ENTRY] = entry
+
+    def _tell(self, whom: Callable[[Any], None], graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
+        try:
+            whom(graph)
+        except _WHATEVER:
+            log.exception("a captured graph is not followed")
+
+
+def _graph_class(torch: Any) -> Any:  # noqa: ANN401 - the module
+    cls = getattr(getattr(torch, "cuda", None), "CUDAGraph", None)
+    missing = [name for name in _NEEDED if not hasattr(cls, name)]
+    if cls is None or missing:
+        raise Refused("graphs-not-kept", detail=f"this PyTorch's graphs have no {missing}")
+    try:
+        keeps = "keep_graph" in inspect.signature(cls.__new__).parameters
+    except (TypeError, ValueError):
+        keeps = "keep_graph" in (cls.__init__.__doc__ or "")
+    if not keeps:
+        raise Refused("graphs-not-kept", detail="this PyTorch has no keep_graph")
+    return cls
+
+
+def _new_of(cls: Any) -> Callable[..., Any]:  # noqa: ANN401 - a class
+    method = cls.__new__
+
+    def __new__(kind: Any, keep_graph: bool = False) -> Any:  # noqa: ANN401 - PyTorch's
+        made = method(kind, True)
+        made.__dict__[_ASKED] = bool(keep_graph)
+        return made
+
+    return __new__
+
+
+def _init_of(cls: Any) -> Callable[..., Any]:  # noqa: ANN401 - a class
+    method = cls.__init__
+
+    def __init__(graph: Any, keep_graph: bool = False) -> None:  # noqa: ANN401 - PyTorch's
+        if method is object.__init__:
+            return
+        method(graph, True)
+
+    return __init__
+
+
+def _instantiate_of(method: Callable[..., Any]) -> Callable[..., Any]:
+    def instantiate(graph: Any) -> Any:  # noqa: ANN401 - PyTorch's
+        entry = graph.__dict__.get(_ENTRY)
+        if entry is None:
+            return method(graph)
+        with entry.lock:  # the instance that is being changed would be destroyed
+            return method(graph)
+
+    return _like(instantiate, method)
+
+
+def _like(made: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    made.__doc__ = method.__doc__
+    made.__wrapped__ = method  # type: ignore[attr-defined]
+    return made
