@@ -62,8 +62,8 @@ def summed(
     gain = tl.load(scale + at % N, mask=inside, other=0.0)
     tl.store(y + at, total * gain * GAIN / 100, mask=inside)
 '''
-PARTIAL = {"name": "partial", "dtype": "float32", "shape": ["SPLITS", "M", "N"]}
-STEPS = [
+PARTIAL: dict[str, Any] = {"name": "partial", "dtype": "float32", "shape": ["SPLITS", "M", "N"]}
+STEPS: list[dict[str, Any]] = [
     {"entry": "parts", "grid": ["M", "N", "SPLITS"]},
     {
         "entry": "summed",
@@ -358,6 +358,7 @@ def test_a_thread_between_the_steps_of_another_is_served_by_the_original(server:
     server.swap(server.deliver(server.solution()))
     server.launch(4)
     (seat,) = server.runtime._host._seats.values()
+    variant: Any
     (variant,) = seat.resident.values()
     lane = variant._blocks.take(0, 1)
     assert lane is not None
