@@ -76,7 +76,8 @@ struct Node {
   unsigned cluster, cooperative;
 };
 struct Graph { uint64_t magic; std::vector<Node*> nodes; };
-struct Exec { uint64_t magic; std::vector<Node*> from; std::vector<Launch> launches; std::atomic<int> busy; };
+struct Exec { uint64_t magic; std::vector<Node*> from; std::vector<int> kinds;
+              std::vector<Launch> launches; std::atomic<int> busy; };
 struct Stream { bool capturing; unsigned long long id; Graph* graph; std::vector<Node*> last; };
 
 std::atomic<int> sticky{0}, live_graphs{0}, live_nodes{0}, live_kernels{0}, sets{0}, raced{0};
@@ -256,6 +257,7 @@ int instantiate(void** out, Graph* graph) {
   made->magic = ALIVE;
   made->from = graph->nodes;
   for (Node* node : graph->nodes) {
+    made->kinds.push_back(node->kind);
     made->launches.push_back(node->launch);
     point(made->launches.back());
   }
@@ -268,7 +270,7 @@ int replay(Exec* exec) {
   if (exec->busy.exchange(1)) raced++;
   int code = OK;
   for (size_t at = 0; at < exec->from.size() && !code; at++)
-    if (exec->from[at]->kind == KERNEL) code = run(exec->launches[at]);
+    if (exec->kinds[at] == KERNEL) code = run(exec->launches[at]);
   exec->busy = 0;
   return code;
 }

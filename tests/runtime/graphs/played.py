@@ -210,7 +210,7 @@ def played_torch(device: Played, *, hooks: bool = False) -> Any:
 
     class CUDAGraph(Base):
         def __new__(cls, keep_graph: bool = False) -> Any:
-            made = super().__new__(cls)
+            made: Any = super().__new__(cls)
             if hooks:
                 made._keep_graph = keep_graph
             return made

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import threading
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,14 @@ class Model:
 
 
 def triple(played: Played, **changes: Any) -> Change:
-    facts = {"mark": "a", "function": played.handle("triple"), "grid": (2, 1, 1),
-             "block": (128, 1, 1), "shared_bytes": 0}  # fmt: skip
-    return Change(**(facts | changes))
+    made = Change(
+        mark="a",
+        function=played.handle("triple"),
+        grid=(2, 1, 1),
+        block=(128, 1, 1),
+        shared_bytes=0,
+    )
+    return replace(made, **changes)
 
 
 def steps_for(graph: IndexedGraph, change: Change | None) -> list[Any]:

@@ -9,13 +9,13 @@ captured later all take the same path.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from retuned.runtime.graphs.calls import GraphCalls
@@ -29,6 +29,7 @@ from retuned.runtime.spec import Refused
 
 log = logging.getLogger(__name__)
 
+_NUMBERS = count(2)
 RETRY_S = 1.0
 """Between attempts at nodes that could not be reached yet."""
 _LATER = frozenset({"capturing", "not-compiled", "weight-not-packed", "scratch-memory"})
@@ -66,10 +67,16 @@ class Graphs:
         Returns the graph calls of a device; raises `Refused` where there are none.
     capturing
         Returns (device, handle) of the current stream while it is captured; else None.
+    device
+        Returns the number of the current device.
     """
 
     def __init__(
-        self, calls_of: CallsOf, *, capturing: Callable[[], tuple[int, int] | None]
+        self,
+        calls_of: CallsOf,
+        *,
+        capturing: Callable[[], tuple[int, int] | None],
+        device: Callable[[], int],
     ) -> None:
         self.index = GraphIndex()
         self.gate = CaptureGate()
@@ -83,6 +90,7 @@ class Graphs:
         """Reason -> captures that could not be indexed."""
         self._calls_of = calls_of
         self._capturing = capturing
+        self._device = device
         self._targets: dict[str, Target] = {}
         self._later: set[str] = set()
         self._failed: dict[str, tuple[str, str]] = {}
@@ -107,8 +115,14 @@ class Graphs:
 
     def add_slot(self, slot: Slot) -> None:
         """Let a slot's launches in graphs follow what the slot serves."""
-        target = SlotTarget(slot, recorder=lambda: self.recorder, capturing=self._capturing)
-        self.add(target)
+        with self._lock:
+            name = slot.spec.name
+            if name in self._targets:  # another attachment of this process has one
+                name = f"{name}#{next(_NUMBERS)}"
+            target = SlotTarget(
+                slot, name=name, recorder=lambda: self.recorder, capturing=self._capturing
+            )
+            self.add(target)
 
         def changed() -> None:
             self.follow(target.name)
@@ -122,17 +136,42 @@ class Graphs:
             if self._noting:
                 target.note_captures(True)
 
+    def remove_slot(self, slot: Slot) -> None:
+        """Give a slot's nodes their originals back, and follow it no longer."""
+        slot.on_change = None
+        with self._lock:
+            target = self.target_of(slot)
+            if target is None:
+                return
+            slot.note_captures(None)
+            del self._targets[target.name]
+            self._later.discard(target.name)
+            try:
+                with self.gate.changing():
+                    apply(_originals(self.index.of_target(target.name)))
+            except Refused as error:
+                log.error("%s: graphs keep their variants: %s", target.name, error)
+
+    def target_of(self, slot: Slot) -> SlotTarget | None:
+        """Return who follows a slot."""
+        for target in list(self._targets.values()):
+            if isinstance(target, SlotTarget) and target.slot is slot:
+                return target
+        return None
+
+    @property
+    def targets(self) -> list[Target]:
+        """Who is followed."""
+        return list(self._targets.values())
+
     def close(self) -> None:
         """Give every node its original back, and PyTorch its methods."""
+        for target in self.targets:
+            if isinstance(target, SlotTarget):
+                self.remove_slot(target.slot)
         with self._lock:
             self._note(False)
             self._targets.clear()
-            sites = [(graph, site) for graph in self.index for site in graph.sites if site.mark]
-            try:
-                with self.gate.changing():
-                    apply(_originals(sites))
-            except Refused as error:
-                log.error("graphs keep their variants: %s", error)
             self.torch.uninstall()
             self.index.clear()
 
@@ -274,7 +313,6 @@ class Graphs:
         return step
 
     def _index(self, graph: Any) -> IndexedGraph:  # noqa: ANN401 - a CUDAGraph
-        torch = sys.modules["torch"]
         try:
             handle = int(graph.raw_cuda_graph())
         except RuntimeError as error:
@@ -288,7 +326,7 @@ class Graphs:
             except RuntimeError:  # not instantiated yet
                 return 0
 
-        calls = self._calls_of(int(torch.cuda.current_device()))
+        calls = self._calls_of(self._device())
         return index_graph(calls, handle, instance=instance, owner=owner,
                            notes=self.recorder.take)  # fmt: skip
 
@@ -301,5 +339,5 @@ class Graphs:
 
 
 def _originals(sites: Sequence[tuple[IndexedGraph, Site]]) -> list[Step]:
-    steps = (prepare(graph, site, None) for graph, site in sites if not graph.broken)
+    steps = (prepare(graph, site, None) for graph, site in sites if site.mark and not graph.broken)
     return [step for step in steps if step is not None]

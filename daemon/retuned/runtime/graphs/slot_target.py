@@ -41,6 +41,8 @@ class SlotTarget:
     ----------
     slot
         Of the server.
+    name
+        Its own among all that are followed.
     recorder
         Returns what notes its launches.
     capturing
@@ -51,10 +53,11 @@ class SlotTarget:
         self,
         slot: Slot,
         *,
+        name: str,
         recorder: Callable[[], Recorder],
         capturing: Callable[[], tuple[int, int] | None],
     ) -> None:
-        self.name = slot.spec.name
+        self.name = name
         self.slot = slot
         self._recorder = recorder
         self._capturing = capturing

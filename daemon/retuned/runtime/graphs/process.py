@@ -1,0 +1,79 @@
+"""The graphs of this process: found through the PyTorch that the server has loaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+from retuned.runtime.gpu_driver import driver_of
+from retuned.runtime.graphs.calls import GraphCalls
+from retuned.runtime.graphs.following import Graphs
+from retuned.runtime.spec import Refused
+
+_LOCK = threading.Lock()
+_FOUND: list[tuple[int, Graphs]] = []
+_CALLS: dict[int, GraphCalls] = {}
+
+
+def process_graphs() -> Graphs:
+    """Return the one follower of this process; after a fork, with nothing of its parent's."""
+    with _LOCK:
+        if not _FOUND:
+            _FOUND.append((os.getpid(), Graphs(_calls_of, capturing=_capturing, device=_device)))
+        pid, found = _FOUND[0]
+        if pid != os.getpid():
+            _CALLS.clear()
+            found.abandon()
+            _FOUND[0] = (os.getpid(), found)
+    follow_torch(found)
+    return found
+
+
+def follow_torch(graphs: Graphs) -> None:
+    """Follow PyTorch's graphs as soon as PyTorch is there; ``RETUNED_GRAPHS=off`` ends that."""
+    if graphs.torch.installed or graphs.reason:
+        return
+    if os.environ.get("RETUNED_GRAPHS", "").strip().lower() in ("off", "0", "false"):
+        graphs.reason = "graphs-off"
+        return
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not hasattr(torch, "version"):
+        return  # not there, or half imported: asked again
+    graphs.install(torch)
+
+
+def _torch() -> Any:  # noqa: ANN401 - the module
+    return sys.modules["torch"]
+
+
+def _calls_of(device: int) -> GraphCalls:
+    found = _CALLS.get(device)
+    if found is None:
+        torch = _torch()
+        if not torch.cuda.is_available():
+            raise Refused("gpu-missing", detail="PyTorch sees no GPU")
+        vendor = "amd" if getattr(torch.version, "hip", None) else "nvidia"
+        found = _CALLS[device] = GraphCalls(driver_of(vendor, device=device))
+    return found
+
+
+def _device() -> int:
+    return int(_torch().cuda.current_device())
+
+
+def _capturing() -> tuple[int, int] | None:
+    cuda = _torch().cuda
+    if not cuda.is_current_stream_capturing():
+        return None
+    stream = cuda.current_stream()
+    return int(stream.device.index or 0), int(stream.cuda_stream)
+
+
+def _new_lock() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
