@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from retuned.runtime.control import ControlSocket, PeerUid, peer_uid
 from retuned.runtime.host import Host
+from retuned.runtime.leftovers import own_path, sweep
 from retuned.runtime.ops import TorchOps
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
@@ -35,6 +37,8 @@ class Runtime:
         False makes every slot a plain pass to its original.
     credentials
         Tells the user id of a peer of the control socket.
+    at_once
+        False listens only once there is something to swap: for processes that others made.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Runtime:
         socket_path: Callable[[], Path | None],
         enabled: bool = True,
         credentials: PeerUid = peer_uid,
+        at_once: bool = True,
     ) -> None:
         self.enabled = enabled
         self._host = host
@@ -51,8 +56,11 @@ class Runtime:
         self._credentials = credentials
         self._ops = TorchOps()
         self._control: ControlSocket | None = None
-        if enabled:
-            self._listen()
+        self._starting = threading.Lock()
+        self._settled = not enabled
+        self._swept = False
+        if at_once:
+            self.listen()
 
     @property
     def socket(self) -> Path | None:
@@ -87,6 +95,7 @@ class Runtime:
             slot = Slot(definition, original, key=key)
             if self.enabled:
                 self._host.add(slot)
+                self.listen()
                 return slot
         except Refused as error:
             log.error("no slot, the original stays: %s", error)
@@ -114,22 +123,37 @@ class Runtime:
         """Stop listening, remove operators, return every slot to its original."""
         _ATTACHED.discard(self)
         atexit.unregister(self.close)
+        self._settled = True
         if self._control is not None:
             self._control.close()
             self._control = None
         self._host.reset()
         self._ops.close()
 
-    def after_fork(self) -> None:
-        """Start over in a forked child: own socket, no orders, no counts.
+    def listen(self) -> None:
+        """Listen from now on, if this process does not yet; cheap to call again. Never raises.
 
-        A variant must not survive the fork: the threads that run its parts did not.
+        Called with the first slot, and in a forked child with its first launch.
         """
+        if self._settled:
+            return
+        with self._starting:
+            if not self._settled:
+                self._settled = True  # whatever comes of it, it is not tried with every launch
+                self._listen()
+
+    def after_fork(self) -> None:
+        """Start over in a forked child: no orders, no counts, own socket at its first launch.
+
+        A variant must not survive the fork: the threads that run its parts did not. A child that
+        never launches anything gets neither socket nor thread; most are about to run a program.
+        """
+        self._starting = threading.Lock()  # another thread of the parent may have held it
         if self._control is not None:
             self._control.abandon()
             self._control = None
-        self._host.reset()
-        self._listen()
+        self._settled, self._swept = not self.enabled, False
+        self._host.reset(first_launch=self.listen)
 
     def _listen(self) -> None:
         path = self._socket_path()
@@ -137,13 +161,18 @@ class Runtime:
             return
         try:
             self._control = ControlSocket(
-                path,
-                self._host.answer,
-                idle=self._host.housekeeping,
-                credentials=self._credentials,
+                path, self._host.answer, idle=self._idle, credentials=self._credentials
             )
         except (OSError, RuntimeError) as error:
             log.error("no control socket at %s, the server goes on without swaps: %s", path, error)
+
+    def _idle(self) -> None:
+        """Do what is not urgent, on the control thread."""
+        control = self._control
+        if not self._swept and control is not None:
+            self._swept = True
+            sweep(control.path.parent)
+        self._host.housekeeping()
 
 
 def attach(
@@ -183,7 +212,7 @@ def attach(
     def path() -> Path | None:
         if socket_path is not None:  # a forked child must not take it from its parent
             return Path(socket_path) if os.getpid() == owner else None
-        return Path(folder) / f"{os.getpid()}.sock" if folder else None
+        return own_path(Path(folder) / f"{os.getpid()}.sock") if folder else None
 
     runtime = Runtime(
         Host(

@@ -88,6 +88,7 @@ class ControlSocket:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._silent: dict[socket.socket, float] = {}
+        self._open: set[socket.socket] = set()
         self._turned_away = 0
         self._told_at = float("-inf")
         self._idled_at = time.monotonic()
@@ -104,9 +105,14 @@ class ControlSocket:
             self.path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """Let go of the parent's socket in a forked child: close the copy, leave the file."""
-        self._closing.set()
+        """Let go of the parent's sockets in a forked child: close the copies, leave the file.
+
+        A copy of a connection would keep it open when the parent dies, and whoever talks to the
+        parent would not hear of it. No lock is taken: its holder may not have come along.
+        """
         self._listener.close()
+        for connection in self._open:
+            connection.close()
 
     def _serve(self) -> None:
         while not self._closing.is_set():
@@ -172,6 +178,7 @@ class ControlSocket:
     def _start(self, connection: socket.socket) -> None:
         with self._lock:
             self._silent[connection] = time.monotonic()
+            self._open.add(connection)
         thread = threading.Thread(
             target=self._converse, args=(connection,), name="retuned-control-peer", daemon=True
         )
@@ -185,6 +192,7 @@ class ControlSocket:
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
             self._silent.pop(connection, None)
+            self._open.discard(connection)
         self._places.release()
 
     def _converse(self, connection: socket.socket) -> None:

@@ -17,6 +17,7 @@ from retuned.runtime.captures import Reservoir, chunk, listing, parse_rule
 from retuned.runtime.inforce import Swapped, Variant
 from retuned.runtime.loaded import LoadedVariant
 from retuned.runtime.orders import Order, parse_order
+from retuned.runtime.plugins.ranks import ranks
 from retuned.runtime.reports import slot_sample, slot_state
 from retuned.runtime.selfcheck import self_check
 from retuned.runtime.shadow import Compare, compare_tensors
@@ -125,11 +126,17 @@ class Host:
                 if isinstance(variant, LoadedVariant):
                     variant.prepare_pending()
 
-    def reset(self) -> None:
-        """Return every slot to the original and forget all orders: at close and after a fork."""
+    def reset(self, *, first_launch: Callable[[], None] | None = None) -> None:
+        """Return every slot to the original and forget all orders: at close and after a fork.
+
+        Parameters
+        ----------
+        first_launch
+            Called when a slot is launched for the first time after this; must not raise.
+        """
         self._preparing = threading.Lock()
         for name, seat in list(self._seats.items()):
-            seat.slot.restart()
+            seat.slot.restart(first_launch=first_launch)
             self._seats[name] = _Seat(seat.slot, PackedWeights(served=self._weights))
 
     def _weights(self) -> list[Tensor]:
@@ -145,6 +152,7 @@ class Host:
             "version": VERSION,
             "server": self.server,
             "environment": environment(),
+            "ranks": ranks(),
         }
 
     def _slots(self, _: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,21 @@ class Table(dict[Any, Route]):
         return route
 
 
+class _Untouched(Table):
+    """The first table of a forked child: tells that a launch came, each time a key is new."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, slot: Slot, *, tell: Callable[[], None]) -> None:
+        super().__init__(slot, in_force=None, state="original")
+        self._tell = tell
+
+    def __missing__(self, raw: Any) -> Route:  # noqa: ANN401 - an int or a tuple of them
+        """Tell, then do what every table does."""
+        self._tell()
+        return super().__missing__(raw)
+
+
 class Slot:
     """A callable that stands where the server's kernel stood.
 
@@ -188,14 +203,22 @@ class Slot:
             self.on_change()
         return True
 
-    def restart(self) -> None:
-        """Forget orders and counts: at the start, and in a forked child."""
+    def restart(self, *, first_launch: Callable[[], None] | None = None) -> None:
+        """Forget orders and counts: at the start, and in a forked child.
+
+        Parameters
+        ----------
+        first_launch
+            Called with the first launch after this, perhaps with later ones too; must not raise.
+        """
         self.reservoir: Reservoir | None = None
         self.recorder: Recorder | None = None
         self._lock = threading.Lock()
         self._cells: dict[Any, list[int]] = {}
         self.other = [0]
         self._table = Table(self, in_force=None, state="original")
+        if first_launch is not None:
+            self._table = _Untouched(self, tell=first_launch)
 
     def sample_inputs(self, reservoir: Reservoir | None) -> None:
         """Let launches give samples of their inputs from now on; None ends that."""

@@ -1,0 +1,73 @@
+"""Which rank of a server this process is, as far as anybody here can tell; asked, never waited for.
+
+A server of several GPUs is a process per rank. The servers tell their ranks to Python objects, the
+launchers to environment variables; both are read where they are there already. Nothing is imported,
+and no function that is called talks to other ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+_VARIABLES = {
+    "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+    "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+    "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+}
+"""What launchers set, the most telling first."""
+_SERVERS = ("vllm.distributed.parallel_state", "sglang.srt.distributed.parallel_state")
+_GROUPS = (("tp", "get_tp_group"), ("pp", "get_pp_group"))
+_NOT_THERE = (
+    AssertionError,  # groups that are not made yet
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+_MOST = 1 << 20
+
+
+def ranks() -> dict[str, int]:
+    """Return rank, local_rank, world_size, and tp/pp rank and size; what is not known is left out.
+
+    A process group that PyTorch has made is believed before the environment.
+    """
+    found = {name: value for name in _VARIABLES if (value := _variable(name)) is not None}
+    torch = sys.modules.get("torch.distributed")
+    try:
+        if torch is not None and torch.is_available() and torch.is_initialized():
+            found |= _whole(rank=torch.get_rank(), world_size=torch.get_world_size())
+    except _NOT_THERE:
+        pass  # not a PyTorch with process groups
+    for server in _SERVERS:
+        module = sys.modules.get(server)
+        if module is not None:
+            for name, function in _GROUPS:
+                found |= _group(module, function, name)
+    return found
+
+
+def _group(module: Any, function: str, name: str) -> dict[str, int]:  # noqa: ANN401 - a stranger's
+    try:
+        group = getattr(module, function)()
+        return _whole(**{f"{name}_rank": group.rank_in_group, f"{name}_size": group.world_size})
+    except _NOT_THERE:
+        return {}
+
+
+def _whole(**values: object) -> dict[str, int]:
+    """Keep what is a number of processes; anything else was not meant for us."""
+    return {
+        name: value for name, value in values.items() if type(value) is int and 0 <= value < _MOST
+    }
+
+
+def _variable(name: str) -> int | None:
+    for variable in _VARIABLES[name]:
+        text = os.environ.get(variable, "")
+        if text.isascii() and text.isdigit() and len(text) < 8:
+            return int(text)
+    return None

@@ -1,0 +1,149 @@
+"""Wait for PyTorch in a process that may never load it, then join; for injected processes.
+
+``site/sitecustomize.py`` loads this file by its path when an interpreter starts, so it imports
+nothing that costs: no typing, no logging, not even this package. A program that never imports one
+of `SERVERS` has one more object on ``sys.meta_path``, and that is all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+SERVERS = ("torch", "triton", "vllm", "sglang")
+"""Whoever imports one of these may be a server."""
+_OFF = ("off", "0", "false")
+
+
+class ImportWatch:
+    """Calls back when a module has been imported, then takes itself off ``sys.meta_path``.
+
+    It finds nothing itself: it asks the finders that follow, and sees the loader that they name
+    through one execution. The module keeps its own loader, and a failed import stays one.
+
+    Parameters
+    ----------
+    names
+        Top-level modules.
+    then
+        Called with the name, after the module's code has run; must not raise.
+    once
+        Leave after the first of them, not after all.
+    """
+
+    def __init__(
+        self, names: Iterable[str], then: Callable[[str], None], *, once: bool = False
+    ) -> None:
+        self._names = set(names)
+        self._then = then
+        self._once = once
+
+    def install(self) -> None:
+        """Begin to watch."""
+        sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """End it; imports that have begun still call back."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what the finders after this one find, with an ear in its loader."""
+        if name not in self._names:
+            return None
+        for finder in tuple(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec: ModuleSpec | None = find(name, path, target)
+            if spec is not None:
+                self._listen_in(spec)
+                return spec
+        return None
+
+    def _listen_in(self, spec: ModuleSpec) -> None:
+        loader: Any = spec.loader
+        if loader is None or isinstance(loader, type) or not hasattr(loader, "exec_module"):
+            return
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)  # as it was, before anybody's code runs
+            execute(module)
+            if module.__name__ == spec.name:
+                self._seen(spec.name)
+
+        try:
+            loader.exec_module = exec_module
+        except (AttributeError, TypeError):
+            return  # a loader that cannot be listened in to: the program goes on without us
+
+    def _seen(self, name: str) -> None:
+        if name in self._names:
+            self._names.discard(name)
+            if self._once or not self._names:
+                self.remove()
+            self._then(name)
+
+
+def is_loaded(name: str) -> bool:
+    """Whether a module's code has run to its end."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(
+        getattr(module, "__spec__", None), "_initializing", False
+    )
+
+
+def start() -> None:
+    """Join when this process turns out to run PyTorch; called by ``sitecustomize``."""
+    if os.environ.get("RETUNED_RUNTIME", "").strip().lower() in _OFF:
+        return
+    if not os.environ.get("RETUNED_SOCKET_DIR"):
+        return  # nobody could talk to the runtime: there is nothing to join
+    if any(is_loaded(name) for name in SERVERS):
+        join("")
+    else:
+        ImportWatch(SERVERS, join, once=True).install()
+
+
+def join(_name: str) -> None:
+    """Join, by the ``retuned`` that this process has, else by the one that this file belongs to."""
+    try:
+        _bring()
+        from retuned.runtime.plugins import register
+
+        register()
+    except Exception:  # this runs inside the import of somebody's PyTorch, which must not fail
+        import logging
+
+        logging.getLogger("retuned.runtime.plugins").debug("cannot join", exc_info=True)
+
+
+def _bring() -> None:
+    """Make ``retuned`` importable without a new entry on ``sys.path``.
+
+    Beside this copy of it there may be a whole environment, which is not the server's.
+    """
+    import importlib.util
+
+    if importlib.util.find_spec("retuned") is not None:
+        return
+    root = os.path.realpath(__file__)
+    for _ in range(4):  # plugins, runtime, retuned, and the folder that holds it
+        root = os.path.dirname(root)
+    spec = PathFinder.find_spec("retuned", [root])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no retuned in {root}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["retuned"] = module
+    spec.loader.exec_module(module)
