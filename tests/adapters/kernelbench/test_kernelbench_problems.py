@@ -85,6 +85,49 @@ def test_a_problem_that_never_ends_is_killed() -> None:
     assert time.monotonic() - begin < 30.0
 
 
+SPEAKS = """
+import os
+line = {line}
+while line:
+    line = line[os.write(11, line) :]
+import time
+time.sleep(1000)
+"""
+"""A program that says something itself where its answers are read."""
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"[" * 200_000 + b"\n", "bad-answer"),
+        (b'{"arrays": [{"dtype": "int8", "shape": [Infinity]}]}\n', "bad-answer"),
+        (b'{"arrays": [{"dtype": "int8", "shape": [-1]}]}\n', "bad-answer"),
+        (b'{"arrays": [{"dtype": "int8", "shape": [0, 1' + b"0" * 30 + b"]}]}\n", "bad-answer"),
+        (
+            b'{"arrays": [{"dtype": "int8", "shape": [%s]}]}\n' % b", ".join([b"9" * 4000] * 16),
+            "bad-answer",
+        ),
+        (
+            b'{"arrays": [%s]}\n'
+            % b", ".join([b'{"dtype": "float64", "shape": [1099511627776, 1099511627776]}'] * 16),
+            "too-large",
+        ),
+        (
+            # each alone would do
+            b'{"arrays": [%s]}\n' % b", ".join([b'{"dtype": "int8", "shape": [1048576]}'] * 8),
+            "too-large",
+        ),
+    ],
+    ids=["deep", "infinite", "negative", "empty and long", "wide", "huge", "many"],
+)
+def test_a_problem_that_answers_in_our_programs_place_is_refused(line: bytes, code: str) -> None:
+    limits = ProblemLimits(call_s=30.0, memory_bytes=2**30, tensor_bytes=4 << 20)
+    with pytest.raises(ProblemRefused) as refused:
+        open_problem("x", SPEAKS.format(line=line), device="cpu", cores=[CORE], limits=limits)
+    assert refused.value.code == code
+    assert len(refused.value.detail) < 500
+
+
 def test_every_hostile_problem_has_a_test() -> None:
     names = {path.stem for path in (DATA / "hostile").glob("*.py")}
     assert names == REASONS.keys() | {"loop_at_import"}

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import select
 import shutil
 import signal
 import sys
@@ -24,13 +23,14 @@ import numpy as np
 from retuned.contract import DType
 from retuned.errors import MissingDependency
 from retuned.lab.harness import landlock
-from retuned.lab.harness.processes import Child, ForkServer
+from retuned.lab.harness.processes import Child, ForkServer, is_ready
 from retuned.lab.number_formats import NUMPY
 from retuned.lab.subject import Array
 
 _PROGRAM = Path(__file__).with_name("child.py")
 _ROOT = Path(__file__).resolve().parents[3]
 _LONGEST_LINE = 1 << 18
+_MOST_AXES, _MOST_LENGTH = 16, 2**40
 _READABLE = (
     sys.base_prefix, sys.prefix, "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/proc/cpuinfo",
     "/proc/meminfo", "/proc/self", "/sys/devices/system", "/etc/ld.so.cache",
@@ -196,19 +196,20 @@ class ProblemProcess:
                 raise ProblemRefused("bad-answer", "answers without end")
         try:
             answer: dict[str, Any] = json.loads(found)
-            heads = [(DType(h["dtype"]), [int(n) for n in h["shape"]]) for h in answer["arrays"]]
-        except (ValueError, KeyError, TypeError):
+            heads = [(DType(h["dtype"]), _shape(h["shape"])) for h in answer["arrays"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
             self.close()
             raise ProblemRefused("bad-answer", "writes into its own pipe") from None
         if "refused" in answer:
             raise ProblemRefused(_code(answer["refused"]), safe(answer.get("detail", "")))
+        size = sum(math.prod(shape) * NUMPY[kind].itemsize for kind, shape in heads)
+        if size > self._limits.tensor_bytes:  # said before a byte of them is read
+            self.close()
+            raise ProblemRefused("too-large", f"tensors of {float(size):.3g} bytes")
         return answer, [self._array(kind, shape, deadline) for kind, shape in heads]
 
     def _array(self, kind: DType, shape: Sequence[int], deadline: float) -> Array:
         size = math.prod(shape) * NUMPY[kind].itemsize
-        if len(shape) > 16 or min([1, *shape]) < 0 or size > self._limits.tensor_bytes:
-            self.close()
-            raise ProblemRefused("too-large", f"a tensor of {size} bytes")
         data, got = bytearray(size), 0
         while got < size:
             chunk = self._read(min(size - got, 1 << 20), deadline)
@@ -218,7 +219,7 @@ class ProblemProcess:
 
     def _read(self, count: int, deadline: float) -> bytes:
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([self._child.stdout], [], [], left)[0]:
+        if left <= 0 or not is_ready(self._child.stdout, timeout_s=left):
             self.close()
             raise ProblemRefused("timed-out", "did not answer in time and was killed")
         chunk = os.read(self._child.stdout, count)
@@ -230,7 +231,7 @@ class ProblemProcess:
         view = memoryview(data)
         while view:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([], [self._child.stdin], [], left)[1]:
+            if left <= 0 or not is_ready(self._child.stdin, timeout_s=left, write=True):
                 self.close()
                 raise ProblemRefused("timed-out", "took too long to read its inputs")
             try:
@@ -247,6 +248,20 @@ class ProblemProcess:
             return ProblemRefused("out-of-memory", "was killed by the system, likely for memory")
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return ProblemRefused("crashed", f"its process {how}")
+
+
+def _shape(said: Any) -> list[int]:  # noqa: ANN401 - whatever JSON holds
+    """Read a shape of which no number is absurd.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    good = isinstance(said, list) and len(said) <= _MOST_AXES
+    if not good or not all(type(n) is int and 0 <= n <= _MOST_LENGTH for n in said):
+        raise ValueError("no shape")
+    return list(said)
 
 
 def safe(text: object) -> str:
