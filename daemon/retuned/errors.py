@@ -12,6 +12,7 @@ RetunedError
 │   └── CandidateTimedOut
 ├── HarnessError          our own machinery failed; says nothing about the candidate     exit 5
 └── TemporaryError        trying again later may succeed; carries the delay              exit 5
+    └── PartialCommit     some processes of a server have an order and others have not
 
 A message says what happened, where, and what to do about it. Each error has a stable `code` as
 well, which is what a program reads; all that is not listed above ends with exit code 1.
@@ -163,3 +164,23 @@ class TemporaryError(RetunedError):
     def __init__(self, message: str, *, delay_s: float) -> None:
         super().__init__(message)
         self.delay_s = delay_s
+
+
+class PartialCommit(TemporaryError):
+    """Some processes of a server carried an order out, and others did not or do not say.
+
+    Parameters
+    ----------
+    message
+        Who has it and who has not.
+    cause
+        What went wrong with the first that has not.
+    delay_s
+        Seconds to wait before the next try.
+    """
+
+    code = "partial-commit"
+
+    def __init__(self, message: str, *, cause: RetunedError, delay_s: float) -> None:
+        super().__init__(message, delay_s=delay_s)
+        self.cause = cause

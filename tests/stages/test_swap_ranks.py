@@ -57,7 +57,7 @@ def test_a_rank_that_died_after_it_prepared_lets_nobody_commit(
         (at(Standing.PREPARED), {"1": "a"}, Phase.COMMIT, PhaseReason.ALL_PREPARED),
         (at(Standing.COMMITTED), {}, Phase.COMMIT, PhaseReason.CATCHING_UP),
         (at(Standing.PREPARED), {"1": "b"}, Phase.ABORT, PhaseReason.RANK_RESTARTED),
-        (at(Standing.UNPREPARED), {}, Phase.ABORT, PhaseReason.RANK_JOINED),
+        (at(Standing.UNPREPARED), {}, Phase.WAIT, PhaseReason.RANK_JOINED),
         (at(Standing.SILENT, instance=""), {}, Phase.WAIT, PhaseReason.RANK_SILENT),
         (at(Standing.AHEAD), {"1": "a"}, Phase.WAIT, PhaseReason.RANK_AHEAD),
         (at(Standing.PREPARED), {"1": "a", "2": "b"}, Phase.ABORT, PhaseReason.RANK_LOST),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retuned.contract import Definition, Solution
+from retuned.contract import Definition, Digest, Solution
 from retuned.lab.toolchain import Artifact
+from retuned.ports import Notary
+from retuned.runtime.artifact import MANIFEST_FILE as MANIFEST
+from retuned.runtime.trust import PURPOSE, SIGNATURE_FILE
 
-MANIFEST = "artifact.json"
-"""Says what the binary beside it is."""
+__all__ = ["MANIFEST", "bundle_of", "keep_artifact", "manifest_of", "sign_artifact"]
 
 
 def keep_artifact(
@@ -48,6 +52,60 @@ def keep_artifact(
         shutil.rmtree(partial, ignore_errors=True)
         if not (target / MANIFEST).exists():  # else: another process was first
             raise
+
+
+def sign_artifact(
+    folder: Path, *, notary: Notary, artifact: Digest, definition: str, target: str
+) -> None:
+    """Publish an artifact for one server: sign which it is, what for, and its manifest's digest.
+
+    The signature replaces an earlier one at once, as after a rotation of the key; no epoch is in
+    it, because what may be loaded once may be loaded again on the way back.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be read or written.
+    TemporaryError, UnreadableInput
+        As `Notary.sign`.
+    """
+    manifest = (folder / MANIFEST).read_bytes()
+    said = {
+        "artifact": artifact,
+        "definition": definition,
+        "target": target,
+        "manifest_sha256": hashlib.sha256(manifest).hexdigest(),
+    }
+    statement = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    key, signature = notary.sign(b"\0".join((PURPOSE, statement.encode())))
+    body = {"key": key, "statement": statement, "signature": signature.hex()}
+    partial = folder / f".{secrets.token_hex(8)}.partial"
+    try:
+        partial.write_text(json.dumps(body), encoding="utf-8")
+        os.replace(partial, folder / SIGNATURE_FILE)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def bundle_of(folder: Path) -> dict[str, bytes]:
+    """Return what a server needs of an artifact, by file name: manifest, code, signature.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If the manifest is none.
+    """
+    manifest = (folder / MANIFEST).read_bytes()
+    body = json.loads(manifest)
+    name = body.get("binary") if isinstance(body, dict) else None
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ValueError(f"{folder / MANIFEST} names no binary beside it")
+    files = {MANIFEST: manifest, name: (folder / name).read_bytes()}
+    if (folder / SIGNATURE_FILE).exists():
+        files[SIGNATURE_FILE] = (folder / SIGNATURE_FILE).read_bytes()
+    return files
 
 
 def manifest_of(

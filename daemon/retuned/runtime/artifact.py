@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from retuned.runtime.spec import Refused, Spec, parse_spec
+from retuned.runtime.trust import MAX_SIGNATURE_BYTES, SIGNATURE_FILE, Trust
 
+MANIFEST_FILE = "artifact.json"
+"""Says what the binary beside it is."""
 MAX_MANIFEST_BYTES = 4 << 20
 """Largest ``artifact.json``."""
 MAX_BINARY_BYTES = 64 << 20
@@ -68,9 +71,19 @@ class Artifact:
     """Launches, where there are several; checked by the loader."""
     scratch: tuple[Mapping[str, Any], ...] = ()
     """Named scratch of the launches; checked by the loader."""
+    intercept: Mapping[str, Any] | None = None
+    """How it binds to launches of a kernel of the server; see `intercept.rules`."""
 
 
-def read_artifact(folder: Path, *, digest: str, within: Path | None = None) -> Artifact:
+def read_artifact(
+    folder: Path,
+    *,
+    digest: str,
+    within: Path | None = None,
+    trust: Trust | None = None,
+    definition: str = "",
+    target: str = "",
+) -> Artifact:
     """Read and verify an artifact.
 
     Parameters
@@ -81,12 +94,16 @@ def read_artifact(folder: Path, *, digest: str, within: Path | None = None) -> A
         Digest that the order names; the manifest must name the same.
     within
         Folder that must contain `folder`, links resolved; None allows any.
+    trust
+        Whose signature the manifest needs before it is parsed; None asks for none.
+    definition, target
+        Slot and server that it must have been signed for.
 
     Raises
     ------
     Refused
         ``artifact-missing``, ``artifact-outside``, ``artifact-invalid``, ``artifact-too-large``,
-        ``artifact-tampered`` or ``digest-mismatch``.
+        ``artifact-tampered``, ``digest-mismatch``, or as `Trust.check`.
     """
     try:
         resolved = folder.resolve(strict=True)
@@ -94,7 +111,13 @@ def read_artifact(folder: Path, *, digest: str, within: Path | None = None) -> A
         raise Refused("artifact-missing", detail=f"{folder}: {error}") from error
     if within is not None and not resolved.is_relative_to(within.resolve()):
         raise Refused("artifact-outside", detail=f"{folder} is not inside {within}")
-    body = _manifest(_read_file(resolved / "artifact.json", limit=MAX_MANIFEST_BYTES))
+    manifest = _read_file(resolved / MANIFEST_FILE, limit=MAX_MANIFEST_BYTES)
+    if trust is not None:
+        signature = _signature(resolved)
+        trust.check(
+            manifest, signature=signature, artifact=digest, definition=definition, target=target
+        )
+    body = _manifest(manifest)
     if body.get("digest") != digest:
         raise Refused("digest-mismatch", detail=f"{folder} holds {body.get('digest')!r:.80}")
     name = body.get("binary")
@@ -121,6 +144,7 @@ def read_artifact(folder: Path, *, digest: str, within: Path | None = None) -> A
         grid=_grid(body),
         steps=steps,
         scratch=scratch,
+        intercept=body.get("intercept"),
     )
 
 
@@ -210,6 +234,13 @@ def _read_file(path: Path, *, limit: int) -> bytes:
     if len(data) > limit:
         raise Refused("artifact-too-large", detail=f"{path} has more than {limit} bytes")
     return data
+
+
+def _signature(folder: Path) -> bytes | None:
+    """Read the signature; None where there is none."""
+    if not os.path.lexists(folder / SIGNATURE_FILE):
+        return None
+    return _read_file(folder / SIGNATURE_FILE, limit=MAX_SIGNATURE_BYTES)
 
 
 def _manifest(data: bytes) -> Mapping[str, Any]:

@@ -52,6 +52,15 @@ def peer_uid(connection: socket.socket) -> int:
     return int(struct.unpack("3i", credentials)[1])
 
 
+def allowed_uids() -> frozenset[int]:
+    """Users beside this one and root that ``RETUNED_ALLOWED_UIDS`` names; none that is no number.
+
+    Server and sidecar read the same variable, each for the other's user.
+    """
+    named = os.environ.get("RETUNED_ALLOWED_UIDS", "").split(",")
+    return frozenset(int(each) for each in named if each.strip().isdecimal() and len(each) < 12)
+
+
 class ControlSocket:
     """Listens on a Unix socket and answers.
 
@@ -145,7 +154,7 @@ class ControlSocket:
         except OSError:
             connection.close()
             raise
-        if uid not in (0, os.geteuid()):
+        if uid not in (0, os.geteuid(), *allowed_uids()):
             self._turn_away(connection, f"a peer of user {uid}")
             return
         if not self._places.acquire(blocking=False):
@@ -285,8 +294,10 @@ def _bind(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Another user who is let in must be able to connect; the kernel then says who it is.
+    mode = 0o666 if allowed_uids() else 0o600
     try:
-        os.fchmod(listener.fileno(), 0o600)  # the file takes this mode when it is made
+        os.fchmod(listener.fileno(), mode)  # the file takes this mode when it is made
         listener.bind(str(path))  # follows no link, unlike a chmod afterwards
         listener.listen(_BACKLOG)
         listener.settimeout(_TICK_S)

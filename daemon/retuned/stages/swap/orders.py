@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,6 +23,28 @@ class SwapKind(StrEnum):
 
     SWAP = "swap"
     ROLLBACK = "rollback"
+
+
+class CanaryStep(Record):
+    """One step of a canary: a fraction, and what it takes to leave it."""
+
+    fraction: float = Field(ge=0.0, le=1.0)
+    """Share of launches that run the artifact; 0 serves the incumbent and shadows the artifact."""
+    min_checks: int = Field(default=300, ge=1)
+    """Clean checks at this step, of each shape bucket."""
+    min_s: float = Field(default=60.0, ge=0.0)
+    """Shortest time at this step, seconds."""
+    patience_s: float = Field(default=3600.0, ge=0.0)
+    """From here on buckets without enough checks are left out of the guard, seconds."""
+
+
+class BucketNoise(Record):
+    """The incumbent's own noise in one shape bucket, from the evidence."""
+
+    bucket: tuple[Annotated[int, Field(ge=0, le=64)], ...] = Field(max_length=64)
+    """Bit length of each variable axis: lengths within a factor of two share one."""
+    rms: float = Field(gt=0.0, le=1.0)
+    """Rms of its error over the rms of its output."""
 
 
 class SwapOrder(Record):
@@ -51,6 +74,36 @@ class SwapOrder(Record):
     """One launch in so many is checked against the incumbent."""
     shadow_tolerance: float = Field(default=1e-3, gt=0.0, le=1.0)
     """Largest difference from the incumbent that is allowed, as a share of its output's RMS."""
+    shadow_later: tuple[tuple[float, int], ...] = ()
+    """(From this age of a shape bucket in seconds, one launch in so many), rising ages."""
+    shadow_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Most time of checks over time passed; 1 holds nothing back."""
+    shadow_noise: tuple[BucketNoise, ...] = ()
+    """The incumbent's own noise, where it is known."""
+    canary: tuple[CanaryStep, ...] = ()
+    """Steps on the way to all launches; none swaps all at once."""
+    lease_s: float = Field(default=0.0, ge=0.0, le=1e9)
+    """After so long without a daemon an unfinished canary is an orphan; 0 is never, seconds."""
+    orphan: Literal["hold", "rollback"] = "hold"
+    """What an orphan does: keeps its fraction, or goes back by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How a swap spreads over the launches of a server; fields as those of `SwapOrder`."""
+
+    canary: tuple[CanaryStep, ...] = ()
+    """Steps."""
+    shadow_later: tuple[tuple[float, int], ...] = ()
+    """Rates of checks by age."""
+    shadow_share: float = 1.0
+    """Most time of checks."""
+    noise: tuple[BucketNoise, ...] = ()
+    """The incumbent's own."""
+    lease_s: float = 0.0
+    """Time without a daemon, seconds."""
+    orphan: Literal["hold", "rollback"] = "hold"
+    """What an orphan does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +130,7 @@ def order_swap(
     previous_guard: Guard | None = None,
     shadow_every: int = 50,
     shadow_tolerance: float = 1e-3,
+    spread: Spread | None = None,
 ) -> SwapOrder:
     """Turn an approved proposal into the order that carries it out.
 
@@ -92,7 +146,10 @@ def order_swap(
         One swapped launch in so many is checked against the incumbent.
     shadow_tolerance
         Allowed difference, as a share of the RMS of the incumbent's output.
+    spread
+        How the swap spreads over launches, and what checks may cost; all at once by default.
     """
+    spread = spread or Spread()
     return SwapOrder(
         id=_order_id(proposal.id, kind=SwapKind.SWAP, epoch=epoch),
         kind=SwapKind.SWAP,
@@ -106,6 +163,12 @@ def order_swap(
         epoch=epoch,
         shadow_every=shadow_every,
         shadow_tolerance=shadow_tolerance,
+        shadow_later=spread.shadow_later,
+        shadow_share=spread.shadow_share,
+        shadow_noise=spread.noise,
+        canary=spread.canary,
+        lease_s=spread.lease_s,
+        orphan=spread.orphan,
     )
 
 
@@ -145,6 +208,8 @@ def order_rollback(order: SwapOrder, *, epoch: int, to_original: bool = False) -
         epoch=epoch,
         shadow_every=order.shadow_every,
         shadow_tolerance=order.shadow_tolerance,
+        shadow_later=order.shadow_later,
+        shadow_share=order.shadow_share,
     )
 
 

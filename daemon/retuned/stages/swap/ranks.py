@@ -83,7 +83,7 @@ class PhaseReason(StrEnum):
     RANK_RESTARTED = "rank-restarted"
     """A rank that had prepared is another process now."""
     RANK_JOINED = "rank-joined"
-    """A rank came that was not there to prepare."""
+    """A rank came that was not there to prepare; it has to prepare first."""
     RANK_SILENT = "rank-silent"
     """A rank does not answer."""
     RANK_AHEAD = "rank-ahead"
@@ -136,7 +136,7 @@ def decide(kind: SwapKind, ranks: Sequence[Rank], *, prepared: Mapping[str, str]
         (Phase.WAIT, PhaseReason.RANK_AHEAD, _at(ranks, Standing.AHEAD)),
         (Phase.ABORT, PhaseReason.RANK_LOST, sorted(prepared.keys() - known)),
         (Phase.ABORT, PhaseReason.RANK_RESTARTED, restarted),
-        (Phase.ABORT, PhaseReason.RANK_JOINED, unprepared),
+        (Phase.WAIT, PhaseReason.RANK_JOINED, unprepared),
         (Phase.WAIT, PhaseReason.RANK_SILENT, _at(ranks, Standing.SILENT)),
     )
     for phase, reason, names in problems:
