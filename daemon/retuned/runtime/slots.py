@@ -124,7 +124,7 @@ class Slot:
     Parameters
     ----------
     definition
-        Definition as JSON data: axes, inputs, outputs.
+        Definition as JSON data: axes, inputs, outputs; or what was read from it.
     original
         The server's own code: takes the inputs in the definition's order, returns its output, or a
         tuple of them. It is what runs whenever anything is in doubt.
@@ -159,12 +159,12 @@ class Slot:
 
     def __init__(
         self,
-        definition: Mapping[str, Any],
+        definition: Mapping[str, Any] | Spec,
         original: Run,
         *,
         key: Callable[..., Key] | None = None,
     ) -> None:
-        self.spec: Spec = parse_spec(definition)
+        self.spec = definition if isinstance(definition, Spec) else parse_spec(definition)
         self.original = original
         self._constants: dict[int, tuple[weakref.ref[Any], ...]] = {}
         self._notes = 0

@@ -1,0 +1,133 @@
+"""One intercepted launch of a kernel that has a slot."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from retuned.runtime.intercept.kernels import Kernel
+
+GridNumbers = tuple[int, int, int]
+
+
+class Call:
+    """A launch as the server made it, which may still become the server's own or a variant's.
+
+    Parameters
+    ----------
+    kernel
+        What is launched.
+    target
+        The ``JITFunction``, or the ``GridExecutor`` of the interpreter.
+    args, kwargs
+        As the server gave them.
+    grid
+        Numbers, or a function of the arguments.
+    plain
+        Triton's own launch.
+    counted
+        The same, counted.
+    """
+
+    __slots__ = (
+        "_grid",
+        "_values",
+        "args",
+        "counted",
+        "grid",
+        "kernel",
+        "kwargs",
+        "plain",
+        "reference",
+        "result",
+        "target",
+    )
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        target: Any,  # noqa: ANN401 - of the server's Triton
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        grid: Any,  # noqa: ANN401 - numbers or a function
+        plain: Callable[..., Any],
+        counted: Callable[..., Any],
+    ) -> None:
+        self.kernel = kernel
+        self.target = target
+        self.args = args
+        self.kwargs = kwargs
+        self.grid = grid
+        self.plain = plain
+        self.counted = counted
+        self.result: Any = None
+        """What the server gets: what Triton's launch returns."""
+        self.reference: tuple[Any, ...] | None = None
+        """On a checked launch: what the server's own code made of the same inputs."""
+        self._values: list[Any] | None = None
+        self._grid: GridNumbers | None = None
+
+    def through_slot(self) -> Any:  # noqa: ANN401 - as Triton's launch
+        """Let the kernel's slot decide who runs."""
+        slot = self.kernel.slot
+        if slot is None:  # closed this moment
+            return self.stock()
+        slot(self)
+        return self.result
+
+    def stock(self) -> Any:  # noqa: ANN401 - as Triton's launch
+        """Run the server's own code, untouched."""
+        self.result = self.counted(self.kernel, self.target, self.args, self.kwargs)
+        return self.result
+
+    def values(self) -> list[Any]:
+        """Return the value of every parameter, in order; raises ValueError as `Kernel.bind`."""
+        if self._values is None:
+            self._values = self.kernel.bind(self.args, self.kwargs)
+        return self._values
+
+    def options(self) -> dict[str, Any]:
+        """Return the keywords that are no parameters."""
+        names = self.kernel.names
+        return {
+            name: value
+            for name, value in self.kwargs.items()
+            if name not in names and name not in ("grid", "warmup")
+        }
+
+    def grid_numbers(self) -> GridNumbers:
+        """Return the grid of the server's own launch; raises ValueError if it is none."""
+        if self._grid is None:
+            self._grid = self.grid_for({})
+        return self._grid
+
+    def grid_for(self, changed: Mapping[str, Any]) -> GridNumbers:
+        """Return the server's grid with other constexprs; raises ValueError if it is none."""
+        grid = self.grid
+        if callable(grid):
+            parameters = self.kernel.parameters
+            names = (each.name for each in parameters)
+            grid = grid({**dict(zip(names, self.values(), strict=True)), **changed})
+        numbers = [int(length) for length in grid]
+        if not 1 <= len(numbers) <= 3:
+            raise ValueError(f"a grid of {len(numbers)} dimensions")
+        x, y, z = (*numbers, 1, 1)[:3]
+        return x, y, z
+
+    def run_on(self, values: list[Any]) -> None:
+        """Run the server's own code, uncounted, on other arguments."""
+        given = len(self.args)
+        names = [each.name for each in self.kernel.parameters]
+        kwargs = dict(self.kwargs)
+        for name, value in zip(names[given:], values[given:], strict=True):
+            if name in kwargs:
+                kwargs[name] = value
+        target = self.target
+        if self.kernel.interpreted:
+            target = copy.copy(target)
+            target.grid = self.grid_numbers()
+        else:
+            kwargs["grid"] = self.grid
+        self.plain(target, *values[:given], **kwargs)

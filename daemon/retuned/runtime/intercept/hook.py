@@ -1,0 +1,176 @@
+"""Where launches are intercepted: `JITFunction.run`, and the interpreter's `GridExecutor`.
+
+Every way to launch a ``@triton.jit`` function ends in ``JITFunction.run``, which is Python in every
+version of Triton: ``kernel[grid](...)``, ``Autotuner`` and ``Heuristics`` look it up on the class
+when they launch, so that one assignment to the class reaches kernels imported long before. In
+Triton's interpreter the one such place is ``GridExecutor.__call__``. Whether they are there and
+take what they are given here is found by looking at them; where they do not, interception is off
+and says why. Whatever goes wrong on our side of a launch, the server's own launch runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.observed import identity, source_of
+from retuned.runtime.intercept.places import ATTRIBUTE, PLACES, WRAPPERS, Stock
+
+log = logging.getLogger(__name__)
+
+MAX_KERNELS = 1024
+"""Kernels followed; launches of more are not counted."""
+OURS = "retuned_triton_"
+"""Modules of our own variants begin so; they are not the server's kernels."""
+
+
+class Interceptor:
+    """Interception in this process; made once, installed and uninstalled at will."""
+
+    def __init__(self) -> None:
+        self.states = {"jit": "triton-missing", "interpreter": "triton-missing"}
+        """Per place: ``on``, or the reason why not."""
+        self.when_seen: Callable[[], None] | None = None
+        """Called when launches show something new, the first of all among them; must not raise."""
+        self._lock = threading.RLock()
+        self._wanted = False
+        self._stock: dict[str, tuple[type, str, Stock, Stock]] = {}
+        self._seen: dict[int, tuple[weakref.ref[Any], Kernel | None]] = {}
+        self._open: dict[str, list[tuple[str, Any]]] = {}
+
+    # --- on and off -------------------------------------------------------------------------------
+
+    def install(self) -> dict[str, str]:
+        """Intercept what is there now; `poll` adds what is imported later. Idempotent."""
+        with self._lock:
+            self._wanted = True
+            self.poll()
+            return dict(self.states)
+
+    def poll(self) -> None:
+        """Intercept what has been imported since; cheap, called now and then."""
+        if not self._wanted or len(self._stock) == len(self.states):
+            return
+        with self._lock:
+            for place, (module, name, method, check) in PLACES.items():
+                loaded = sys.modules.get(module)
+                cls = getattr(loaded, name, None)
+                if place in self._stock or cls is None:
+                    continue
+                found = cls.__dict__.get(method)
+                reason = check(cls, found)
+                self.states[place] = reason or "on"
+                if reason is None:
+                    assert found is not None, "checked"
+                    wrapped = WRAPPERS[place](self, found)
+                    wrapped.__wrapped__ = found
+                    wrapped.__retuned__ = self
+                    setattr(cls, method, wrapped)
+                    self._stock[place] = (cls, method, found, wrapped)
+
+    def uninstall(self) -> None:
+        """Put everything back; launches that are under way end as they began. Idempotent."""
+        with self._lock:
+            self._wanted = False
+            for place, (cls, method, stock, wrapped) in list(self._stock.items()):
+                if cls.__dict__.get(method) is wrapped:
+                    setattr(cls, method, stock)
+                # else: somebody has wrapped ours since; it passes everything on from now on
+                del self._stock[place]
+                self.states[place] = "uninstalled"
+            self._forget_all()
+            self._open.clear()
+
+    def reset(self) -> None:
+        """Start over in a forked child: no counts, no swaps, new locks."""
+        self._lock = threading.RLock()
+        for _, kernel in list(self._seen.values()):
+            if kernel is not None:
+                kernel.slot = None
+                kernel.restart()
+        self._open.clear()
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is intercepted."""
+        return bool(self._stock)
+
+    # --- kernels ----------------------------------------------------------------------------------
+
+    def kernels(self) -> list[Kernel]:
+        """Return every kernel that has been launched and still lives, first seen first."""
+        return [kernel for _, kernel in list(self._seen.values()) if kernel is not None]
+
+    def open(self, name: str, digest: str, slot: Any) -> int:  # noqa: ANN401 - a KernelSlot
+        """Lead launches of a kernel through a slot; return how many instances are there now.
+
+        Kernels that are made later join when they are first launched.
+        """
+        with self._lock:
+            self._open.setdefault(name, []).append((digest, slot))
+            joined = 0
+            for kernel in self.kernels():
+                joined += self._join(kernel)
+            return joined
+
+    def close(self, slot: Any) -> None:  # noqa: ANN401 - a KernelSlot
+        """Lead no more launches through a slot."""
+        with self._lock:
+            for name, slots in list(self._open.items()):
+                self._open[name] = [each for each in slots if each[1] is not slot]
+            for kernel in self.kernels():
+                if kernel.slot is slot:
+                    kernel.slot = None
+
+    def _join(self, kernel: Kernel) -> bool:
+        for digest, slot in self._open.get(identity(kernel), ()):
+            if not kernel.variadic and source_of(kernel).digest == digest:
+                kernel.slot = slot
+                return True
+        return False
+
+    def sight(
+        self,
+        target: Any,  # noqa: ANN401 - of the server's Triton
+        function: Callable[[], Any],
+        constexprs: Callable[[], list[str]],
+        *,
+        interpreted: bool,
+    ) -> Kernel | None:
+        """Meet a kernel for the first time; None for one that is not followed. Never raises."""
+        try:
+            with self._lock:
+                found: Kernel | None = target.__dict__.get(ATTRIBUTE)
+                if found is not None or not self._wanted:
+                    return found
+                inner = function()
+                if len(self._seen) < MAX_KERNELS and not inner.__module__.startswith(OURS):
+                    found = Kernel(target, inner, constexprs=constexprs(), interpreted=interpreted)
+                    found.tell = self._tell
+                    self._join(found)
+                key = id(target)
+                gone = self._seen
+                self._seen[key] = (weakref.ref(target, lambda _: gone.pop(key, None)), found)
+                setattr(target, ATTRIBUTE, found)
+                return found
+        except Exception as error:  # a stranger's object: its launch must go on
+            log.warning("a Triton kernel is not followed: %r", error)
+            return None
+
+    def _tell(self) -> None:
+        if self.when_seen is not None:
+            self.when_seen()
+
+    def _forget_all(self) -> None:
+        for reference, kernel in list(self._seen.values()):
+            if kernel is not None:
+                kernel.slot = None
+            target = reference()
+            if target is not None and ATTRIBUTE in target.__dict__:
+                delattr(target, ATTRIBUTE)
+        self._seen = {}

@@ -1,0 +1,312 @@
+"""One intercepted kernel: its parameters, and its launches counted by shape key.
+
+A shape key is what Triton compiled (element types, constexprs, alignment, options), the grid, and
+the values of the integers. Of these Triton's own launch has already found the first: the compiled
+kernel that it returns stands for them, so that counting costs two look-ups. The grid belongs to the
+key: for a kernel of one program a row it is the only place where the number of rows shows.
+
+Keys are bounded: when there are too many, those launched least are counted together.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from retuned.runtime.intercept.arguments import Observation, observe
+
+log = logging.getLogger(__name__)
+
+MAX_KEYS = 512
+"""Shape keys counted one by one per kernel."""
+MAX_OBSERVED = 64
+"""Shape keys per kernel whose arguments are described."""
+MISSING = object()
+"""Stands for a parameter without a default."""
+
+Grid = Any
+"""A tuple of up to three whole numbers, or whatever a server passes for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a kernel."""
+
+    name: str
+    """As written."""
+    constexpr: bool
+    """Annotated as a compile-time constant."""
+    default: Any
+    """Its default, or `MISSING`."""
+
+
+class Cell:
+    """Launches of one shape key."""
+
+    __slots__ = ("count", "observation")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.observation: Observation | None = None
+
+
+class Form:
+    """Launches of one compiled kernel whose arguments are given in one way."""
+
+    __slots__ = ("cells", "given", "named", "places")
+
+    def __init__(
+        self,
+        given: int,
+        places: Callable[[Any], Any] | None,
+        named: Callable[[Any], Any] | None,
+    ) -> None:
+        self.given = given
+        """How many arguments are positional."""
+        self.places = places
+        """Picks the integers among them."""
+        self.named = named
+        """Picks the integers among the others."""
+        self.cells: dict[Any, Cell] = {}
+        """By grid and integers."""
+
+
+class Kernel:
+    """What is known of one kernel function of the server.
+
+    Parameters
+    ----------
+    target
+        What launches it: a ``JITFunction``, or the function the interpreter runs. Held weakly.
+    function
+        The server's Python function.
+    constexprs
+        Names of the parameters that are compile-time constants.
+    interpreted
+        Whether Triton's interpreter runs it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_alternatives",
+        "_keys",
+        "_lock",
+        "_observed",
+        "forms",
+        "function",
+        "interpreted",
+        "name",
+        "names",
+        "other",
+        "parameters",
+        "slot",
+        "target",
+        "tell",
+        "variadic",
+    )
+
+    def __init__(
+        self,
+        target: Any,  # noqa: ANN401 - of the server's Triton
+        function: Any,  # noqa: ANN401
+        *,
+        constexprs: Sequence[str],
+        interpreted: bool,
+    ) -> None:
+        self.target = weakref.ref(target)
+        self.function = function
+        self.name = f"{function.__module__}:{function.__qualname__}"
+        self.interpreted = interpreted
+        found = inspect.signature(function).parameters
+        self.parameters = tuple(
+            Parameter(
+                name,
+                name in constexprs,
+                MISSING if each.default is inspect.Parameter.empty else each.default,
+            )
+            for name, each in found.items()
+        )
+        self.names = frozenset(found)
+        self.variadic = any(
+            each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found.values()
+        )
+        """Takes ``*args``: counted, and neither lifted nor swapped."""
+        self.slot: Any = None
+        self.tell: Callable[[], None] | None = None
+        """Called when launches show a new key, the first of all among them; must not raise."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all counts: at the start, and in a forked child."""
+        self._lock = threading.Lock()
+        self._alternatives: dict[Any, Form] = {}
+        self._keys = 0
+        self._observed = 0
+        self.forms: dict[Any, Form] = {}
+        self.other = Cell()
+
+    # --- counting ---------------------------------------------------------------------------------
+
+    def sighted(
+        self,
+        compiled: object,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        grid: Grid,
+        *,
+        rule: object = None,
+    ) -> None:
+        """Count a launch whose key the quick way has not found; never raises.
+
+        Parameters
+        ----------
+        compiled
+            What Triton launched; None in its interpreter.
+        args, kwargs
+            Of the launch.
+        grid
+            Its numbers.
+        rule
+            The function that gave them, if one did.
+        """
+        try:
+            if not isinstance(grid, tuple):
+                grid = tuple(grid)
+            form = self._form(compiled, args, kwargs)
+            key = (grid, _pick(form, args, kwargs))
+            cell = form.cells.get(key)
+            if cell is None:
+                cell = self._new_cell(form, key)
+                self._describe(cell, compiled, args, kwargs, (grid, rule))
+                if self.tell is not None:
+                    self.tell()
+            cell.count += 1
+        except Exception as error:  # strangers' arguments: counting must not break a launch
+            self.other.count += 1
+            log.debug("%s: a launch is counted without its shape: %r", self.name, error)
+
+    def cells(self) -> Iterator[Cell]:
+        """All cells, without `other`."""
+        for form in (*list(self.forms.values()), *list(self._alternatives.values())):
+            yield from list(form.cells.values())
+
+    def total(self) -> int:
+        """All launches of the server's own code since start."""
+        return self.other.count + sum(cell.count for cell in self.cells())
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the value of every parameter, in order.
+
+        Raises
+        ------
+        ValueError
+            If one is missing, or there are too many.
+        """
+        if len(args) > len(self.parameters) or self.variadic:
+            raise ValueError("arguments do not fit the parameters")
+        values = list(args)
+        for each in self.parameters[len(args) :]:
+            value = kwargs.get(each.name, each.default)
+            if value is MISSING:
+                raise ValueError(f"'{each.name}' is not given")
+            values.append(value)
+        return values
+
+    def _form(self, compiled: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Form:
+        token = compiled if compiled is not None else self._token(args, kwargs)
+        form = self.forms.get(token)
+        if form is not None and form.given == len(args):
+            return form
+        where = self.forms if form is None else self._alternatives
+        key = token if form is None else (token, len(args), tuple(kwargs))
+        found = where.get(key)
+        if found is None:
+            found = where.setdefault(key, self._make_form(args, kwargs))
+        return found
+
+    def _make_form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Form:
+        ordinary = [not each.constexpr for each in self.parameters]
+        ordinary += [True] * (len(args) - len(ordinary))  # of *args
+        places = [i for i, value in enumerate(args) if ordinary[i] and isinstance(value, int)]
+        fixed = {each.name for each in self.parameters if each.constexpr}
+        named = [
+            name
+            for name, value in kwargs.items()
+            if name in self.names and name not in fixed and isinstance(value, int)
+        ]
+        return Form(
+            len(args),
+            itemgetter(*places) if places else None,
+            itemgetter(*named) if named else None,
+        )
+
+    def _token(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Return what Triton would compile for, where it compiles nothing."""
+        found: list[object] = []
+        for each, value in zip(self.parameters, self.bind(args, kwargs), strict=True):
+            if each.constexpr:
+                found.append((value.__class__, getattr(value, "value", value)))
+            elif hasattr(value, "data_ptr"):
+                found.append((str(value.dtype), value.data_ptr() % 16 == 0))
+            else:
+                found.append(value.__class__)
+        return tuple(found)
+
+    def _new_cell(self, form: Form, key: Any) -> Cell:  # noqa: ANN401 - grid and integers
+        with self._lock:
+            if self._keys >= MAX_KEYS:
+                self._trim()
+            self._keys += 1
+            return form.cells.setdefault(key, Cell())
+
+    def _trim(self) -> None:
+        """Fold the half launched least into `other`, so that new keys are seen for ever."""
+        forms = [*self.forms.values(), *self._alternatives.values()]
+        counts = sorted(cell.count for form in forms for cell in form.cells.values())
+        limit, left = counts[len(counts) // 2], len(counts) // 2
+        for form in forms:
+            for key, cell in list(form.cells.items()):
+                if left and cell.count <= limit:
+                    del form.cells[key]
+                    left -= 1
+                    self._keys -= 1
+                    self._observed -= cell.observation is not None
+                    self.other.count += cell.count
+        for table in (self.forms, self._alternatives):
+            for token, form in list(table.items()):
+                if not form.cells:
+                    del table[token]  # what was compiled for it may now be freed
+
+    def _describe(
+        self,
+        cell: Cell,
+        compiled: object,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        grid: tuple[tuple[Any, ...], object],
+    ) -> None:
+        if self.variadic or self._observed >= MAX_OBSERVED or cell.observation is not None:
+            return
+        options = {name: value for name, value in kwargs.items() if name not in self.names}
+        cell.observation = observe(
+            [each.name for each in self.parameters],
+            [each.constexpr for each in self.parameters],
+            self.bind(args, kwargs),
+            options=options,
+            compiled=compiled,
+            grid=grid[0],
+            grid_code=getattr(grid[1], "__code__", None),
+        )
+        self._observed += 1
+
+
+def _pick(form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Return the integers of a launch, in the shape the quick way has them."""
+    found = form.places(args) if form.places is not None else None
+    return found if form.named is None else (found, form.named(kwargs))

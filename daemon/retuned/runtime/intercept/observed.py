@@ -1,0 +1,153 @@
+"""What was seen of the server's kernels, as JSON data for whoever lifts them.
+
+One record per shape key::
+
+    {"kernel": "module:qualname", "source_digest": "sha256:...", "source": text or null,
+     "unresolved": [...], "launcher": "jit" or "interpreter",
+     "params": [{"name", "kind", "dtype", "value", "numel", "aligned16"}],
+     "options": {"num_warps": ...}, "grid": [x, y, z], "grid_source": null, "count": n}
+
+``kind`` is ``pointer``, ``int``, ``float``, ``constexpr`` (also a pointer that is None) or
+``other``. Values that are no plain numbers or short text are objects that say what they are.
+``grid_source`` is text only where the server gave a function. On the control socket the text of a
+source is sent once per page, under its digest. Names and text are a stranger's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from retuned.runtime.intercept.arguments import Observation
+from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.sources import Gathered, gather, text_of
+from retuned.runtime.spec import Refused
+
+MAX_PAGE_BYTES = 1 << 20
+"""Longest page, but for a single source that is longer."""
+MAX_NAME_CHARS = 512
+"""Longest identity of a kernel."""
+_MAX_GRID_CHARS = 2000
+
+
+def identity(kernel: Kernel) -> str:
+    """Return ``module:qualname``."""
+    return kernel.name[:MAX_NAME_CHARS]
+
+
+def source_of(kernel: Kernel) -> Gathered:
+    """Return the kernel's source with all it uses."""
+    return gather(kernel.function, text_of(kernel.target(), kernel.function))
+
+
+def records(kernel: Kernel) -> Iterator[dict[str, Any]]:
+    """Return one record per described shape key of a kernel, most launches first."""
+    source = source_of(kernel)
+    cells = [cell for cell in kernel.cells() if cell.observation is not None]
+    for cell in sorted(cells, key=lambda cell: -cell.count):
+        observation = cell.observation
+        assert observation is not None, "filtered above"
+        yield _record(kernel, source, observation, cell.count)
+
+
+def summary(kernel: Kernel) -> dict[str, Any]:
+    """Return what a list of kernels says of one; cheap, without its source."""
+    counts = sorted((cell.count for cell in kernel.cells()), reverse=True)
+    return {
+        "kernel": identity(kernel),
+        "launcher": "interpreter" if kernel.interpreted else "jit",
+        "launches": kernel.total(),
+        "keys": len(counts),
+        "other_launches": kernel.other.count,
+        "liftable": not kernel.variadic,
+        "slot": kernel.slot.spec.name if kernel.slot is not None else None,
+    }
+
+
+def page(kernels: Iterable[Kernel], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a request for records.
+
+    Parameters
+    ----------
+    kernels
+        All that were seen, in the order they were first seen.
+    request
+        ``after``: where the page before ended, 0 for the first. ``kernel``: only this identity.
+
+    Returns
+    -------
+    dict
+        ``records`` without ``source``, ``sources`` by digest, and ``next``: what to send as
+        ``after``, or None at the end.
+
+    Raises
+    ------
+    Refused
+        ``bad-request``.
+    """
+    after, wanted = request.get("after", 0), request.get("kernel")
+    if type(after) is not int or after < 0 or not isinstance(wanted, (str, type(None))):
+        raise Refused("bad-request", detail="'after' is a whole number, 'kernel' a name")
+    found: list[dict[str, Any]] = []
+    sources: dict[str, str | None] = {}
+    size = 0
+    for number, record in enumerate(_all(kernels, wanted)):
+        if number < after:
+            continue
+        text = record.pop("source")
+        extra = 0 if record["source_digest"] in sources else len(json.dumps(text))
+        size += len(json.dumps(record)) + extra
+        if found and size > MAX_PAGE_BYTES:
+            return {"records": found, "sources": sources, "next": number}
+        found.append(record)
+        sources[record["source_digest"]] = text
+    return {"records": found, "sources": sources, "next": None}
+
+
+def joined(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Put the sources of a page back into its records.
+
+    >>> joined({"records": [{"source_digest": "d"}], "sources": {"d": "text"}})
+    [{'source_digest': 'd', 'source': 'text'}]
+    """
+    sources = answer["sources"]
+    return [
+        {**record, "source": sources.get(record["source_digest"])} for record in answer["records"]
+    ]
+
+
+def grid_text(code: Any) -> str | None:  # noqa: ANN401 - a code object
+    """Return the text of the function that a server gave as its grid."""
+    if code is None:
+        return None
+    try:
+        return textwrap.dedent(inspect.getsource(code))[:_MAX_GRID_CHARS]
+    except (OSError, TypeError, IndexError, SyntaxError):
+        return None
+
+
+def _all(kernels: Iterable[Kernel], wanted: str | None) -> Iterator[dict[str, Any]]:
+    for kernel in kernels:
+        if wanted is None or identity(kernel) == wanted:
+            yield from records(kernel)
+
+
+def _record(
+    kernel: Kernel, source: Gathered, observation: Observation, count: int
+) -> dict[str, Any]:
+    names: Sequence[str] = source.unresolved
+    return {
+        "kernel": identity(kernel),
+        "source_digest": source.digest,
+        "source": source.text,
+        "unresolved": list(names),
+        "launcher": "interpreter" if kernel.interpreted else "jit",
+        "params": [argument.as_json() for argument in observation.arguments],
+        "options": dict(observation.options),
+        "grid": list(observation.grid),
+        "grid_source": grid_text(observation.grid_code),
+        "count": count,
+    }

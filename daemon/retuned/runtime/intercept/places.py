@@ -1,0 +1,190 @@
+"""The two places where launches pass, and what stands there: the hot path.
+
+What a place must look like is found by looking at it, never by a version number.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.kernels import Kernel
+
+ATTRIBUTE = "_retuned_kernel"
+"""Where a kernel's record hangs; it goes with the kernel."""
+_MISSED = (AttributeError, IndexError, KeyError, TypeError)
+
+Stock = Callable[..., Any]
+
+
+class Meeting(Protocol):
+    """Knows kernels; `hook.Interceptor`."""
+
+    def sight(
+        self,
+        target: Any,  # noqa: ANN401 - of the server's Triton
+        function: Callable[[], Any],
+        constexprs: Callable[[], list[str]],
+        *,
+        interpreted: bool,
+    ) -> Kernel | None:
+        """Meet a kernel for the first time; None for one that is not followed."""
+        ...
+
+
+def _noting(grid: Callable[..., Any], box: list[Any]) -> Callable[..., Any]:
+    """Return a grid function that also tells what it returned."""
+
+    def noting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the server's
+        found = grid(*args, **kwargs)
+        box.append(found)
+        return found
+
+    return noting
+
+
+# --- compiled kernels -----------------------------------------------------------------------------
+
+
+def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
+    """Return what stands for ``JITFunction.run``; this is the hot path."""
+
+    def counted(kernel: Kernel, jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        grid = rule = kwargs.get("grid")
+        if grid.__class__ is not tuple and callable(grid):
+            box: list[Any] = []
+            kwargs["grid"] = _noting(grid, box)
+            compiled = stock(jit, *args, **kwargs)
+            grid = box[0] if box else ()
+        else:
+            compiled = stock(jit, *args, **kwargs)
+        try:
+            form = kernel.forms[compiled]
+            if form.given != len(args):
+                raise KeyError
+            found = form.places(args) if form.places is not None else None
+            if form.named is not None:
+                found = (found, form.named(kwargs))
+            form.cells[grid, found].count += 1
+        except _MISSED:
+            kernel.sighted(compiled, args, kwargs, grid, rule=rule)
+        return compiled
+
+    def meet(jit: Any) -> Kernel | None:  # noqa: ANN401 - a JITFunction
+        return hook.sight(
+            jit,
+            lambda: jit.fn,
+            lambda: [each.name for each in jit.params if each.is_constexpr],
+            interpreted=False,
+        )
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
+        try:
+            kernel = self._retuned_kernel
+        except AttributeError:
+            kernel = meet(self)
+        if kernel is None or kwargs.get("warmup"):
+            return stock(self, *args, **kwargs)
+        if kernel.slot is None:
+            return counted(kernel, self, args, kwargs)
+        return Call(kernel, self, args, kwargs, grid=kwargs.get("grid"),
+                    plain=stock, counted=counted).through_slot()  # fmt: skip
+
+    return run
+
+
+def _check_run(cls: type, found: object) -> str | None:
+    """Return why ``JITFunction.run`` cannot be intercepted; None if it can."""
+    if not isinstance(found, types.FunctionType):
+        return "run-not-python"
+    if hasattr(found, "__retuned__"):
+        return "intercepted-already"
+    kinds = {each.name: each.kind for each in inspect.signature(found).parameters.values()}
+    takes = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    if not takes <= set(kinds.values()) or not {"grid", "warmup"} <= kinds.keys():
+        return "run-signature-unknown"
+    return None
+
+
+# --- the interpreter ------------------------------------------------------------------------------
+
+
+def _wrap_executor(hook: Meeting, stock: Stock) -> Stock:
+    """Return what stands for ``GridExecutor.__call__``."""
+
+    def counted(
+        kernel: Kernel,
+        executor: Any,  # noqa: ANN401 - a GridExecutor
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401 - as Triton's
+        grid = rule = executor.grid
+        if callable(grid):
+            box: list[Any] = []
+            executor = copy.copy(executor)
+            executor.grid = _noting(grid, box)
+            result = stock(executor, *args, **kwargs)
+            grid = box[0] if box else ()
+        else:
+            result = stock(executor, *args, **kwargs)
+        kernel.sighted(None, args, kwargs, grid, rule=rule)
+        return result
+
+    def meet(executor: Any) -> Kernel | None:  # noqa: ANN401 - a GridExecutor
+        rewritten = executor.fn
+        return hook.sight(
+            rewritten,
+            lambda: _original(rewritten),
+            lambda: list(executor.constexprs),
+            interpreted=True,
+        )
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
+        try:
+            kernel = getattr(self.fn, ATTRIBUTE)
+        except AttributeError:
+            kernel = meet(self)
+        if kernel is None:
+            return stock(self, *args, **kwargs)
+        if kernel.slot is None:
+            return counted(kernel, self, args, kwargs)
+        return Call(kernel, self, args, kwargs, grid=self.grid,
+                    plain=stock, counted=counted).through_slot()  # fmt: skip
+
+    return call
+
+
+def _original(rewritten: Any) -> Any:  # noqa: ANN401 - functions
+    """Return the server's function, of which the interpreter runs a rewritten copy."""
+    interpreted = sys.modules["triton.runtime.interpreter"].InterpretedFunction
+    known = getattr(interpreted, "rewritten_fn", {})
+    return next((fn for fn, copied in list(known.items()) if copied is rewritten), rewritten)
+
+
+def _check_executor(cls: type, found: object) -> str | None:
+    """Return why ``GridExecutor`` cannot be intercepted; None if it can."""
+    if not isinstance(found, types.FunctionType):
+        return "call-not-python"
+    if hasattr(found, "__retuned__"):
+        return "intercepted-already"
+    takes = {each.kind for each in inspect.signature(found).parameters.values()}
+    if not {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= takes:
+        return "call-signature-unknown"
+    if not {"fn", "arg_names", "grid"} <= set(inspect.signature(cls).parameters):
+        return "executor-unknown"
+    return None
+
+
+PLACES: dict[str, tuple[str, str, str, Callable[[type, object], str | None]]] = {
+    "jit": ("triton.runtime.jit", "JITFunction", "run", _check_run),
+    "interpreter": ("triton.runtime.interpreter", "GridExecutor", "__call__", _check_executor),
+}
+WRAPPERS: dict[str, Callable[[Meeting, Stock], Any]] = {
+    "jit": _wrap_run,
+    "interpreter": _wrap_executor,
+}

@@ -1,0 +1,304 @@
+"""How one variant is launched in place of one kernel: what must hold, and from where it gets what.
+
+A plan belongs to one variant and one kernel function of the server. What it has compiled is kept by
+signature: everything that Triton would specialise on. A launch whose signature has no code is the
+server's; the control thread compiles what was asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retuned.runtime.grid import Grid, parse_grid
+from retuned.runtime.inforce import Ineligible
+from retuned.runtime.intercept.arguments import ALIGN, Observation, dtype_name, is_pointer
+from retuned.runtime.intercept.call import Call, GridNumbers
+from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.rules import Known, LaunchRule, known_names
+from retuned.runtime.spec import Refused
+from retuned.runtime.triton_bind import LAUNCH_OPTIONS
+from retuned.runtime.triton_source import check_source
+
+MAX_RUNNERS = 256
+"""Grids kept ready per signature; more start over."""
+_MAX_STORAGE = 2**31 - 1
+_KIND = Ineligible("tensor-kind")
+_DTYPE = Ineligible("dtype")
+_UNALIGNED = Ineligible("unaligned")
+_CONSTEXPR = Ineligible("constexpr")
+_LARGE = Ineligible("tensor-too-large")
+_GRID = Ineligible("grid-invalid")
+
+Signature = tuple[Any, ...]
+
+
+class Ready:
+    """Compiled code of one signature."""
+
+    __slots__ = ("compiled", "count", "runners")
+
+    def __init__(self, compiled: Any) -> None:  # noqa: ANN401 - triton.CompiledKernel or None
+        self.compiled = compiled
+        self.count = 0
+        """Launches of the variant under this signature."""
+        self.runners: dict[GridNumbers, Any] = {}
+
+
+class Plan:
+    """One variant on one kernel.
+
+    Parameters
+    ----------
+    kernel
+        Of the server.
+    rule
+        How the artifact binds.
+    params
+        Constexprs and options of the variant.
+    grid
+        Rule of the artifact; empty to keep the server's.
+    entry, module
+        Function to launch, in the imported source; None for the server's own code.
+    source
+        Text of that source.
+
+    Raises
+    ------
+    Refused
+        ``launch-mismatch`` if the two do not fit, ``grid-invalid``, or ``contract-violated``.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        rule: LaunchRule,
+        *,
+        params: Mapping[str, int | str],
+        grid: Sequence[str],
+        entry: str | None = None,
+        module: Any = None,  # noqa: ANN401 - the imported source
+        source: str = "",
+    ) -> None:
+        self.kernel = kernel
+        self.jit: Any = kernel.target() if entry is None else getattr(module, entry)
+        self.live = entry is None
+        order = {each.name: place for place, each in enumerate(kernel.parameters)}
+        self._order = order
+        self.options = {name: value for name, value in params.items() if name in LAUNCH_OPTIONS}
+        constants = {name: value for name, value in params.items() if name not in self.options}
+        self.stores = {_place(order, name): how for name, how in rule.stores.items()}
+        self._pointers = [(_place(order, name), dtype) for name, dtype in rule.dtypes.items()]
+        self._fixed = [(_place(order, name), value) for name, value in rule.constexprs.items()]
+        self._known: dict[Any, str] = {}
+        torch = sys.modules.get("torch")
+        self._limited = torch is not None and getattr(torch.version, "hip", None) is not None
+        self.ready: dict[Signature, Ready] = {}
+        if self.live:
+            self._bind_live(rule, constants)
+        else:
+            assert entry is not None, "of the artifact"
+            self._bind_source(rule, check_source(source, entry=entry).parameters, constants)
+        numbers = {name: value for name, value in constants.items() if isinstance(value, int)}
+        self._numbers = numbers
+        names = {*known_names(kernel), *numbers}
+        self._grid: Grid | None = parse_grid(grid, names) if grid else None
+        if self._grid is None and not rule.keeps_grid:
+            raise Refused("grid-invalid", detail="neither a rule nor 'kept' says the grid")
+        self._scalars = self._other_places()
+
+    def _bind_live(self, rule: LaunchRule, constants: Mapping[str, Any]) -> None:
+        """Give the server's function its own arguments, but for some constexprs."""
+        if rule.bind:
+            raise _mismatch("the server's own code binds by its own names")
+        kinds = {each.kind for each in inspect.signature(self.kernel.function).parameters.values()}
+        if kinds != {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
+            raise _mismatch("the kernel takes other than plain parameters")
+        by_name = {each.name: each for each in self.kernel.parameters}
+        for name in constants:
+            if name not in by_name or not by_name[name].constexpr:
+                raise _mismatch(f"'{name}' is no constexpr of the kernel")
+        self.changed = dict(constants)
+        self._arguments: list[tuple[bool, Any]] = [
+            (True, constants[each.name]) if each.name in constants else (False, place)
+            for place, each in enumerate(self.kernel.parameters)
+        ]
+
+    def _bind_source(
+        self, rule: LaunchRule, parameters: Sequence[Any], constants: Mapping[str, Any]
+    ) -> None:
+        """Give another source what it names: arguments of the launch, and its own constexprs."""
+        self.changed = {}
+        self._arguments = []
+        for each in parameters:
+            if each.name in constants:
+                if not each.constexpr:
+                    raise _mismatch(f"the param '{each.name}' is not annotated tl.constexpr")
+                self._arguments.append((True, constants[each.name]))
+                continue
+            wanted = rule.bind.get(each.name, each.name)
+            place = _place(self._order, wanted)
+            if self.kernel.parameters[place].constexpr and not each.constexpr:
+                raise _mismatch(f"'{each.name}' would get the constexpr '{wanted}'")
+            self._arguments.append((False, place))
+
+    def _other_places(self) -> list[int]:
+        """Return what is neither a pointer nor a checked or changed constexpr; all ints matter."""
+        settled = {place for place, _ in self._pointers} | {place for place, _ in self._fixed}
+        settled |= {self._order[name] for name in self.changed}
+        rest = [place for place in range(len(self._order)) if place not in settled]
+        loose = [p for p in rest if self.kernel.parameters[p].constexpr]
+        if loose:
+            names = [self.kernel.parameters[place].name for place in loose]
+            raise _mismatch(f"nothing says what the constexprs {names} must be")
+        return rest
+
+    # --- a launch ---------------------------------------------------------------------------------
+
+    def signature(self, call: Call) -> Signature | Ineligible:
+        """Return what decides which code a launch needs, or why it is the server's."""
+        values = call.values()
+        for place, wanted in self._pointers:
+            value = values[place]
+            try:
+                dtype, address = value.dtype, value.data_ptr()
+            except AttributeError:
+                return _KIND
+            if address % ALIGN:
+                return _UNALIGNED
+            if (self._known.get(dtype) or self._name(dtype)) != wanted:
+                return _DTYPE
+            if self._limited and value.untyped_storage().nbytes() > _MAX_STORAGE:
+                return _LARGE  # compiled code assumes that 32-bit offsets reach the end
+        for place, expected in self._fixed:
+            value = values[place]
+            value = getattr(value, "value", value)
+            if value != expected or value.__class__ is not expected.__class__:
+                return _CONSTEXPR
+        numbers = [_scalar(values[place]) for place in self._scalars]
+        if None in numbers:
+            return _KIND
+        if not self.live:
+            return tuple(numbers)
+        return (*numbers, *call.options().items())
+
+    def grid(self, call: Call) -> GridNumbers | Ineligible:
+        """Return the programs of the variant's launch."""
+        try:
+            if self._grid is None:
+                return call.grid_for(self.changed)
+            return self._grid.at(Known(call, self._numbers))
+        except (Refused, ValueError, TypeError, KeyError):
+            return _GRID
+
+    def launch(self, ready: Ready, call: Call, values: Sequence[Any], grid: GridNumbers) -> None:
+        """Launch; whatever it raises, nothing of the server has changed."""
+        args = [what if fixed else values[what] for fixed, what in self._arguments]
+        if ready.compiled is not None:
+            runner = ready.runners.get(grid)
+            if runner is None:
+                if len(ready.runners) >= MAX_RUNNERS:
+                    ready.runners.clear()
+                runner = ready.runners[grid] = ready.compiled[grid]
+            runner(*args)
+        elif self.live:
+            executor = copy.copy(call.target)
+            executor.grid = grid
+            call.plain(executor, *args)
+        else:
+            self.jit[grid](*args)
+
+    def hindrance(self, call: Call) -> Ineligible | None:
+        """Return why the server's own launch must run whatever the shape."""
+        hooks = getattr(call.target, "pre_run_hooks", None)
+        if hooks:
+            return Ineligible("pre-run-hooks")
+        if self.live and not self.kernel.interpreted:
+            for (name, _), (value, names) in self.jit.used_global_vals.items():
+                if names.get(name, Ineligible) != value:
+                    return Ineligible("globals-changed")  # the server's launch says so itself
+        return None
+
+    def _name(self, dtype: object) -> str:
+        if len(self._known) >= len(self._order):
+            self._known.clear()
+        name = self._known[dtype] = dtype_name(dtype)
+        return name
+
+    # --- off the request path ---------------------------------------------------------------------
+
+    def seen(self, observation: Observation) -> Signature | None:
+        """Return the signature of a described launch; None if it is not for the variant."""
+        raw = observation.raw
+        for place, wanted in self._pointers:
+            argument = observation.arguments[place]
+            if argument.kind != "pointer" or argument.dtype != wanted or not argument.aligned16:
+                return None
+        for place, expected in self._fixed:
+            value = getattr(raw[place], "value", raw[place])
+            if value != expected or value.__class__ is not expected.__class__:
+                return None
+        numbers = [_scalar(raw[place]) for place in self._scalars]
+        if None in numbers:
+            return None
+        return tuple(numbers) if not self.live else (*numbers, *observation.given.items())
+
+    def compile(self, signature: Signature, raw: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Compile and load what launches of a signature need.
+
+        Parameters
+        ----------
+        signature
+            Of the launch.
+        raw
+            Its arguments; element types in place of pointers.
+        options
+            Its options.
+
+        Raises
+        ------
+        Refused
+            ``compile-failed``, ``out-of-resources`` or ``pre-run-hooks``.
+        """
+        if self.kernel.interpreted:
+            self.ready[signature] = Ready(None)
+            return
+        if self.jit.pre_run_hooks:
+            raise Refused(
+                "pre-run-hooks", detail="the server hangs hooks on this kernel's launches"
+            )
+        args = [what if fixed else raw[what] for fixed, what in self._arguments]
+        given = {**options, **self.options} if self.live else {"enable_fp_fusion": True}
+        try:
+            compiled = self.jit.warmup(*args, grid=(1,), **{**given, **self.options})
+            compiled._init_handles()
+        except Exception as error:  # the compiler on a stranger's source: whatever it raises
+            reason = "out-of-resources" if "OutOfResources" in repr(type(error)) else ""
+            detail = f"{type(error).__name__}: {str(error)[-1500:]}"
+            raise Refused(reason or "compile-failed", detail=detail) from error
+        self.ready[signature] = Ready(compiled)
+
+
+def _place(order: Mapping[str, int], name: str) -> int:
+    if name not in order:
+        raise _mismatch(f"the kernel has no parameter '{name}'")
+    return order[name]
+
+
+def _scalar(value: object) -> object:
+    """Return what Triton specialises on: a whole number itself, of a float that it is one."""
+    if isinstance(value, int):
+        return value
+    return float if type(value) is float else None
+
+
+def _mismatch(detail: str) -> Refused:
+    return Refused("launch-mismatch", detail=detail)
+
+
+def raw_of(call: Call) -> tuple[Any, ...]:
+    """Return the arguments of a launch without its tensors."""
+    return tuple(value.dtype if is_pointer(value) else value for value in call.values())

@@ -1,0 +1,55 @@
+"""A slot that stands in front of a kernel's launches, instead of in front of a function.
+
+Its one input is the launch. Everything else is a slot's: counting by lengths, the table behind one
+reference, orders, bypass, trips. The server's own code is always one reference away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.rules import LaunchRule
+from retuned.runtime.slots import Slot
+from retuned.runtime.spec import Key, Refused, Spec
+
+
+class KernelSlot(Slot):
+    """Launches of one kernel, led through a table.
+
+    Parameters
+    ----------
+    spec
+        Definition the kernel was lifted to.
+    rule
+        How a launch is read.
+    key
+        Lengths of the variable axes of a launch.
+    """
+
+    __slots__ = ("rule",)
+
+    def __init__(self, spec: Spec, *, rule: LaunchRule, key: Callable[[Call], Key]) -> None:
+        super().__init__(spec, run_stock, key=key)
+        self.rule = rule
+
+    def sample_inputs(self, reservoir: Any) -> None:  # noqa: ANN401 - as the base
+        """Refuse: a launch's tensors are the server's, and some are its outputs.
+
+        Raises
+        ------
+        Refused
+            ``capture-unsupported``.
+        """
+        if reservoir is not None:
+            raise Refused(
+                "capture-unsupported", detail="inputs of intercepted launches are not sampled"
+            )
+        super().sample_inputs(reservoir)
+
+
+def run_stock(call: Call) -> Any:  # noqa: ANN401 - outputs to compare, or what Triton returned
+    """Run the server's own code; on a checked launch, return what the check compares with."""
+    result = call.stock()
+    return call.reference if call.reference is not None else result

@@ -1,0 +1,253 @@
+"""A variant that takes over launches of one of the server's kernels, in place.
+
+It writes where the server's launch would have written. Nothing compiles while serving: what live
+launches have shown is compiled when the variant is prepared, what they show later by the control
+thread; until then it is the server's. The first launch of every shape bucket, and
+sampled ones later, are checked; on those the server's own code serves.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from retuned.runtime.artifact import Artifact
+from retuned.runtime.inforce import Ineligible, Launch
+from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.checking import inputs_sum, stored_to
+from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.plans import Plan, Signature, raw_of
+from retuned.runtime.intercept.rules import LaunchRule
+from retuned.runtime.loaded import NOT_COMPILED
+from retuned.runtime.spec import Key, Refused
+from retuned.runtime.triton_launch import _import
+from retuned.runtime.triton_source import check_source
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 64
+"""Launches queued for compiling; what does not fit is queued again by a later launch."""
+MAX_CODES = 256
+"""Signatures compiled for one kernel; launches that need more stay the server's."""
+_UNBOUND = Ineligible("arguments")
+
+
+class KernelVariant:
+    """One artifact with an ``intercept`` block, ready to take launches.
+
+    Parameters
+    ----------
+    artifact
+        Verified.
+    rule
+        Its block.
+    kernels
+        Tells the kernels that go through the slot now.
+
+    Raises
+    ------
+    Refused
+        ``language-unsupported``, ``contract-violated``, ``launch-mismatch``, ``grid-invalid``,
+        ``kernel-unseen`` or ``compile-failed``.
+    """
+
+    def __init__(
+        self, artifact: Artifact, rule: LaunchRule, *, kernels: Callable[[], list[Kernel]]
+    ) -> None:
+        if artifact.language != "triton" or artifact.steps or artifact.scratch:
+            raise Refused("language-unsupported", detail="one Triton launch replaces one")
+        self._artifact = artifact
+        self._rule = rule
+        self._kernels = kernels
+        self._source = ""
+        self._module: ModuleType | None = None
+        if not rule.live:
+            self._load()
+        self._plans: dict[Kernel, Plan] = {}
+        self._pending: dict[tuple[Kernel, Signature], tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._failed: set[tuple[Kernel, Signature]] = set()
+        self._torch = sys.modules.get("torch")
+        self._several = self._torch is not None and self._torch.cuda.device_count() > 1
+        self._device = self._torch.cuda.current_device() if self._several else 0  # type: ignore[union-attr]
+
+    def _load(self) -> None:
+        try:
+            self._source = self._artifact.binary.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Refused("contract-violated", detail="the source is not UTF-8") from error
+        check_source(self._source, entry=self._artifact.entry)
+        self._module, _ = _import(self._source)
+
+    # --- off the request path ---------------------------------------------------------------------
+
+    def prepare_seen(self) -> int:
+        """Compile for all launches that were described; return for how many signatures.
+
+        Raises
+        ------
+        Refused
+            ``kernel-unseen`` if no such launch was seen.
+        """
+        made = 0
+        for kernel in self._kernels():
+            plan = self._plan(kernel)
+            for cell in kernel.cells():
+                observation = cell.observation
+                signature = plan.seen(observation) if observation is not None else None
+                if observation is None or signature is None or signature in plan.ready:
+                    continue
+                plan.compile(signature, observation.raw, observation.given)
+                made += 1
+        if not any(plan.ready for plan in self._plans.values()):
+            raise Refused(
+                "kernel-unseen",
+                detail=f"no launch of {self._rule.kernel[:120]} fits the variant; "
+                "order again when there is traffic",
+            )
+        return made
+
+    def prepare_pending(self) -> int:
+        """Compile one of what launches asked for in vain; return how many were compiled."""
+        asked = next(iter(list(self._pending)), None)
+        if asked is None:
+            return 0
+        raw, options = self._pending[asked]
+        kernel, signature = asked
+        made = 0
+        try:
+            plan = self._plan(kernel)
+            if len(plan.ready) >= MAX_CODES:
+                raise Refused("too-many-codes", detail=f"{MAX_CODES} are compiled")
+            plan.compile(signature, raw, options)
+            made = 1
+        except Refused as error:
+            self._failed.add(asked)
+            log.warning("%s: a launch stays the server's: %s", kernel.name, error)
+        self._pending.pop(asked, None)
+        return made
+
+    def launches(self) -> list[dict[str, Any]]:
+        """Return the variant's launches by signature."""
+        return [
+            {
+                "kernel": kernel.name,
+                "signature": [str(part)[:80] for part in signature],
+                "launches": ready.count,
+            }
+            for kernel, plan in list(self._plans.items())
+            for signature, ready in list(plan.ready.items())
+        ]
+
+    def _plan(self, kernel: Kernel) -> Plan:
+        plan = self._plans.get(kernel)
+        if plan is None:
+            plan = self._plans[kernel] = Plan(
+                kernel,
+                self._rule,
+                params=self._artifact.params,
+                grid=self._artifact.grid,
+                entry=None if self._rule.live else self._artifact.entry,
+                module=self._module,
+                source=self._source,
+            )
+        return plan
+
+    def _ask(self, call: Call, signature: Signature) -> None:
+        """Queue a launch for compiling."""
+        asked = (call.kernel, signature)
+        if asked not in self._failed and len(self._pending) < MAX_PENDING:
+            self._pending[asked] = (raw_of(call), call.options())
+
+    # --- launches ---------------------------------------------------------------------------------
+
+    def launcher(self, key: Key) -> Launch:
+        """Return what launches in place of the server's code."""
+        del key  # the signature says more
+
+        def launch(inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401 - the launch, or Ineligible
+            call: Call = inputs[0]
+            try:
+                values = call.values()
+            except ValueError:
+                return _UNBOUND
+            return self._run(call, values, serve=True)
+
+        return launch
+
+    def checked_launcher(self, key: Key) -> Launch:
+        """Return what launches into copies, and has the server's code launch into others."""
+        del key
+
+        def launch(inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401 - copies, or Ineligible
+            call: Call = inputs[0]
+            plan = self._plans.get(call.kernel)
+            if plan is None:
+                return self._skip(call) or NOT_COMPILED
+            problem = plan.signature(call)
+            if isinstance(problem, Ineligible):
+                return problem
+            copies = stored_to(call.values(), plan.stores)
+            if isinstance(copies, Ineligible):
+                return copies
+            values, ours = copies.make()
+            problem = self._run(call, values, serve=False)
+            if isinstance(problem, Ineligible):
+                return problem
+            values, theirs = copies.make()
+            call.run_on(values)
+            call.reference = theirs
+            return ours
+
+        return launch
+
+    def fingerprint(self, inputs: tuple[Any, ...]) -> object:
+        """Return a checksum of what the launch must not write to."""
+        call: Call = inputs[0]
+        plan = self._plans.get(call.kernel)
+        return 0 if plan is None else inputs_sum(call.values(), plan.stores)
+
+    def capturing(self) -> Callable[[], bool] | None:
+        """Return whether the current stream is being captured; None where there is no GPU."""
+        if self._torch is None or not self._torch.cuda.is_available():
+            return None
+        capturing: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
+        return capturing
+
+    def _skip(self, call: Call) -> Ineligible | None:
+        """Queue a kernel without a plan, such as one that was made after the swap."""
+        if call.kernel in self._plans:
+            return None
+        try:
+            self._plan(call.kernel)
+        except Refused as error:
+            return Ineligible(error.reason)
+        return NOT_COMPILED
+
+    def _run(self, call: Call, values: list[Any], *, serve: bool) -> Any:  # noqa: ANN401
+        plan = self._plans.get(call.kernel)
+        if plan is None:
+            return self._skip(call) or NOT_COMPILED
+        if self._several and self._torch.cuda.current_device() != self._device:  # type: ignore[union-attr]
+            return Ineligible("other-device")
+        signature = plan.signature(call)
+        if isinstance(signature, Ineligible):
+            return signature
+        try:
+            ready = plan.ready.get(signature)
+        except TypeError:  # an option that is no plain value
+            return _UNBOUND
+        if ready is None:
+            self._ask(call, signature)
+            return NOT_COMPILED
+        problem = plan.hindrance(call)
+        grid = plan.grid(call) if problem is None else problem
+        if isinstance(grid, Ineligible):
+            return grid
+        plan.launch(ready, call, values, grid)
+        if serve:
+            ready.count += 1
+            call.result = ready.compiled
+        return call
