@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +25,7 @@ class Handler(BaseHTTPRequestHandler):
 
     scripts: ClassVar[dict[str, bytes]] = {}
     seen: ClassVar[list[tuple[str, dict[str, Any]]]] = []
+    left: ClassVar[threading.Event] = threading.Event()
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -31,7 +33,19 @@ class Handler(BaseHTTPRequestHandler):
         name = str(body.get("prompt", body.get("messages")))
         self.send_response(200 if name in self.scripts else 500)
         self.end_headers()
+        if name == "drips":
+            self._drip()
         self.wfile.write(self.scripts.get(name, b""))
+
+    def _drip(self) -> None:
+        """Send a line that does not end, for a while or until nobody listens."""
+        self.close_connection = True
+        try:
+            for _ in range(6_000):
+                self.wfile.write(b"x")
+                time.sleep(0.01)
+        except OSError:
+            type(self).left.set()
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -140,6 +154,15 @@ def test_an_answer_without_sense_or_end_failed(server: str, script: bytes) -> No
     Handler.scripts = {"odd": script, "two": events(text("fine"))}
     served = over_http(server, {"prompt": "odd"}, PLAIN).serve()
     assert [answer.failed for answer in served.answers] == [True, False]
+
+
+def test_a_line_that_drips_and_never_ends_is_left_when_its_time_is_over(server: str) -> None:
+    Handler.scripts = {"two": events(text("fine")), "drips": b""}
+    Handler.left.clear()
+    drips = over_http(server, {"prompt": "drips"}, timeout_s=0.3)
+    with pytest.raises(TemporaryError):
+        drips.serve()
+    assert Handler.left.wait(30.0), "it was read to its end"
 
 
 def test_numbers_that_are_none_do_no_harm(server: str) -> None:

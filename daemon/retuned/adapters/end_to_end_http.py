@@ -137,7 +137,7 @@ class HttpEndToEnd:
             with client.stream("POST", self._url + path, json=dict(body)) as response:
                 if response.status_code != 200:
                     return Answer(failed=True)
-                for line in _lines(response):
+                for line in _lines(response, until_s=heard.until_s):
                     if heard.take(line):
                         break
         except (httpx.HTTPError, _Unbounded):
@@ -149,11 +149,13 @@ class _Unbounded(Exception):
     """An answer that is longer, in bytes, tokens or time, than any that is read."""
 
 
-def _lines(response: httpx.Response) -> Iterator[str]:
+def _lines(response: httpx.Response, *, until_s: float) -> Iterator[str]:
     size, rest = 0, b""
     for chunk in response.iter_raw():
         size += len(chunk)
         if size > MAX_ANSWER_BYTES or len(rest) > _MAX_LINE_BYTES:
+            raise _Unbounded
+        if time.perf_counter() > until_s:  # a line that never ends is never taken in
             raise _Unbounded
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
