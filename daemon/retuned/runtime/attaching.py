@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from retuned.runtime import intercept
 from retuned.runtime.control import ControlSocket, PeerUid, peer_uid
 from retuned.runtime.host import Host
+from retuned.runtime.intercept.service import Interception
 from retuned.runtime.leftovers import own_path, sweep
 from retuned.runtime.ops import TorchOps
 from retuned.runtime.shadow import Compare, compare_tensors
@@ -56,6 +58,7 @@ class Runtime:
         self._credentials = credentials
         self._ops = TorchOps()
         self._control: ControlSocket | None = None
+        self._intercepts = False
         self._starting = threading.Lock()
         self._settled = not enabled
         self._swept = False
@@ -119,6 +122,13 @@ class Runtime:
         """
         return self._ops.register(op_type, slots)
 
+    def intercept_triton(self) -> dict[str, str]:
+        """Intercept launches of Triton kernels until `close`; see `intercept.install`."""
+        if not self.enabled:
+            return {"jit": "runtime-off", "interpreter": "runtime-off"}
+        self._intercepts = True
+        return intercept.install()
+
     def close(self) -> None:
         """Stop listening, remove operators, return every slot to its original."""
         _ATTACHED.discard(self)
@@ -129,6 +139,9 @@ class Runtime:
             self._control = None
         self._host.reset()
         self._ops.close()
+        if self._intercepts:
+            self._intercepts = False
+            intercept.uninstall()
 
     def listen(self) -> None:
         """Listen from now on, if this process does not yet; cheap to call again. Never raises.
@@ -183,6 +196,7 @@ def attach(
     artifacts_dir: Path | str | None = None,
     compare: Compare = compare_tensors,
     credentials: PeerUid = peer_uid,
+    triton: bool | None = None,
 ) -> Runtime:
     """Attach Retuned to this process.
 
@@ -202,6 +216,9 @@ def attach(
         Judges outputs in shadow and self checks; another one for other devices.
     credentials
         Tells the user id of a peer.
+    triton
+        Whether launches of the server's Triton kernels are intercepted until `Runtime.close`; by
+        default only where ``RETUNED_TRITON=on`` is set. `intercept.install` does the same later.
     """
     folder = socket_dir or os.environ.get("RETUNED_SOCKET_DIR")
     artifacts = artifacts_dir or os.environ.get("RETUNED_ARTIFACTS_DIR")
@@ -220,12 +237,15 @@ def attach(
             artifacts_dir=Path(artifacts) if artifacts else None,
             compare=compare,
             may_capture=_is_on("RETUNED_CAPTURE"),
+            interception=Interception(intercept.current()),
         ),
         socket_path=path,
         enabled=enabled,
         credentials=credentials,
     )
     if enabled:
+        if triton if triton is not None else _is_asked("RETUNED_TRITON"):
+            runtime.intercept_triton()
         _ATTACHED.add(runtime)
         atexit.register(runtime.close)
     return runtime
@@ -233,6 +253,10 @@ def attach(
 
 def _is_on(variable: str) -> bool:
     return os.environ.get(variable, "").strip().lower() not in ("off", "0", "false")
+
+
+def _is_asked(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() in ("on", "1", "true")
 
 
 def passing_slot(definition: Mapping[str, Any], original: Callable[..., Any]) -> Slot:

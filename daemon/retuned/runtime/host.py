@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retuned.runtime.artifact import read_artifact
+from retuned.runtime.artifact import Artifact, read_artifact
 from retuned.runtime.captures import Reservoir, chunk, listing, parse_rule
 from retuned.runtime.inforce import Swapped, Variant
+from retuned.runtime.intercept.service import Interception
+from retuned.runtime.intercept.slot import KernelSlot
+from retuned.runtime.intercept.variant import KernelVariant
 from retuned.runtime.loaded import LoadedVariant
 from retuned.runtime.orders import Order, parse_order
 from retuned.runtime.plugins.ranks import ranks
@@ -63,6 +66,8 @@ class Host:
         Judges outputs in shadow and self checks.
     may_capture
         Whether the daemon may ask for samples of inputs.
+    interception
+        Of Triton's launches in this process; None where there is none.
     """
 
     def __init__(
@@ -72,8 +77,10 @@ class Host:
         artifacts_dir: Path | None = None,
         compare: Compare = compare_tensors,
         may_capture: bool = True,
+        interception: Interception | None = None,
     ) -> None:
         self.server = server
+        self._interception = interception
         self._may_capture = may_capture
         self._artifacts_dir = artifacts_dir
         self._compare = compare
@@ -89,6 +96,8 @@ class Host:
             "capture": self._capture,
             "captured": self._captured,
             "captured-tensor": self._captured_tensor,
+            "kernels": self._kernels,
+            "observed": self._observed,
         }
 
     def add(self, slot: Slot) -> None:
@@ -118,12 +127,14 @@ class Host:
 
     def housekeeping(self) -> None:
         """Pack and compile what launches asked for; called by the control thread when idle."""
+        if self._interception is not None:
+            self._interception.poll()
         for seat in list(self._seats.values()):
             seat.packed.pack_pending()
             if seat.reservoir is not None:
                 seat.reservoir.settle()
             for variant in list(seat.resident.values()):
-                if isinstance(variant, LoadedVariant):
+                if isinstance(variant, (LoadedVariant, KernelVariant)):
                     variant.prepare_pending()
 
     def reset(self, *, first_launch: Callable[[], None] | None = None) -> None:
@@ -137,6 +148,11 @@ class Host:
         self._preparing = threading.Lock()
         for name, seat in list(self._seats.items()):
             seat.slot.restart(first_launch=first_launch)
+            if isinstance(seat.slot, KernelSlot):  # the kernel is the server's own again
+                del self._seats[name]
+                if self._interception is not None:
+                    self._interception.close(seat.slot)
+                continue
             self._seats[name] = _Seat(seat.slot, PackedWeights(served=self._weights))
 
     def _weights(self) -> list[Tensor]:
@@ -152,6 +168,7 @@ class Host:
             "version": VERSION,
             "server": self.server,
             "environment": environment(),
+            "interception": self._interception.states() if self._interception else {},
             "ranks": ranks(),
         }
 
@@ -165,25 +182,53 @@ class Host:
         """Verify, load, repack and self-check. Slow, and off every lock that a commit needs."""
         order = parse_order(request.get("order"))
         folder = request.get("artifact_dir")
-        seat = self._seat(order.definition)
         if order.artifact is None:
             raise Refused("order-invalid", detail="the original needs no prepare")
         if not isinstance(folder, str) or not folder or "\0" in folder:
             raise Refused("order-invalid", detail="'artifact_dir' is no path")
         with self._preparing:
-            if order.artifact in seat.resident:
+            seat = self._seats.get(order.definition)
+            if seat is not None and order.artifact in seat.resident:
                 return {"already": True, "shapes": 0}
-            variant, shapes = self._load(seat, order, order.artifact, Path(folder))
+            if seat is None and not (self._interception is not None and self._interception.on):
+                self._seat(order.definition)
+            path = Path(folder)
+            artifact = read_artifact(path, digest=order.artifact, within=self._artifacts_dir)
+            adopted = seat is None
+            seat = seat or self._adopt(order.definition, artifact)
+            try:
+                variant, shapes = self._load(seat, order, artifact)
+            except Refused:
+                if adopted:
+                    self._disown(seat.slot)
+                raise
             with seat.lock:
                 seat.resident[order.artifact] = variant
         return {"already": False, "shapes": shapes}
 
-    def _load(self, seat: _Seat, order: Order, digest: str, folder: Path) -> tuple[Variant, int]:
+    def _adopt(self, definition: str, artifact: Artifact) -> _Seat:
+        """Make a slot for a kernel whose launches are intercepted, if that is what it is for."""
+        if self._interception is None or artifact.intercept is None:
+            return self._seat(definition)
+        if artifact.spec.name != definition:
+            raise Refused("definition-mismatch", detail=f"not made for slot {definition}")
+        slot = self._interception.adopt(artifact)
+        self._seats[definition] = _Seat(slot, PackedWeights(served=self._weights))
+        return self._seats[definition]
+
+    def _disown(self, slot: Slot) -> None:
+        if isinstance(slot, KernelSlot) and self._interception is not None:
+            del self._seats[slot.spec.name]
+            self._interception.close(slot)
+
+    def _load(self, seat: _Seat, order: Order, artifact: Artifact) -> tuple[Variant, int]:
         slot = seat.slot
         bounds = parse_bounds(order.guard, slot.spec.variable_axes)
-        artifact = read_artifact(folder, digest=digest, within=self._artifacts_dir)
         if not artifact.spec.same_launch(slot.spec) or artifact.spec.name != slot.spec.name:
             raise Refused("definition-mismatch", detail=f"not made for slot {slot.spec.name}")
+        if isinstance(slot, KernelSlot):
+            assert self._interception is not None, "it has made the slot"
+            return self._interception.load(artifact, slot)
         loader = LOADERS.get(artifact.language)
         if loader is None:
             raise Refused("language-unsupported", detail=f"no loader for {artifact.language}")
@@ -252,6 +297,19 @@ class Host:
     def _captured_tensor(self, request: Mapping[str, Any]) -> dict[str, Any]:
         reservoir = self._seat(str(request.get("definition"))).reservoir
         return chunk(reservoir.samples() if reservoir is not None else [], request)
+
+    def _kernels(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """List the Triton kernels whose launches were seen."""
+        return self._intercepting().kernels(request)
+
+    def _observed(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a page of what those launches have shown."""
+        return self._intercepting().observed(request)
+
+    def _intercepting(self) -> Interception:
+        if self._interception is None:
+            raise Refused("interception-off", detail="this server intercepts no launches")
+        return self._interception
 
     def _seat(self, definition: str) -> _Seat:
         seat = self._seats.get(definition)
