@@ -98,6 +98,8 @@ class Bay:
     ) -> None:
         self.subject = subject
         self.toolchain = toolchain or toolchain_for(incumbent.language)
+        self.production = incumbent
+        """What it is compared with, as it was given."""
         self.workloads = tuple(workloads)
         self.settings = settings or LabSettings()
         self.cells = _possible(subject, workloads)

@@ -27,6 +27,7 @@ from retuned.lab.harness.timing import Duel, samples_of, units_for
 from retuned.lab.harness.variant import Variant, parts_of
 from retuned.lab.languages.cpp_contract import ContractViolated
 from retuned.lab.oracle import bit_equal
+from retuned.lab.reference.incumbent import JUDGED_BY_INCUMBENT
 from retuned.lab.statistics import ShapeSamples
 from retuned.lab.subject import Array
 from retuned.stages.verdict import Check, Reason
@@ -304,6 +305,18 @@ class Examiner:
         definition = self._bay.subject.definition
         if solution.definition != definition.name:
             raise ContractViolated(f"is for '{solution.definition}', not '{definition.name}'")
+        self._check_oracle(solution)
         parts, cores = parts_of(solution), len(self._bay.cores)
         if cores and parts > cores:
             raise ContractViolated(f"wants {parts} threads, the lab may use {cores} cores")
+
+    def _check_oracle(self, solution: Solution) -> None:
+        """Refuse other sources where the incumbent alone says what is right."""
+        if JUDGED_BY_INCUMBENT not in self._bay.subject.definition.tags:
+            return
+        incumbent = self._bay.production
+        if (solution.entry, solution.sources) != (incumbent.entry, incumbent.sources):
+            raise ContractViolated(
+                "is another source, and there is no reference: only parameters of the source "
+                "that runs are judged by what runs; attach a float64 reference for others"
+            )

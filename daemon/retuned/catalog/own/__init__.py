@@ -13,11 +13,19 @@ from retuned.catalog.own.loading import (
     load_definition,
     load_definitions,
 )
-from retuned.catalog.own.records import Like, Made, OwnDefinition, OwnTraces, OwnVariant
+from retuned.catalog.own.records import (
+    LiftedFrom,
+    Like,
+    Made,
+    OwnDefinition,
+    OwnTraces,
+    OwnVariant,
+)
 
 __all__ = [
     "DefinitionInvalid",
     "Fault",
+    "LiftedFrom",
     "Like",
     "Made",
     "OwnDefinition",

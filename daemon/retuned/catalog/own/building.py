@@ -16,6 +16,7 @@ from retuned.catalog.own.making import make_own
 from retuned.catalog.own.records import OwnDefinition, OwnVariant
 from retuned.contract import AxisConst, Definition, Language, Solution, TensorSpec
 from retuned.errors import UsageError
+from retuned.lab.reference.incumbent import IncumbentOracle
 from retuned.lab.reference.oracle import Oracle
 from retuned.lab.subject import numpy_dtype, shape_of
 
@@ -49,12 +50,15 @@ def entry_of(own: OwnDefinition, language: Language, *, allow_unconfined: bool =
         raise UsageError(f"{own.name} has no kernels in {language}; its file has {known}")
     (first,) = [space for space in spaces if space.name == found[0].structure]
     assert found[0].incumbent is not None, "it was looked for"
-    oracle = Oracle(own.definition, allow_unconfined=allow_unconfined)
+    incumbent = solution_of(own, first, found[0].incumbent)
+    oracle: Oracle | IncumbentOracle = Oracle(own.definition, allow_unconfined=allow_unconfined)
+    if own.judged_by_incumbent:
+        oracle = IncumbentOracle(own.definition, incumbent)
     return Entry(
         definition=own.definition,
         families=own.families,
         spaces=spaces,
-        incumbent=solution_of(own, first, found[0].incumbent),
+        incumbent=incumbent,
         make=partial(make_own, own),
         compute=oracle.compute,
         cost=partial(_cost, own),

@@ -81,6 +81,8 @@ def _names(own: OwnDefinition) -> Iterator[Fault]:
 
 def _reference(own: OwnDefinition) -> Iterator[Fault]:
     place = "definition.reference"
+    if own.judged_by_incumbent:
+        return
     try:
         checked = check_reference(own.definition.reference)
     except ReferenceRefused as error:

@@ -119,6 +119,40 @@ class OwnTraces(Record):
     """Element type of each."""
 
 
+class LiftedFrom(Record):
+    """Which live kernel a definition was lifted from, and how a launch of it is bound.
+
+    A launch is of the definition where every argument is what is said here; else it is not touched.
+    """
+
+    kernel: Annotated[str, Field(max_length=400)]
+    """``module:qualname``, as the runtime spells it; a stranger's text."""
+    source_digest: Annotated[str, Field(max_length=200)]
+    """Of the live source."""
+    parameters: tuple[str, ...]
+    """Of the live kernel, in order."""
+    tensors: dict[Name, str]
+    """Live parameter of each input and output."""
+    axes: dict[Name, str]
+    """Where a launch shows each variable axis: ``param:NAME`` or ``grid:0``."""
+    ints: dict[str, Text] = Field(default_factory=dict)
+    """Every whole argument, as an expression over all axes."""
+    numels: dict[str, Text] = Field(default_factory=dict)
+    """Elements of every pointer's tensor, as an expression over all axes."""
+    floats: dict[str, float] = Field(default_factory=dict)
+    """Every real argument."""
+    constants: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    """Constexprs as the live launch has them."""
+    options: dict[str, int] = Field(default_factory=dict)
+    """Launch options as the live launch has them."""
+    grid: tuple[Text, ...] = Field(min_length=1, max_length=3)
+    """The live launch's rule, over axes and constexprs."""
+    dtypes: dict[str, str] = Field(default_factory=dict)
+    """Element type of every pointer."""
+    notes: tuple[Text, ...] = Field(default=(), max_length=32)
+    """What was read differently from what runs, for people."""
+
+
 class OwnDefinition(Record):
     """Everything about a kernel that a search and a judge need; from one file."""
 
@@ -136,6 +170,14 @@ class OwnDefinition(Record):
     """How a trace shows it."""
     variants: tuple[OwnVariant, ...] = Field(min_length=1, max_length=32)
     """What may run."""
+    lifted: LiftedFrom | None = None
+    """Which live kernel it is; None for a file. With an empty reference the incumbent's own outputs
+    are what variants must give."""
+
+    @property
+    def judged_by_incumbent(self) -> bool:
+        """Whether there is no reference: the kernel that runs is the oracle, for parameters."""
+        return self.lifted is not None and not self.definition.reference.strip()
 
     @property
     def name(self) -> str:

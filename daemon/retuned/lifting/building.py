@@ -1,0 +1,337 @@
+"""Definition, incumbent and space of one lifted kernel at one choice of its constexprs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from retuned.catalog.own import (
+    LiftedFrom,
+    Like,
+    Made,
+    OwnDefinition,
+    OwnTraces,
+    OwnVariant,
+    faults,
+)
+from retuned.catalog.own.making import ORDINARY_FAMILIES, rule_of
+from retuned.contract import (
+    AxisConst,
+    AxisVar,
+    Definition,
+    DType,
+    Language,
+    SourceFile,
+    TensorSpec,
+    digest_of,
+)
+from retuned.lab.reference.incumbent import JUDGED_BY_INCUMBENT
+from retuned.lifting.choices import choices_of
+from retuned.lifting.flow import Flow
+from retuned.lifting.records import Observation
+from retuned.lifting.refusing import NotLifted
+from retuned.lifting.roles import Roles, is_whole
+from retuned.lifting.shapes import Axes
+from retuned.lifting.source import Source
+from retuned.lifting.wrapping import Wrapped, literal, whole, wrap
+
+LIFTED = "lifted"
+"""Tag of every lifted definition."""
+STRUCTURE = "lifted"
+"""Structure of the live kernel's own source."""
+_WHOLE_RANGES = {
+    DType.INT8: (-127, 127),
+    DType.UINT8: (0, 255),
+    DType.BOOL: (0, 1),
+    DType.INT32: (0, 127),
+    DType.INT64: (0, 127),
+}
+_MOST_DIVISOR = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Launches with the same constexprs and options."""
+
+    observations: tuple[Observation, ...]
+    """The most frequent first."""
+    rows: tuple[Mapping[str, int], ...]
+    """Lengths of all axes, per launch."""
+    options: Mapping[str, int]
+    """Launch options."""
+    constants: Mapping[str, int]
+    """Whole constexprs."""
+    others: Mapping[str, object]
+    """Other constexprs."""
+
+
+def build(
+    source: Source,
+    flow: Flow,
+    roles: Roles,
+    axes: Axes,
+    *,
+    grid: Sequence[str],
+    point: Point,
+    dtypes: Mapping[str, DType],
+    bounds: Mapping[str, tuple[int, int | str]],
+    reference: str = "",
+) -> OwnDefinition:
+    """Put a definition together.
+
+    Raises
+    ------
+    NotLifted
+        ``axis-not-in-inputs``, ``names-clash``, ``argument-unknown``, ``definition-invalid``.
+    """
+    lengths = _axes(axes, point)
+    choice = choices_of(flow, constants=point.constants, options=point.options, fixed=axes.fixed)
+    tiles = [name for name in choice.params if name in point.constants]
+    arguments = _arguments(source, roles, axes, point, dtypes, tiles)
+    needed = sorted(
+        {f for factors in axes.ints.values() for f in factors if isinstance(f, str)},
+        key=list(lengths).index,
+    )
+    wrapped = wrap(
+        source,
+        tensors=[*roles.inputs, *roles.outputs],
+        axes=needed,
+        choices=tiles,
+        arguments=arguments,
+    )
+    rules = tuple(_with_constants(rule, point.constants, tiles) for rule in grid)
+    definition = _definition(source, roles, axes, lengths, point, dtypes, bounds, reference)
+    variant = OwnVariant(
+        structure=STRUCTURE,
+        language=Language.TRITON,
+        entry=wrapped.entry,
+        sources=(SourceFile(path="kernel.py", content=wrapped.text),),
+        params={name: tuple(values) for name, values in choice.params.items()},
+        incumbent=dict(choice.incumbent),
+        valid=choice.valid,
+        grid=rules,
+    )
+    return _checked(definition, variant, lengths, source, roles, axes, grid, point, dtypes, wrapped)
+
+
+def _checked(
+    definition: Definition,
+    variant: OwnVariant,
+    lengths: Mapping[str, AxisConst | AxisVar],
+    source: Source,
+    roles: Roles,
+    axes: Axes,
+    grid: Sequence[str],
+    point: Point,
+    dtypes: Mapping[str, DType],
+    wrapped: Wrapped,
+) -> OwnDefinition:
+    del wrapped
+    try:
+        own = OwnDefinition(
+            definition=definition,
+            made={n: _made(dtypes[n], spec) for n, spec in definition.inputs.items()},
+            families=_families(roles, dtypes),
+            where=_where(axes, lengths, point),
+            traces=OwnTraces(
+                op=f"retuned::{definition.op_type}",
+                shapes=tuple(spec.shape for spec in definition.inputs.values()),
+                dtypes=tuple(str(spec.dtype) for spec in definition.inputs.values()),
+            ),
+            variants=(variant,),
+            lifted=_origin(definition, source, axes, grid, point, dtypes),
+        )
+    except ValidationError as error:
+        told = error.errors()[0]
+        detail = f"{'.'.join(map(str, told['loc']))}: {told['msg']}"
+        raise NotLifted("definition-invalid", detail=detail) from error
+    for fault in faults(own):
+        raise NotLifted("definition-invalid", detail=f"{fault.place}: {fault.message}")
+    return own
+
+
+def _axes(axes: Axes, point: Point) -> dict[str, AxisConst | AxisVar]:
+    """Rows and what varies stay variable; a width that this point has only once is constant."""
+    shaped = {axis for shape in axes.shapes.values() for axis in shape}
+    moving = [axis for axis in axes.variable if axis in shaped]
+    variable = {
+        axis
+        for axis in moving
+        if axes.sources[axis].startswith("grid") or len({r[axis] for r in point.rows}) > 1
+    } or set(moving[:1])
+    found: dict[str, AxisConst | AxisVar] = {}
+    for axis in axes.lengths:
+        if axis in variable:
+            found[axis] = AxisVar(description=axes.sources[axis])
+        else:
+            found[axis] = AxisConst(value=point.rows[0][axis])
+    return found
+
+
+def _arguments(
+    source: Source,
+    roles: Roles,
+    axes: Axes,
+    point: Point,
+    dtypes: Mapping[str, DType],
+    tiles: Sequence[str],
+) -> dict[str, str]:
+    """Return what the entry passes for each parameter of the live kernel."""
+    divisible = {axis: all(row[axis] % 16 == 0 for row in point.rows) for axis in axes.lengths}
+    used = [*roles.inputs, *roles.outputs]
+    found: dict[str, str] = {}
+    for param in point.observations[0].params:
+        name = param.name
+        if param.kind == "pointer":
+            same = [other for other in used if dtypes[other] == dtypes[name]]
+            found[name] = name if name in used else same[0]
+        elif param.kind == "int":
+            found[name] = whole(axes.ints[name], divisible=divisible)
+        elif name in tiles:
+            found[name] = name
+        else:
+            found[name] = literal(param.value, what=name)
+    return {name: found[name] for name in source.parameters}
+
+
+def _definition(
+    source: Source,
+    roles: Roles,
+    axes: Axes,
+    lengths: Mapping[str, AxisConst | AxisVar],
+    point: Point,
+    dtypes: Mapping[str, DType],
+    bounds: Mapping[str, tuple[int, int | str]],
+    reference: str,
+) -> Definition:
+    name = re.sub(r"[^a-zA-Z0-9]+", "_", source.entry).strip("_")[:60] or "kernel"
+    seen = {axis for pointer in roles.inputs for axis in axes.shapes[pointer]}
+    for axis, length in lengths.items():
+        if isinstance(length, AxisVar) and axis not in seen:
+            raise NotLifted("axis-not-in-inputs", detail=f"no input has the length '{axis}'")
+    oracle = () if reference.strip() else (JUDGED_BY_INCUMBENT,)
+    said = "its own outputs are the oracle" if oracle else "judged by a reference that was given"
+    body = {
+        "op_type": f"lifted_{name}",
+        "description": f"lifted from a running server; {said}",
+        "axes": {axis: length.model_dump() for axis, length in lengths.items()},
+        "inputs": {
+            pointer: _spec(pointer, axes, dtypes, bounds, point).model_dump(mode="json")
+            for pointer in roles.inputs
+        },
+        "outputs": {
+            pointer: TensorSpec(shape=axes.shapes[pointer], dtype=dtypes[pointer]).model_dump(
+                mode="json"
+            )
+            for pointer in roles.outputs
+        },
+        "reference": reference,
+        "tags": [LIFTED, *oracle],
+    }
+    told = [body, source.text, dict(point.constants), dict(point.options), repr(point.others)]
+    floats = {n: p.value for n, p in point.observations[0].of_kind("float").items()}
+    digest = digest_of([*told, floats]).removeprefix("sha256:")[:10]
+    try:
+        return Definition.model_validate({"name": f"lifted_{name}_{digest}", **body})
+    except ValidationError as error:
+        told_first = error.errors()[0]
+        detail = f"{'.'.join(map(str, told_first['loc']))}: {told_first['msg']}"
+        raise NotLifted("definition-invalid", detail=detail) from error
+
+
+def _spec(
+    pointer: str,
+    axes: Axes,
+    dtypes: Mapping[str, DType],
+    bounds: Mapping[str, tuple[int, int | str]],
+    point: Point,
+) -> TensorSpec:
+    dtype, rule = dtypes[pointer], None
+    if is_whole(dtype):
+        low, high = bounds.get(pointer, _WHOLE_RANGES[dtype])
+        if isinstance(high, str):
+            high = _least(high, axes, point)
+        rule = rule_of(Made(like=Like.INTEGERS, low=low, high=high))
+    return TensorSpec(shape=axes.shapes[pointer], dtype=dtype, values=rule)
+
+
+def _least(expression: str, axes: Axes, point: Point) -> int:
+    """Return an axis' last place where it is shortest: within bounds at every shape."""
+    axis, _, less = expression.partition("-")
+    name = axis.strip()
+    if name in axes.ints and len(axes.ints[name]) == 1:
+        name = str(axes.ints[name][0])
+    if name not in axes.lengths or not (less.strip() or "0").isdecimal():
+        raise NotLifted("bounds-unknown", detail=f"'{expression[:80]}' is no axis less a number")
+    shortest = min(row[name] for row in point.rows) - int(less.strip() or "0")
+    if shortest < 0:
+        raise NotLifted("bounds-unknown", detail=f"'{expression[:80]}' is below zero")
+    return shortest
+
+
+def _made(dtype: DType, spec: TensorSpec) -> Made:
+    if not is_whole(dtype):
+        return Made(like=Like.NORMAL)
+    rule = spec.values
+    assert rule is not None, "whole numbers have bounds"
+    return Made(like=Like.INTEGERS, low=float(rule.low), high=float(rule.high))
+
+
+def _families(roles: Roles, dtypes: Mapping[str, DType]) -> tuple[str, ...]:
+    """Whole numbers alone have one family."""
+    real = any(not is_whole(dtypes[name]) for name in roles.inputs)
+    return ORDINARY_FAMILIES if real else ORDINARY_FAMILIES[:1]
+
+
+def _where(axes: Axes, lengths: Mapping[str, AxisConst | AxisVar], point: Point) -> str:
+    """Bound what arguments vary: no further than was seen, and as divisible as all that was."""
+    clauses = []
+    for axis, length in lengths.items():
+        if isinstance(length, AxisConst) or axes.sources[axis].startswith("grid"):
+            continue
+        column = [row[axis] for row in point.rows]
+        clauses.append(f"{axis} <= {max(column)}")
+        divisor = _MOST_DIVISOR
+        while divisor >= 16 and any(each % divisor for each in column):
+            divisor //= 2
+        if divisor >= 16:
+            clauses.append(f"{axis} % {divisor} == 0")
+    return " and ".join(clauses)
+
+
+def _with_constants(rule: str, constants: Mapping[str, int], tiles: Sequence[str]) -> str:
+    """Write constexprs that are no choice as their number."""
+    for name, value in constants.items():
+        if name not in tiles:
+            rule = re.sub(rf"\b{re.escape(name)}\b", str(value), rule)
+    return rule
+
+
+def _origin(
+    definition: Definition,
+    source: Source,
+    axes: Axes,
+    grid: Sequence[str],
+    point: Point,
+    dtypes: Mapping[str, DType],
+) -> LiftedFrom:
+    first = point.observations[0]
+    constants = {p.name: p.value for p in first.params if p.kind == "constexpr"}
+    return LiftedFrom(
+        kernel=first.kernel,
+        source_digest=first.source_digest,
+        parameters=tuple(source.parameters),
+        tensors={name: name for name in (*definition.inputs, *definition.outputs)},
+        axes={name: axes.sources[name] for name in definition.variable_axes},
+        ints={name: whole(factors, divisible={}) for name, factors in axes.ints.items()},
+        numels={name: " * ".join(shape) or "1" for name, shape in axes.shapes.items()},
+        floats={n: float(p.value) for n, p in first.of_kind("float").items()},  # type: ignore[arg-type]
+        constants=constants,
+        options=dict(point.options),
+        grid=tuple(grid),
+        dtypes={name: str(dtype) for name, dtype in dtypes.items()},
+        notes=tuple(f"reads {each}" for each in source.mapped[:8]),
+    )

@@ -1,0 +1,259 @@
+"""From observed launches of a live kernel to definitions that the lab tunes as they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from retuned.catalog.own import OwnDefinition
+from retuned.contract import Workload
+from retuned.lifting.building import Point, build
+from retuned.lifting.flow import Flow, flow_of
+from retuned.lifting.grids import Hints, rule_of
+from retuned.lifting.group import Group, groups_of, launch_of, options_of, other_constants
+from retuned.lifting.records import Observation, read_observations
+from retuned.lifting.refusing import NotLifted, harmless
+from retuned.lifting.roles import Roles, roles_of
+from retuned.lifting.shapes import Axes, axes_of
+from retuned.lifting.source import Source, read_source
+
+MOST_POINTS = 8
+"""Most definitions that one kernel gives: one per choice of constexprs, the most frequent first."""
+_LOOKED_UP = re.compile(r"\[\s*[\"'](\w{1,100})[\"']\s*\]")
+
+Bounds = Mapping[str, tuple[int, int | str]]
+"""Least and largest number of an input, both included; the largest may be an axis' expression."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifted:
+    """One definition, with the launches that it was lifted from."""
+
+    own: OwnDefinition
+    """Definition, space, incumbent and how launches are bound."""
+    workloads: tuple[Workload, ...]
+    """Live shapes; weights are launches that were seen."""
+    grids: tuple[tuple[int, int, int], ...]
+    """Live grid of each of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A kernel, or some of its launches, that was not lifted."""
+
+    kernel: str
+    """``module:qualname``, made harmless."""
+    source_digest: str
+    """Of the live source, made harmless."""
+    reason: str
+    """Stable code."""
+    detail: str
+    """One sentence."""
+    launches: int
+    """How many were seen."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of all observations."""
+
+    lifted: list[Lifted] = field(default_factory=list)
+    """Definitions."""
+    kept: list[Kept] = field(default_factory=list)
+    """What stays as it is, and why."""
+
+
+def lift_all(
+    raw: Iterable[object],
+    *,
+    bounds: Mapping[str, Bounds] | None = None,
+    references: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Lift what can be lifted; one kernel's fault never keeps another from it.
+
+    Parameters
+    ----------
+    raw
+        The runtime's records, untrusted.
+    bounds
+        By kernel: of inputs whose numbers are places.
+    references
+        By kernel: a float64 reference somebody wrote, which then is the oracle.
+    """
+    outcome = Outcome()
+    by_source: dict[tuple[str, str], list[Observation]] = {}
+    for record in raw:
+        try:
+            (each,) = read_observations([record])
+        except NotLifted as error:
+            named = record.get("kernel", "") if isinstance(record, Mapping) else ""
+            outcome.kept.append(_kept(str(named)[:400], "", error, 1))
+            continue
+        by_source.setdefault((each.kernel, each.source_digest), []).append(each)
+    for (kernel, digest), observations in by_source.items():
+        for group in groups_of(observations):
+            count = sum(each.count for each in group.observations)
+            try:
+                outcome.lifted += lift(
+                    group,
+                    bounds=(bounds or {}).get(kernel, {}),
+                    reference=(references or {}).get(kernel, ""),
+                )
+            except NotLifted as error:
+                outcome.kept.append(_kept(kernel, digest, error, count))
+    return outcome
+
+
+def _kept(kernel: str, digest: str, error: NotLifted, launches: int) -> Kept:
+    return Kept(
+        kernel=harmless(kernel),
+        source_digest=harmless(digest),
+        reason=str(error.code),
+        detail=error.message,
+        launches=launches,
+    )
+
+
+def lift(group: Group, *, bounds: Bounds | None = None, reference: str = "") -> tuple[Lifted, ...]:
+    """Return the definitions of one group of launches: one per choice of constexprs.
+
+    Raises
+    ------
+    NotLifted
+        With the reason; see `source`, `flow`, `roles`, `shapes`, `grids` and `building`.
+    """
+    first = group.first
+    for param in first.params:
+        if param.kind == "other":
+            raise NotLifted("argument-unknown", detail=f"'{param.name}' is no plain value")
+    if any(p.aligned16 is False for o in group.observations for p in o.params):
+        raise NotLifted("pointer-unaligned", detail="a tensor does not begin at 16 bytes")
+    source = read_source(first.source, entry=first.entry)
+    _check_parameters(source, first)
+    flow = _flow(source, first)
+    roles = roles_of(flow, group.dtypes, bounded=frozenset(bounds or {}))
+    axes = axes_of(group.launches, ranges=flow.ranges)
+    grid = grid_rules(group, axes, flow)
+    found = []
+    for observations in list(group.points().values())[:MOST_POINTS]:
+        point = Point(
+            observations=observations,
+            rows=tuple(_rows(group, axes, observations)),
+            options=options_of(observations[0]),
+            constants=dict(launch_of(observations[0]).constants),
+            others=other_constants(observations[0]),
+        )
+        found.append(_built(group, source, flow, roles, axes, grid, point, bounds, reference))
+    return tuple(found)
+
+
+def _built(
+    group: Group,
+    source: Source,
+    flow: Flow,
+    roles: Roles,
+    axes: Axes,
+    grid: Sequence[str],
+    point: Point,
+    bounds: Bounds | None,
+    reference: str,
+) -> Lifted:
+    own = build(
+        source,
+        flow,
+        roles,
+        axes,
+        grid=grid,
+        point=point,
+        dtypes=group.dtypes,
+        bounds=bounds or {},
+        reference=reference,
+    )
+    merged: dict[tuple[int, ...], tuple[int, tuple[int, int, int]]] = {}
+    names = own.definition.variable_axes
+    for row, each in zip(point.rows, point.observations, strict=True):
+        key = tuple(row[name] for name in names)
+        before = merged.get(key, (0, each.grid))[0]
+        merged[key] = (before + each.count, each.grid)
+    return Lifted(
+        own=own,
+        workloads=tuple(
+            Workload(definition=own.name, axes=dict(zip(names, key, strict=True)), weight=count)
+            for key, (count, _) in merged.items()
+        ),
+        grids=tuple(programs for _, programs in merged.values()),
+    )
+
+
+def _rows(
+    group: Group, axes: Axes, observations: Sequence[Observation]
+) -> Iterable[dict[str, int]]:
+    """Yield the lengths of all axes, per launch."""
+    at = {id(each): place for place, each in enumerate(group.observations)}
+    for each in observations:
+        yield {name: column[at[id(each)]] for name, column in axes.lengths.items()}
+
+
+def _check_parameters(source: Source, first: Observation) -> None:
+    seen = {param.name: param.kind for param in first.params}
+    written = source.parameters
+    if list(seen) != list(written):
+        detail = "the launch's parameters are not those of the source"
+        raise NotLifted("observation-invalid", detail=detail)
+    for name, constant in written.items():
+        if constant and seen[name] != "constexpr":
+            detail = f"'{name}' is a constexpr in the source and {seen[name]} in the launch"
+            raise NotLifted("observation-invalid", detail=detail)
+
+
+def _flow(source: Source, first: Observation) -> Flow:
+    constants = {p.name: p.value for p in first.params if p.kind == "constexpr"}
+    return flow_of(source, pointers=frozenset(first.of_kind("pointer")), constants=constants)
+
+
+def grid_rules(group: Group, axes: Axes, flow: Flow) -> tuple[str, ...]:
+    """Return the rule of each dimension of the grid, verified on every launch.
+
+    Raises
+    ------
+    NotLifted
+        As `rule_of`.
+    """
+    launches = group.launches
+    rows = [
+        {**launch.constants, **{n: column[at] for n, column in axes.lengths.items()}}
+        for at, launch in enumerate(launches)
+    ]
+    text = group.first.grid_source
+    named = frozenset(_LOOKED_UP.findall(text)) if text else None
+    found = []
+    for dimension in range(3):
+        tiles = {
+            name
+            for name in flow.moved.get(dimension, set()) & flow.ranges
+            if name in launches[0].constants
+            and name not in axes.fixed
+            and all(launch.constants[name] > 0 for launch in launches)
+        }
+        hints = Hints(
+            placed=dimension in flow.placed,
+            tiles=frozenset(tiles),
+            plain=frozenset(n for n in flow.plain.get(dimension, set()) if 2 <= n <= 2**20),
+            pairs=_pairs(flow, axes),
+            named=named & tiles if named else None,
+        )
+        programs = [launch.grid[dimension] for launch in launches]
+        found.append(str(rule_of(rows, programs, axes=list(axes.lengths), hints=hints)))
+    while len(found) > 1 and found[-1] == "1":
+        found.pop()
+    return tuple(found)
+
+
+def _pairs(flow: Flow, axes: Axes) -> frozenset[tuple[str, str]]:
+    """Name axes where the source names arguments."""
+    found = set()
+    for name, tile in flow.pairs:
+        factors = axes.ints.get(name, (name,))
+        found |= {(factor, tile) for factor in factors if isinstance(factor, str)}
+    return frozenset(found)

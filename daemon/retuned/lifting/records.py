@@ -1,0 +1,176 @@
+"""What the runtime saw of a live Triton launch: a stranger's data, read with bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
+
+from retuned.contract import DType, Record
+from retuned.lifting.refusing import NotLifted, harmless
+
+MAX_SOURCE_CHARS = 128 << 10
+"""Longest source that is looked at."""
+MAX_OBSERVATIONS = 512
+"""Most launches of one kernel that are looked at; the most frequent are kept."""
+MOST_ELEMENTS = 2**40
+"""Largest tensor that is believed."""
+MARK = "@dtype:"
+"""Begins the text that stands for an element type given as a constexpr."""
+_DTYPES = {
+    "fp64": DType.FLOAT64,
+    "fp32": DType.FLOAT32,
+    "fp16": DType.FLOAT16,
+    "bf16": DType.BFLOAT16,
+    "fp8e4nv": DType.FLOAT8_E4M3FN,
+    "fp8e4b8": DType.FLOAT8_E4M3FNUZ,
+    "i64": DType.INT64,
+    "i32": DType.INT32,
+    "i8": DType.INT8,
+    "u8": DType.UINT8,
+    "i1": DType.BOOL,
+    "u1": DType.BOOL,
+}
+
+Value = StrictBool | StrictInt | StrictFloat | StrictStr | None
+"""What an argument that is no pointer may be."""
+Identifier = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,99}$")]
+
+
+class _Seen(Record):
+    """Fields that later versions of the runtime add are left out."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+
+class Param(_Seen):
+    """One argument of a launch."""
+
+    name: Identifier
+    """Of the parameter."""
+    kind: Literal["pointer", "int", "float", "constexpr", "other"]
+    """What Triton took it for."""
+    dtype: Annotated[str, Field(max_length=40)] | None = None
+    """Element type of a pointer, as Triton or PyTorch spells it."""
+    value: Value = None
+    """Of what is no pointer."""
+    numel: Annotated[int, Field(ge=0, le=MOST_ELEMENTS)] | None = None
+    """Elements of a pointer's tensor."""
+    aligned16: bool | None = None
+    """Whether a pointer's address is a multiple of 16 bytes."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Param:
+        if self.kind == "pointer" and (self.numel is None or self.element is None):
+            raise ValueError(f"the pointer '{self.name}' has no known type or no length")
+        if self.kind == "int" and type(self.value) not in (int, bool):
+            raise ValueError(f"the int '{self.name}' has no whole value")
+        if self.kind == "float" and not isinstance(self.value, float):
+            raise ValueError(f"the float '{self.name}' has no value")
+        if isinstance(self.value, float) and not math.isfinite(self.value):
+            raise ValueError(f"'{self.name}' is not finite")
+        if type(self.value) is int and abs(self.value) >= 2**63:
+            raise ValueError(f"'{self.name}' is wider than 64 bits")
+        if isinstance(self.value, str) and len(self.value) > 200:
+            raise ValueError(f"'{self.name}' is too long a text")
+        return self
+
+    @property
+    def element(self) -> DType | None:
+        """Element type; None where it is none that the lab knows."""
+        text = (self.dtype or "").removeprefix("*").removeprefix("k").removeprefix("torch.")
+        text = text.removeprefix("*")
+        if text in _DTYPES:
+            return _DTYPES[text]
+        return DType(text) if text in set(DType) else None
+
+
+class Observation(_Seen):
+    """One distinct launch."""
+
+    kernel: Annotated[str, Field(max_length=400)]
+    """``module:qualname``; a stranger's text."""
+    source_digest: Annotated[str, Field(max_length=200)]
+    """Of the live function's source, as the runtime computes it."""
+    source: Annotated[str, Field(max_length=MAX_SOURCE_CHARS)]
+    """Text of the function and of what it uses."""
+    params: tuple[Param, ...] = Field(min_length=1, max_length=128)
+    """In order."""
+    options: dict[str, Value] = Field(default_factory=dict, max_length=64)
+    """``num_warps``, ``num_stages`` and others."""
+    grid: tuple[int, int, int]
+    """Programs."""
+    grid_source: Annotated[str, Field(max_length=4000)] | None = None
+    """Text of the grid's rule, where the caller gave a function."""
+    count: int = Field(default=1, ge=1, le=2**62)
+    """Launches like it."""
+
+    @model_validator(mode="after")
+    def _one_launch(self) -> Observation:
+        names = [param.name for param in self.params]
+        if len(set(names)) != len(names):
+            raise ValueError("two parameters have one name")
+        if not all(1 <= programs < 2**31 for programs in self.grid):
+            raise ValueError(f"no device launches the grid {self.grid}")
+        return self
+
+    @property
+    def entry(self) -> str:
+        """Name of the function, without module and class."""
+        return self.kernel.rpartition(":")[2].rpartition(".")[2]
+
+    def of_kind(self, kind: str) -> dict[str, Param]:
+        """Return the parameters of a kind, by name."""
+        return {param.name: param for param in self.params if param.kind == kind}
+
+
+def read_observations(raw: Iterable[object]) -> tuple[Observation, ...]:
+    """Read the runtime's records of one kernel.
+
+    Raises
+    ------
+    NotLifted
+        ``observation-invalid``.
+    """
+    try:
+        found = [Observation.model_validate(_sized(each)) for each in raw]
+    except (ValidationError, RecursionError) as error:
+        detail = "a record is nested too deeply"
+        if isinstance(error, ValidationError):
+            told = error.errors(include_url=False, include_input=False)[0]
+            detail = f"{'.'.join(map(str, told['loc'])) or 'a record'}: {told['msg']}"
+        raise NotLifted("observation-invalid", detail=detail) from None
+    found.sort(key=lambda each: -each.count)
+    return tuple(found[:MAX_OBSERVATIONS])
+
+
+def _sized(raw: object) -> Mapping[str, Any]:
+    """Pad a grid of fewer than three dimensions, and write element types as marked texts."""
+    if not isinstance(raw, Mapping):
+        raise NotLifted("observation-invalid", detail=f"{harmless(raw)[:60]} is no record")
+    body, grid, params = dict(raw), raw.get("grid"), raw.get("params")
+    if isinstance(grid, Sequence) and not isinstance(grid, str) and len(grid) < 3:
+        body["grid"] = [*grid, *[1] * (3 - len(grid))]
+    if isinstance(params, Sequence) and not isinstance(params, str):
+        body["params"] = [_marked(param) for param in params]
+    return body
+
+
+def _marked(param: object) -> object:
+    value = param.get("value") if isinstance(param, Mapping) else None
+    if not isinstance(param, Mapping) or not isinstance(value, Mapping):
+        return param
+    if set(value) == {"dtype"} and isinstance(value["dtype"], str):
+        return {**param, "value": MARK + value["dtype"]}
+    return {**param, "kind": "other", "value": None}

@@ -1,0 +1,318 @@
+"""From a stranger's text to a source within the contract, by its syntax tree; nothing is executed.
+
+The runtime puts a live kernel's text together: imports, constants, helpers, the kernel. Here it is
+read again, spelled in the contract's words, and cut down to what the kernel reaches. What cannot be
+said in the contract is refused with the reason: the kernel keeps running as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from retuned.lifting.records import MAX_SOURCE_CHARS
+from retuned.lifting.refusing import NotLifted
+from retuned.lifting.words import FORBIDDEN, function_of, module_of
+from retuned.runtime.spec import Refused
+from retuned.runtime.triton_source import check_source, is_literal
+from retuned.runtime.triton_words import BUILTINS
+
+HEADER = "import triton\nimport triton.language as tl\n"
+"""First lines of every source within the contract."""
+_MOST_NODES = 30_000
+_DECORATORS = frozenset(("jit", "autotune", "heuristics"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A kernel within the contract."""
+
+    entry: str
+    """Name of the kernel."""
+    functions: dict[str, ast.FunctionDef]
+    """The kernel and the helpers that it reaches, helpers first."""
+    constants: dict[str, ast.expr]
+    """Literals of the file that they use, as written behind the name."""
+    mapped: tuple[str, ...]
+    """Functions of the device libraries that are read as Triton's own."""
+
+    @property
+    def text(self) -> str:
+        """The file."""
+        lines = [f"{name} = {ast.unparse(value)}" for name, value in self.constants.items()]
+        constants = "\n".join([HEADER, *lines]) if lines else HEADER
+        bodies = [ast.unparse(function) for function in self.functions.values()]
+        return "\n\n\n".join([constants.rstrip("\n"), *bodies]) + "\n"
+
+    @property
+    def parameters(self) -> dict[str, bool]:
+        """Names of the kernel's parameters in order, and whether each is a constexpr."""
+        found = self.functions[self.entry].args.args
+        return {argument.arg: argument.annotation is not None for argument in found}
+
+
+def read_source(text: str, *, entry: str) -> Source:
+    """Read a live kernel's text.
+
+    Parameters
+    ----------
+    text
+        As the runtime put it together; untrusted.
+    entry
+        Name of the kernel.
+
+    Raises
+    ------
+    NotLifted
+        ``source-unreadable``, ``global-unknown``, ``extern-function``, ``inline-asm``,
+        ``device-print``, ``tensor-descriptor``, ``pointer-of-pointers``, ``kernel-missing`` or
+        ``source-outside-contract``.
+    """
+    reader = _Reader(_parsed(text))
+    if entry not in reader.functions:
+        raise NotLifted("kernel-missing", detail=f"the source has no function '{entry}'")
+    source = reader.reached(entry)
+    try:
+        check_source(source.text, entry=entry)
+    except Refused as error:
+        raise NotLifted("source-outside-contract", detail=error.detail) from error
+    except RecursionError as error:
+        raise NotLifted("source-unreadable", detail="it is nested too deeply") from error
+    return source
+
+
+def _parsed(text: str) -> ast.Module:
+    if len(text) > MAX_SOURCE_CHARS:
+        detail = f"it has more than {MAX_SOURCE_CHARS} characters"
+        raise NotLifted("source-unreadable", detail=detail)
+    try:
+        tree = ast.parse(text)
+        nodes = sum(1 for _ in ast.walk(tree))
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        detail = f"it is no Python: {type(error).__name__}"
+        raise NotLifted("source-unreadable", detail=detail) from error
+    if nodes > _MOST_NODES:
+        raise NotLifted("source-unreadable", detail=f"it has {nodes} parts, too many")
+    return tree
+
+
+class _Reader:
+    """Names of one file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.functions: dict[str, ast.FunctionDef] = {}
+        self._constants: dict[str, ast.expr] = {}
+        self._modules = {"tl": "tl", "triton": "triton"}
+        self._aliases: dict[str, tuple[str, str]] = {}
+        self._mapped: dict[str, None] = {}
+        for node in tree.body:
+            self._statement(node)
+
+    def reached(self, entry: str) -> Source:
+        """Return the kernel with all that it reaches."""
+        functions: dict[str, ast.FunctionDef] = {}
+        constants: dict[str, ast.expr] = {}
+        begun: set[str] = set()
+        try:
+            self._reach(entry, functions, constants, begun)
+        except RecursionError as error:
+            raise NotLifted("source-unreadable", detail="it is nested too deeply") from error
+        return Source(
+            entry=entry, functions=functions, constants=constants, mapped=tuple(self._mapped)
+        )
+
+    def _reach(
+        self,
+        name: str,
+        functions: dict[str, ast.FunctionDef],
+        constants: dict[str, ast.expr],
+        begun: set[str],
+    ) -> None:
+        if name in begun:
+            return
+        begun.add(name)
+        spelled = _Speller(self, name).function(self.functions[name])
+        used = {n.id for n in ast.walk(spelled) if isinstance(n, ast.Name)}
+        for other in sorted(used):
+            if other in self.functions:
+                self._reach(other, functions, constants, begun)
+            elif other in self._constants:
+                constants[other] = self._constants[other]
+        functions[name] = spelled
+
+    def _statement(self, node: ast.stmt) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self._import(node)
+        elif isinstance(node, ast.FunctionDef):
+            if any(_last(each) not in _DECORATORS for each in node.decorator_list):
+                raise NotLifted("source-outside-contract", detail=f"'{node.name}' is decorated")
+            self.functions[node.name] = node
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            self._assign(node.targets[0], node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._assign(node.target, node.value)
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            what = type(node).__name__
+            raise NotLifted("source-outside-contract", detail=f"line {node.lineno} is {what}")
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        inner = value
+        if isinstance(value, ast.Call) and _last(value.func) == "constexpr" and len(value.args):
+            inner = value.args[0]
+        if not isinstance(target, ast.Name) or not is_literal(inner):
+            raise NotLifted("global-unknown", detail=f"{ast.unparse(target)[:80]} is no literal")
+        wrapped = ast.parse(f"tl.constexpr({ast.unparse(inner)})", mode="eval").body
+        self._constants[target.id] = wrapped
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for each in node.names:
+            if isinstance(node, ast.Import):
+                known, alias = module_of(each.name), each.asname or each.name
+                if known is None or (each.asname is None and "." in each.name):
+                    continue  # what is not known is refused where it is used
+                self._modules[alias] = known
+                continue
+            alias = each.asname or each.name
+            module = module_of(f"{node.module}.{each.name}")
+            home = module_of(node.module or "")
+            if module is not None:
+                self._modules[alias] = module
+            elif home is not None:
+                self._aliases[alias] = (home, each.name)
+
+    def module(self, name: str) -> str | None:
+        """Return the contract's word for a module's name."""
+        return self._modules.get(name)
+
+    def alias(self, name: str) -> ast.expr | None:
+        """Return the contract's word for a function that was imported by name."""
+        if name not in self._aliases or name in self.functions:
+            return None
+        return self.word(*self._aliases[name])
+
+    def word(self, module: str, name: str) -> ast.expr:
+        """Return ``tl.name``; of a device library what is the same there."""
+        found = function_of(module, name)
+        if name in FORBIDDEN:
+            raise NotLifted(FORBIDDEN[name], detail=f"the source uses '{name}'")
+        if found is None:
+            code = "extern-function" if module == "libdevice" else "source-outside-contract"
+            raise NotLifted(code, detail=f"the source uses '{module}.{name}'")
+        if module == "libdevice":
+            self._mapped[f"libdevice.{name} as tl.{found}"] = None
+        return ast.Attribute(ast.Name("tl", ast.Load()), found, ast.Load())
+
+    def is_known(self, name: str) -> bool:
+        """Whether the file defines a name."""
+        return name in self.functions or name in self._constants
+
+
+class _Speller(ast.NodeTransformer):
+    """Spells one function in the contract's words."""
+
+    def __init__(self, reader: _Reader, name: str) -> None:
+        self._reader = reader
+        self._name = name
+        self._local: set[str] = set()
+
+    def function(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self._local = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)} | {
+            each.id
+            for each in ast.walk(node)
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        }
+        for part in ast.walk(node):
+            part_name = getattr(part, "attr", None) or getattr(part, "id", None)
+            if part_name in FORBIDDEN and part_name not in self._local:
+                detail = f"'{self._name}' uses '{part_name}'"
+                raise NotLifted(FORBIDDEN[part_name], detail=detail)
+        arguments = ast.arguments(
+            posonlyargs=[],
+            args=[_parameter(each) for each in node.args.args],
+            kwonlyargs=[],
+            kw_defaults=[],
+            defaults=[self.visit(each) for each in node.args.defaults],
+        )
+        plain = node.args
+        if plain.vararg or plain.kwarg or plain.kwonlyargs or plain.posonlyargs:
+            detail = f"'{self._name}' takes other than plain parameters"
+            raise NotLifted("source-outside-contract", detail=detail)
+        body = [self.visit(each) for each in _without_text(node.body)]
+        made = ast.FunctionDef(
+            name=node.name,
+            args=arguments,
+            body=body or [ast.Pass()],
+            decorator_list=[ast.parse("triton.jit", mode="eval").body],
+        )
+        return ast.fix_missing_locations(made)
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id in self._local or not isinstance(node.ctx, ast.Load):
+            return node
+        module = self._reader.module(node.id)
+        if module in ("tl", "triton"):
+            return ast.Name(module, ast.Load())
+        found = self._reader.alias(node.id)
+        if found is None and not self._reader.is_known(node.id) and node.id not in BUILTINS:
+            detail = f"'{self._name}' uses '{node.id}', which nothing in the source defines"
+            raise NotLifted("global-unknown", detail=detail)
+        return found or node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        dotted = _dotted(node)
+        if dotted and dotted[0] not in self._local:
+            module = self._reader.module(dotted[0])
+            if module == "libdevice" and len(dotted) == 2:
+                return self._reader.word(module, dotted[1])
+            full = ".".join(("triton.language" if module == "tl" else "?", *dotted[1:-1]))
+            if len(dotted) > 2 and module_of(full) == "libdevice":
+                return self._reader.word("libdevice", dotted[-1])
+            if module == "tl" and len(dotted) == 2 and dotted[1] in ("libdevice", "extra"):
+                raise NotLifted("extern-function", detail=f"uses {'.'.join(dotted)}")
+        self.generic_visit(node)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        """Write small powers as products: the contract has no power."""
+        self.generic_visit(node)
+        power = node.right.value if isinstance(node.right, ast.Constant) else None
+        plain = isinstance(node.left, ast.Name)
+        if isinstance(node.op, ast.Pow) and plain and type(power) is int and 2 <= power <= 4:
+            found: ast.expr = node.left
+            for _ in range(power - 1):
+                found = ast.BinOp(found, ast.Mult(), node.left)
+            return found
+        return node
+
+
+def _parameter(node: ast.arg) -> ast.arg:
+    """Keep the annotation of a constexpr; others say what Triton would compile differently."""
+    if node.annotation is None:
+        return ast.arg(node.arg)
+    said = node.annotation
+    text = said.value if isinstance(said, ast.Constant) else ast.unparse(said)
+    if str(text).split(".")[-1] == "constexpr":
+        return ast.arg(node.arg, ast.parse("tl.constexpr", mode="eval").body)
+    detail = f"parameter '{node.arg}' is annotated {str(text)[:40]}"
+    raise NotLifted("parameter-annotated", detail=detail)
+
+
+def _without_text(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        yield node
+
+
+def _last(node: ast.expr) -> str:
+    inner = node.func if isinstance(node, ast.Call) else node
+    return inner.attr if isinstance(inner, ast.Attribute) else getattr(inner, "id", "")
+
+
+def _dotted(node: ast.expr) -> tuple[str, ...]:
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()

@@ -1,0 +1,173 @@
+"""Third parties' kernels become definitions: shapes, grids, choices, and reasons not to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.lifting import live
+
+from retuned.catalog.own import OwnDefinition
+from retuned.contract import AxisVar
+from retuned.lab.reference.incumbent import JUDGED_BY_INCUMBENT
+from retuned.lifting.lift import Kept, Lifted, lift_all
+
+
+def lifted(*launches: dict[str, Any], **more: Any) -> Lifted:
+    outcome = lift_all(launches, **more)
+    assert outcome.kept == []
+    (found,) = outcome.lifted
+    return found
+
+
+def kept(*launches: dict[str, Any]) -> Kept:
+    outcome = lift_all(launches)
+    assert outcome.lifted == []
+    return outcome.kept[0]
+
+
+def shapes(own: OwnDefinition) -> dict[str, tuple[str, ...]]:
+    definition = own.definition
+    return {n: spec.shape for n, spec in (definition.inputs | definition.outputs).items()}
+
+
+def test_a_row_normalisation_has_rows_that_no_argument_names() -> None:
+    found = lifted(*(live.rmsnorm(rows) for rows in (1, 7, 64)))
+    own = found.own
+    assert list(own.definition.inputs) == ["X_ptr", "W_ptr"]
+    assert list(own.definition.outputs) == ["Y_ptr", "RSTD_ptr"]
+    assert shapes(own)["X_ptr"] == ("rows", "n_cols")
+    assert shapes(own)["RSTD_ptr"] == ("rows",)
+    assert own.definition.variable_axes == ("rows",)
+    assert own.variants[0].grid == ("rows",)
+    assert [each.axes for each in found.workloads] == [{"rows": 1}, {"rows": 7}, {"rows": 64}]
+    assert own.lifted is not None
+    assert own.lifted.axes == {"rows": "grid:0"}
+    assert own.lifted.ints["X_row_stride"] == "n_cols"
+    assert own.lifted.ints["W_row_stride"] == "1"
+    assert own.lifted.floats == {"eps": 1e-6, "offset": 0.0}
+    assert JUDGED_BY_INCUMBENT in own.definition.tags
+
+
+def test_a_block_that_covers_a_row_is_no_choice() -> None:
+    own = lifted(*(live.rmsnorm(rows) for rows in (1, 7, 64))).own
+    assert set(own.variants[0].params) == {"num_warps", "num_stages"}
+    assert own.variants[0].params["num_stages"] == (3,)
+
+
+def test_a_matrix_product_is_tuned_in_its_tiles_and_its_group() -> None:
+    own = lifted(*(live.matmul(m, 1024, 512) for m in (1, 64, 100, 2048))).own
+    assert shapes(own)["a_ptr"] == ("M", "K")
+    assert shapes(own)["c_ptr"] == ("M", "N")
+    (variant,) = own.variants
+    assert variant.grid == ("cdiv(M, BLOCK_SIZE_M) * cdiv(N, BLOCK_SIZE_N)",)
+    assert variant.params["BLOCK_SIZE_N"] == (16, 32, 64, 128, 256)
+    assert variant.params["GROUP_SIZE_M"] == (1, 2, 4, 8, 16)
+    assert variant.params["num_stages"] == (1, 2, 3, 4, 5)
+    assert variant.incumbent is not None
+    assert variant.incumbent["BLOCK_SIZE_K"] == 32
+    assert own.where == "M <= 2048"
+
+
+def test_each_choice_of_constexprs_is_a_definition_of_its_own() -> None:
+    launches = [live.matmul(m, 1024, 512) for m in (1, 64)]
+    launches += [live.matmul(m, 1024, 512, bm=128, count=99) for m in (300, 1000)]
+    found = lift_all(launches).lifted
+    assert [each.own.variants[0].incumbent["BLOCK_SIZE_M"] for each in found] == [128, 64]  # type: ignore[index]
+    assert [w.weight for w in found[0].workloads] == [99, 99]
+    assert len({each.own.name for each in found}) == 2
+
+
+def test_helpers_are_kept_and_packed_rows_are_one_axis() -> None:
+    own = lifted(*(live.swiglu(rows) for rows in (1, 7, 64))).own
+    assert "def silu(x)" in own.variants[0].sources[0].content
+    assert shapes(own)["a_ptr"] == ("rows", "stride")
+
+
+@pytest.mark.parametrize(
+    ("launches", "grid", "variable"),
+    [
+        ([live.softmax(r, c) for r, c in ((1, 1000), (7, 1000), (64, 512))], "n_rows", 2),
+        ([live.scale(n) for n in (1000, 7, 4096)], "cdiv(n_elements, BLOCK)", 1),
+        ([live.quantised(n) for n in (1, 7, 40)], "rows", 1),
+        ([live.rope(n) for n in (1, 7, 40)], "rows", 1),
+    ],
+)
+def test_other_kernels_are_lifted(launches: list[dict[str, Any]], grid: str, variable: int) -> None:
+    own = lifted(*launches).own
+    assert own.variants[0].grid == (grid,)
+    axes = own.definition.axes.values()
+    assert sum(isinstance(axis, AxisVar) for axis in axes) == variable
+
+
+def test_numbers_that_are_places_need_bounds() -> None:
+    launches = [live.cross_entropy(rows) for rows in (1, 7, 40)]
+    assert kept(*launches).reason == "index-bounds-unknown"
+    bounds = {"thirdparty.ops:cross_entropy_kernel": {"Y_ptr": (0, "n_cols - 1")}}
+    own = lifted(*launches, bounds=bounds).own
+    rule = own.definition.inputs["Y_ptr"].values
+    assert rule is not None
+    assert (rule.low, rule.high) == (0.0, 511.0)
+
+
+def test_a_reference_that_somebody_wrote_is_the_oracle() -> None:
+    launches = [live.scale(n) for n in (1000, 7, 4096)]
+    reference = "def run(x_ptr):\n    return {'out_ptr': x_ptr * 0.5 + x_ptr * x_ptr}\n"
+    own = lifted(*launches, references={"thirdparty.ops:scale_kernel": reference}).own
+    assert own.definition.reference == reference
+    assert not own.judged_by_incumbent
+    assert JUDGED_BY_INCUMBENT not in own.definition.tags
+
+
+def test_real_numbers_that_differ_make_different_definitions() -> None:
+    launches = [live.scale(n, by=by) for n in (1000, 7, 4096) for by in (0.5, 2.0)]
+    found = lift_all(launches).lifted
+    assert len({each.own.name for each in found}) == 2
+
+
+def test_what_a_live_argument_is_divisible_by_is_said_again() -> None:
+    text = lifted(*(live.rmsnorm(r) for r in (1, 7))).own.variants[0].sources[0].content
+    assert "n_cols // 16 * 16" in text
+    odd = lifted(*(live.rmsnorm(r, 250) for r in (1, 7))).own.variants[0].sources[0].content
+    assert "// 16" not in odd
+
+
+@pytest.mark.parametrize(
+    ("launches", "reason"),
+    [
+        ([live.rmsnorm(7)], "needs-more-launches"),
+        ([live.scale(n) for n in (7, 8, 9)], "needs-more-launches"),
+        ([live.matmul(64, 64, 64), live.matmul(64, 64, 64, bm=32)], "needs-more-launches"),
+        ([live.rope(n, in_place=True) for n in (1, 7)], "in-place"),
+        ([live.scale(n) | {"grid": [n % 5 + 2]} for n in (1000, 7, 4096)], "grid-unknown"),
+        (
+            [live.scale(n, options={"num_warps": 3}) for n in (1000, 7, 4096)],
+            "option-unsupported",
+        ),
+        ([live.scale(n, options={"num_ctas": 2}) for n in (1000, 7)], "option-unsupported"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_reason(
+    launches: list[dict[str, Any]], reason: str
+) -> None:
+    assert kept(*launches).reason == reason
+
+
+def test_tensors_that_are_not_contiguous_are_refused() -> None:
+    launches = [live.rmsnorm(rows) for rows in (1, 7, 64)]
+    for launch in launches:
+        launch["params"][3]["value"] = 300
+    assert kept(*launches).reason == "strides-not-contiguous"
+
+
+def test_tensors_whose_length_nothing_explains_are_refused() -> None:
+    launches = [live.rmsnorm(rows) for rows in (1, 7, 64)]
+    for launch, numel in zip(launches, (257, 1800, 1), strict=True):
+        launch["params"][2]["numel"] = numel
+    assert kept(*launches).reason == "shape-unknown"
+
+
+def test_an_unaligned_tensor_is_refused() -> None:
+    launches = [live.scale(n) for n in (1000, 7, 4096)]
+    launches[0]["params"][0]["aligned16"] = False
+    assert kept(*launches).reason == "pointer-unaligned"
