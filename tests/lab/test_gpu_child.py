@@ -249,6 +249,35 @@ def test_a_fork_server_that_cannot_import_says_so(tmp_path: Path) -> None:
     server.close()
 
 
+def test_a_fork_server_that_has_died_says_so_leaves_nothing_open_and_starts_anew(
+    tmp_path: Path,
+) -> None:
+    script, mark = tmp_path / "serve.py", tmp_path / "mark"
+    script.write_text(
+        f"""
+import os, socket, sys
+requests = socket.socket(fileno=int(sys.argv[2]))
+requests.send(b"ready")
+socket.recv_fds(requests, 1, 3)
+if not os.path.exists({str(mark)!r}):
+    open({str(mark)!r}, "w").close()
+    sys.exit(1)  # between a request and its answer
+requests.send(b"%d" % os.getpid())
+requests.recv(1)
+"""
+    )
+    server = ForkServer(script, paths=[], environment={})
+    with Arena(4096) as arena:
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(HarnessError, match="is gone"):
+            server.start(arena.fd)
+        assert len(os.listdir("/proc/self/fd")) <= before
+        child, _ = server.start(arena.fd)
+        os.close(child.stdin)
+        os.close(child.stdout)
+    server.close()
+
+
 def test_a_forked_child_dies_with_its_parent(folder: Path) -> None:
     path = compiled(softmax(), folder).library
     script = f"""

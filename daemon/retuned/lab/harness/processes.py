@@ -184,7 +184,8 @@ class ForkServer:
         Raises
         ------
         HarnessError
-            If the server cannot import what it needs, or is gone.
+            If the server cannot import what it needs, or is gone; another one is started for the
+            next child.
         """
         self.warm()
         assert self._socket is not None
@@ -198,15 +199,16 @@ class ForkServer:
         to_child, from_child = os.pipe(), os.pipe()
         try:
             socket.send_fds(self._socket, [b"f"], [to_child[0], from_child[1], memory])
-            answer = self._receive(_IMPORT_S)
-        except OSError as error:
+            number = int(self._receive(_IMPORT_S))
+        except (OSError, ValueError, HarnessError) as error:  # nothing: its end was closed
             os.close(to_child[1])
             os.close(from_child[0])
+            self.close()  # the next child begins with a new one
             raise HarnessError(f"the process that forks children is gone: {error}") from error
         finally:
             os.close(to_child[0])
             os.close(from_child[1])
-        return Child(int(answer), stdin=to_child[1], stdout=from_child[0]), 3
+        return Child(number, stdin=to_child[1], stdout=from_child[0]), 3
 
     def close(self) -> None:
         """End the server; its children live on until they are closed."""
