@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -167,6 +169,25 @@ def test_what_was_kept_too_long_goes(world: World) -> None:
     write_captured(folder, KERNEL, [])  # says nothing of an end
     world.loop.observe()
     assert not folder.exists()
+
+
+def test_what_a_killed_daemon_has_begun_to_write_goes_and_what_another_one_writes_stays(
+    world: World,
+) -> None:
+    captures = world.loop.ctx.captures
+    assert captures is not None
+    half, busy = captures.folder / ".partial-half", captures.folder / ".partial-busy"
+    for each in (half, busy):
+        each.mkdir(parents=True)
+        (each / "0-0.bin").write_bytes(b"people's data")
+    writer = os.open(busy, os.O_RDONLY)
+    fcntl.flock(writer, fcntl.LOCK_EX)
+    world.loop.observe()
+    assert not half.exists()
+    assert busy.exists()
+    os.close(writer)
+    world.loop.observe()
+    assert not busy.exists()
 
 
 def test_policy_check_says_what_a_policy_permits(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ evidence keeps only their digests and a few statistics.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import logging
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -44,6 +46,7 @@ _FEW = 64
 _MOST_WORK = 4
 """Samples of shapes so many times the largest workload are left out: the oracle is slow."""
 _MANIFEST = "inputs.json"
+_PARTIAL = ".partial-"
 
 
 class _Tensor(Record):
@@ -106,12 +109,46 @@ def write_captured(
         If it cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = folder.parent / f".partial-{folder.name}"
+    partial = folder.parent / f"{_PARTIAL}{folder.name}"
     for old in (folder, partial):
         shutil.rmtree(old, ignore_errors=True)
     partial.mkdir(mode=0o700)
-    _write_all(partial, definition, samples, until=until)
-    os.rename(partial, folder)
+    with _held(partial):
+        _write_all(partial, definition, samples, until=until)
+        os.rename(partial, folder)
+
+
+def remove_unfinished(root: Path) -> int:
+    """Remove what a killed process has begun to write, and return how many; others' stays.
+
+    Half a folder says nothing of its end, so nothing else would ever remove it.
+    """
+    gone = 0
+    for partial in root.glob(f"{_PARTIAL}*"):
+        try:
+            with _held(partial):
+                shutil.rmtree(partial)
+        except OSError:  # somebody writes it, or has just finished
+            continue
+        gone += 1
+    return gone
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, which ends with the process whatever becomes of it.
+
+    Raises
+    ------
+    OSError
+        If somebody else has it, or there is no such folder.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def expiry_of(folder: Path) -> datetime | None:

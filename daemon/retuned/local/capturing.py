@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retuned.errors import CandidateError, RetunedError, TemporaryError
-from retuned.lab.captured import expiry_of, write_captured
+from retuned.lab.captured import expiry_of, remove_unfinished, write_captured
 from retuned.lab.notebook import notebook_name
 from retuned.local.asking import policy_limits
 from retuned.local.context import Captures, Context
@@ -114,6 +114,8 @@ def _budget(captures: Captures, limits: PolicyLimits) -> int:
 
 def _remove_old(ctx: Context, captures: Captures) -> None:
     """Remove what may be kept no longer, and what does not say how long it may."""
+    if remove_unfinished(captures.folder):
+        log.warning("captured inputs that were cut off while they were written are removed")
     for folder in captures.folder.glob("[!.]*"):
         until = expiry_of(folder)
         if until is None or until <= ctx.clock.now():
