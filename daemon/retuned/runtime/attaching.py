@@ -53,6 +53,7 @@ class Runtime:
         at_once: bool = True,
     ) -> None:
         self.enabled = enabled
+        self.at_once = at_once
         self._host = host
         self._socket_path = socket_path
         self._credentials = credentials
@@ -69,6 +70,11 @@ class Runtime:
     def socket(self) -> Path | None:
         """Where the control socket listens; None if it does not."""
         return self._control.path if self._control is not None else None
+
+    @property
+    def intercepts(self) -> bool:
+        """Whether Triton's launches are intercepted for this runtime."""
+        return self._intercepts
 
     def slot(
         self,
@@ -197,6 +203,7 @@ def attach(
     compare: Compare = compare_tensors,
     credentials: PeerUid = peer_uid,
     triton: bool | None = None,
+    at_once: bool = True,
 ) -> Runtime:
     """Attach Retuned to this process.
 
@@ -219,10 +226,17 @@ def attach(
     triton
         Whether launches of the server's Triton kernels are intercepted until `Runtime.close`; by
         default only where ``RETUNED_TRITON=on`` is set. `intercept.install` does the same later.
+    at_once
+        False listens only once there is something to swap. What was attached so, by a plugin, gives
+        way to who attaches by hand: a process has one socket.
     """
     folder = socket_dir or os.environ.get("RETUNED_SOCKET_DIR")
     artifacts = artifacts_dir or os.environ.get("RETUNED_ARTIFACTS_DIR")
     enabled = _is_on("RETUNED_RUNTIME")
+    for other in attached() if at_once else ():
+        if not other.at_once:  # joined by a plugin
+            triton = triton is not False and (other.intercepts or triton)
+            other.close()
 
     owner = os.getpid()
 
@@ -242,6 +256,7 @@ def attach(
         socket_path=path,
         enabled=enabled,
         credentials=credentials,
+        at_once=at_once,
     )
     if enabled:
         if triton if triton is not None else _is_asked("RETUNED_TRITON"):
@@ -249,6 +264,11 @@ def attach(
         _ATTACHED.add(runtime)
         atexit.register(runtime.close)
     return runtime
+
+
+def attached() -> list[Runtime]:
+    """Return what is attached to this process and not closed."""
+    return list(_ATTACHED)
 
 
 def _is_on(variable: str) -> bool:
