@@ -26,6 +26,7 @@ from retuned.runtime.selfcheck import self_check
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, Tensor, parse_bounds
+from retuned.runtime.supervising import Supervision
 from retuned.runtime.surroundings import environment
 from retuned.runtime.variant import LOADERS
 from retuned.runtime.weights import PackedWeights
@@ -86,6 +87,7 @@ class Host:
         self._compare = compare
         self._seats: dict[str, _Seat] = {}
         self._preparing = threading.Lock()
+        self._supervision = Supervision(self._all_slots)
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "hello": self._hello,
             "slots": self._slots,
@@ -93,6 +95,8 @@ class Host:
             "prepare": self._prepare,
             "commit": self._commit,
             "bypass": self._bypass,
+            "ramp": self._ramp,
+            "rearm": self._rearm,
             "capture": self._capture,
             "captured": self._captured,
             "captured-tensor": self._captured_tensor,
@@ -129,6 +133,7 @@ class Host:
         """Pack and compile what launches asked for; called by the control thread when idle."""
         if self._interception is not None:
             self._interception.poll()
+        self._supervision.tend()
         for seat in list(self._seats.values()):
             seat.packed.pack_pending()
             if seat.reservoir is not None:
@@ -146,6 +151,7 @@ class Host:
             Called when a slot is launched for the first time after this; must not raise.
         """
         self._preparing = threading.Lock()
+        self._supervision = Supervision(self._all_slots)
         for name, seat in list(self._seats.items()):
             seat.slot.restart(first_launch=first_launch)
             if isinstance(seat.slot, KernelSlot):  # the kernel is the server's own again
@@ -176,6 +182,7 @@ class Host:
         return {"slots": [slot_state(seat.slot) for seat in list(self._seats.values())]}
 
     def _samples(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        self._supervision.heard()
         return {"samples": [slot_sample(seat.slot) for seat in list(self._seats.values())]}
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,8 +266,15 @@ class Host:
                 variant = seat.resident.get(order.artifact)
                 if variant is None:
                     raise Refused("not-prepared", detail=f"{order.artifact} is not loaded here")
+            self._supervision.admit(order)
             start_ns = time.perf_counter_ns()
-            swapped = Swapped(seat.slot, order, variant=variant, compare=self._compare)
+            swapped = Swapped(
+                seat.slot,
+                order,
+                variant=variant,
+                compare=self._compare,
+                on_trip=self._supervision.tripped,
+            )
             seat.slot.commit(swapped)
             flip_ns = time.perf_counter_ns() - start_ns
             seat.epoch = order.epoch
@@ -278,6 +292,15 @@ class Host:
         if order is None or order.artifact is None:
             return {"bypassed": False}
         return {"bypassed": slot.replace(order, state="bypassed" if on else "swapped") and on}
+
+    def _ramp(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return self._supervision.ramp(request)
+
+    def _rearm(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return self._supervision.rearm(request)
+
+    def _all_slots(self) -> list[Slot]:
+        return [seat.slot for seat in list(self._seats.values())]
 
     def _capture(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Begin to sample the inputs of a slot, or end it and forget what was taken."""

@@ -3,66 +3,35 @@
 What may go wrong in a variant is caught here, launch by launch: it is not the server's problem. A
 variant that raises is replaced by the incumbent for that launch; after a few such launches, or one
 check that is badly wrong, the order trips: the slot returns to the original by itself and says so
-in its samples, and the daemon orders the rollback that makes it official.
+in its samples, and the daemon orders the rollback that makes it official. While an order is a
+canary only a fraction of the launches runs the variant, or none, and it is checked in the shadow.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Collection
+from typing import Any
 
+from retuned.runtime.canary import BLOCK, PERIOD, Live
+from retuned.runtime.checker import Checker, Place
+from retuned.runtime.judging import Judge
+from retuned.runtime.launching import Ineligible, Launch, Variant
 from retuned.runtime.orders import Order
-from retuned.runtime.shadow import (
-    RATIO_CAP,
-    TRIP_RATIO,
-    Compare,
-    Comparison,
-    Sampler,
-    Stats,
-    Stratum,
-    as_outputs,
-)
+from retuned.runtime.shadow import Compare, Sampler, Stratum
 from retuned.runtime.slots import Run, Slot
 from retuned.runtime.spec import Key, Tensor, parse_bounds
+
+__all__ = ["MAX_ERRORS", "Ineligible", "Launch", "Swapped", "Variant"]
 
 log = logging.getLogger(__name__)
 
 MAX_ERRORS = 3
 """Launches that may raise before the order trips."""
 
-
-class Ineligible:
-    """A variant's answer to a launch it cannot take; the incumbent runs."""
-
-    __slots__ = ("reason",)
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-
-Launch = Callable[[tuple[Tensor, ...]], Any]
-"""Inputs -> output, tuple of outputs, or `Ineligible`."""
-
-
-class Variant(Protocol):
-    """A loaded artifact."""
-
-    def launcher(self, key: Key) -> Launch:
-        """Return what launches at these lengths."""
-        ...
-
-    def checked_launcher(self, key: Key) -> Launch:
-        """Return the same with outputs poisoned beforehand, so that what is not written shows."""
-        ...
-
-    def fingerprint(self, inputs: tuple[Tensor, ...]) -> object:
-        """Return something equal for equal contents of the inputs."""
-        ...
-
-    def capturing(self) -> Callable[[], bool] | None:
-        """Return what says whether launches are recorded into a graph; None where never."""
-        ...
+Tripped = Callable[["Swapped", str], None]
+"""Told of an order that went back by itself, and why."""
 
 
 class Swapped:
@@ -80,6 +49,10 @@ class Swapped:
         Judges a shadow check; another one for other devices.
     sampler
         Chooses the launches to check.
+    on_trip
+        Told when the order goes back by itself.
+    clock
+        Monotonic seconds.
 
     Raises
     ------
@@ -95,19 +68,37 @@ class Swapped:
         variant: Variant | None,
         compare: Compare,
         sampler: Sampler | None = None,
+        on_trip: Tripped | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.order_id = order.id
         self.artifact = order.artifact
         self.epoch = order.epoch
         self.bounds = parse_bounds(order.guard, slot.spec.variable_axes)
-        self.stats = Stats()
+        self.order = order
+        self.judge = Judge(order, clock=clock)
+        self.stats = self.judge.stats
+        self.live = Live(order.fraction, clock=clock)
+        self.orphaned = False
         self.distortion: Callable[[Any], Any] | None = None
         self.launches_before = slot.total()
         self._slot = slot
         self._variant = variant
-        self._tolerance = order.shadow_tolerance
-        self._compare = compare
-        self._sampler = sampler or Sampler(order.shadow_every)
+        self._on_trip = on_trip
+        self._sampler = sampler or Sampler(self.judge.rates, clock=clock)
+        self._dark = Sampler(self.judge.rates, clock=clock)
+        self._checker = (
+            None
+            if variant is None
+            else Checker(
+                slot,
+                variant,
+                order=self,
+                judge=self.judge,
+                compare=compare,
+                tolerance=order.shadow_tolerance,
+            )
+        )
 
     @property
     def swapped_launches(self) -> int:
@@ -119,47 +110,123 @@ class Swapped:
         """What runs; None for the original."""
         return self._variant
 
+    def strata(self) -> list[tuple[Key, Stratum]]:
+        """Return the shape buckets seen, those that were only shadowed too."""
+        return [*self._sampler.strata().items(), *self._dark.strata().items()]
+
+    def ramp(self, fraction: float, *, excluded: Collection[Key]) -> None:
+        """Change the share of launches that run the variant, and the buckets left out.
+
+        Between shares above none and below all this is one store; else the slot is flipped.
+        """
+        before = self.live.share
+        before_split = 0 < before < BLOCK
+        narrowed = frozenset(excluded) != self.live.excluded
+        with self.stats.lock:
+            for _, stratum in self.strata():
+                stratum.step_checks = 0
+        self.live.exclude(excluded)
+        self.live.set(fraction)
+        still_split = before_split and 0 < self.live.share < BLOCK
+        if narrowed or (before != self.live.share and not still_split):
+            self._slot.replace(self, state=self._slot.table.state)
+
     def route(self, key: Key) -> Run:
         """Return what a launch of these lengths calls."""
-        if self._variant is None:
+        if self._variant is None or not self.live.serves(key):
             return self._slot.original
-        variant = self._variant
-        launch = self._distorted(variant.launcher(key))
-        stratum, stats, original = self._sampler.stratum(key), self.stats, self._slot.original
-
-        def run(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
-            if stratum.ran >= stratum.check_at:  # rare: its launcher is made when it is needed
-                checked = self._distorted(variant.checked_launcher(key))
-                return self._shadowed(checked, stratum, inputs)
-            try:
-                output = launch(inputs)
-            except Exception as error:  # the variant is a stranger: whatever it raises, serve
-                return self._failed(error, inputs)
-            if output.__class__ is Ineligible:
-                stats.skip(output.reason)
-                return original(*inputs)
-            stratum.ran += 1
-            return output
-
-        capturing = variant.capturing()
+        shadowed = self.live.share == 0
+        run = self._shadowing(key) if shadowed else self._running(key)
+        if not shadowed and self.live.table is not None:
+            run = self._split(key, run)
+        capturing = self._variant.capturing()
         if capturing is None:
             return run
+        original = self._slot.original
 
         def unless_captured(*inputs: Tensor) -> Any:  # noqa: ANN401 - as run
             return original(*inputs) if capturing() else run(*inputs)
 
         return unless_captured
 
+    def _running(self, key: Key) -> Run:
+        variant, checker = self._variant, self._checker
+        assert variant is not None, "the original has no route of its own"
+        assert checker is not None, "made with the variant"
+        launch = self._distorted(variant.launcher(key))
+        stratum, stats, original = self._sampler.stratum(key), self.stats, self._slot.original
+        at = Place(key=key, stratum=stratum, sampler=self._sampler)
+
+        def run(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
+            if stratum.ran >= stratum.check_at and self._may_check(at):
+                # rare: its launcher is made when it is needed
+                checked = self._distorted(variant.checked_launcher(key))
+                return checker.served(checked, launch, at, inputs)
+            try:
+                output = launch(inputs)
+            except Exception as error:  # the variant is a stranger: whatever it raises, serve
+                self.count_error(error)
+                return original(*inputs)
+            if output.__class__ is Ineligible:
+                stats.skip(output.reason)
+                return original(*inputs)
+            stratum.ran += 1
+            return output
+
+        return run
+
+    def _split(self, key: Key, run: Run) -> Run:
+        """Let the live share of the launches of a shape run, and the rest be the original's."""
+        live, original, count = self.live, self._slot.original, self.live.counter(key)
+        stratum = self._sampler.stratum(key)
+
+        def split(*inputs: Tensor) -> Any:  # noqa: ANN401 - as run
+            table = live.table
+            if table is None or table[count() % PERIOD]:
+                return run(*inputs)
+            stratum.held += 1
+            return original(*inputs)
+
+        return split
+
+    def _shadowing(self, key: Key) -> Run:
+        variant, checker = self._variant, self._checker
+        assert variant is not None, "the original has no route of its own"
+        assert checker is not None, "made with the variant"
+        stratum, original = self._dark.stratum(key), self._slot.original
+        at = Place(key=key, stratum=stratum, sampler=self._dark)
+
+        def shadowing(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
+            if stratum.ran >= stratum.check_at and self._may_check(at):
+                checked = self._distorted(variant.checked_launcher(key))
+                return checker.dark(checked, at, inputs)
+            stratum.ran += 1
+            return original(*inputs)
+
+        return shadowing
+
+    def _may_check(self, at: Place) -> bool:
+        """Whether the check that is due may be made; else the next one is chosen."""
+        if self.judge.may_check(at.stratum):
+            return True
+        at.sampler.advance(at.stratum)
+        return False
+
     def trip(self, reason: str, detail: str) -> None:
         """Take the order back at once; the first reason stays."""
-        if self._slot.replace(self, state=f"tripped:{reason}"):
-            log.error(
-                "%s: epoch %d taken back: %s (%s)",
-                self._slot.spec.name,
-                self.epoch,
-                reason,
-                detail,
-            )
+        if not self._slot.replace(self, state=f"tripped:{reason}"):
+            return
+        name = self._slot.spec.name
+        log.error("%s: epoch %d taken back: %s (%s)", name, self.epoch, reason, detail)
+        if self._on_trip is not None:
+            self._on_trip(self, reason)
+
+    def count_error(self, error: Exception) -> None:
+        """Count a launch whose variant raised; a few of them take the order back."""
+        errors = self.stats.error()
+        log.warning("%s: launch failed, incumbent served: %r", self._slot.spec.name, error)
+        if errors >= MAX_ERRORS:
+            self.trip("launch-errors", f"{errors} launches raised, last {error!r}")
 
     def _distorted(self, launch: Launch) -> Launch:
         change = self.distortion
@@ -171,57 +238,3 @@ class Swapped:
             return output if output.__class__ is Ineligible else change(output)
 
         return wrong
-
-    def _shadowed(self, launch: Launch, stratum: Stratum, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
-        """Serve the variant's output if the incumbent, run afterwards, agrees."""
-        variant = self._variant
-        assert variant is not None, "only routes of a variant are checked"
-        try:
-            before = variant.fingerprint(inputs)
-            output = launch(inputs)
-            untouched = variant.fingerprint(inputs) == before
-        except Exception as error:  # as in run
-            return self._failed(error, inputs)
-        if output.__class__ is Ineligible:
-            self.stats.skip(output.reason)
-            return self._slot.original(*inputs)
-        stratum.ran += 1
-        self._sampler.advance(stratum)
-        expected = self._slot.original(*inputs)
-        try:
-            comparison = self._compare(as_outputs(output), as_outputs(expected), self._tolerance)
-        except Exception as error:  # outputs that cannot be compared are wrong outputs
-            return self._judge_failure(error, expected)
-        if not untouched:
-            comparison = Comparison(nonfinite=comparison.nonfinite, ratio=RATIO_CAP)
-        self.stats.check(comparison)
-        reason = _trip_reason(comparison, untouched=untouched)
-        if reason is None:
-            return output
-        self.trip(reason, f"ratio {comparison.ratio:.3g} at {stratum.ran} launches")
-        return expected
-
-    def _failed(self, error: Exception, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
-        """Serve a launch whose variant raised."""
-        self._count_error(error)
-        return self._slot.original(*inputs)
-
-    def _judge_failure(self, error: Exception, expected: Any) -> Any:  # noqa: ANN401
-        self._count_error(error)
-        return expected
-
-    def _count_error(self, error: Exception) -> None:
-        errors = self.stats.error()
-        log.warning("%s: launch failed, incumbent served: %r", self._slot.spec.name, error)
-        if errors >= MAX_ERRORS:
-            self.trip("launch-errors", f"{errors} launches raised, last {error!r}")
-
-
-def _trip_reason(comparison: Comparison, *, untouched: bool) -> str | None:
-    if not untouched:
-        return "input-modified"
-    if comparison.nonfinite:
-        return "shadow-nonfinite"
-    if comparison.ratio > TRIP_RATIO:
-        return "shadow-mismatch"
-    return None

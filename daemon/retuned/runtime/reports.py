@@ -11,6 +11,9 @@ from retuned.runtime.spec import Key
 MAX_REPORTED_KEYS = 2048
 """Keys per slot in one answer, the most frequent first; the rest is in ``other``."""
 
+MAX_REPORTED_BUCKETS = 256
+"""Shape buckets per slot in one answer."""
+
 
 def _tripped(slot: Slot) -> str:
     state = slot.table.state
@@ -50,17 +53,49 @@ def slot_sample(slot: Slot) -> dict[str, Any]:
         return sample | counts | dict.fromkeys(_STATS, 0) | {"ineligible_launches": {}}
     stats, ran = order.stats, order.swapped_launches
     with stats.lock:
-        return sample | {
-            "swapped_launches": ran,
-            "fallback_launches": max(0, slot.total() - order.launches_before - ran),
-            "ineligible_launches": dict(stats.ineligible),
-            "shadow_checks": stats.checks,
-            "shadow_mismatches": stats.mismatches,
-            "shadow_nonfinite": stats.nonfinite,
-            "worst_ratio": stats.worst_ratio,
-            "last_mean_ratio": stats.mean_ratio,
-            "errors": stats.errors,
-        }
+        return (
+            sample
+            | {
+                "swapped_launches": ran,
+                "fallback_launches": max(0, slot.total() - order.launches_before - ran),
+                "ineligible_launches": dict(stats.ineligible),
+                "shadow_checks": stats.checks,
+                "shadow_mismatches": stats.mismatches,
+                "shadow_nonfinite": stats.nonfinite,
+                "worst_ratio": stats.worst_ratio,
+                "last_mean_ratio": stats.mean_ratio,
+                "errors": stats.errors,
+            }
+            | _rollout(order)
+        )
+
+
+def _rollout(order: Swapped) -> dict[str, Any]:
+    """Return how far the order has spread, and what checks cost."""
+    live, judge = order.live, order.judge
+    return {
+        "fraction": live.fraction,
+        "fraction_s": live.seconds,
+        "orphaned": order.orphaned,
+        "buckets": _buckets(order),
+        "excluded": sorted(live.excluded),
+        "shadow_s": judge.cost.spent_s,
+        "throttled_checks": judge.cost.throttled,
+        "slowdown": judge.slowdown,
+    }
+
+
+def _buckets(order: Swapped) -> list[dict[str, Any]]:
+    """Return the shape buckets, those launched most first; the shadow's counts are added."""
+    found: dict[Key, dict[str, Any]] = {}
+    for name, stratum in order.strata():
+        empty = {"bucket": list(name), "launches": 0, "checks": 0, "step_checks": 0}
+        row = found.setdefault(name, empty)
+        row["launches"] += stratum.ran + stratum.held
+        row["checks"] += stratum.checks
+        row["step_checks"] += stratum.step_checks
+    rows = sorted(found.values(), key=lambda row: -int(row["launches"]))
+    return rows[:MAX_REPORTED_BUCKETS]
 
 
 _STATS = (

@@ -20,11 +20,14 @@ import math
 import random
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from retuned.runtime.cusum import DECAY, PACE, Cusum
+from retuned.runtime.rates import Rates
 from retuned.runtime.spec import Key, Tensor
 
 RATIO_CAP = 1e9
@@ -45,6 +48,8 @@ class Comparison:
     """NaN or Inf do not agree."""
     ratio: float
     """Largest difference in units of the allowed difference; 0 where `nonfinite`."""
+    rms_ratio: float = 0.0
+    """RMS of the difference in the same units; 0 where `nonfinite` and where nobody says."""
 
 
 Compare = Callable[[Sequence[Tensor], Sequence[Tensor], float], Comparison]
@@ -57,10 +62,22 @@ class Stratum:
 
     ran: int = 0
     """Launches that ran the variant."""
+    held: int = 0
+    """Launches that a canary's fraction left to the original."""
     check_at: int = 0
     """The launch after so many is the next to be checked."""
     block_end: int = 1
     """First launch of the next block; the first launch is a block of its own."""
+    since_s: float = 0.0
+    """When the bucket was first seen, monotonic seconds."""
+    checks: int = 0
+    """Launches compared."""
+    step_checks: int = 0
+    """Of those, since the live fraction was last changed."""
+    decay: Cusum = field(default_factory=lambda: Cusum(DECAY))
+    """Course of the log rms ratio."""
+    pace: Cusum = field(default_factory=lambda: Cusum(PACE))
+    """Course of "clearly slower than the incumbent"."""
 
 
 def bucket(key: Key) -> Key:
@@ -73,26 +90,44 @@ class Sampler:
 
     Parameters
     ----------
-    every
-        One launch in so many, per bucket.
+    rates
+        One launch in so many, per bucket; by the bucket's age where there are several.
     random_source
         Unpredictable to a kernel by default; a seeded one in tests.
+    clock
+        Monotonic seconds.
     """
 
-    def __init__(self, every: int, random_source: random.Random | None = None) -> None:
-        self._every = every
+    def __init__(
+        self,
+        rates: int | Rates,
+        random_source: random.Random | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rates = rates if isinstance(rates, Rates) else Rates(rates)
         self._random = random_source or random.SystemRandom()
+        self._clock = clock
         self._strata: dict[Key, Stratum] = {}
 
     def stratum(self, key: Key) -> Stratum:
         """Return the bucket of a key, the same object every time."""
-        return self._strata.setdefault(bucket(key), Stratum())
+        name = bucket(key)
+        known = self._strata.get(name)
+        if known is None:
+            known = self._strata.setdefault(name, Stratum(since_s=self._clock()))
+        return known
+
+    def strata(self) -> dict[Key, Stratum]:
+        """Return the buckets seen so far."""
+        return self._strata.copy()
 
     def advance(self, stratum: Stratum) -> None:
         """Choose the next launch to check, one in the block after the present one."""
+        every = self._rates.every(self._clock() - stratum.since_s)
         while True:
-            stratum.check_at = stratum.block_end + self._random.randrange(self._every)
-            stratum.block_end += self._every
+            stratum.check_at = stratum.block_end + self._random.randrange(every)
+            stratum.block_end += every
             if stratum.check_at >= stratum.ran:  # else: other threads ran past that block
                 return
 
@@ -165,7 +200,7 @@ def compare_tensors(
     torch = sys.modules["torch"]
     if len(served) != len(expected):
         raise ValueError(f"{len(served)} outputs instead of {len(expected)}")
-    worst = 0.0
+    worst = worst_rms = 0.0
     with torch.inference_mode():
         for ours, theirs in zip(served, expected, strict=True):
             if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
@@ -173,8 +208,8 @@ def compare_tensors(
             one = _compare_pair(torch, ours, theirs, tolerance)
             if one.nonfinite:
                 return one
-            worst = max(worst, one.ratio)
-    return Comparison(nonfinite=False, ratio=worst)
+            worst, worst_rms = max(worst, one.ratio), max(worst_rms, one.rms_ratio)
+    return Comparison(nonfinite=False, ratio=worst, rms_ratio=worst_rms)
 
 
 def _compare_pair(torch: Any, ours: Tensor, theirs: Tensor, tolerance: float) -> Comparison:  # noqa: ANN401
@@ -196,16 +231,22 @@ def _compare_pair(torch: Any, ours: Tensor, theirs: Tensor, tolerance: float) ->
         largest = float(difference.max()) if difference.numel() else 0.0
     if largest == 0.0:
         return Comparison(nonfinite=False, ratio=0.0)
-    rms = float(torch.linalg.vector_norm(theirs, dtype=torch.float64)) / math.sqrt(theirs.numel())
+    rms = _rms(torch, theirs)
+    allowed = tolerance * rms
+    off = min(RATIO_CAP, _rms(torch, difference) / allowed) if allowed > 0.0 else 0.0
     if narrow is not None:
         least = rms if narrow.bits == 16 else 0.0
         unit = torch.maximum(ours.abs(), theirs.abs()).clamp_(min=least).mul_(narrow.eps)
         unit.clamp_(min=narrow.smallest_normal * narrow.eps)
         largest = max(0.0, float((difference - unit).max()))
-    allowed = tolerance * rms
     if allowed > 0.0 or largest == 0.0:
-        return Comparison(nonfinite=False, ratio=min(RATIO_CAP, largest / (allowed or 1.0)))
+        ratio = min(RATIO_CAP, largest / (allowed or 1.0))
+        return Comparison(nonfinite=False, ratio=ratio, rms_ratio=off)
     return Comparison(nonfinite=False, ratio=RATIO_CAP)
+
+
+def _rms(torch: Any, values: Tensor) -> float:  # noqa: ANN401
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) / math.sqrt(values.numel())
 
 
 def _integer_ratio(torch: Any, ours: Tensor, theirs: Tensor) -> float:  # noqa: ANN401

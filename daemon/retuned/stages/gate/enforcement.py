@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 
-from retuned.stages.gate.limits import BatchInvariance, EndToEndRule
+from retuned.stages.gate.limits import BatchInvariance, Canary, EndToEndRule
 from retuned.stages.gate.policy import KernelTuningPolicy
 from retuned.stages.gate.values import PolicyModel
 
@@ -32,7 +32,8 @@ NOT_ENFORCED: Mapping[str, str] = MappingProxyType(
         "spec.validation.correctness": "the lab's own oracle says what the same answer is",
         "spec.validation.independentReplay": "finalists are always measured again from zero",
         "spec.validation.maxVRAMIncrease": "device memory of variants is not compared",
-        "spec.rollout.canary": _ONE_SERVER,
+        "spec.rollout.canary.pods": _ONE_SERVER,
+        "spec.rollout.canary.bake": "the steps of `canary` say how long each is watched",
         "spec.rollout.waves": _ONE_SERVER,
         "spec.rollout.maxConcurrentSwaps": "one swap is under way at a time",
         "spec.rollout.minHealthyPercent": _ONE_SERVER,
@@ -90,6 +91,10 @@ class PolicyLimits:
     """Most variants in one experiment."""
     quarantine: timedelta
     """How long an artifact that was rolled back is not proposed again."""
+    canary: Canary
+    """Over which shares of launches a swap spreads."""
+    shadow_share: float
+    """Most time of shadow checks over time passed."""
     end_to_end: EndToEndRule
     """Whether a swap must prove itself on the whole server."""
     batch_invariant: bool
@@ -117,6 +122,8 @@ def limits_of(policy: KernelTuningPolicy) -> PolicyLimits:
         experiment_time_per_day=timedelta(hours=budget.gpu_hours_per_day),
         max_trials=budget.max_trials,
         quarantine=policy.spec.rollout.auto_rollback.quarantine,
+        canary=policy.spec.rollout.canary,
+        shadow_share=policy.spec.rollout.shadow.max_share,
         end_to_end=policy.spec.validation.end_to_end,
         batch_invariant=policy.spec.validation.batch_invariance is not BatchInvariance.OFF,
         capture=capture.enabled and capture.max_bytes > 0,

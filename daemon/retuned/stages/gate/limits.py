@@ -147,13 +147,63 @@ class Capture(PolicyModel):
     """How long an experiment may keep them; they go when it ends anyway."""
 
 
+class CanaryStep(PolicyModel):
+    """A share of the launches of a server, and what it takes to go on from it."""
+
+    fraction: float = Field(gt=0.0, le=1.0)
+    """Share of launches that run the new kernel."""
+    min_checks: int = Field(default=300, ge=1)
+    """Clean shadow checks at this step, of each shape bucket: 300 bound a failure rate of 1 %."""
+    min_seconds: float = Field(default=60.0, ge=0.0)
+    """Shortest time at this step."""
+    patience: Duration = Field(default=parse_duration("1h"))
+    """Shape buckets that have too few checks by then are left out of the guard."""
+
+
+class Orphan(StrEnum):
+    """What a canary does whose daemon does not come back."""
+
+    HOLD = "hold"
+    """It keeps its fraction."""
+    ROLLBACK = "rollback"
+    """It goes back by itself."""
+
+
 class Canary(PolicyModel):
-    """First servers to be swapped."""
+    """First servers, and first launches of a server, to be swapped."""
 
     pods: int = Field(default=1, ge=1)
-    """How many."""
+    """How many servers."""
     bake: Duration = Field(default=parse_duration("30m"))
     """How long they are watched alone."""
+    steps: tuple[CanaryStep, ...] = Field(default=(), max_length=16)
+    """Rising shares of the launches of a server; after the last come all. None swaps all at once.
+    `canary: [...]` is short for `canary: {steps: [...]}`."""
+    shadow_first: bool = False
+    """Serve the incumbent and shadow the new kernel until it has the checks of the first step."""
+    lease: Duration = Field(default=parse_duration("10m"))
+    """An unfinished canary that no daemon asks after for so long is an orphan."""
+    orphan: Orphan = Orphan.HOLD
+    """What an orphan does."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_alone(cls, value: object) -> object:
+        return {"steps": value} if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _steps_rise(self) -> Canary:
+        shares = [step.fraction for step in self.steps]
+        if shares != sorted(set(shares)):
+            raise ValueError("the fractions of a canary's steps must rise")
+        return self
+
+
+class Shadow(PolicyModel):
+    """Checks of launches against the incumbent."""
+
+    max_share: float = Field(default=0.1, gt=0.0, le=1.0)
+    """Most time of checks over time passed, in each process; checks beyond are left out."""
 
 
 class Metric(PolicyModel):
@@ -208,7 +258,9 @@ class Rollout(PolicyModel):
     """How a swap spreads over servers."""
 
     canary: Canary = Canary()
-    """First servers."""
+    """First servers, and first launches."""
+    shadow: Shadow = Shadow()
+    """Checks of launches."""
     waves: tuple[Percent, ...] = Field(default=("100%",), min_length=1)
     """Rising shares, the last is 100%."""
     max_concurrent_swaps: int = Field(default=1, ge=1)

@@ -32,9 +32,12 @@ from retuned.stages.swap.ranks import (
     must_go_back,
     outcome_of,
 )
+from retuned.stages.swap.spreading import BucketNoise, CanaryStep, Spread
 
 __all__ = [
     "NOT_YET",
+    "BucketNoise",
+    "CanaryStep",
     "Decision",
     "MixedEpochs",
     "Outcome",
@@ -42,6 +45,7 @@ __all__ = [
     "PhaseReason",
     "Rank",
     "SlotFacts",
+    "Spread",
     "Standing",
     "SwapKind",
     "SwapOrder",

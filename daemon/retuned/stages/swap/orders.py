@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from retuned.contract import Digest, Guard, Name, Record, digest_of
 from retuned.stages.proposal import Proposal
+from retuned.stages.swap.spreading import BucketNoise, CanaryStep, Spread
 
 
 class SwapKind(StrEnum):
@@ -23,28 +24,6 @@ class SwapKind(StrEnum):
 
     SWAP = "swap"
     ROLLBACK = "rollback"
-
-
-class CanaryStep(Record):
-    """One step of a canary: a fraction, and what it takes to leave it."""
-
-    fraction: float = Field(ge=0.0, le=1.0)
-    """Share of launches that run the artifact; 0 serves the incumbent and shadows the artifact."""
-    min_checks: int = Field(default=300, ge=1)
-    """Clean checks at this step, of each shape bucket."""
-    min_s: float = Field(default=60.0, ge=0.0)
-    """Shortest time at this step, seconds."""
-    patience_s: float = Field(default=3600.0, ge=0.0)
-    """From here on buckets without enough checks are left out of the guard, seconds."""
-
-
-class BucketNoise(Record):
-    """The incumbent's own noise in one shape bucket, from the evidence."""
-
-    bucket: tuple[Annotated[int, Field(ge=0, le=64)], ...] = Field(max_length=64)
-    """Bit length of each variable axis: lengths within a factor of two share one."""
-    rms: float = Field(gt=0.0, le=1.0)
-    """Rms of its error over the rms of its output."""
 
 
 class SwapOrder(Record):
@@ -86,24 +65,6 @@ class SwapOrder(Record):
     """After so long without a daemon an unfinished canary is an orphan; 0 is never, seconds."""
     orphan: Literal["hold", "rollback"] = "hold"
     """What an orphan does: keeps its fraction, or goes back by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """How a swap spreads over the launches of a server; fields as those of `SwapOrder`."""
-
-    canary: tuple[CanaryStep, ...] = ()
-    """Steps."""
-    shadow_later: tuple[tuple[float, int], ...] = ()
-    """Rates of checks by age."""
-    shadow_share: float = 1.0
-    """Most time of checks."""
-    noise: tuple[BucketNoise, ...] = ()
-    """The incumbent's own."""
-    lease_s: float = 0.0
-    """Time without a daemon, seconds."""
-    orphan: Literal["hold", "rollback"] = "hold"
-    """What an orphan does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

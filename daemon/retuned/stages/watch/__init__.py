@@ -1,10 +1,12 @@
 """Stage 10, watch: keep, wait or roll back. Pure.
 
-`assessing` judges what the runtime counted of a swap; `end_to_end` is gate G7, which judges the
+`assessing` judges what the runtime counted of a swap, `canary` when it may spread to more launches,
+`power` what so many clean checks prove, `cusum` how long a decay may go unseen; `end_to_end` is gate G7, which judges the
 whole server with the swap on and off; `blocks` and `paired` are what it is judged on.
 """
 
 from retuned.stages.watch.assessing import (
+    BucketSample,
     WatchAction,
     WatchReason,
     WatchReport,
@@ -20,6 +22,12 @@ from retuned.stages.watch.blocks import (
     compare_answers,
     order_of,
     summarise,
+)
+from retuned.stages.watch.canary import (
+    CanaryAction,
+    CanaryDecision,
+    CanaryReason,
+    decide_canary,
 )
 from retuned.stages.watch.end_to_end import (
     Consequence,
@@ -37,6 +45,10 @@ from retuned.stages.watch.paired import Gain
 __all__ = [
     "Answer",
     "Block",
+    "BucketSample",
+    "CanaryAction",
+    "CanaryDecision",
+    "CanaryReason",
     "Consequence",
     "EndToEndOutcome",
     "EndToEndReason",
@@ -52,6 +64,7 @@ __all__ = [
     "assess",
     "compare_answers",
     "consequence",
+    "decide_canary",
     "decay_score",
     "judge_end_to_end",
     "not_measured",

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
 from retuned.contract import Digest, Name, Record
 from retuned.stages.swap import SwapOrder
+from retuned.stages.watch import power
 
 
 class WatchAction(StrEnum):
@@ -49,10 +51,25 @@ class WatchReason(StrEnum):
     """Clean so far."""
     TOO_EARLY = "too-early"
     """Enough checks, not enough time."""
+    CANARY = "canary"
+    """Clean, and not all launches run it yet."""
     SUPERSEDED = "superseded"
     """A later order is in force; there is nothing of this one to watch."""
     CLEAN = "clean"
     """Enough clean checks over enough time."""
+
+
+class BucketSample(Record):
+    """What was counted of one shape bucket under an order."""
+
+    bucket: tuple[Annotated[int, Field(ge=0, le=64)], ...]
+    """Bit length of each variable axis: lengths within a factor of two share one."""
+    launches: int = Field(ge=0)
+    """Launches within the guard, those that a canary left to the original too."""
+    checks: int = Field(ge=0)
+    """Of those, compared with the incumbent."""
+    step_checks: int = Field(ge=0)
+    """Of those, since the live fraction was last changed."""
 
 
 class WatchSample(Record):
@@ -90,6 +107,22 @@ class WatchSample(Record):
     """Processes of them in which no launch ran the artifact."""
     quiet_processes: int = Field(default=0, ge=0)
     """Processes of those whose slot was not called at all since the order: no traffic, no fault."""
+    fraction: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of launches that run the artifact; the smallest of all processes."""
+    fraction_s: float = Field(default=0.0, ge=0.0)
+    """How long it has been so, seconds; the shortest of all processes."""
+    buckets: tuple[BucketSample, ...] = ()
+    """By shape bucket, those launched most first."""
+    excluded: tuple[tuple[int, ...], ...] = ()
+    """Shape buckets that the original serves although they are within the guard."""
+    orphaned: bool = False
+    """Whether a canary was left alone for longer than its lease."""
+    shadow_s: float = Field(default=0.0, ge=0.0)
+    """Time that checks took, seconds."""
+    throttled_checks: int = Field(default=0, ge=0)
+    """Checks left out because they would have cost more than they may."""
+    slowdown: float = Field(default=0.0, ge=0.0)
+    """Time of the artifact over the incumbent's in the last timed check; 0 before the first."""
     members: tuple[str, ...] = ()
     """Names of the processes, where known: another set has to prove itself anew."""
 
@@ -176,7 +209,7 @@ def assess(
     newest = mine[-1]
     if order.artifact is None:
         return _report(WatchAction.KEEP, WatchReason.CLEAN, "the original is in force")
-    if newest.swapped_launches == 0 or newest.idle_processes:
+    if newest.fraction > 0.0 and (newest.swapped_launches == 0 or newest.idle_processes):
         if late and not _no_traffic(newest):
             return _report(
                 WatchAction.ROLLBACK,
@@ -209,7 +242,11 @@ def _enough(newest: WatchSample, seconds: float, settings: WatchSettings) -> Wat
     if seconds < settings.min_s:
         detail = f"{counts} in {seconds:.0f} s, {settings.min_s:.0f} s are needed"
         return _report(WatchAction.WAIT, WatchReason.TOO_EARLY, detail)
-    detail = f"{counts}, worst {newest.worst_ratio:.3g} of what is allowed"
+    if newest.fraction < 1.0:
+        detail = f"{counts}, {newest.fraction:.1%} of the launches run it"
+        return _report(WatchAction.WAIT, WatchReason.CANARY, detail)
+    proven = power.sentence(newest.shadow_checks)
+    detail = f"{counts}, worst {newest.worst_ratio:.3g} of what is allowed; {proven}"
     return _report(WatchAction.KEEP, WatchReason.CLEAN, detail)
 
 

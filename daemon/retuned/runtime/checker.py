@@ -1,0 +1,209 @@
+"""One check: both kernels on the same inputs, one of them serving.
+
+After a swap the variant serves and the incumbent runs beside it; before one, in the shadow, it is
+the other way round and the server never sees the variant's output. Whichever runs second is given
+copies of what varies (`keeping`), so that neither can spoil what the other reads. Some checks are
+timed: the incumbent, then the variant once more, both on inputs that have just been read.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from retuned.runtime.judging import Judge
+from retuned.runtime.keeping import KEEPER, Keeper, Kept
+from retuned.runtime.launching import Ineligible, Launch, Variant
+from retuned.runtime.shadow import Compare, Sampler, Stratum, as_outputs
+from retuned.runtime.slots import Slot
+from retuned.runtime.spec import Key, Tensor
+
+NO_ROOM = "shadow-memory"
+"""Why a launch was not shadowed: no room for the copies."""
+
+
+class Order(Protocol):
+    """The order in force that a check is made for."""
+
+    def trip(self, reason: str, detail: str) -> None:
+        """Take the order back at once."""
+        ...
+
+    def count_error(self, error: Exception) -> None:
+        """Count a launch that raised."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a check is made."""
+
+    key: Key
+    """Lengths of the launch."""
+    stratum: Stratum
+    """Its shape bucket."""
+    sampler: Sampler
+    """Chooses the next."""
+
+
+class Checker:
+    """Makes the checks of one order.
+
+    Parameters
+    ----------
+    slot
+        Has the original.
+    variant
+        What runs, or is shadowed.
+    order
+        Is taken back where a check says so.
+    judge
+        Says so.
+    compare
+        Compares outputs.
+    tolerance
+        Allowed difference.
+    keeper
+        Makes copies; that of the process by default.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        variant: Variant,
+        *,
+        order: Order,
+        judge: Judge,
+        compare: Compare,
+        tolerance: float,
+        keeper: Keeper = KEEPER,
+    ) -> None:
+        self._slot = slot
+        self._variant = variant
+        self._order = order
+        self._judge = judge
+        self._compare = compare
+        self._tolerance = tolerance
+        self._keeper = keeper
+
+    def served(self, launch: Launch, plain: Launch, at: Place, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
+        """Serve the variant's output if the incumbent, run afterwards, agrees."""
+        kept = self._keeper.keep(inputs, constant=self._slot.spec.constant_inputs)
+        try:
+            return self._served(launch, plain, at, inputs, kept)
+        finally:
+            self._keeper.release(kept)
+
+    def _served(
+        self,
+        launch: Launch,
+        plain: Launch,
+        at: Place,
+        inputs: tuple[Tensor, ...],
+        kept: Kept | None,
+    ) -> Any:  # noqa: ANN401 - what the kernel returned
+        variant, original = self._variant, self._slot.original
+        try:
+            before = variant.fingerprint(inputs)
+            output = launch(inputs)
+            untouched = variant.fingerprint(inputs) == before
+        except Exception as error:  # a stranger's kernel: whatever it raises, serve
+            self._order.count_error(error)
+            return original(*inputs)
+        if output.__class__ is Ineligible:
+            self._judge.stats.skip(output.reason)
+            return original(*inputs)
+        at.stratum.ran += 1
+        at.sampler.advance(at.stratum)
+        if not untouched and kept is not None:
+            kept.restore(inputs)
+        begin = time.perf_counter()
+        others = inputs if kept is None else kept.inputs
+        expected, incumbent_ns = _timed(lambda: original(*others), others)
+        reason = self._verdict(at, output, expected, untouched=untouched)
+        if reason is None and untouched and self._judge.is_timed(at.stratum):
+            reason = self._paced(plain, at, others, incumbent_ns)
+        self._judge.cost.spend(time.perf_counter() - begin)
+        if reason is None:
+            return output
+        return expected if reason != "slow" else output
+
+    def dark(self, launch: Launch, at: Place, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
+        """Serve the original; then run the variant on copies, and compare."""
+        at.stratum.ran += 1
+        at.sampler.advance(at.stratum)
+        kept = self._keeper.keep(inputs, constant=self._slot.spec.constant_inputs)
+        try:
+            served = self._slot.original(*inputs)
+            if kept is None:
+                self._judge.stats.skip(NO_ROOM)
+                return served
+            begin = time.perf_counter()
+            self._shadow(launch, at, served, kept)
+            self._judge.cost.spend(time.perf_counter() - begin)
+            return served
+        finally:
+            self._keeper.release(kept)
+
+    def _shadow(self, launch: Launch, at: Place, served: Any, kept: Kept) -> None:  # noqa: ANN401
+        try:
+            before = self._variant.fingerprint(kept.inputs)
+            output = launch(kept.inputs)
+            untouched = self._variant.fingerprint(kept.inputs) == before
+        except Exception as error:  # as above
+            self._order.count_error(error)
+            return
+        if output.__class__ is Ineligible:
+            self._judge.stats.skip(output.reason)
+        else:
+            self._verdict(at, output, served, untouched=untouched)
+
+    def _verdict(self, at: Place, output: Any, expected: Any, *, untouched: bool) -> str | None:  # noqa: ANN401
+        """Compare, fold in, and trip where that says so; return the reason to go back."""
+        outputs = as_outputs(output), as_outputs(expected)
+        try:
+            comparison = self._compare(*outputs, self._tolerance)
+        except Exception as error:  # outputs that cannot be compared are wrong outputs
+            self._order.count_error(error)
+            return "launch-errors"
+        reason = self._judge.check(at.key, at.stratum, comparison, untouched=untouched)
+        if reason is not None:
+            ratio = f"ratio {comparison.ratio:.3g}, rms {comparison.rms_ratio:.3g}"
+            self._order.trip(reason, f"{ratio} at {at.stratum.ran} launches of {at.key}")
+        return reason
+
+    def _paced(
+        self, plain: Launch, at: Place, inputs: tuple[Tensor, ...], incumbent_ns: int
+    ) -> str | None:
+        """Time the variant on what the incumbent has just read, as it runs when nobody looks."""
+        try:
+            output, variant_ns = _timed(lambda: plain(inputs), inputs)
+        except Exception as error:  # as above
+            self._order.count_error(error)
+            return None
+        if output.__class__ is Ineligible:
+            return None
+        reason = self._judge.pace(at.stratum, variant_ns, incumbent_ns)
+        if reason is not None:
+            times = f"{variant_ns / 1e3:.1f} us, the incumbent {incumbent_ns / 1e3:.1f} us"
+            self._order.trip(reason, f"{times} at {at.key}")
+        return reason
+
+
+def _timed(run: Callable[[], Any], inputs: tuple[Tensor, ...]) -> tuple[Any, int]:
+    """Return what a launch returned and its time, ns; on a device from that device's own clock."""
+    torch = sys.modules.get("torch")
+    on_gpu = torch is not None and any(getattr(value, "is_cuda", False) for value in inputs)
+    if torch is None or not on_gpu:
+        begin = time.perf_counter_ns()
+        output = run()
+        return output, time.perf_counter_ns() - begin
+    begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin_event.record()
+    output = run()
+    end_event.record()
+    end_event.synchronize()
+    return output, int(begin_event.elapsed_time(end_event) * 1e6)
