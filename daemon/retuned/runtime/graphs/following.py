@@ -24,6 +24,7 @@ from retuned.runtime.graphs.recording import CaptureGate, Recorder
 from retuned.runtime.graphs.slot_target import SlotTarget, Target
 from retuned.runtime.graphs.swap import Step, apply, original_of, prepare
 from retuned.runtime.graphs.torch_graphs import TorchGraphs
+from retuned.runtime.graphs.triton_notes import TritonNotes
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused
 
@@ -82,6 +83,7 @@ class Graphs:
         self.gate = CaptureGate()
         self.recorder = Recorder(calls_of)
         self.torch = TorchGraphs(self)
+        self.triton = TritonNotes(lambda: self.recorder, capturing=capturing)
         self.unseen = 0
         """Graphs that were replayed without their capture having been seen."""
         self.reason = ""
@@ -115,26 +117,35 @@ class Graphs:
 
     def add_slot(self, slot: Slot) -> None:
         """Let a slot's launches in graphs follow what the slot serves."""
+        self.add(
+            slot,
+            lambda name: SlotTarget(
+                slot, name=name, recorder=lambda: self.recorder, capturing=self._capturing
+            ),
+        )
+
+    def add(self, slot: Slot, make: Callable[[str], Target]) -> None:
+        """Let nodes follow what a slot serves.
+
+        Parameters
+        ----------
+        slot
+            Of the server.
+        make
+            Makes what knows the slot's nodes, by the name that it is to have.
+        """
         with self._lock:
             name = slot.spec.name
             if name in self._targets:  # another attachment of this process has one
                 name = f"{name}#{next(_NUMBERS)}"
-            target = SlotTarget(
-                slot, name=name, recorder=lambda: self.recorder, capturing=self._capturing
-            )
-            self.add(target)
-
-        def changed() -> None:
-            self.follow(target.name)
-
-        slot.on_change = changed
-
-    def add(self, target: Target) -> None:
-        """Follow a target; one of the same name is replaced."""
-        with self._lock:
-            self._targets[target.name] = target
+            target = self._targets[name] = make(name)
             if self._noting:
                 target.note_captures(True)
+
+        def changed() -> None:
+            self.follow(name)
+
+        slot.on_change = changed
 
     def remove_slot(self, slot: Slot) -> None:
         """Give a slot's nodes their originals back, and follow it no longer."""
@@ -148,16 +159,13 @@ class Graphs:
             self._later.discard(target.name)
             try:
                 with self.gate.changing():
-                    apply(_originals(self.index.of_target(target.name)))
+                    apply(_originals(self.index.where(target.is_mine)))
             except Refused as error:
                 log.error("%s: graphs keep their variants: %s", target.name, error)
 
-    def target_of(self, slot: Slot) -> SlotTarget | None:
+    def target_of(self, slot: Slot) -> Target | None:
         """Return who follows a slot."""
-        for target in list(self._targets.values()):
-            if isinstance(target, SlotTarget) and target.slot is slot:
-                return target
-        return None
+        return next((target for target in self.targets if target.slot is slot), None)
 
     @property
     def targets(self) -> list[Target]:
@@ -167,8 +175,7 @@ class Graphs:
     def close(self) -> None:
         """Give every node its original back, and PyTorch its methods."""
         for target in self.targets:
-            if isinstance(target, SlotTarget):
-                self.remove_slot(target.slot)
+            self.remove_slot(target.slot)
         with self._lock:
             self._note(False)
             self._targets.clear()
@@ -206,8 +213,9 @@ class Graphs:
         if not self.index.add(found):
             return None
         weakref.finalize(graph, self.index.remove, found.number)
-        for name in {site.note.target for site in found.sites if site.note is not None}:
-            self.follow(name)
+        for target in self.targets:
+            if any(target.is_mine(site) for site in found.sites):
+                self.follow(target.name)
         return found
 
     def gone(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
@@ -248,8 +256,8 @@ class Graphs:
                 self.follow(name)
 
     def _follow(self, name: str) -> Outcome:
-        target, sites = self._targets.get(name), self.index.of_target(name)
-        outcome = Outcome(name)
+        target, outcome = self._targets.get(name), Outcome(name)
+        sites = [] if target is None else self.index.where(target.is_mine)
         if target is None or not sites:
             return outcome
         with self.gate.changing():
@@ -259,10 +267,9 @@ class Graphs:
             except Refused as error:
                 outcome.reason = error.reason
                 log.error("%s: its graphs go back to the original: %s", name, error)
-                wish = target.wish()
-                if wish is not None:  # this variant is not tried again
-                    self._failed[name] = (wish, error.reason)
-                    for step in steps:
+                for step in steps:
+                    if step.mark is not None:  # this order is not tried again
+                        self._failed[name] = (step.mark, error.reason)
                         step.site.reason = error.reason
                 done = apply(_originals(sites))
         outcome.changed, outcome.took_ns = done.nodes, done.took_ns
@@ -275,20 +282,17 @@ class Graphs:
         self, target: Target, sites: Sequence[tuple[IndexedGraph, Site]], outcome: Outcome
     ) -> list[Step]:
         """Prepare every node: the variant where it can be, else the original."""
-        wish = target.wish()
-        failed = self._failed.get(target.name)
-        if failed is not None and failed[0] != wish:
-            del self._failed[target.name]
-            failed = None
         steps = []
         for graph, site in sites:
-            owner = graph.alive()
-            if owner is None or (site.mark == wish and not site.reason):
+            owner, mark = graph.alive(), target.admitted(site)
+            if owner is None or (site.mark == mark and not site.reason):
                 continue
-            site.reason = "" if failed is None else failed[1]
+            failed = self._failed.get(target.name)
+            stays = failed is not None and failed[0] == mark
+            site.reason = failed[1] if failed is not None and stays else ""
             with graph.lock, graph.calls.current():
                 try:
-                    step = self._step(target, graph, site, None if failed else wish)
+                    step = self._step(target, graph, site, None if stays else mark)
                 except Refused as error:
                     site.reason = error.reason
                     back = site.mark is not None and not graph.broken
@@ -300,11 +304,10 @@ class Graphs:
         return steps
 
     def _step(
-        self, target: Target, graph: IndexedGraph, site: Site, wish: str | None
+        self, target: Target, graph: IndexedGraph, site: Site, mark: str | None
     ) -> Step | None:
-        if wish is None:
-            change = None
-        else:
+        change = None
+        if mark is not None:
             change = target.change(graph, site, original_of(graph, site).params)
         step = prepare(graph, site, change)
         if step is None:  # the same launch by another order
@@ -334,6 +337,7 @@ class Graphs:
         with self._lock:
             if self._noting != on:
                 self._noting = on
+                self.triton.on() if on else self.triton.off()
                 for target in self._targets.values():
                     target.note_captures(on)
 

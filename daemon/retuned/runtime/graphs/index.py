@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from retuned.runtime.graphs.calls import GraphCalls
-from retuned.runtime.graphs.recording import Note
+from retuned.runtime.graphs.recording import Note, Taken
 from retuned.runtime.graphs.structures import Packed, Size
 
 MAX_GRAPHS = 8192
@@ -44,13 +44,15 @@ class Site:
     shared_bytes: int
     """Dynamic shared memory at the capture."""
     note: Note | None = None
-    """What was launched there, where that is known."""
+    """The launch of a slot that it is, where that is known."""
+    launch: Any = None
+    """The launch of a Triton kernel that it is, a `TritonLaunch`, where that is known."""
     original: Packed | None = None
     """The launch of the capture; read before the first change, and the way back."""
     now: Packed | None = None
     """What it launches now; None as long as nothing was changed."""
     mark: str | None = None
-    """Artifact that runs there; None is the original."""
+    """Order whose variant runs there; None is the original."""
     keeps: tuple[Any, ...] = ()
     """Modules and memory that must live as long as the node uses them."""
     retired: tuple[Any, ...] = ()
@@ -85,8 +87,8 @@ class IndexedGraph:
     """Launches since the capture."""
     changed_at: int = 0
     """What `replays` was at the last change."""
-    banked: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(target, artifact) -> variant launches before the last change."""
+    banked: dict[str, int] = field(default_factory=dict)
+    """Order -> launches of its variant before the last change."""
     gone: bool = False
     """Whether the server has reset it: its handles mean nothing any more."""
     broken: str = ""
@@ -108,21 +110,15 @@ class IndexedGraph:
         if not since:
             return
         for site in self.sites:
-            if site.mark is not None and site.note is not None:
-                whose = (site.note.target, site.mark)
-                self.banked[whose] = self.banked.pop(whose, 0) + since
+            if site.mark is not None:
+                self.banked[site.mark] = self.banked.pop(site.mark, 0) + since
         while len(self.banked) > MAX_BANKED:
             del self.banked[next(iter(self.banked))]
 
-    def launches_of(self, target: str, mark: str) -> int:
-        """Return how often replays have launched a variant."""
-        since = self.replays - self.changed_at
-        live = sum(
-            1
-            for site in self.sites
-            if site.mark == mark and site.note is not None and site.note.target == target
-        )
-        return self.banked.get((target, mark), 0) + live * since
+    def launches_of(self, mark: str) -> int:
+        """Return how often replays have launched an order's variant."""
+        live = sum(site.mark == mark for site in self.sites)
+        return self.banked.get(mark, 0) + live * (self.replays - self.changed_at)
 
 
 class GraphIndex:
@@ -175,14 +171,9 @@ class GraphIndex:
             self._sites = 0
             self.left_out = 0
 
-    def of_target(self, target: str) -> list[tuple[IndexedGraph, Site]]:
-        """Return the nodes that were captured for a slot or kernel."""
-        return [
-            (graph, site)
-            for graph in self
-            for site in graph.sites
-            if site.note is not None and site.note.target == target
-        ]
+    def where(self, is_mine: Callable[[Site], bool]) -> list[tuple[IndexedGraph, Site]]:
+        """Return the nodes that a target claims."""
+        return [(graph, site) for graph in self for site in graph.sites if is_mine(site)]
 
     def of_function(self, function: int) -> list[tuple[IndexedGraph, Site]]:
         """Return the nodes that were captured with a kernel, in launch order."""
@@ -197,7 +188,7 @@ def index_graph(
     *,
     instance: Callable[[], int],
     owner: Callable[[], Any],
-    notes: Callable[[Sequence[int]], tuple[Mapping[int, Note], Sequence[Note]]],
+    notes: Callable[[Sequence[int]], Taken],
 ) -> IndexedGraph:
     """Look at every node of a captured graph.
 
@@ -212,7 +203,7 @@ def index_graph(
     owner
         Returns the server's object while it lives; else None.
     notes
-        Returns what was noted for nodes, and what no node stands for.
+        Returns what was noted for nodes.
 
     Raises
     ------
@@ -220,12 +211,14 @@ def index_graph(
         ``graph-too-large``, or as `DriverFailed`.
     """
     nodes = calls.nodes(graph)
-    placed, unplaced = notes(nodes)
+    taken = notes(nodes)
     names: dict[int, str] = {}
     sites = []
     for place, node in enumerate(nodes):
         if calls.is_kernel(node):
-            sites.append(_site(calls, node, place=place, note=placed.get(node), names=names))
+            site = _site(calls, node, place=place, names=names)
+            site.note, site.launch = taken.notes.get(node), taken.launches.get(node)
+            sites.append(site)
     return IndexedGraph(
         calls=calls,
         graph=graph,
@@ -233,13 +226,11 @@ def index_graph(
         sites=tuple(sites),
         others=len(nodes) - len(sites),
         owner=owner,
-        unplaced=tuple(unplaced),
+        unplaced=taken.unplaced,
     )
 
 
-def _site(
-    calls: GraphCalls, node: int, *, place: int, note: Note | None, names: dict[int, str]
-) -> Site:
+def _site(calls: GraphCalls, node: int, *, place: int, names: dict[int, str]) -> Site:
     raw = calls.raw_params(node)
     if calls.vendor == "nvidia":
         function, kernel = raw.func or 0, raw.kern or 0
@@ -260,5 +251,4 @@ def _site(
         grid=grid,
         block=block,
         shared_bytes=raw.sharedMemBytes,
-        note=note,
     )

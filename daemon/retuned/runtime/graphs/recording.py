@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from retuned.runtime.graphs.calls import Captured, GraphCalls
@@ -59,6 +59,18 @@ class Note:
     """(index, tensor) of inputs that a variant may want in another layout."""
     problem: str = ""
     """Why no single node is this launch, as a reason code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was noted of one captured graph."""
+
+    notes: Mapping[int, Note] = field(default_factory=dict)
+    """By node: what a slot was launched with."""
+    launches: Mapping[int, Any] = field(default_factory=dict)
+    """By node: which launch of a Triton kernel it is, a `TritonLaunch`."""
+    unplaced: tuple[Note, ...] = ()
+    """Launches that no single node stands for."""
 
 
 class CaptureGate:
@@ -111,6 +123,7 @@ class Recorder:
         self._calls_of = calls_of
         self._lock = threading.Lock()
         self._pending: dict[int, Note] = {}
+        self._launches: dict[int, Any] = {}
         self._unplaced: list[Note] = []
 
     def launch(
@@ -140,12 +153,11 @@ class Recorder:
         weights
             Inputs to be remembered themselves, weakly.
         """
-        before, problem = self._where(stream)
+        before, problem = self.where(stream)
         output = run(*inputs)
-        after, later = self._where(stream)
         try:
             outputs = output if isinstance(output, tuple) else (output,)
-            node, found = self._node(before, after, device=stream[0])
+            node, found = self.node(before, stream)
             note = Note(
                 target=target,
                 key=key,
@@ -153,7 +165,7 @@ class Recorder:
                 inputs=tuple(map(_tensor, inputs)),
                 outputs=tuple(map(_tensor, outputs)),
                 weights=tuple((index, weakref.ref(inputs[index])) for index in weights),
-                problem=problem or later or found,
+                problem=problem or found,
             )
         except (Refused, *_ODD) as error:
             reason = error.reason if isinstance(error, Refused) else "tensors-unknown"
@@ -170,35 +182,49 @@ class Recorder:
             elif len(self._pending) < MAX_PENDING:
                 self._pending[note.node] = note
 
-    def take(self, nodes: Sequence[int]) -> tuple[dict[int, Note], list[Note]]:
-        """Return the notes of a captured graph's nodes, and those that no node belongs to."""
+    def add_launch(self, node: int, launch: Any) -> None:  # noqa: ANN401 - a TritonLaunch
+        """Note which launch of a Triton kernel a node is."""
+        with self._lock:
+            if len(self._launches) < MAX_PENDING:
+                self._launches[node] = launch
+
+    def take(self, nodes: Sequence[int]) -> Taken:
+        """Return what was noted of a captured graph, and forget it here."""
         with self._lock:
             found = {node: self._pending.pop(node) for node in nodes if node in self._pending}
+            launches = {node: self._launches.pop(node) for node in nodes if node in self._launches}
             unplaced, self._unplaced = self._unplaced, []
-        return found, unplaced
+        return Taken(found, launches, tuple(unplaced))
 
     def clear(self) -> None:
         """Forget notes of captures that failed; their nodes' handles may come again."""
         with self._lock:
             self._pending.clear()
+            self._launches.clear()
             self._unplaced.clear()
 
-    def _where(self, stream: tuple[int, int]) -> tuple[Captured | None, str]:
+    def where(self, stream: tuple[int, int]) -> tuple[Captured | None, str]:
+        """Return where the capture of a stream stands, or why nobody knows."""
         try:
             return self._calls_of(stream[0]).capturing(stream[1]), ""
         except Refused as error:
             return None, error.reason
 
-    def _node(
-        self, before: Captured | None, after: Captured | None, *, device: int
-    ) -> tuple[int, str]:
-        """Return the node that a launch became, or why there is no single one."""
+    def node(self, before: Captured | None, stream: tuple[int, int]) -> tuple[int, str]:
+        """Return the node that a launch became, or 0 and why there is no single one.
+
+        Raises
+        ------
+        Refused
+            As `GraphCalls.dependencies`.
+        """
+        after, problem = self.where(stream)
         if before is None or after is None or before.capture != after.capture:
-            return 0, "not-captured"
+            return 0, problem or "not-captured"
         if len(after.last) != 1 or after.last == before.last:
             return 0, "several-nodes" if after.last != before.last else "no-node"
         node = after.last[0]
-        if set(self._calls_of(device).dependencies(node)) != set(before.last):
+        if set(self._calls_of(stream[0]).dependencies(node)) != set(before.last):
             return 0, "several-nodes"
         return node, ""
 

@@ -12,7 +12,7 @@ from retuned.runtime.slots import Slot
 MAX_SHOWN = 256
 """Graphs in one answer."""
 UNNOTED = "not-noted"
-"""Reason of a node that no slot or kernel was noted for."""
+"""Reason of a node that is no noted launch of a slot or of a Triton kernel."""
 
 
 def graphs_state(graphs: Graphs, *, after: int = 0) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def slot_graphs(graphs: Graphs, slot: Slot) -> dict[str, Any]:
     target = graphs.target_of(slot)
     if target is None:
         return {"nodes": 0, "swapped": 0, "unreachable": {}, "launches": 0}
-    sites = graphs.index.of_target(target.name)
+    sites = graphs.index.where(target.is_mine)
     reasons = Counter(site.reason for _, site in sites if site.reason)
     for graph in graphs.index:
         reasons.update(note.problem for note in graph.unplaced if note.target == target.name)
@@ -58,14 +58,14 @@ def slot_graphs(graphs: Graphs, slot: Slot) -> dict[str, Any]:
 
 def graph_launches(graphs: Graphs, slot: Slot) -> int:
     """Return how often replays have launched the variant of the order in force."""
-    target, order = graphs.target_of(slot), slot.table.in_force
-    if target is None or order is None or order.artifact is None:
+    order = slot.table.in_force
+    if order is None or order.artifact is None:
         return 0
-    return sum(graph.launches_of(target.name, order.order_id) for graph in graphs.index)
+    return sum(graph.launches_of(order.order_id) for graph in graphs.index)
 
 
 def _graph(graph: IndexedGraph) -> dict[str, Any]:
-    noted = [site for site in graph.sites if site.note is not None]
+    noted = [site for site in graph.sites if site.note is not None or site.launch is not None]
     return {
         "graph": graph.number,
         "nodes": graph.nodes,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from retuned.runtime.graphs.calls import GraphCalls
 from retuned.runtime.graphs.index import IndexedGraph, Site
 from retuned.runtime.graphs.recording import Recorder
 from retuned.runtime.graphs.structures import KernelParams
@@ -19,19 +18,46 @@ from retuned.runtime.spec import Key, Refused, allows
 class Target(Protocol):
     """Something whose launches are in graphs and may be changed there."""
 
-    name: str
-
-    def wish(self) -> str | None:
-        """Return what marks the order in force; None where the original is to run."""
+    @property
+    def name(self) -> str:
+        """Its own among all that are followed."""
         ...
 
-    def change(self, graph: IndexedGraph, site: Site, original: KernelParams) -> Change | None:
-        """Return what a node is to launch, None for the original; raises `Refused` with why not."""
+    @property
+    def slot(self) -> Slot:
+        """What decides who runs."""
+        ...
+
+    def is_mine(self, site: Site) -> bool:
+        """Whether a node is a launch of this."""
+        ...
+
+    def admitted(self, site: Site) -> str | None:
+        """Return what marks the order whose variant is to run at a node; None for the original."""
+        ...
+
+    def change(self, graph: IndexedGraph, site: Site, original: KernelParams) -> Change:
+        """Return what an admitted node is to launch; raises `Refused` with why it cannot."""
         ...
 
     def note_captures(self, on: bool) -> None:
         """Note launches that are recorded from now on, or no longer."""
         ...
+
+
+def serving(slot: Slot, key: Key) -> Swapped | None:
+    """Return the order whose variant all launches of these lengths run; None for the original.
+
+    A node launches one or the other: while an order is a canary, graphs stay with the original.
+    """
+    table = slot.table
+    order = table.in_force
+    if not isinstance(order, Swapped) or order.variant is None or table.state != "swapped":
+        return None
+    live = getattr(order, "live", None)
+    if live is not None and (live.table is not None or not live.serves(key)):
+        return None
+    return order if allows(order.bounds, key) else None
 
 
 class SlotTarget:
@@ -57,20 +83,32 @@ class SlotTarget:
         recorder: Callable[[], Recorder],
         capturing: Callable[[], tuple[int, int] | None],
     ) -> None:
-        self.name = name
-        self.slot = slot
+        self._name = name
+        self._slot = slot
         self._recorder = recorder
         self._capturing = capturing
 
-    def wish(self) -> str | None:
-        """Return the order whose variant the slot runs; None where it runs the original."""
-        table = self.slot.table
-        order = table.in_force
-        if order is None or order.artifact is None or table.state != "swapped":
-            return None
-        return order.order_id
+    @property
+    def name(self) -> str:
+        """Its own among all that are followed."""
+        return self._name
 
-    def change(self, graph: IndexedGraph, site: Site, original: KernelParams) -> Change | None:
+    @property
+    def slot(self) -> Slot:
+        """Of the server."""
+        return self._slot
+
+    def is_mine(self, site: Site) -> bool:
+        """Whether a node was noted as a launch of the slot."""
+        return site.note is not None and site.note.target == self.name
+
+    def admitted(self, site: Site) -> str | None:
+        """Return the order whose variant is to run at a node; None for the original."""
+        assert site.note is not None, "only nodes that were noted belong to a slot"
+        order = serving(self.slot, site.note.key)
+        return None if order is None else order.order_id
+
+    def change(self, graph: IndexedGraph, site: Site, original: KernelParams) -> Change:
         """Return what the slot's variant would launch in place of a node.
 
         Raises
@@ -78,17 +116,14 @@ class SlotTarget:
         Refused
             Whatever keeps the node from being reached.
         """
-        order, wish = self.slot.table.in_force, self.wish()
-        if wish is None or not isinstance(order, Swapped) or order.variant is None:
-            return None
         assert site.note is not None, "only nodes that were noted belong to a slot"
-        if not allows(order.bounds, site.note.key):
-            return None
+        order = serving(self.slot, site.note.key)
+        if order is None or order.variant is None:
+            raise Refused("not-prepared", detail="the order was taken back this moment")
         if order.distortion is not None:
             raise Refused("distorted", detail="a fault is played; graphs keep the original")
-        calls: GraphCalls = graph.calls
         return change_of(
-            order.variant, site.note, original=original, calls=calls, mark=order.order_id
+            order.variant, site.note, original=original, calls=graph.calls, mark=order.order_id
         )
 
     def note_captures(self, on: bool) -> None:

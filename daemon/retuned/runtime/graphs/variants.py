@@ -13,7 +13,7 @@ from typing import Any
 from retuned.runtime.gpu_variant import GpuVariant
 from retuned.runtime.graphs.calls import GraphCalls
 from retuned.runtime.graphs.recording import Note
-from retuned.runtime.graphs.structures import KernelParams
+from retuned.runtime.graphs.structures import KernelParams, Layout
 from retuned.runtime.graphs.swap import Change
 from retuned.runtime.inforce import Variant
 from retuned.runtime.loaded import LoadedVariant
@@ -78,6 +78,20 @@ def triton_launch(compiled: Any) -> tuple[int, tuple[int, int, int], int]:  # no
         raise Refused("not-compiled", detail="the variant's code is not loaded")
     warp = getattr(facts, "warp_size", None) or facts.target.warp_size
     return int(compiled.function), (int(facts.num_warps) * int(warp), 1, 1), int(facts.shared)
+
+
+def null_scratch(compiled: Any, layout: Layout, given: int) -> list[bytes]:  # noqa: ANN401 - CompiledKernel
+    """Return what follows the arguments of a kernel's source: Triton's own workspaces, all null.
+
+    Raises
+    ------
+    Refused
+        ``scratch-needed`` if the kernel really wants one.
+    """
+    facts = compiled.metadata
+    if any(getattr(facts, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
+        raise Refused("scratch-needed", detail="the variant wants a workspace of Triton's")
+    return [bytes(_POINTER_BYTES)] * max(0, len(layout) - given)
 
 
 def _check_tensors(variant: LoadedVariant, note: Note, original: KernelParams) -> None:
@@ -165,12 +179,7 @@ def _triton_change(
     function, block, shared_bytes = triton_launch(compiled)
     arguments = _triton_arguments(kernel, values, tensors=tensors, device=variant.device,
                                   keeps=keeps)  # fmt: skip
-    extra = len(calls.layout(function)) - len(arguments)
-    if extra > 0:  # Triton's own workspaces come last; without any they are null
-        facts = compiled.metadata
-        if any(getattr(facts, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
-            raise Refused("scratch-needed", detail="the variant wants a workspace of Triton's")
-        arguments += [bytes(_POINTER_BYTES)] * extra
+    arguments += null_scratch(compiled, calls.layout(function), len(arguments))
     return Change(
         mark=mark,
         function=function,

@@ -80,6 +80,10 @@ class Interception:
         self._interceptor.open(rule.kernel, rule.source_digest, slot)
         return slot
 
+    def kernels_of(self, slot: KernelSlot) -> list[Kernel]:
+        """Return the kernels whose launches go through a slot now."""
+        return [each for each in self._interceptor.kernels() if each.slot is slot]
+
     def close(self, slot: KernelSlot) -> None:
         """Lead no more launches through a slot."""
         self._interceptor.close(slot)

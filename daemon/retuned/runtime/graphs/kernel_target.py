@@ -1,0 +1,219 @@
+"""A Triton kernel of the server inside graphs, made to launch what its intercepted launches would.
+
+The slot of an intercepted kernel is opened when an order comes, long after most graphs were
+captured; so its launches are found by what was noted of every Triton launch at the capture. A
+variant's arguments are the bytes that the node has now, one by one by the names of the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from retuned.runtime.graphs.index import IndexedGraph, Site
+from retuned.runtime.graphs.structures import KernelParams
+from retuned.runtime.graphs.swap import Change
+from retuned.runtime.graphs.triton_notes import TritonLaunch
+from retuned.runtime.graphs.variants import null_scratch, triton_launch
+from retuned.runtime.inforce import Ineligible, Swapped
+from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.rules import key_reader
+from retuned.runtime.intercept.slot import KernelSlot
+from retuned.runtime.intercept.variant import KernelVariant
+from retuned.runtime.slots import Slot
+from retuned.runtime.spec import Key, Refused
+
+_CONSTEXPR = "constexpr"
+_ODD = (AttributeError, KeyError, RuntimeError, TypeError, ValueError)
+"""What a server's grid function may raise when it is asked again."""
+
+
+class KernelTarget:
+    """One intercepted kernel.
+
+    Parameters
+    ----------
+    slot
+        Of the kernel.
+    name
+        Its own among all that are followed.
+    kernels
+        Returns the kernels that go through the slot now.
+    serves
+        Returns the order that runs the variant at these lengths; None for the original.
+    """
+
+    def __init__(
+        self,
+        slot: KernelSlot,
+        *,
+        name: str,
+        kernels: Callable[[], Sequence[Kernel]],
+        serves: Callable[[Key], Swapped | None],
+    ) -> None:
+        self._name = name
+        self._slot = slot
+        self._kernels = kernels
+        self._serves = serves
+
+    @property
+    def name(self) -> str:
+        """Its own among all that are followed."""
+        return self._name
+
+    @property
+    def slot(self) -> Slot:
+        """Of the kernel."""
+        return self._slot
+
+    def is_mine(self, site: Site) -> bool:
+        """Whether a node was captured for this kernel, and for no slot in front of it."""
+        return site.note is None and self._kernel_of(site.launch) is not None
+
+    def admitted(self, site: Site) -> str | None:
+        """Return what marks the order whose variant is to run at a node; None for the original."""
+        order = self._order_at(site)
+        return None if order is None else order.order_id
+
+    def change(self, graph: IndexedGraph, site: Site, original: KernelParams) -> Change:
+        """Return what a node is to launch.
+
+        Raises
+        ------
+        Refused
+            ``not-compiled``, ``grid-unknown``, ``layout-differs``, ``arguments-unmatched`` or the
+            reason for which the variant would not take the launch either.
+        """
+        order, launch = self._order_at(site), site.launch
+        kernel = self._kernel_of(launch)
+        if order is None or kernel is None or launch is None:
+            raise Refused("not-prepared", detail="the order was taken back this moment")
+        variant = order.variant
+        if not isinstance(variant, KernelVariant):
+            raise Refused("language-unsupported", detail="the slot runs another kind of variant")
+        if original.function != int(launch.compiled.function):
+            raise Refused("arguments-unmatched", detail="the node launches another kernel")
+        call = _call_of(kernel, launch)
+        plan = variant._plan(kernel)
+        compiled, grid = _ready(variant, plan, call)
+        function, block, shared_bytes = triton_launch(compiled)
+        arguments = _arguments(plan._arguments, launch, call, compiled, original)
+        arguments += null_scratch(compiled, graph.calls.layout(function), len(arguments))
+        return Change(
+            mark=order.order_id,
+            function=function,
+            grid=grid,
+            block=block,
+            shared_bytes=shared_bytes,
+            arguments=tuple(arguments),
+            keeps=(variant, compiled),
+        )
+
+    def note_captures(self, on: bool) -> None:
+        """Do nothing: launches of every Triton kernel are noted."""
+
+    def _kernel_of(self, launch: TritonLaunch | None) -> Kernel | None:
+        if launch is None:
+            return None
+        for kernel in self._kernels():
+            if kernel.target() is launch.jit:
+                return kernel
+        return None
+
+    def _order_at(self, site: Site) -> Swapped | None:
+        kernel = self._kernel_of(site.launch)
+        if kernel is None or site.launch is None:
+            return None
+        try:
+            key = key_reader(self._slot.rule, self._slot.spec, kernel)(
+                _call_of(kernel, site.launch)
+            )
+        except (Refused, *_ODD):
+            return None  # a launch without such lengths is the original's
+        return self._serves(key)
+
+
+def _call_of(kernel: Kernel, launch: TritonLaunch) -> Call:
+    kwargs = dict(launch.kwargs)
+    return Call(
+        kernel, launch.jit, launch.args, kwargs, grid=kwargs.get("grid"),
+        plain=_never, counted=_never,
+    )  # fmt: skip
+
+
+def _never(*_: object, **__: object) -> Any:  # noqa: ANN401 - nothing comes back
+    raise Refused("not-launched", detail="a launch that was recorded is not made again")
+
+
+def _ready(variant: KernelVariant, plan: Any, call: Call) -> tuple[Any, tuple[int, int, int]]:  # noqa: ANN401
+    """Return the variant's compiled code and grid for a launch."""
+    signature = plan.signature(call)
+    if isinstance(signature, Ineligible):
+        raise Refused(signature.reason, detail="the variant would not take this launch")
+    ready = plan.ready.get(signature)
+    if ready is None:
+        variant._ask(call, signature)
+        raise Refused("not-compiled", detail="the variant has no code for this launch yet")
+    if ready.compiled is None:
+        raise Refused("not-a-gpu", detail="Triton's interpreter launches nothing into graphs")
+    problem = plan.hindrance(call)
+    if problem is not None:
+        raise Refused(problem.reason, detail="the variant would not take this launch")
+    try:
+        grid = plan.grid(call)
+    except _ODD as error:
+        raise Refused("grid-unknown", detail=repr(error)[:300]) from error
+    if isinstance(grid, Ineligible):
+        raise Refused(grid.reason, detail="the variant's grid is none")
+    return ready.compiled, grid
+
+
+def _arguments(
+    sources: Sequence[tuple[bool, Any]],
+    launch: TritonLaunch,
+    call: Call,
+    compiled: Any,  # noqa: ANN401 - a CompiledKernel
+    original: KernelParams,
+) -> list[bytes]:
+    """Return the variant's arguments: for each the bytes that the node has under its name."""
+    theirs = _positions(launch.compiled)
+    kinds = list(compiled.src.signature.values())
+    if len(kinds) != len(sources):
+        raise Refused("layout-differs", detail=f"{len(kinds)} parameters, {len(sources)} bound")
+    found = []
+    for kind, (fixed, place) in zip(kinds, sources, strict=True):
+        if kind == _CONSTEXPR:
+            continue
+        if fixed or not isinstance(kind, str):
+            raise Refused("layout-differs", detail=f"a parameter of kind {str(kind)[:40]}")
+        position, theirs_kind = theirs[place]
+        if position is None:  # compiled in there, and an argument here
+            found.append(_integer(call.values()[place], kind))
+        elif theirs_kind != kind or position >= len(original.arguments):
+            detail = f"parameter {place} is {theirs_kind} in the node, {kind} in the variant"
+            raise Refused("layout-differs", detail=detail)
+        else:
+            found.append(original.arguments[position])
+    return found
+
+
+def _positions(compiled: Any) -> list[tuple[int | None, Any]]:  # noqa: ANN401 - a CompiledKernel
+    """Return for each parameter its place among the arguments, and its type."""
+    found: list[tuple[int | None, Any]] = []
+    count = 0
+    for kind in compiled.src.signature.values():
+        if kind == _CONSTEXPR:
+            found.append((None, kind))
+        elif isinstance(kind, str) and not kind.startswith("tensordesc"):
+            found.append((count, kind))
+            count += 1
+        else:
+            raise Refused("layout-differs", detail=f"a parameter of kind {str(kind)[:40]}")
+    return found
+
+
+def _integer(value: object, kind: str) -> bytes:
+    if type(value) is not int or kind not in ("i32", "i64"):
+        raise Refused("layout-differs", detail=f"{kind} is compiled in there")
+    return value.to_bytes(int(kind[1:]) // 8, "little", signed=True)
