@@ -14,6 +14,7 @@ from typing import Any
 
 from retuned.runtime.artifact import Artifact, read_artifact
 from retuned.runtime.captures import Reservoir, chunk, listing, parse_rule
+from retuned.runtime.graphs.hosting import HostedGraphs
 from retuned.runtime.inforce import Swapped, Variant
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.intercept.slot import KernelSlot
@@ -86,6 +87,7 @@ class Host:
         self._artifacts_dir = artifacts_dir
         self._compare = compare
         self._seats: dict[str, _Seat] = {}
+        self._graphs = HostedGraphs(interception)
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -100,6 +102,7 @@ class Host:
             "capture": self._capture,
             "captured": self._captured,
             "captured-tensor": self._captured_tensor,
+            "graphs": self._graphs.answer,
             "kernels": self._kernels,
             "observed": self._observed,
         }
@@ -115,6 +118,7 @@ class Host:
         if slot.spec.name in self._seats:
             raise Refused("slot-exists", detail=f"{slot.spec.name} has a slot already")
         self._seats[slot.spec.name] = _Seat(slot, PackedWeights(served=self._weights))
+        self._graphs.add(slot)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one request.
@@ -141,6 +145,7 @@ class Host:
             for variant in list(seat.resident.values()):
                 if isinstance(variant, (LoadedVariant, KernelVariant)):
                     variant.prepare_pending()
+        self._graphs.housekeeping()
 
     def reset(self, *, first_launch: Callable[[], None] | None = None) -> None:
         """Return every slot to the original and forget all orders: at close and after a fork.
@@ -153,6 +158,7 @@ class Host:
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
         for name, seat in list(self._seats.items()):
+            self._graphs.remove(seat.slot)
             seat.slot.restart(first_launch=first_launch)
             if isinstance(seat.slot, KernelSlot):  # the kernel is the server's own again
                 del self._seats[name]
@@ -160,6 +166,8 @@ class Host:
                     self._interception.close(seat.slot)
                 continue
             self._seats[name] = _Seat(seat.slot, PackedWeights(served=self._weights))
+            if first_launch is not None:  # a forked child goes on
+                self._graphs.add(seat.slot)
 
     def _weights(self) -> list[Tensor]:
         """Return the weights that launches of any slot have shown: they lie with the model."""
@@ -179,11 +187,18 @@ class Host:
         }
 
     def _slots(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"slots": [slot_state(seat.slot) for seat in list(self._seats.values())]}
+        slots = self._all_slots()
+        return {"slots": [slot_state(slot) | {"graph": self._graphs.state(slot)} for slot in slots]}
 
     def _samples(self, _: Mapping[str, Any]) -> dict[str, Any]:
         self._supervision.heard()
-        return {"samples": [slot_sample(seat.slot) for seat in list(self._seats.values())]}
+        graphs = self._graphs
+        return {
+            "samples": [
+                slot_sample(slot) | {"graph_launches": graphs.launches(slot)}
+                for slot in self._all_slots()
+            ]
+        }
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Verify, load, repack and self-check. Slow, and off every lock that a commit needs."""
@@ -221,11 +236,13 @@ class Host:
             raise Refused("definition-mismatch", detail=f"not made for slot {definition}")
         slot = self._interception.adopt(artifact)
         self._seats[definition] = _Seat(slot, PackedWeights(served=self._weights))
+        self._graphs.add(slot)
         return self._seats[definition]
 
     def _disown(self, slot: Slot) -> None:
         if isinstance(slot, KernelSlot) and self._interception is not None:
             del self._seats[slot.spec.name]
+            self._graphs.remove(slot)
             self._interception.close(slot)
 
     def _load(self, seat: _Seat, order: Order, artifact: Artifact) -> tuple[Variant, int]:
