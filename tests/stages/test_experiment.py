@@ -47,3 +47,21 @@ def test_a_plan_survives_being_written_and_read() -> None:
     first = plan(belief(1, 64), incumbent=A, environment=B)
     assert ExperimentPlan.model_validate_json(first.model_dump_json()) == first
     assert first.workloads[0].weight == 1
+
+
+def test_plans_of_earlier_versions_are_recognised() -> None:
+    """Else an upgrade pays for every experiment again."""
+    hypothesis = Hypothesis(
+        id="h",
+        definition="d",
+        workloads=(Workload(definition="d", axes={"M": 1}),),
+        share=0.5,
+        expected_gain_ratio=2.0,
+        expected_saving=0.25,
+        because="a test",
+    )
+    known = "sha256:2d4b756b2e424beda918afec2ffa1daf4c305f23bd102c564a19eeeee8d27fd6"
+    one, other = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+    assert plan(hypothesis, incumbent=one, environment=other).id == known
+    free = plan(hypothesis, incumbent=one, environment=other, batch_invariant=False)
+    assert free.id != known

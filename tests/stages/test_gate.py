@@ -653,3 +653,24 @@ def test_every_answer_survives_json_and_has_a_sentence(world: World) -> None:
     assert GateDecision.model_validate_json(decision.model_dump_json()) == decision
     assert explain(decision).endswith(".")
     assert (decision.state is GateState.APPROVED) <= (decision.missing == 0)
+
+
+def test_an_upgrade_leaves_policies_what_they_were_approved_by() -> None:
+    """A field that is added must not change digests where nobody writes it: see `_ADDED`."""
+    body: dict[str, Any] = {
+        "apiVersion": "retuned.dev/v1alpha1",
+        "kind": "KernelTuningPolicy",
+        "metadata": {"name": "p"},
+        "spec": {"mode": "Enforce"},
+    }
+    known = "sha256:f475f5870fe9ec1054ad21b55f7c2de908856ceebd6e41fbb5b1a672c70b4a81"
+    assert KernelTuningPolicy.model_validate(body).digest == known
+    for said in (
+        {"capture": {"enabled": True}},
+        {"validation": {"endToEnd": "off"}},
+        {"validation": {"batchInvariance": "off"}},
+        {"rollout": {"canary": {"shadowFirst": True}}},
+        {"rollout": {"shadow": {"maxShare": 0.2}}},
+    ):
+        other = KernelTuningPolicy.model_validate({**body, "spec": {**body["spec"], **said}})
+        assert other.digest != known, said

@@ -176,6 +176,8 @@ def plan(
     }
     # The id is taken over everything else, so a replayed plan is recognised before it is paid for.
     unnamed = ExperimentPlan.model_validate({"id": "", **body})
+    # What plans of earlier versions could not say is part of it only where it is said.
+    silent = {"id"} | ({"batch_invariant"} if batch_invariant else set())
     return unnamed.model_copy(
-        update={"id": digest_of(unnamed.model_dump(mode="json", exclude={"id"}))}
+        update={"id": digest_of(unnamed.model_dump(mode="json", exclude=silent))}
     )
