@@ -26,7 +26,7 @@ from retuned.lab.generators.porting import Earlier
 from retuned.lab.notebook import Note, Notebook, notebook_name
 from retuned.lab.remembering import definition_digest, remembered, sameness
 from retuned.lab.session import Session
-from retuned.lab.subject import Subject
+from retuned.lab.subject import FoundInServer, Subject
 from retuned.lab.toolchain import environment_of, toolchain_for
 from retuned.lab.vetting import leave_out_unanswered
 from retuned.ports import Finding, Generator
@@ -154,10 +154,14 @@ class LocalLab:
         target = self._root / "artifacts" / solution.digest.removeprefix("sha256:")
         if (target / MANIFEST).exists():
             return target
-        definition = self._subjects(solution.definition).definition
+        subject = self._subjects(solution.definition)
+        definition = subject.definition
         built = toolchain_for(solution.language).build(
             solution, definition, folder=self._root / "compiled", limits=self._lab.compile
         )
+        if isinstance(subject, FoundInServer):
+            manifest = {**built.manifest, **subject.launch_data(solution)}
+            built = replace(built, manifest=manifest)
         keep_artifact(target, built, solution=solution, definition=definition)
         return target
 

@@ -105,8 +105,14 @@ class Entry:
     """The reference."""
     cost: Callable[[dict[str, int]], Cost] = field(repr=False)
     """Cost at the lengths of all axes."""
+    launching: Callable[[Solution], Mapping[str, Any]] = field(default=lambda _: {}, repr=False)
+    """What a variant's artifact says of launches that a server makes itself."""
     confinement: Callable[[], tuple[str, ...] | None] = field(default=lambda: None, repr=False)
     """What confined the reference, if it is a stranger's and ran; None where it is our own."""
+
+    def launch_data(self, solution: Solution) -> Mapping[str, Any]:
+        """Return fields of the artifact's manifest; none where the server asks for the kernel."""
+        return self.launching(solution)
 
     def reference_confined_by(self) -> tuple[str, ...] | None:
         """Return the walls around the process of a stranger's reference; see `confinement`."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from retuned.contract import Definition, TensorSpec
+from retuned.contract import Definition, Solution, TensorSpec
 from retuned.errors import UsageError
 from retuned.lab.number_formats import NUMPY, coarsened, is_float
 
@@ -43,6 +43,15 @@ class StrangersReference(Protocol):
 
     def reference_confined_by(self) -> tuple[str, ...] | None:
         """Return the walls around it; empty for none, None where it is no stranger's."""
+        ...
+
+
+@runtime_checkable
+class FoundInServer(Protocol):
+    """A subject whose launches a server makes itself: its variants are bound to them."""
+
+    def launch_data(self, solution: Solution) -> Mapping[str, Any]:
+        """Return fields of the manifest of a variant's artifact."""
         ...
 
 

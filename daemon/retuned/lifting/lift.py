@@ -129,7 +129,7 @@ def lift(group: Group, *, bounds: Bounds | None = None, reference: str = "") -> 
             raise NotLifted("argument-unknown", detail=f"'{param.name}' is no plain value")
     if any(p.aligned16 is False for o in group.observations for p in o.params):
         raise NotLifted("pointer-unaligned", detail="a tensor does not begin at 16 bytes")
-    source = read_source(first.source, entry=first.entry)
+    source = _source(first)
     _check_parameters(source, first)
     flow = _flow(source, first)
     roles = roles_of(flow, group.dtypes, bounded=frozenset(bounds or {}))
@@ -193,6 +193,14 @@ def _rows(
     at = {id(each): place for place, each in enumerate(group.observations)}
     for each in observations:
         yield {name: column[at[id(each)]] for name, column in axes.lengths.items()}
+
+
+def _source(first: Observation) -> Source:
+    """Read the source; what the runtime could not resolve is named where it is used."""
+    if first.source is None:
+        told = ", ".join(first.unresolved[:4]) or "none was found"
+        raise NotLifted("source-missing", detail=told)
+    return read_source(first.source, entry=first.entry)
 
 
 def _check_parameters(source: Source, first: Observation) -> None:

@@ -99,12 +99,16 @@ class Param(_Seen):
 class Observation(_Seen):
     """One distinct launch."""
 
-    kernel: Annotated[str, Field(max_length=400)]
+    kernel: Annotated[str, Field(min_length=1, max_length=512)]
     """``module:qualname``; a stranger's text."""
     source_digest: Annotated[str, Field(max_length=200)]
     """Of the live function's source, as the runtime computes it."""
-    source: Annotated[str, Field(max_length=MAX_SOURCE_CHARS)]
-    """Text of the function and of what it uses."""
+    source: Annotated[str, Field(max_length=MAX_SOURCE_CHARS)] | None
+    """Text of the function and of what it uses; None where the runtime found none."""
+    unresolved: tuple[Annotated[str, Field(max_length=400)], ...] = Field(
+        default=(), max_length=512
+    )
+    """Names that the text uses and does not define, with the reason."""
     params: tuple[Param, ...] = Field(min_length=1, max_length=128)
     """In order."""
     options: dict[str, Value] = Field(default_factory=dict, max_length=64)

@@ -12,6 +12,7 @@ from itertools import islice, product
 
 from retuned.catalog.entry import Cost, Entry, Params, Space, build_solution
 from retuned.catalog.own.expressions import BadExpression, Expression, parse_expression
+from retuned.catalog.own.intercepting import launch_data_of
 from retuned.catalog.own.making import make_own
 from retuned.catalog.own.records import OwnDefinition, OwnVariant
 from retuned.contract import AxisConst, Definition, Language, Solution, TensorSpec
@@ -62,6 +63,7 @@ def entry_of(own: OwnDefinition, language: Language, *, allow_unconfined: bool =
         make=partial(make_own, own),
         compute=oracle.compute,
         cost=partial(_cost, own),
+        launching=partial(launch_data_of, own),
         confinement=lambda: oracle.confined_by,
     )
 

@@ -125,7 +125,7 @@ class LiftedFrom(Record):
     A launch is of the definition where every argument is what is said here; else it is not touched.
     """
 
-    kernel: Annotated[str, Field(max_length=400)]
+    kernel: Annotated[str, Field(max_length=512)]
     """``module:qualname``, as the runtime spells it; a stranger's text."""
     source_digest: Annotated[str, Field(max_length=200)]
     """Of the live source."""

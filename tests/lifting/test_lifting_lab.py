@@ -1,0 +1,161 @@
+"""From observed launches to the lab: what is right passes G1 to G4, what is wrong does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.lifting import live
+
+from retuned.adapters.local_lab import LocalLab
+from retuned.catalog import Entry
+from retuned.catalog.own import entry_of
+from retuned.contract import Language, Solution, TrustClass
+from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.examiner import Examiner
+from retuned.lifting.lift import Lifted, lift_all
+from retuned.runtime.artifact import read_artifact
+from retuned.runtime.grid import parse_grid
+from retuned.runtime.intercept.rules import parse_rule
+from retuned.stages.verdict import Check, Reason
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+QUICK = LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=2.0)
+REFERENCE = "def run(x_ptr):\n    return {'out_ptr': x_ptr * 0.5 + x_ptr * x_ptr}\n"
+KERNEL = "thirdparty.ops:scale_kernel"
+Examine = Callable[[Solution], tuple[Check, ...]]
+
+
+def found(**more: object) -> Lifted:
+    launches = [live.scale(count, block=64) for count in (200, 7, 300)]
+    (one,) = lift_all(launches, **more).lifted  # type: ignore[arg-type]
+    return one
+
+
+@pytest.fixture(scope="module")
+def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bay, Entry]]:
+    one = found()
+    entry = entry_of(one.own, Language.TRITON)
+    opened = Bay(
+        entry,
+        one.workloads[:1],
+        incumbent=entry.incumbent,
+        folder=tmp_path_factory.mktemp("lab"),
+        settings=QUICK,
+    )
+    yield opened, entry
+    opened.close()
+
+
+@pytest.fixture
+def examine(bay: tuple[Bay, Entry]) -> Examine:
+    def run(solution: Solution) -> tuple[Check, ...]:
+        examiner = Examiner(bay[0])
+        variant, checks = examiner.admit(solution)
+        return checks if variant is None else (*checks, *examiner.correct(variant))
+
+    return run
+
+
+def other(entry: Entry, **params: int) -> Solution:
+    return entry.solution("lifted", {**entry.incumbent.params, **params})
+
+
+def test_other_parameters_of_the_live_kernel_pass(bay: tuple[Bay, Entry], examine: Examine) -> None:
+    candidate = other(bay[1], BLOCK=128, num_warps=2)
+    assert candidate.trust is TrustClass.PARAMETERS
+    checks = examine(candidate)
+    assert [check for check in checks if check.reason is not None] == []
+    assert {check.gate for check in checks} == {"G1", "G2", "G3", "G4"}
+
+
+def test_a_grid_that_leaves_elements_out_is_found(bay: tuple[Bay, Entry], examine: Examine) -> None:
+    grid = ("cdiv(n_elements, BLOCK * 2)",)
+    last = examine(other(bay[1]).model_copy(update={"grid": grid}))[-1]
+    assert last.gate in {"G3", "G4"}
+    assert last.reason is not None
+
+
+def test_another_source_is_refused_where_the_incumbent_is_the_oracle(
+    bay: tuple[Bay, Entry], examine: Examine
+) -> None:
+    candidate = other(bay[1])
+    (source,) = candidate.sources
+    changed = source.model_copy(update={"content": source.content + "\n\nONE = 1\n"})
+    checks = examine(candidate.model_copy(update={"sources": (changed,)}))
+    assert checks[-1].gate == "G1"
+    assert "no reference" in checks[-1].detail
+
+
+def test_the_incumbent_ran_behind_walls_and_evidence_says_so(bay: tuple[Bay, Entry]) -> None:
+    said = bay[0].isolation
+    assert said.reference_confined_by or any("reference" in each for each in said.missing)
+
+
+def test_with_a_reference_other_sources_are_judged_by_it(tmp_path: Path) -> None:
+    one = found(references={KERNEL: REFERENCE})
+    entry = entry_of(one.own, Language.TRITON, allow_unconfined=True)
+    opened = Bay(
+        entry, one.workloads[1:2], incumbent=entry.incumbent, folder=tmp_path, settings=QUICK
+    )
+    try:
+        examiner = Examiner(opened)
+        (source,) = entry.incumbent.sources
+        wrong = source.content.replace("x * scale", "x * scale * 1.01")
+        assert wrong != source.content
+        candidate = other(entry).model_copy(
+            update={
+                "sources": (source.model_copy(update={"content": wrong}),),
+                "trust": TrustClass.GENERATED,
+            }
+        )
+        variant, checks = examiner.admit(candidate)
+        assert variant is not None, checks
+        assert examiner.correct(variant)[-1].reason is Reason.WRONG_OUTPUT
+    finally:
+        opened.close()
+
+
+def test_an_artifact_says_which_launches_it_takes(tmp_path: Path) -> None:
+    one = found()
+    entry = entry_of(one.own, Language.TRITON)
+    candidate = other(entry, BLOCK=128)
+    lab = LocalLab(tmp_path, subjects=lambda _: entry, solutions={}.get, generators={})
+    folder = lab.build(candidate)
+    body = json.loads((folder / "artifact.json").read_text())
+    rule = parse_rule(body["intercept"])
+    assert rule.kernel == KERNEL
+    assert rule.live
+    assert rule.axes == {"n_elements": "n_elements"}
+    assert rule.stores == {"out_ptr": "write"}
+    assert rule.constexprs == {"BLOCK": 64}
+    assert body["grid"] == ["cdiv(n_elements, BLOCK)"]
+    assert read_artifact(folder, digest=candidate.digest).params["BLOCK"] == 128
+
+
+def test_rows_that_only_the_grid_tells_are_read_from_it() -> None:
+    (one,) = lift_all([live.rmsnorm(rows) for rows in (1, 7)]).lifted
+    entry = entry_of(one.own, Language.TRITON)
+    data = entry.launch_data(other(entry, num_warps=8))
+    assert parse_rule(data["intercept"]).axes == {"rows": "grid_0"}
+    assert data["grid"] == ["grid_0"]
+    assert parse_grid(data["grid"], ["grid_0"]).at({"grid_0": 9}) == (9, 1, 1)
+    assert data["intercept"]["constexprs"] == {"casting_mode": 0, "BLOCK_SIZE": 256}
+
+
+def test_constant_lengths_become_numbers_in_a_launch_rule() -> None:
+    launches = [live.matmul(m, 1024, 512) for m in (1, 64, 100, 2048)]
+    (one,) = lift_all(launches).lifted
+    entry = entry_of(one.own, Language.TRITON)
+    rule = "cdiv(M, BLOCK_SIZE_M) * cdiv(1024, BLOCK_SIZE_N)"
+    assert entry.launch_data(entry.incumbent)["grid"] == [rule]
+
+
+def test_another_source_is_bound_to_no_launch() -> None:
+    entry = entry_of(found().own, Language.TRITON)
+    changed = entry.incumbent.sources[0].model_copy(update={"content": "ONE = 1\n"})
+    assert entry.launch_data(entry.incumbent.model_copy(update={"sources": (changed,)})) == {}
