@@ -124,7 +124,7 @@ def test_an_artifact_says_which_launches_it_takes(tmp_path: Path) -> None:
     one = found()
     entry = entry_of(one.own, Language.TRITON)
     candidate = other(entry, BLOCK=128)
-    lab = LocalLab(tmp_path, subjects=lambda _: entry, solutions={}.get, generators={})
+    lab = LocalLab(tmp_path, subjects=lambda _: entry, solutions=lambda _: None, generators={})
     folder = lab.build(candidate)
     body = json.loads((folder / "artifact.json").read_text())
     rule = parse_rule(body["intercept"])
