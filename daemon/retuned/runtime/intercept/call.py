@@ -41,6 +41,7 @@ class Call:
         "plain",
         "reference",
         "result",
+        "spare",
         "target",
     )
 
@@ -64,10 +65,18 @@ class Call:
         self.counted = counted
         self.result: Any = None
         """What the server gets: what Triton's launch returns."""
-        self.reference: tuple[Any, ...] | None = None
+        self.reference: list[Any] = []
         """On a checked launch: what the server's own code made of the same inputs."""
+        self.spare: list[Any] | None = None
+        """On a checked launch: arguments whose memory is not the server's. The variant is only run
+        on them once the launch is checked."""
         self._values: list[Any] | None = None
         self._grid: GridNumbers | None = None
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it launches on a device, whose own clock then times it."""
+        return any(getattr(value, "is_cuda", False) for value in self.values())
 
     def through_slot(self) -> Any:  # noqa: ANN401 - as Triton's launch
         """Let the kernel's slot decide who runs."""

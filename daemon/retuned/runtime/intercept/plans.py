@@ -109,6 +109,10 @@ class Plan:
         if self._grid is None and not rule.keeps_grid:
             raise Refused("grid-invalid", detail="neither a rule nor 'kept' says the grid")
         self._scalars = self._other_places()
+        used = set(self._grid.names) if self._grid is not None else set()
+        idle = sorted(constants.keys() - self._taken - used)
+        if idle:
+            raise _mismatch(f"the params {idle} are neither the entry's nor in the grid")
 
     def _bind_live(self, rule: LaunchRule, constants: Mapping[str, Any]) -> None:
         """Give the server's function its own arguments, but for some constexprs."""
@@ -122,6 +126,7 @@ class Plan:
             if name not in by_name or not by_name[name].constexpr:
                 raise _mismatch(f"'{name}' is no constexpr of the kernel")
         self.changed = dict(constants)
+        self._taken = set(constants)
         self._arguments: list[tuple[bool, Any]] = [
             (True, constants[each.name]) if each.name in constants else (False, place)
             for place, each in enumerate(self.kernel.parameters)
@@ -132,6 +137,7 @@ class Plan:
     ) -> None:
         """Give another source what it names: arguments of the launch, and its own constexprs."""
         self.changed = {}
+        self._taken = {each.name for each in parameters}
         self._arguments = []
         for each in parameters:
             if each.name in constants:

@@ -50,6 +50,6 @@ class KernelSlot(Slot):
 
 
 def run_stock(call: Call) -> Any:  # noqa: ANN401 - outputs to compare, or what Triton returned
-    """Run the server's own code; on a checked launch, return what the check compares with."""
-    result = call.stock()
-    return call.reference if call.reference is not None else result
+    """Run the server's own code; return the list that a check of this launch fills."""
+    call.stock()
+    return call.reference
