@@ -54,6 +54,20 @@ def link(path: Path, target: str) -> Path:
     return path
 
 
+def below_sys() -> str:
+    """Return a regular file of a file system that is neither /proc's nor /sys' own."""
+    for mount in Path("/proc/self/mountinfo").read_text().splitlines():
+        place = Path(mount.split(" ")[4])
+        kind = mount.partition(" - ")[2]
+        listed = os.access(place, os.R_OK | os.X_OK)
+        if listed and kind.startswith(("cgroup", "debugfs", "tracefs", "securityfs")):
+            files = (each for each in place.iterdir() if os.access(each, os.R_OK))
+            found = next((each for each in files if each.is_file()), None)
+            if found is not None:
+                return str(found)
+    return "/sys/fs/cgroup/cgroup.procs"
+
+
 ODD: dict[str, Callable[[Path], Path]] = {
     "pipe": pipe,
     "socket": bound,
@@ -65,6 +79,7 @@ ODD: dict[str, Callable[[Path], Path]] = {
     "own memory": lambda path: link(path, "/proc/self/mem"),
     "own environment": lambda path: link(path, "/proc/self/environ"),
     "what /sys makes up": lambda path: link(path, "/sys/kernel/mm/transparent_hugepage/enabled"),
+    "what is mounted below /sys": lambda path: link(path, below_sys()),
     "folder": lambda path: path.parent,
     "circle": lambda path: link(path, str(path)),
     "nothing": lambda path: path,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
@@ -23,6 +24,16 @@ _KINDS = {
     stat.S_IFLNK: "a link",
 }
 _VIRTUAL = ("/proc", "/sys")
+_MADE_BY_THE_KERNEL = frozenset(
+    {
+        "proc", "sysfs", "cgroup", "cgroup2", "tracefs", "debugfs", "securityfs", "configfs",
+        "selinuxfs", "smackfs", "bpf", "pstore", "efivarfs", "binfmt_misc", "fusectl", "resctrl",
+        "rpc_pipefs", "nfsd", "functionfs",
+    }
+)  # fmt: skip
+"""Kinds of file systems without a disk or memory of their own."""
+_DEVICE_AT = 2
+"""Word of a line of ``mountinfo``."""
 
 
 class NotPlain(OSError):
@@ -89,11 +100,29 @@ def _check(path: Path, found: os.stat_result) -> None:
 
 
 def _virtual_devices() -> frozenset[int]:
-    """Return the file systems whose files are made while they are read."""
-    found = set()
+    """Return the file systems whose files are made while they are read, wherever they are mounted.
+
+    There are more than two: the log of the kernel's traces is a regular file, and waits.
+    """
+    found = set(_mounted())
     for place in _VIRTUAL:
         try:
             found.add(os.stat(place).st_dev)
         except OSError:
             continue
     return frozenset(found) - {os.stat("/").st_dev}
+
+
+def _mounted() -> Iterator[int]:
+    """Yield the mounts of the kernel's own file systems; nothing where nobody tells of mounts."""
+    try:
+        with open("/proc/self/mountinfo", "rb") as stream:
+            lines = stream.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        mount, _, source = line.partition(b" - ")
+        kind = source.partition(b" ")[0].decode("ascii", "replace")
+        if kind in _MADE_BY_THE_KERNEL:
+            major, _, minor = mount.split(b" ")[_DEVICE_AT].partition(b":")
+            yield os.makedev(int(major), int(minor))
