@@ -72,11 +72,16 @@ def _remove_if_dead(path: Path, *, now: float) -> bool:
     aside = path.with_name(f"{_ASIDE}{os.urandom(8).hex()}")
     os.rename(path, aside)  # whatever lies under the name now, nobody connects to it meanwhile
     after = aside.lstat()
-    if (after.st_dev, after.st_ino) != (before.st_dev, before.st_ino):
+    if _which(after) != _which(before):
         os.rename(aside, path)  # a new process has taken the name in this very moment: its own
         return False
     aside.unlink()
     return True
+
+
+def _which(found: os.stat_result) -> tuple[int, int, int]:
+    """Tell one file from another: numbers of files are used again at once, so its age belongs."""
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _refuses(path: Path) -> bool:

