@@ -138,8 +138,17 @@ class Swapper(Protocol):
         ------
         CandidateError
             If the runtime refuses: ``not-prepared``, ``stale-epoch``, ``unknown-slot``.
+        PartialCommit
+            If some processes have carried it out and others have not.
         TemporaryError
             If the server does not answer; it may or may not have carried the order out.
+        """
+        ...
+
+    def abort(self, order: SwapOrder) -> None:
+        """Drop what was prepared for an order that will not be committed; the rest stays.
+
+        Processes that do not answer drop it by themselves after a while.
         """
         ...
 
@@ -154,6 +163,29 @@ class Swapper(Protocol):
             ``unknown-slot``.
         TemporaryError
             If the server does not answer.
+        """
+        ...
+
+    def ramp(
+        self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Change the share of launches that run an order in force, and the buckets left out.
+
+        Parameters
+        ----------
+        order
+            In force; another epoch is refused.
+        fraction
+            Share of launches, 0 to 1; 0 only shadows the artifact.
+        excluded
+            All shape buckets that the original serves although they are within the guard.
+
+        Raises
+        ------
+        CandidateError
+            ``stale-epoch`` if another order is in force.
+        TemporaryError
+            If the server, or one of its processes, does not answer.
         """
         ...
 

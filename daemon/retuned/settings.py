@@ -27,12 +27,17 @@ from retuned.strict_yaml import Tree, parse, problems_of, read_text, suggest
 PREFIX = "RETUNED_"
 RESERVED = frozenset(
     {
+        "RETUNED_ALLOWED_UIDS",
         "RETUNED_ARTIFACTS_DIR",
+        "RETUNED_ARTIFACT_CACHE",
         "RETUNED_CAPTURE",
         "RETUNED_CONFIG",
         "RETUNED_RUNTIME",
+        "RETUNED_SERVER_TARGET",
         "RETUNED_TORCH",
         "RETUNED_TORCH_INDEX",
+        "RETUNED_TRUST",
+        "RETUNED_TRUSTED_KEY",
     }
 )
 """Names in the environment that are not settings of the daemon: others read them."""
@@ -246,6 +251,13 @@ class Settings(BaseSettings):
     environment_mismatch: Literal["refuse", "warn"] = "refuse"
     """What happens where a server runs on another device, Triton or Triton switches than those a
     variant was measured with: `refuse` swaps nothing in, `warn` swaps and writes it to the log."""
+
+    mixed_epochs: Literal["refuse", "allow"] = "refuse"
+    """Whether processes of one server may differ in what they run: `refuse` takes a swap back from
+    all where one died while they committed, or does not follow in time; `allow` tells those that
+    are behind again. Kernels that take part in collectives need `refuse`."""
+    catch_up_s: float = Field(default=300.0, gt=0.0)
+    """How long a process that was restarted or came late may take to follow the others, seconds."""
 
     observe_poll_s: float = Field(default=5.0, gt=0.0)
     """How often folders are looked at and experiments are planned, seconds."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from retuned.adapters import runtime_socket
+from retuned.adapters import runtime_link
 from retuned.adapters.runtime_socket import FakeSwapper, RuntimeSocket
 from retuned.contract import Digest, Guard
 from retuned.errors import CandidateError, TemporaryError
@@ -311,7 +311,7 @@ def test_a_socket_that_another_user_listens_on_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    monkeypatch.setattr(runtime_socket, "peer_uid", lambda _: 666)
+    monkeypatch.setattr(runtime_link, "peer_uid", lambda _: 666)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "1.sock"))
         listener.listen(4)
@@ -354,9 +354,7 @@ def test_workers_are_driven_alike_and_reported_as_one(
 
     swapper.prepare(order(FIRST, epoch=1), artifact_dir=deliver(tmp_path, FIRST))
     assert state(swapper).epoch == 0
-    runtimes[0]._host.answer(
-        {"op": "commit", "order": order(FIRST, epoch=1).model_dump(mode="json")}
-    )
+    tell(runtimes[0], "commit", order(FIRST, epoch=1), term=runtimes[0]._host._fence.term)
     assert (state(swapper).active, state(swapper).epoch) == (None, 0), "one of two is behind"
     swapper.commit(order(FIRST, epoch=1))
     assert (state(swapper).active, state(swapper).epoch) == (FIRST, 1)
@@ -389,7 +387,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[An
     hung.close()
 
 
-def tell(runtime: Any, op: str, wanted: SwapOrder, **more: str) -> None:
+def tell(runtime: Any, op: str, wanted: SwapOrder, **more: Any) -> None:
     runtime._host.answer({"op": op, "order": wanted.model_dump(mode="json"), **more})
 
 
@@ -408,16 +406,16 @@ def test_one_worker_that_hangs_keeps_no_other_from_going_back(
     assert (state(swapper).active, state(swapper).epoch) == (None, 2)
 
 
-def test_one_worker_that_refuses_keeps_no_other_from_committing(
+def test_a_worker_that_has_not_prepared_keeps_all_from_committing_a_swap(
     tmp_path: Path, workers: list[Any]
 ) -> None:
     wanted = order(FIRST, epoch=1)
     tell(workers[1], "prepare", wanted, artifact_dir=str(deliver(tmp_path, FIRST)))
     swapper = RuntimeSocket(tmp_path, timeout_s=0.3)
-    with pytest.raises(CandidateError) as caught:  # the refusal is final, the silence is not
+    with pytest.raises(CandidateError) as caught:  # it can be told again, the silent one not yet
         swapper.commit(wanted)
     assert caught.value.reason == "not-prepared"
-    assert (state(swapper).epoch, state(swapper).newest_epoch) == (0, 1)
+    assert (state(swapper).epoch, state(swapper).newest_epoch) == (0, 0), "nowhere"
 
 
 def test_what_was_counted_is_that_of_the_workers_that_have_the_order(

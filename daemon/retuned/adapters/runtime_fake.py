@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from retuned.contract import Digest
-from retuned.errors import CandidateError, TemporaryError
+from retuned.errors import CandidateError, PartialCommit, TemporaryError
 from retuned.ports import SlotState
-from retuned.stages.swap import SwapOrder
+from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 
@@ -32,6 +32,8 @@ class FakeSwapper:
     """Whether a commit that is refused was carried out by another process before."""
     away: bool = False
     """Whether the server does not answer."""
+    partial: bool = False
+    """Whether a process dies after the others have carried a swap out."""
     flips: list[str] = field(default_factory=list)
     """Ids of orders carried out, in order; a repeated order adds nothing."""
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class FakeSwapper:
     _orders: dict[str, SwapOrder] = field(default_factory=dict)
     _prepared: set[tuple[str, Digest]] = field(default_factory=set)
     _bypassed: set[str] = field(default_factory=set)
+    _spread: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def restart(self) -> None:
         """Lose everything, as a server does that is started anew."""
@@ -51,6 +54,7 @@ class FakeSwapper:
         self._prepared.clear()
         self._half_done.clear()
         self._bypassed.clear()
+        self._spread.clear()
         self.counts.clear()
 
     def slots(self) -> Sequence[SlotState]:
@@ -85,6 +89,7 @@ class FakeSwapper:
                     "artifact": self._active(name),
                     "epoch": self._epoch(name),
                     **nothing,
+                    **self._spread.get(name, {}),
                     **self.counts.get(name, {}),
                 }
             )
@@ -120,9 +125,20 @@ class FakeSwapper:
             raise CandidateError(self.refuse_commit[order.artifact], detail="as the test wished")
         self._orders[order.definition] = order
         self._bypassed.discard(order.definition)
+        first = order.canary[0].fraction if order.canary and order.artifact else 1.0
+        self._spread[order.definition] = {"fraction": first}
         self.counts.pop(order.definition, None)
         self.flips.append(order.id)
+        if self.partial and order.kind is SwapKind.SWAP:
+            lost = TemporaryError("a process is gone", delay_s=_RETRY_S)
+            raise PartialCommit("one of two has it", cause=lost, delay_s=_RETRY_S)
         return 1000
+
+    def abort(self, order: SwapOrder) -> None:
+        """Forget what was prepared and never committed; see `Swapper.abort`."""
+        self._slot(order.definition)
+        if order.artifact is not None and order.artifact != self._active(order.definition):
+            self._prepared.discard((order.definition, order.artifact))
 
     def bypass(self, definition: str, *, on: bool) -> None:
         """Serve the original for a while; see `RuntimeSocket.bypass`."""
@@ -131,6 +147,19 @@ class FakeSwapper:
             self._bypassed.add(definition)
         else:
             self._bypassed.discard(definition)
+
+    def ramp(
+        self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Change the share of launches that run an order; see `Swapper.ramp`."""
+        self._slot(order.definition)
+        if self._epoch(order.definition) != order.epoch or order.artifact is None:
+            raise CandidateError("stale-epoch", detail=f"epoch {self._epoch(order.definition)}")
+        self._spread[order.definition] = {
+            "fraction": fraction,
+            "excluded": tuple(excluded),
+            "fraction_s": 0.0,
+        }
 
     def _slot(self, definition: str) -> None:
         self._answer()

@@ -11,12 +11,10 @@ A socket that nobody listens on belongs to a process that died, and is skipped.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import socket
 import stat
-from collections import defaultdict
+import time
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,12 +22,26 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from retuned.adapters.runtime_delivery import Delivery
 from retuned.adapters.runtime_facts import server_environment
 from retuned.adapters.runtime_fake import FakeSwapper
-from retuned.errors import CandidateError, RetunedError, TemporaryError
+from retuned.adapters.runtime_link import RETRY_S as _RETRY_S
+from retuned.adapters.runtime_link import Said, told
+from retuned.adapters.runtime_spread import spread_of
+from retuned.errors import CandidateError, PartialCommit, RetunedError, TemporaryError
 from retuned.ports import SlotState
-from retuned.runtime.control import peer_uid
-from retuned.stages.swap import SwapOrder
+from retuned.stages.swap import (
+    NOT_YET,
+    Outcome,
+    Phase,
+    PhaseReason,
+    Rank,
+    Standing,
+    SwapKind,
+    SwapOrder,
+    decide,
+    outcome_of,
+)
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 
@@ -39,11 +51,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_ANSWER_BYTES = 32 << 20
-"""Longest answer taken from a server."""
-_RETRY_S = 1.0
 _MOST_AT_ONCE = 32
 """Processes that are asked at the same time."""
+_CLAIM_S = 0.5
+"""Longest wait for the terms that processes know of, before a way back is told."""
+_REMEMBERED = 64
+"""Orders whose prepared processes are remembered."""
 
 
 class RuntimeSocket:
@@ -57,14 +70,25 @@ class RuntimeSocket:
         Longest wait for an ordinary answer, seconds.
     prepare_timeout_s
         Longest wait for a prepare, which loads, repacks and checks, seconds.
+    key
+        Returns the public key that artifacts are signed with, 64 hex digits: shown to processes
+        that pin the first they see. None shows none.
     """
 
     def __init__(
-        self, path: Path, *, timeout_s: float = 5.0, prepare_timeout_s: float = 120.0
+        self,
+        path: Path,
+        *,
+        timeout_s: float = 5.0,
+        prepare_timeout_s: float = 120.0,
+        key: Callable[[], str] | None = None,
     ) -> None:
         self._path = path
         self._timeout_s = timeout_s
         self._prepare_timeout_s = prepare_timeout_s
+        self._key = key
+        self._term = 0
+        self._prepared: OrderedDict[str, dict[str, str]] = OrderedDict()
 
     def hello(self) -> Sequence[Mapping[str, Any]]:
         """Return pid, protocol version, server name and environment of every process."""
@@ -95,18 +119,103 @@ class RuntimeSocket:
         return list(self._reports({"op": "hello"}, server_environment, complete=True).values())
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
-        """Prepare in every process; see `Swapper.prepare`."""
-        request = {
-            "op": "prepare",
-            "order": order.model_dump(mode="json"),
-            "artifact_dir": str(artifact_dir.absolute()),
-        }
-        self._ask_all(request, timeout_s=self._prepare_timeout_s)
+        """Prepare in every process, or in none that is refused for good; see `Swapper.prepare`.
+
+        A process that cannot read the folder gets the artifact over the socket.
+        """
+        request = {"op": "prepare", "order": order.model_dump(mode="json"), "term": self._claim()}
+        delivery = Delivery(request, folder=artifact_dir, key=self._key)
+        answers, errors = self._each(
+            lambda path: delivery.prepare(path, timeout_s=self._prepare_timeout_s)
+        )
+        for error in _worst_first(errors):
+            if isinstance(error, CandidateError) and error.reason not in NOT_YET:
+                self.abort(order)
+            raise error
+        self._remember(order, {name: str(a.get("instance", "")) for name, a in answers.items()})
 
     def commit(self, order: SwapOrder) -> int:
-        """Commit in every process; return the slowest flip, ns; see `Swapper.commit`."""
-        answers = self._ask_all({"op": "commit", "order": order.model_dump(mode="json")})
-        return max(int(answer.get("flip_ns", 0)) for answer in answers)
+        """Commit in every process; return the slowest flip, ns; see `Swapper.commit`.
+
+        A swap is first asked about: unless every process stands prepared, none is told.
+        """
+        if order.kind is SwapKind.SWAP:
+            self._vote(order)
+        request = {"op": "commit", "order": order.model_dump(mode="json"), "term": self._claim()}
+        voters = self._prepared.get(order.id, {})
+        answers, errors = self._tell(request, timeout_s=self._timeout_s)
+        lost = sorted(voters.keys() - answers.keys()) if order.kind is SwapKind.SWAP else []
+        if lost and not errors:
+            message = f"{lost} had prepared {order.definition} and are gone"
+            errors.append(TemporaryError(message, delay_s=_RETRY_S))
+        outcome = outcome_of([True] * len(answers) + [False] * len(errors))
+        for error in _worst_first(errors):
+            if outcome is Outcome.PARTIAL:
+                message = f"epoch {order.epoch}: {sorted(answers)} have it, others not: {error}"
+                raise PartialCommit(message[:1000], cause=error, delay_s=_RETRY_S) from error
+            raise error
+        return max(int(answer.get("flip_ns", 0)) for answer in answers.values())
+
+    def abort(self, order: SwapOrder) -> None:
+        """Drop what was prepared for an order that will not be committed; see `Swapper.abort`."""
+        self._prepared.pop(order.id, None)
+        request = {"op": "abort", "order": order.model_dump(mode="json"), "term": self._claim()}
+        _, errors = self._tell(request, timeout_s=self._timeout_s)
+        for error in errors:
+            log.info("not told to drop %s: %s", order.definition, error)
+
+    def ranks(self, order: SwapOrder) -> list[Rank]:
+        """Ask every process that listens where it stands with an order."""
+        request = {"op": "standing", "order": order.model_dump(mode="json")}
+        found = []
+        for path, said in self._say(lambda path: told(path, request, timeout_s=self._timeout_s)):
+            if said is not None:
+                found.append(_rank(path.name, said))
+        return found
+
+    def _vote(self, order: SwapOrder) -> None:
+        """Make sure that every process can commit.
+
+        Raises
+        ------
+        CandidateError
+            ``not-prepared`` or ``stale-epoch``.
+        TemporaryError
+            If one is silent, or died since it prepared: then what was prepared is dropped.
+        """
+        ranks = self.ranks(order)
+        decision = decide(order.kind, ranks, prepared=self._prepared.get(order.id, {}))
+        if decision.phase is Phase.COMMIT:
+            return
+        if decision.phase is Phase.ABORT:
+            self.abort(order)
+        detail = "; ".join(rank.detail for rank in ranks if rank.name in decision.ranks)
+        message = f"{order.definition}: {decision.reason} {list(decision.ranks)} {detail}"[:1000]
+        if decision.reason is PhaseReason.RANK_AHEAD:
+            raise CandidateError("stale-epoch", detail=message)
+        if decision.reason in (PhaseReason.RANK_JOINED, PhaseReason.RANK_RESTARTED):
+            raise CandidateError("not-prepared", detail=message)
+        raise TemporaryError(message, delay_s=_RETRY_S)
+
+    def _claim(self) -> int:
+        """Return this daemon's term: later than any that a process of the server has heard of.
+
+        Processes that do not say are left out: a term is not before the time it began, so it comes
+        after that of a daemon that began earlier.
+        """
+        if not self._term:
+            known = [0]
+            for _, said in self._say(lambda path: told(path, _HELLO, timeout_s=_CLAIM_S)):
+                term = said.get("term") if isinstance(said, dict) else None
+                if isinstance(term, int) and 0 <= term < _MAX_TERM:
+                    known.append(term)
+            self._term = max(1 + max(known), time.time_ns() // 1_000_000)
+        return self._term
+
+    def _remember(self, order: SwapOrder, instances: dict[str, str]) -> None:
+        self._prepared[order.id] = instances
+        while len(self._prepared) > _REMEMBERED:
+            self._prepared.popitem(last=False)
 
     def bypass(self, definition: str, *, on: bool) -> None:
         """Serve the original for a while (`on`), or the order in force again.
@@ -121,6 +230,25 @@ class RuntimeSocket:
             If the server does not answer.
         """
         self._ask_all({"op": "bypass", "definition": definition, "on": on})
+
+    def ramp(
+        self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Change the share of launches that run an order; see `Swapper.ramp`."""
+        request = {"op": "ramp", "definition": order.definition, "epoch": order.epoch}
+        spread = {"fraction": fraction, "excluded": [list(bucket) for bucket in excluded]}
+        self._ask_all(request | spread | {"term": self._claim()})
+
+    def rearm(self, definition: str | None) -> bool:
+        """Close the breakers of a slot, or of whole processes with None; True if one was open.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer.
+        """
+        request = {"op": "rearm", "definition": definition, "term": self._claim()}
+        return any(answer.get("was_open") is True for answer in self._ask_all(request))
 
     def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Tell every process one request and return their answers.
@@ -188,7 +316,7 @@ class RuntimeSocket:
     ) -> list[dict[str, Any]]:
         """Tell every process, and then raise what went wrong: a refusal first, it is final."""
         answers, errors = self._tell(request, timeout_s=timeout_s or self._timeout_s)
-        for error in sorted(errors, key=lambda each: not isinstance(each, CandidateError)):
+        for error in _worst_first(errors):
             raise error
         return list(answers.values())
 
@@ -196,20 +324,28 @@ class RuntimeSocket:
         self, request: Mapping[str, Any], *, timeout_s: float
     ) -> tuple[dict[str, dict[str, Any]], list[RetunedError]]:
         """Return the answers by socket, and the errors, of which there is one if nobody listens."""
-        paths = self._sockets()
+        return self._each(lambda path: told(path, request, timeout_s=timeout_s))
+
+    def _each(
+        self, do: Callable[[Path], Said]
+    ) -> tuple[dict[str, dict[str, Any]], list[RetunedError]]:
         answers: dict[str, dict[str, Any]] = {}
         errors: list[RetunedError] = []
-        with ThreadPoolExecutor(max(1, min(len(paths), _MOST_AT_ONCE))) as pool:
-            said = pool.map(lambda path: _told(path, request, timeout_s=timeout_s), paths)
-            for path, answer in zip(paths, said, strict=True):
-                if isinstance(answer, RetunedError):
-                    errors.append(answer)
-                elif answer is not None:
-                    answers[path.name] = answer
+        for path, answer in self._say(do):
+            if isinstance(answer, RetunedError):
+                errors.append(answer)
+            elif answer is not None:
+                answers[path.name] = answer
         if not answers and not errors:
             message = f"{self._path}: no server listens; it may be starting"
             errors.append(TemporaryError(message, delay_s=_RETRY_S))
         return answers, errors
+
+    def _say(self, do: Callable[[Path], Said]) -> list[tuple[Path, Said]]:
+        """Do something with every process at the same time."""
+        paths = self._sockets()
+        with ThreadPoolExecutor(max(1, min(len(paths), _MOST_AT_ONCE))) as pool:
+            return list(zip(paths, pool.map(do, paths), strict=True))
 
     def _sockets(self) -> list[Path]:
         try:
@@ -221,69 +357,30 @@ class RuntimeSocket:
             raise TemporaryError(f"{self._path}: {error}", delay_s=_RETRY_S) from error
 
 
-def _told(
-    path: Path, request: Mapping[str, Any], *, timeout_s: float
-) -> dict[str, Any] | RetunedError | None:
-    """Ask one process; its error is returned, so that the others are told too. None is gone."""
+_HELLO = {"op": "hello"}
+_MAX_TERM = 2**52
+
+
+def _worst_first(errors: Sequence[RetunedError]) -> list[RetunedError]:
+    """Sort refusals to the front: they are final, silence is not."""
+
+    def weight(error: RetunedError) -> int:
+        if not isinstance(error, CandidateError):
+            return 2
+        return 1 if error.reason in NOT_YET else 0
+
+    return sorted(errors, key=weight)
+
+
+def _rank(name: str, said: dict[str, Any] | RetunedError) -> Rank:
+    """Read where a process stands; one that talks nonsense does not say."""
+    if isinstance(said, RetunedError):
+        return Rank(name=name, standing=Standing.SILENT, detail=str(said)[:300])
     try:
-        answer = _ask(path, request, timeout_s=timeout_s)
-    except (ConnectionRefusedError, FileNotFoundError):
-        return None  # its process is gone
-    except (OSError, ValueError, RecursionError) as error:
-        message = f"{path}: the runtime does not answer: {error}"
-        return TemporaryError(message, delay_s=_RETRY_S)
-    if answer.get("ok") is not True:
-        reason, detail = str(answer.get("reason")), str(answer.get("detail"))
-        return CandidateError(reason[:64], detail=detail[:2000])
-    return answer
-
-
-def _ask(path: Path, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-    """Send one request, read one line.
-
-    Raises
-    ------
-    OSError
-        If the runtime is gone or too slow.
-    ValueError
-        If its answer is no JSON object of bearable size.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout_s)
-        connection.connect(str(path))
-        _check_peer(connection)
-        connection.sendall(json.dumps(request, separators=(",", ":")).encode() + b"\n")
-        chunks: list[bytes] = []
-        size = 0
-        while not chunks or b"\n" not in chunks[-1]:
-            chunk = connection.recv(1 << 18)
-            if not chunk:
-                raise ConnectionResetError("closed without an answer")
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MAX_ANSWER_BYTES:
-                raise ValueError(f"answer has more than {MAX_ANSWER_BYTES} bytes")
-    answer = json.loads(b"".join(chunks))
-    if not isinstance(answer, dict):
-        raise ValueError("answer is no JSON object")
-    return answer
-
-
-def _check_peer(connection: socket.socket) -> None:
-    """Refuse to believe a process of another user's that lies in wait in a shared folder.
-
-    A runtime listens to its own user and to root, so an honest one is of this user, unless this is
-    root: then whoever owns the socket's process could as well be the server.
-
-    Raises
-    ------
-    PermissionError
-        If the process that listens is another user's.
-    """
-    own = os.geteuid()
-    uid = peer_uid(connection)
-    if own != 0 and uid not in (0, own):
-        raise PermissionError(f"a process of user {uid} listens there, not one of ours")
+        standing = Standing(str(said.get("standing")))
+    except ValueError:
+        return Rank(name=name, standing=Standing.SILENT, detail="its answer cannot be read")
+    return Rank(name=name, instance=str(said.get("instance", ""))[:200], standing=standing)
 
 
 def _entries(name: str, parse: Callable[[Any], T]) -> Callable[[Mapping[str, Any]], list[T]]:
@@ -356,6 +453,7 @@ def _merge_samples(by_process: Mapping[str, WatchSample]) -> WatchSample:
         shadow_nonfinite=sum(sample.shadow_nonfinite for sample in samples),
         worst_ratio=max(sample.worst_ratio for sample in samples),
         last_mean_ratio=max(sample.last_mean_ratio for sample in samples),
+        **spread_of(samples),
         errors=sum(sample.errors for sample in samples),
         tripped=next((sample.tripped for sample in samples if sample.tripped), ""),
         processes=len(by_process),

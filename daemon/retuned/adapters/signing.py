@@ -71,6 +71,14 @@ class Ed25519Notary:
         private = self._private(exposed=exposed) or self._make(replace=False)
         return key_id(private.public_key())
 
+    def public_hex(self) -> str:
+        """Return the public key that signs now, as a server pins it: 64 hex digits."""
+        private = self._private() or self._make(replace=False)
+        raw = private.public_key().public_bytes(
+            serialization.Encoding.Raw, format=serialization.PublicFormat.Raw
+        )
+        return raw.hex()
+
     def rotate(self) -> str:
         """Make a new key and forget the private half of the old one; return the new id.
 

@@ -27,6 +27,7 @@ from retuned.stages.experiment import Budget
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.hypothesis import HypothesisSettings
 from retuned.stages.profile import ProfileSettings
+from retuned.stages.swap import MixedEpochs
 from retuned.stages.watch import EndToEndSettings, WatchSettings
 
 
@@ -116,6 +117,8 @@ class LoopSettings:
     """How gains are guessed, and when trying again no longer pays."""
     shadow_every: int = 50
     """One swapped launch in so many is checked."""
+    shadow_later: tuple[tuple[float, int], ...] = ((600.0, 1_000), (86_400.0, 10_000))
+    """(From this age of a shape bucket in seconds, one in so many); never more than at first."""
     min_saving: float = 0.002
     """Smallest share of all GPU time that a swap must save to be proposed."""
     proposal_ttl: timedelta = timedelta(hours=24)
@@ -128,6 +131,10 @@ class LoopSettings:
     """How long a rolled-back digest may not be proposed again."""
     environment_mismatch: Literal["refuse", "warn"] = "refuse"
     """What happens where a server runs on something else than what was measured."""
+    mixed_epochs: MixedEpochs = MixedEpochs.REFUSE
+    """Whether processes of one server may differ in what they run."""
+    catch_up_s: float = 300.0
+    """How long a process that came late may take to follow, before all go back, seconds."""
     retention: Retention = field(default_factory=Retention)
     """How long what nobody needs any more is kept."""
 
@@ -211,3 +218,5 @@ class Context:
     """The server as its users see it; None where nobody said where it is."""
     captures: Captures | None = None
     """What inputs are sampled with; None samples none."""
+    behind: dict[str, float] = field(default_factory=dict)
+    """Orders that some process of the server has not followed, and since when, monotonic s."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from retuned.adapters.artifact_folder import sign_artifact
 from retuned.errors import (
     CandidateError,
     HarnessError,
     MissingDependency,
+    PartialCommit,
     RetunedError,
     TemporaryError,
     UnreadableInput,
@@ -55,17 +57,9 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-_NOT_YET = frozenset(
-    {
-        "unknown-slot",  # a process that is still building its model
-        "torch-missing",  # the same, earlier
-        "device-unknown",  # no launch has shown yet which of several GPUs it serves
-        "self-check-no-shape",  # no launch has shown yet what to check with
-        "runtime-error",  # such as no memory for the check just now
-        UNKNOWN,  # no launch has shown yet what it runs on
-    }
-)
-"""Refusals to prepare that say nothing of the artifact: the order waits, and is told again."""
+_NOT_YET = swap_stage.NOT_YET | {UNKNOWN}
+"""Refusals to prepare that say nothing of the artifact: the order waits, and is told again.
+`UNKNOWN`: no launch has shown yet what a process runs on."""
 
 _PASSES = 3
 """An order that is refused may be followed by another, and that by the way to the original."""
@@ -158,9 +152,11 @@ def _drive(ctx: Context, kept: Kept) -> bool:
         took_ns = ctx.swapper.commit(order)
     except CandidateError as error:
         return _refused(ctx, order, phase=phase, error=error)
+    except PartialCommit as error:
+        return _partial(ctx, order, phase=phase, error=error)
     except TemporaryError as error:
         log.info("%s of %s waits: %s", order.kind, order.definition, error)
-        return False
+        return _behind(ctx, order, phase=phase, error=error)
     except (HarnessError, MissingDependency, UnreadableInput, OSError) as error:
         return _not_built(ctx, order, phase=phase, error=error)
     _carried_out(ctx, order, took_ns)
@@ -176,6 +172,13 @@ def _prepare(ctx: Context, order: SwapOrder) -> None:
         if order.kind is SwapKind.SWAP:
             check_before_load(ctx, order)
         folder = ctx.bench.build(solution)
+        sign_artifact(
+            folder,
+            notary=ctx.notary,
+            artifact=order.artifact,
+            definition=order.definition,
+            target=order.target,
+        )
         ctx.swapper.prepare(order, artifact_dir=folder)
     except (CandidateError, TemporaryError) as error:
         if isinstance(error, CandidateError) and error.reason not in _NOT_YET:
@@ -187,8 +190,70 @@ def _prepare(ctx: Context, order: SwapOrder) -> None:
         log.warning("going back without some process of %s: %s", order.definition, error)
 
 
+def _partial(ctx: Context, order: SwapOrder, *, phase: str, error: PartialCommit) -> bool:
+    """Act on ranks that differ; True if the way back was written for all of them.
+
+    A way back is told until everybody has it: it undoes nothing when it is partial.
+    """
+    log.error("%s of %s is partial: %s", order.kind, order.definition, error)
+    if order.kind is SwapKind.SWAP and phase in OPEN and _refuses_mixed(ctx):
+        return _all_back(ctx, order, reason=error.code, detail=str(error))
+    if isinstance(error.cause, CandidateError):
+        return _refused(ctx, order, phase=phase, error=error.cause)
+    return _behind(ctx, order, phase=phase, error=error)
+
+
+def _behind(ctx: Context, order: SwapOrder, *, phase: str, error: Exception) -> bool:
+    """Act on a process that does not follow an order that others have; True if all go back.
+
+    One that was restarted, or came late, gets a while: until then it serves the original. Where all
+    were restarted nothing is mixed, however long they take.
+    """
+    if phase in OPEN or order.kind is SwapKind.ROLLBACK or not _somebody_has(ctx, order):
+        ctx.behind.pop(order.id, None)
+        return False
+    now_s = ctx.clock.monotonic_s()
+    since_s = ctx.behind.get(order.id)
+    if since_s is None:
+        since_s = ctx.behind[order.id] = now_s
+        detail: dict[str, Any] = {"epoch": order.epoch, "slot": order.definition}
+        detail["detail"] = str(error)[:2000]
+        say(ctx, order.proposal, "rank-behind", **detail)
+    if not swap_stage.must_go_back(
+        ctx.settings.mixed_epochs,
+        was_complete=True,
+        behind_s=now_s - since_s,
+        catch_up_s=ctx.settings.catch_up_s,
+    ):
+        return False
+    return _all_back(ctx, order, reason="rank-behind", detail=str(error))
+
+
+def _somebody_has(ctx: Context, order: SwapOrder) -> bool:
+    mine = [fact for fact in _facts(ctx) if fact.definition == order.definition]
+    return any(max(fact.epoch, fact.newest_epoch) >= order.epoch for fact in mine)
+
+
+def _refuses_mixed(ctx: Context) -> bool:
+    return swap_stage.must_go_back(
+        ctx.settings.mixed_epochs, was_complete=False, behind_s=0.0, catch_up_s=0.0
+    )
+
+
+def _all_back(ctx: Context, order: SwapOrder, *, reason: str, detail: str) -> bool:
+    """Write the way back of a swap that some process has; it is carried out in this very look."""
+    ctx.behind.pop(order.id, None)
+    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    if stored is None or stored.phase not in (*IN_PLACE, "swapping"):
+        return False
+    return order_back(
+        ctx, stored, reason=reason, detail=detail[:2000], who="retuned", after=order.epoch
+    )
+
+
 def _carried_out(ctx: Context, order: SwapOrder, took_ns: int | None) -> None:
     """Write that the server has carried an order out; the second time nothing is written."""
+    ctx.behind.pop(order.id, None)
     with ctx.store.transaction():
         if not any(
             ctx.store.advance(Kind.ORDER, order.id, expect=phase, to="done") for phase in OPEN

@@ -46,6 +46,7 @@ from retuned.stages.drift import DEMO_SETTINGS, DriftSettings
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.hypothesis import HypothesisSettings
 from retuned.stages.profile import ProfileSettings
+from retuned.stages.swap import MixedEpochs
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
             known=store.ids(Kind.BATCH),
             limits=ReadLimits(input_bytes=settings.max_trace_bytes),
         ),
-        swapper=RuntimeSocket(settings.sockets),
+        swapper=RuntimeSocket(settings.sockets, key=notary.public_hex),
         bench=_lab(settings, store, language=language, arch=environment.arch),
         notary=notary,
         settings=loop_settings(settings),
@@ -162,6 +163,8 @@ def loop_settings(settings: Settings) -> LoopSettings:
         proposal_ttl=timedelta(seconds=settings.proposal_ttl_s),
         quarantine=timedelta(seconds=settings.quarantine_s),
         environment_mismatch=settings.environment_mismatch,
+        mixed_epochs=MixedEpochs(settings.mixed_epochs),
+        catch_up_s=settings.catch_up_s,
         retention=Retention(
             things=timedelta(days=settings.retention_days),
             evidence=timedelta(days=settings.evidence_retention_days),

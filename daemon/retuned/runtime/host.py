@@ -14,6 +14,8 @@ from typing import Any
 
 from retuned.runtime.artifact import Artifact, read_artifact
 from retuned.runtime.captures import Reservoir, chunk, listing, parse_rule
+from retuned.runtime.delivery import ArtifactCache
+from retuned.runtime.epochs import Fence, Ledger, new_instance, rank_of_environment
 from retuned.runtime.graphs.hosting import HostedGraphs
 from retuned.runtime.inforce import Swapped, Variant
 from retuned.runtime.intercept.service import Interception
@@ -29,6 +31,7 @@ from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, Tensor, parse_bounds
 from retuned.runtime.supervising import Supervision
 from retuned.runtime.surroundings import environment
+from retuned.runtime.trust import Trust
 from retuned.runtime.variant import LOADERS
 from retuned.runtime.weights import PackedWeights
 
@@ -38,8 +41,6 @@ VERSION = "1"
 """Version of the control protocol; fields are added, never renamed."""
 MAX_RESIDENT = 4
 """Variants kept loaded per slot for instant ways back."""
-MAX_HISTORY = 64
-"""Orders remembered per slot, to answer a repeated one."""
 
 
 @dataclass(slots=True)
@@ -49,8 +50,7 @@ class _Seat:
     slot: Slot
     packed: PackedWeights
     resident: OrderedDict[str, Variant] = field(default_factory=OrderedDict)
-    done: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    epoch: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
     reservoir: Reservoir | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -70,6 +70,10 @@ class Host:
         Whether the daemon may ask for samples of inputs.
     interception
         Of Triton's launches in this process; None where there is none.
+    trust
+        Whose signature artifacts need; None takes what the environment says.
+    cache
+        Where artifacts are kept that come over the socket; None takes the user's cache folder.
     """
 
     def __init__(
@@ -80,8 +84,14 @@ class Host:
         compare: Compare = compare_tensors,
         may_capture: bool = True,
         interception: Interception | None = None,
+        trust: Trust | None = None,
+        cache: ArtifactCache | None = None,
     ) -> None:
         self.server = server
+        self._trust = trust or Trust.from_environment()
+        self._cache = cache or ArtifactCache()
+        self._fence = Fence()
+        self._instance = new_instance()
         self._interception = interception
         self._may_capture = may_capture
         self._artifacts_dir = artifacts_dir
@@ -94,8 +104,12 @@ class Host:
             "hello": self._hello,
             "slots": self._slots,
             "samples": self._samples,
+            "trust": self._pin,
+            "deliver": self._deliver,
             "prepare": self._prepare,
+            "standing": self._standing,
             "commit": self._commit,
+            "abort": self._abort,
             "bypass": self._bypass,
             "ramp": self._ramp,
             "rearm": self._rearm,
@@ -140,6 +154,9 @@ class Host:
         self._supervision.tend()
         for seat in list(self._seats.values()):
             seat.packed.pack_pending()
+            for digest in seat.ledger.expired():
+                log.info("%s: %s was never committed", seat.slot.spec.name, digest)
+                _drop(seat, digest)
             if seat.reservoir is not None:
                 seat.reservoir.settle()
             for variant in list(seat.resident.values()):
@@ -157,6 +174,8 @@ class Host:
         """
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
+        self._fence = Fence()
+        self._instance = new_instance()
         for name, seat in list(self._seats.items()):
             self._graphs.remove(seat.slot)
             seat.slot.restart(first_launch=first_launch)
@@ -182,9 +201,23 @@ class Host:
             "version": VERSION,
             "server": self.server,
             "environment": environment(),
-            "interception": self._interception.states() if self._interception else {},
             "ranks": ranks(),
+            "interception": self._interception.states() if self._interception else {},
+            "instance": self._instance,
+            "rank": rank_of_environment(),
+            "term": self._fence.term,
+            "trust": self._trust.policy,
         }
+
+    def _pin(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Believe the daemon's key where this server's owner has said to pin the first."""
+        self._fence.admit(request)
+        return {"pinned": self._trust.pin(request.get("key")), "trust": self._trust.policy}
+
+    def _deliver(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Take a piece of an artifact's file; nothing of it is looked into."""
+        self._fence.admit(request)
+        return self._cache.take(request)
 
     def _slots(self, _: Mapping[str, Any]) -> dict[str, Any]:
         slots = self._all_slots()
@@ -203,19 +236,17 @@ class Host:
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Verify, load, repack and self-check. Slow, and off every lock that a commit needs."""
         order = parse_order(request.get("order"))
-        folder = request.get("artifact_dir")
-        if order.artifact is None:
+        self._fence.admit(request)
+        digest = order.artifact
+        if digest is None:
             raise Refused("order-invalid", detail="the original needs no prepare")
-        if not isinstance(folder, str) or not folder or "\0" in folder:
-            raise Refused("order-invalid", detail="'artifact_dir' is no path")
         with self._preparing:
             seat = self._seats.get(order.definition)
-            if seat is not None and order.artifact in seat.resident:
-                return {"already": True, "shapes": 0}
+            if seat is not None and _is_resident(seat, digest):
+                return {"already": True, "shapes": 0, "instance": self._instance}
             if seat is None and not (self._interception is not None and self._interception.on):
                 self._seat(order.definition)
-            path = Path(folder)
-            artifact = read_artifact(path, digest=order.artifact, within=self._artifacts_dir)
+            artifact = self._read(order, digest, request)
             adopted = seat is None
             seat = seat or self._adopt(order.definition, artifact)
             try:
@@ -225,8 +256,9 @@ class Host:
                     self._disown(seat.slot)
                 raise
             with seat.lock:
-                seat.resident[order.artifact] = variant
-        return {"already": False, "shapes": shapes}
+                seat.resident[digest] = variant
+                seat.ledger.prepared(digest)
+        return {"already": False, "shapes": shapes, "instance": self._instance}
 
     def _adopt(self, definition: str, artifact: Artifact) -> _Seat:
         """Make a slot for a kernel whose launches are intercepted, if that is what it is for."""
@@ -244,6 +276,26 @@ class Host:
             del self._seats[slot.spec.name]
             self._graphs.remove(slot)
             self._interception.close(slot)
+
+    def _read(self, order: Order, digest: str, request: Mapping[str, Any]) -> Artifact:
+        folder, within = self._folder(request)
+        return read_artifact(
+            folder,
+            digest=digest,
+            within=within,
+            trust=self._trust,
+            definition=order.definition,
+            target=order.target,
+        )
+
+    def _folder(self, request: Mapping[str, Any]) -> tuple[Path, Path | None]:
+        """Return where the artifact lies, and what it must be inside: our own cache is ours."""
+        if request.get("files") is not None:
+            return self._cache.folder_of(request.get("files")), None
+        folder = request.get("artifact_dir")
+        if not isinstance(folder, str) or not folder or "\0" in folder:
+            raise Refused("order-invalid", detail="'artifact_dir' is no path")
+        return Path(folder), self._artifacts_dir
 
     def _load(self, seat: _Seat, order: Order, artifact: Artifact) -> tuple[Variant, int]:
         slot = seat.slot
@@ -268,16 +320,30 @@ class Host:
         )
         return variant, shapes
 
-    def _commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _standing(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Say where this process is with an order; nothing changes."""
         order = parse_order(request.get("order"))
         seat = self._seat(order.definition)
         with seat.lock:
-            if order.id in seat.done:
-                return {"already": True, "flip_ns": seat.done[order.id]}
-            if order.epoch <= seat.epoch:
-                raise Refused(
-                    "stale-epoch", detail=f"epoch {order.epoch} is not after {seat.epoch}"
-                )
+            ready = order.artifact is None or order.artifact in seat.resident
+            if seat.ledger.done(order.id) is not None:
+                standing = "committed"
+            elif order.epoch <= seat.ledger.epoch:
+                standing = "ahead"
+            else:
+                standing = "prepared" if ready else "unprepared"
+            epoch = seat.ledger.epoch
+        return {"standing": standing, "epoch": epoch, "instance": self._instance}
+
+    def _commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        order = parse_order(request.get("order"))
+        self._fence.admit(request)
+        seat = self._seat(order.definition)
+        with seat.lock:
+            done_ns = seat.ledger.done(order.id)
+            if done_ns is not None:
+                return {"already": True, "flip_ns": done_ns}
+            seat.ledger.check(order.epoch)
             variant = None
             if order.artifact is not None:
                 variant = seat.resident.get(order.artifact)
@@ -294,10 +360,24 @@ class Host:
             )
             seat.slot.commit(swapped)
             flip_ns = time.perf_counter_ns() - start_ns
-            seat.epoch = order.epoch
-            _remember(seat, order, flip_ns)
+            seat.ledger.carried_out(
+                order.id, epoch=order.epoch, artifact=order.artifact, flip_ns=flip_ns
+            )
+            _make_room(seat, order)
         log.info("%s: epoch %d, %s", order.definition, order.epoch, order.artifact or "original")
         return {"already": False, "flip_ns": flip_ns}
+
+    def _abort(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Drop what was prepared for an order that will not be committed; no other is touched."""
+        order = parse_order(request.get("order"))
+        self._fence.admit(request)
+        seat = self._seat(order.definition)
+        dropped = False
+        with seat.lock:
+            if order.artifact is not None and seat.ledger.release(order.artifact):
+                dropped = _drop(seat, order.artifact)
+            committed = seat.ledger.done(order.id) is not None
+        return {"dropped": dropped, "committed": committed}
 
     def _bypass(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Serve the original for a while without changing the order in force, for comparison."""
@@ -311,9 +391,11 @@ class Host:
         return {"bypassed": slot.replace(order, state="bypassed" if on else "swapped") and on}
 
     def _ramp(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._fence.admit(request)
         return self._supervision.ramp(request)
 
     def _rearm(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._fence.admit(request)
         return self._supervision.rearm(request)
 
     def _all_slots(self) -> list[Slot]:
@@ -358,16 +440,35 @@ class Host:
         return seat
 
 
-def _remember(seat: _Seat, order: Order, flip_ns: int) -> None:
-    """Keep the answer for a repeated order; unload variants that no way back leads to."""
-    seat.done[order.id] = flip_ns
-    while len(seat.done) > MAX_HISTORY:
-        seat.done.popitem(last=False)
+def _is_resident(seat: _Seat, digest: str) -> bool:
+    """Whether a variant is loaded; its lease, if it has one, begins anew."""
+    with seat.lock:
+        if digest not in seat.resident:
+            return False
+        seat.ledger.renew(digest)
+        return True
+
+
+def _make_room(seat: _Seat, order: Order) -> None:
+    """Unload variants that no way back leads to."""
     for digest in (order.previous, order.artifact):
         if digest is not None and digest in seat.resident:
             seat.resident.move_to_end(digest)
     while len(seat.resident) > MAX_RESIDENT:
-        seat.resident.popitem(last=False)
+        digest, _ = seat.resident.popitem(last=False)
+        seat.ledger.release(digest)
+    _keep_layouts(seat)
+
+
+def _drop(seat: _Seat, digest: str) -> bool:
+    """Forget one variant that is not in force; False if it is gone already."""
+    if seat.resident.pop(digest, None) is None:
+        return False
+    _keep_layouts(seat)
+    return True
+
+
+def _keep_layouts(seat: _Seat) -> None:
     layouts = {
         layout
         for variant in seat.resident.values()
