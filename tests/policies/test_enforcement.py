@@ -68,6 +68,9 @@ def whole() -> KernelTuningPolicy:
     spec["windows"] = [
         {"kind": "allow", "schedule": "* * * * *", "duration": "2m", "overrun": "Stop"}
     ]
+    spec["rollout"]["canary"]["steps"] = [
+        {"fraction": 0.5, "minChecks": 1, "minSeconds": 0, "patience": "1h"}
+    ]
     spec["gpuModels"] = []
     spec["experiments"]["maxConcurrent"] = 1
     again = KernelTuningPolicy.model_validate(body).model_dump(mode="json", by_alias=True)

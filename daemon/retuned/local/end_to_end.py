@@ -117,7 +117,19 @@ def _is_due(ctx: Context, order: SwapOrder) -> bool:
         log.warning("%s is not measured, no policy can be read: %s", order.definition, error)
         return False
     record = ctx.store.get(Kind.END_TO_END, order.proposal)
-    return record is None or record.phase == MEASURING
+    return (record is None or record.phase == MEASURING) and _runs_everywhere(ctx, order)
+
+
+def _runs_everywhere(ctx: Context, order: SwapOrder) -> bool:
+    """Whether all launches run an order: a canary of a few would not keep its promise."""
+    if not order.canary:
+        return True
+    try:
+        samples = ctx.swapper.samples()
+    except TemporaryError as error:
+        log.info("%s is not measured now: %s", order.definition, error)
+        return False
+    return all(s.fraction >= 1.0 for s in samples if s.definition == order.definition)
 
 
 def _measure(ctx: Context, order: SwapOrder, stop: threading.Event) -> None:

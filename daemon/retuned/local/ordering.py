@@ -22,7 +22,7 @@ from retuned.stages import gate as gate_stage
 from retuned.stages import swap as swap_stage
 from retuned.stages.gate import EndToEndRule, GateState
 from retuned.stages.proposal import Proposal
-from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder
+from retuned.stages.swap import SlotFacts, Spread, SwapKind, SwapOrder, spread_by
 
 log = logging.getLogger(__name__)
 
@@ -214,9 +214,17 @@ def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
         previous=before.order.artifact if before else None,
         previous_guard=before.order.guard if before else None,
         shadow_every=ctx.settings.shadow_every,
+        spread=_spread(ctx, proposal),
     )
     ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
     return True
+
+
+def _spread(ctx: Context, proposal: Proposal) -> Spread:
+    """Return how the policy lets a swap spread over launches, and what its checks may cost."""
+    limits = asking.policy_limits(ctx, proposal.definition)
+    assert limits is not None, "the gate approved it by a policy"
+    return spread_by(limits, shadow_later=ctx.settings.shadow_later)
 
 
 def _cannot_be_proven(ctx: Context, proposal: Proposal) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from retuned.errors import RetunedError, TemporaryError
-from retuned.local import end_to_end
+from retuned.local import end_to_end, spreading
 from retuned.local.context import Context, Kind
 from retuned.local.ordering import IN_PLACE, latest, owner, say
 from retuned.local.swapping import roll_back
@@ -19,6 +19,8 @@ from retuned.stages.watch import Consequence, WatchAction, WatchReport, WatchSam
 
 log = logging.getLogger(__name__)
 
+BLAMELESS = frozenset({"orphaned"})
+"""Reasons to go back by itself that say nothing against the artifact."""
 _HISTORY = 256
 """Samples kept per order for the slow-decay test; totals survive a restart in the runtime."""
 
@@ -100,7 +102,7 @@ def watch(ctx: Context, history: History) -> list[WatchReport]:
         )
         reports.append(report)
         try:
-            _act(ctx, order, stored, report, epoch=sample.epoch)
+            _act(ctx, order, stored, report, sample=sample)
         except RetunedError as error:  # the next slot may be the one that does harm
             log.error("watch of %s: %s", order.definition, error)
     return reports
@@ -118,14 +120,15 @@ def _watched(ctx: Context) -> list[tuple[SwapOrder, Stored]]:
 
 
 def _act(
-    ctx: Context, order: SwapOrder, stored: Stored, report: WatchReport, *, epoch: int
+    ctx: Context, order: SwapOrder, stored: Stored, report: WatchReport, *, sample: WatchSample
 ) -> None:
     if report.action is WatchAction.ROLLBACK:
-        _back(ctx, stored, reason=report.reason, detail=report.detail, epoch=epoch)
+        _back(ctx, stored, reason=report.reason, detail=report.detail, sample=sample)
         return
+    spreading.move_on(ctx, order, stored, sample=sample, report=report)
     then, reason, detail = end_to_end.follows(ctx, order, stored)
     if then is Consequence.REVERT:
-        _back(ctx, stored, reason=reason, detail=detail, epoch=epoch)
+        _back(ctx, stored, reason=reason, detail=detail, sample=sample)
     elif (
         report.action is WatchAction.KEEP
         and then is Consequence.KEEP
@@ -136,13 +139,13 @@ def _act(
                 say(ctx, stored.id, "promoted", reason=report.reason, detail=report.detail)
 
 
-def _back(ctx: Context, stored: Stored, *, reason: str, detail: str, epoch: int) -> None:
+def _back(ctx: Context, stored: Stored, *, reason: str, detail: str, sample: WatchSample) -> None:
     roll_back(
         ctx,
         stored,
         reason=reason,
         detail=detail,
         who="retuned",
-        after=epoch,
-        quarantine=True,
+        after=sample.epoch,
+        quarantine=sample.tripped not in BLAMELESS,
     )

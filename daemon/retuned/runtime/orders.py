@@ -169,7 +169,7 @@ def _noise(body: Mapping[str, Any]) -> dict[Key, float]:
     found: dict[Key, float] = {}
     for row in _rows(body, "shadow_noise"):
         rms = row.get("rms") if isinstance(row, Mapping) else None
-        if not _is_number(rms) or not 0.0 < rms <= 1.0:
+        if rms is None or not _is_number(rms) or not 0.0 < rms <= 1.0:
             raise _invalid("shadow_noise", "has an rms error that is not above 0 and at most 1")
         found[parse_bucket(row.get("bucket"))] = float(rms)
     return found

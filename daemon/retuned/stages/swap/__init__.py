@@ -32,7 +32,7 @@ from retuned.stages.swap.ranks import (
     must_go_back,
     outcome_of,
 )
-from retuned.stages.swap.spreading import BucketNoise, CanaryStep, Spread
+from retuned.stages.swap.spreading import BucketNoise, CanaryStep, Spread, spread_by
 
 __all__ = [
     "NOT_YET",
@@ -59,5 +59,6 @@ __all__ = [
     "outcome_of",
     "reconcile",
     "reissue",
+    "spread_by",
     "to_original",
 ]

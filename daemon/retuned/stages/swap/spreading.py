@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from retuned.contract import Record
+from retuned.stages.gate import PolicyLimits
+from retuned.stages.gate.limits import Orphan
 
 
 class CanaryStep(Record):
@@ -48,3 +50,35 @@ class Spread:
     """Time without a daemon, seconds."""
     orphan: Literal["hold", "rollback"] = "hold"
     """What an orphan does."""
+
+
+def spread_by(limits: PolicyLimits, *, shadow_later: tuple[tuple[float, int], ...] = ()) -> Spread:
+    """Return how a policy lets a swap spread.
+
+    Parameters
+    ----------
+    limits
+        Of the policy that decides about the kernel.
+    shadow_later
+        Rates of checks by age.
+    """
+    canary = limits.canary
+    steps = [
+        CanaryStep(
+            fraction=step.fraction,
+            min_checks=step.min_checks,
+            min_s=step.min_seconds,
+            patience_s=step.patience.total_seconds(),
+        )
+        for step in canary.steps
+    ]
+    if canary.shadow_first:
+        first = steps[0] if steps else CanaryStep(fraction=1.0)
+        steps.insert(0, first.model_copy(update={"fraction": 0.0}))
+    return Spread(
+        canary=tuple(steps),
+        shadow_later=shadow_later,
+        shadow_share=limits.shadow_share,
+        lease_s=canary.lease.total_seconds() if steps else 0.0,
+        orphan="rollback" if canary.orphan is Orphan.ROLLBACK else "hold",
+    )

@@ -1,8 +1,9 @@
 """Stage 10, watch: keep, wait or roll back. Pure.
 
 `assessing` judges what the runtime counted of a swap, `canary` when it may spread to more launches,
-`power` what so many clean checks prove, `cusum` how long a decay may go unseen; `end_to_end` is gate G7, which judges the
-whole server with the swap on and off; `blocks` and `paired` are what it is judged on.
+`power` what so many clean checks prove, `cusum` how long a decay may go unseen. `end_to_end` is
+gate G7, which judges the whole server with the swap on and off; `blocks` and `paired` are what it
+is judged on.
 """
 
 from retuned.stages.watch.assessing import (
@@ -64,8 +65,8 @@ __all__ = [
     "assess",
     "compare_answers",
     "consequence",
-    "decide_canary",
     "decay_score",
+    "decide_canary",
     "judge_end_to_end",
     "not_measured",
     "order_of",

@@ -207,6 +207,9 @@ def assess(
     if harm is not None:
         return harm
     newest = mine[-1]
+    if order.canary:  # a small share takes longer to be seen at all
+        engaged_s = min(seconds_since_commit, newest.fraction_s) * newest.fraction
+        late = engaged_s >= settings.engage_within_s
     if order.artifact is None:
         return _report(WatchAction.KEEP, WatchReason.CLEAN, "the original is in force")
     if newest.fraction > 0.0 and (newest.swapped_launches == 0 or newest.idle_processes):
