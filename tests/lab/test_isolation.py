@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import retuned
+from retuned.lab.harness import landlock
 from retuned.lab.harness.isolation import isolation
 
 ROOT = str(Path(retuned.__file__).resolve().parent.parent)
@@ -218,3 +219,21 @@ def test_a_network_of_its_own_has_no_way_out() -> None:
         "os.write(1, json.dumps({'seen': seen}).encode())\n"
     )
     assert ask(script)["seen"] == "Network is unreachable"
+
+
+def test_a_compiler_in_somebodys_home_opens_its_own_folder_and_not_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home" / "ann"
+    for place in (home / "bin", home / "tools" / "cuda" / "bin"):
+        place.mkdir(parents=True)
+        (place / "cc").write_text("#!/bin/sh\n")
+        (place / "cc").chmod(0o755)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("CC", str(home / "bin" / "cc"))
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(home / "tools" / "cuda" / "bin" / "cc"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{home}:{home / 'lib'}:{tmp_path / 'home'}:/:relative")
+    allowed = landlock.for_device(imports=[], read=[], own=[]).programs
+    mine = {each for each in allowed if each.startswith(str(tmp_path))}
+    assert mine == {str(home / "bin"), str(home / "tools" / "cuda"), str(home / "lib")}
+    assert "/" not in allowed

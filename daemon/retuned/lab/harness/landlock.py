@@ -96,10 +96,24 @@ def _toolchains() -> list[str]:
 
     named = [os.environ.get(name, "") for name in _TOOL_VARIABLES]
     found = [shutil.which(name) for name in filter(None, (*named, *_TOOLS))]
-    above = {os.path.dirname(os.path.dirname(os.path.realpath(each))) for each in found if each}
+    above = {_around(os.path.realpath(each)) for each in found if each}
     folders = [each for each in map(os.environ.get, _FOLDER_VARIABLES) if each]
     listed = [place for each in folders for place in each.split(os.pathsep) if os.path.isabs(place)]
-    return sorted({*above, *listed} - {"/"})
+    return sorted(each for each in {*above, *listed} if not _holds_people(each))
+
+
+def _around(tool: str) -> str:
+    """Return the folder of a tool with its libraries, ``.../bin/ld`` lying in ``...``."""
+    folder = os.path.dirname(tool)
+    above = os.path.dirname(folder)
+    return folder if _holds_people(above) else above
+
+
+def _holds_people(folder: str) -> bool:
+    """Whether a folder is or holds a home, with somebody's keys: too much for a compiler."""
+    homes = {os.path.realpath(os.path.expanduser("~")), os.path.realpath("/home")}
+    place = os.path.realpath(folder)
+    return any(home == place or home.startswith(place.rstrip("/") + "/") for home in homes)
 
 
 def restrict(allowed: Allowed | None = None) -> int:
