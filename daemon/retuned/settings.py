@@ -32,10 +32,13 @@ RESERVED = frozenset(
         "RETUNED_ARTIFACT_CACHE",
         "RETUNED_CAPTURE",
         "RETUNED_CONFIG",
+        "RETUNED_GRAPHS",
         "RETUNED_RUNTIME",
+        "RETUNED_SERVER",
         "RETUNED_SERVER_TARGET",
         "RETUNED_TORCH",
         "RETUNED_TORCH_INDEX",
+        "RETUNED_TRITON",
         "RETUNED_TRUST",
         "RETUNED_TRUSTED_KEY",
     }

@@ -155,7 +155,7 @@ def _calls(node: ast.AST) -> set[str]:
     }
 
 
-PLACES = {
+PLACES: dict[str, dict[str, list[tuple[str, str | None]]]] = {
     "vllm": {
         "load_general_plugins": [
             ("vllm/v1/engine/core.py", "EngineCore.__init__"),

@@ -1,0 +1,103 @@
+"""``retuned attach``: run a server with the runtime in each of its Python processes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import retuned.runtime.site
+from retuned.cli.output import JsonFlag, emit_json, say
+from retuned.errors import MissingDependency, UsageError
+from retuned.settings import load_settings
+
+_SITE = Path(retuned.runtime.site.__file__).resolve().parent
+_LONGEST_SOCKET_BYTES = 107
+"""What the kernel takes as a socket's path."""
+_LONGEST_NAME = len("/4194304-00000000.sock")
+
+
+def attach(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="The server's command, after ``--``.")
+    ] = None,
+    print_env: Annotated[
+        bool, typer.Option("--print-env", help="Print what to set, and run nothing.")
+    ] = False,
+    socket_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the control sockets; overrides the setting.")
+    ] = None,
+    server: Annotated[str, typer.Option(help="Name of the server, for people.")] = "",
+    config: Annotated[Path | None, typer.Option(help="YAML or TOML file with settings.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a server with Retuned in it, without a change to its code.
+
+    Every Python process that inherits the variables joins once it imports PyTorch, Triton, vLLM or
+    SGLang; others are left alone. RETUNED_RUNTIME=off switches all of it off. Interpreters started
+    with -S, -E or -I are not reached. ``eval "$(retuned attach --print-env)"`` sets the same for
+    what is started later.
+    """
+    if bool(command) == (print_env or as_json):
+        raise UsageError("name a command after `--`, or --print-env, and not both")
+    folder = load_settings(config, {"socket_dir": socket_dir}).sockets.absolute()
+    if len(os.fsencode(folder)) + _LONGEST_NAME > _LONGEST_SOCKET_BYTES:
+        raise UsageError(f"{folder} is too long for sockets; name a shorter one by --socket-dir")
+    wanted = variables(folder, server=server)
+    if command:
+        _become(command, wanted)
+    elif as_json:
+        emit_json({"variables": wanted})
+    else:
+        sys.stdout.write(exports(wanted))
+
+
+def variables(socket_dir: Path, *, server: str = "") -> dict[str, str]:
+    """Return what the environment of a server has to have beside what it has.
+
+    Examples
+    --------
+    >>> sorted(variables(Path("/run/retuned"), server="chat"))
+    ['PYTHONPATH', 'RETUNED_SERVER', 'RETUNED_SOCKET_DIR']
+    """
+    found = {"PYTHONPATH": str(_SITE), "RETUNED_SOCKET_DIR": str(socket_dir)}
+    return found | ({"RETUNED_SERVER": server} if server else {})
+
+
+def exports(wanted: Mapping[str, str]) -> str:
+    """Return lines for a shell; a ``PYTHONPATH`` that is set there already is kept behind ours.
+
+    Examples
+    --------
+    >>> print(exports({"RETUNED_SERVER": "a chat", "PYTHONPATH": "/site"}), end="")
+    export RETUNED_SERVER='a chat'
+    export PYTHONPATH=/site"${PYTHONPATH:+:$PYTHONPATH}"
+    """
+    lines = []
+    for name, value in wanted.items():
+        kept = '"${PYTHONPATH:+:$PYTHONPATH}"' if name == "PYTHONPATH" else ""
+        lines.append(f"export {name}={shlex.quote(value)}{kept}\n")
+    return "".join(lines)
+
+
+def _become(command: list[str], wanted: Mapping[str, str]) -> None:
+    """Run the command in this process's place: signals and exit status are its own.
+
+    Raises
+    ------
+    MissingDependency
+        If there is no such command, or it may not be run.
+    """
+    there = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [wanted["PYTHONPATH"], *(each for each in there if each not in ("", str(_SITE)))]
+    environment = {**os.environ, **wanted, "PYTHONPATH": os.pathsep.join(path)}
+    say(f"retuned: control sockets in {wanted['RETUNED_SOCKET_DIR']}")
+    try:
+        os.execvpe(command[0], command, environment)
+    except (OSError, ValueError) as error:
+        raise MissingDependency(f"{command[0]}: cannot be run: {error}") from error
