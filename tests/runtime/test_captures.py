@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import random
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,3 +205,69 @@ def test_inputs_that_are_not_the_definitions_give_nothing_and_the_kernel_runs(
     found.settle()
     assert len(ran) == 1
     assert found.samples() == []
+
+
+def test_samples_that_wait_for_a_busy_control_thread_do_not_take_each_others_place(
+    linear_test_kit: Any, layer: Any
+) -> None:
+    clock = Clock()
+    found = reservoir(linear_test_kit, clock)
+    run = found.wrap((4,), lambda *_: None)
+    for _ in range(2):
+        clock.now_s += 1.0
+        run(torch.randn(4, 32), layer.wq, layer.scale)
+    found.settle()
+    assert len(found.samples()) == 2
+
+
+class FakeTensor:
+    """What lies on the second of two devices."""
+
+    dtype, shape, device, is_cuda = "torch.float32", (4, 32), "second", True
+
+    def numel(self) -> int:
+        return 128
+
+    def element_size(self) -> int:
+        return 4
+
+    def detach(self) -> FakeTensor:
+        return self
+
+    def clone(self) -> FakeTensor:
+        return self
+
+
+class FakeCuda:
+    """Says which device was current when somebody asked or recorded."""
+
+    def __init__(self) -> None:
+        self.current = "first"
+        self.asked: list[str] = []
+
+    @contextlib.contextmanager
+    def device(self, name: str) -> Iterator[None]:
+        before, self.current = self.current, name
+        yield
+        self.current = before
+
+    def is_current_stream_capturing(self) -> bool:
+        self.asked.append(self.current)
+        return False
+
+    def Event(self) -> SimpleNamespace:
+        return SimpleNamespace(record=lambda: self.asked.append(self.current))
+
+
+def test_the_end_of_a_clone_is_noted_on_the_stream_of_its_own_device(
+    linear_test_kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda()
+    fake = SimpleNamespace(
+        Tensor=FakeTensor, cuda=cuda, inference_mode=lambda: contextlib.nullcontext()
+    )
+    found = reservoir(linear_test_kit, Clock())
+    run = found.wrap((4,), lambda *_: None)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    run(FakeTensor(), None, None)
+    assert cuda.asked == ["second", "second"]

@@ -192,8 +192,9 @@ class Reservoir:
 
     def _place_of(self, stratum: _Stratum) -> int | None:
         """Return where the launch's sample goes; every one offered has the same chance to stay."""
-        if len(stratum.kept) < self.rule.samples:
-            return len(stratum.kept)
+        waiting = sum(each.stratum is stratum for each in list(self._pending))
+        if len(stratum.kept) + waiting < self.rule.samples:
+            return len(stratum.kept) + waiting
         place = self._random.randrange(stratum.offered)
         return place if place < self.rule.samples else None
 
@@ -215,13 +216,15 @@ class Reservoir:
             if kind != spec.dtype or size > self.rule.sample_bytes:
                 return None
             chosen.append((spec.name, value))
-        on_device = any(value.is_cuda for _, value in chosen)
-        if not chosen or (on_device and torch.cuda.is_current_stream_capturing()):
+        device = next((value.device for _, value in chosen if value.is_cuda), None)
+        if not chosen:
             return None
-        with torch.inference_mode():
-            clones = [(name, value.detach().clone()) for name, value in chosen]
-        done = None
-        if on_device:
+        if device is None:
+            return _copied(torch, chosen), None
+        with torch.cuda.device(device):  # the clones are on its stream, whichever is current
+            if torch.cuda.is_current_stream_capturing():
+                return None
+            clones = _copied(torch, chosen)
             done = torch.cuda.Event()
             done.record()
         return clones, done
@@ -233,6 +236,14 @@ class Reservoir:
         if total - replaced + sample.size > self.rule.max_bytes:
             return
         kept[waiting.slot : waiting.slot + 1] = [sample]
+
+
+def _copied(
+    torch: Any,  # noqa: ANN401 - the module
+    chosen: list[tuple[str, Tensor]],
+) -> list[tuple[str, Tensor]]:
+    with torch.inference_mode():
+        return [(name, value.detach().clone()) for name, value in chosen]
 
 
 def _as_bytes(key: Key, clones: list[tuple[str, Tensor]]) -> Sample:
