@@ -204,6 +204,8 @@ def test_a_damaged_revocation_revokes_without_exception(folder: Path, text: str)
     (folder / f"{old.removeprefix('ed25519:')}.revoked").write_text(text)
     assert notary.check(document(), key=old, signature=signature) is EvidenceFault.REVOKED_KEY
     assert [each.key for each in notary.revocations.all()] == [old]
+    (folder / "kept by hand.revoked").write_text(text)
+    assert [each.key for each in notary.revocations.all()] == [old]
 
 
 def test_evidence_of_a_revoked_key_says_so(folder: Path) -> None:

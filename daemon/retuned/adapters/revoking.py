@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from retuned.stages.verdict.documents import KeyId
 
 _SUFFIX = ".revoked"
 _MAX_BYTES = 1 << 16
+_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Revocation(Record):
@@ -108,7 +110,8 @@ class Revocations:
         UnreadableInput
             As `of`.
         """
-        keys = sorted(path.name.removesuffix(_SUFFIX) for path in self._folder.glob(f"*{_SUFFIX}"))
+        names = (path.name.removesuffix(_SUFFIX) for path in self._folder.glob(f"*{_SUFFIX}"))
+        keys = sorted(name for name in names if _NAME.fullmatch(name))  # else a person's own file
         found = (self.of(f"ed25519:{key}") for key in keys)
         return tuple(each for each in found if each is not None)
 

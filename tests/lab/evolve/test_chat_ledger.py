@@ -86,7 +86,8 @@ def test_torn_and_strange_lines_take_nothing_away(tmp_path: Path) -> None:
     first = ledger(tmp_path)
     first.reserve(4.0, most_usd=10.0)
     with (tmp_path / LEDGER).open("ab") as stream:
-        stream.write(b'["x", 1e99, -5.0]\n["y"]\n{}\n[["z"], 0, 0]\n["torn", 17')
+        stream.write(b'["x", 1e99, -5.0]\n["y"]\n{}\n[["z"], 0, 0]\n')
+        stream.write(b'["long", 1' + b"0" * 400 + b', 0]\n["torn", 17')
     assert left(tmp_path) == pytest.approx(6.0)
     assert first.reserve(6.0, most_usd=10.0)[0]
     assert left(tmp_path) == pytest.approx(0.0)
