@@ -236,6 +236,20 @@ class CapturedInputs:
     """By input; weights are never taken."""
 
 
+class KernelTap(Protocol):
+    """What a server's runtime saw of Triton launches; nothing of it is believed unread."""
+
+    def observed(self) -> Sequence[Mapping[str, Any]]:
+        """Return one record per kind of launch; see `retuned.lifting.records`.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+
 class InputTap(Protocol):
     """Samples of what launches are given, for experiments; nothing is taken unless asked for."""
 

@@ -11,6 +11,7 @@ from retuned import catalog
 from retuned.catalog import Entry, Family
 from retuned.cli import kernels_bench, kernels_exchange
 from retuned.cli.kernels_believed import believed, believed_lines
+from retuned.cli.lifted import list_lifted
 from retuned.cli.output import JsonFlag, emit_json, safe, stdout
 from retuned.cli.shapes import DefinitionFileOption, learn, named
 from retuned.cli.state import ConfigOption
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command("bench")(kernels_bench.bench)
 app.command("import")(kernels_exchange.import_file)
 app.command("export")(kernels_exchange.export)
+app.command("lifted")(list_lifted)
 
 NameArgument = Annotated[
     str, typer.Argument(help="A definition such as rmsnorm_h1024, or a YAML file of your own.")

@@ -16,6 +16,7 @@ from retuned.ports import (
     Clock,
     EndToEnd,
     InputTap,
+    KernelTap,
     Notary,
     Store,
     Swapper,
@@ -77,6 +78,9 @@ class Kind(StrEnum):
     """Gate G7 on a proposal's swap, under its id: measuring -> pass | fail | not-measured."""
     QUARANTINE = "quarantine"
     """A digest that the watch rolled back: current, renewed by another rollback."""
+    LIFTED = "lifted"
+    """A live kernel: lifted, with its definition; or kept, with the reason, -> settled. When
+    what was seen changed last: seen."""
     HOUSEKEEPING = "housekeeping"
     """When old things were cleared away last: current; experiments whose evidence went: cleared."""
 
@@ -218,5 +222,7 @@ class Context:
     """The server as its users see it; None where nobody said where it is."""
     captures: Captures | None = None
     """What inputs are sampled with; None samples none."""
+    kernels: KernelTap | None = None
+    """Shows what is launched in the server; None lifts no live kernel."""
     behind: dict[str, float] = field(default_factory=dict)
     """Orders that some process of the server has not followed, and since when, monotonic s."""

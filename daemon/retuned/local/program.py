@@ -19,6 +19,7 @@ from retuned.local import (
     end_to_end,
     experimenting,
     housekeeping,
+    lifting,
     observing,
     reasoning,
     swapping,
@@ -47,6 +48,7 @@ class Loop:
 
     def observe(self) -> None:
         """Stages 1 to 4: what is running, has it drifted, what might help."""
+        lifting.observe(self.ctx)
         observing.ingest(self.ctx)
         observing.close_windows(self.ctx)
         reasoning.settle(self.ctx)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from retuned.contract import Digest, Workload, digest_of
-from retuned.local import counting
+from retuned.local import counting, lifting
 from retuned.local.context import Context, Kind
 from retuned.local.found import lower_bound, winners
 from retuned.local.swapping import in_force, live_guard
@@ -17,7 +17,7 @@ from retuned.stages import drift as drift_stage
 from retuned.stages import hypothesis as hypothesis_stage
 from retuned.stages.drift import DetectorState, DriftReport
 from retuned.stages.hypothesis import Hypothesis, ShapeCost
-from retuned.stages.profile import WorkloadProfile, merge
+from retuned.stages.profile import SignatureStat, WorkloadProfile, merge
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,9 @@ def bind(
                 floor_ns=counting.floor_ns(ctx, workload),
             )
             bound[workload.definition].append(cost)
+            continue
+        for cost in _lifted(ctx, stat):
+            bound[cost.workload.definition].append(cost)
     total_ns = profile.gpu_time_ns
     for definition, shapes in bound.items():
         unseen = counting.unseen(ctx, shapes, counts.get(definition, {}))
@@ -121,6 +124,19 @@ def bind(
         definition: [_per_second(cost, per_s) for cost in shapes if _served(ctx, cost.workload)]
         for definition, shapes in bound.items()
     }, total_ns
+
+
+def _lifted(ctx: Context, stat: SignatureStat) -> list[ShapeCost]:
+    """Bind launches of which a trace shows name and grid to the live kernels that were lifted."""
+    return [
+        ShapeCost(
+            workload=share.workload,
+            gpu_time_ns=round(stat.gpu_time_ns * share.part),
+            median_ns=stat.median_ns,
+            floor_ns=counting.floor_ns(ctx, share.workload),
+        )
+        for share in lifting.shares_of(ctx, stat)
+    ]
 
 
 def _served(ctx: Context, workload: Workload) -> bool:

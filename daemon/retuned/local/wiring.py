@@ -15,6 +15,7 @@ from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.policy_files import PolicyFiles, load_policies
 from retuned.adapters.runtime_captures import RuntimeCaptures
+from retuned.adapters.runtime_kernels import RuntimeKernels
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.server_cores import free_cores, server_cores
 from retuned.adapters.signing import Ed25519Notary
@@ -38,6 +39,7 @@ from retuned.local.context import Captures, Context, Kind, LoopSettings
 from retuned.local.earlier import earlier_findings
 from retuned.local.found import found_solution
 from retuned.local.known_kernels import KnownKernels
+from retuned.local.lifting import recall
 from retuned.local.program import Loop
 from retuned.local.retention import Retention
 from retuned.ports import Bench, EndToEnd, Store
@@ -107,7 +109,9 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         lab=settings.state_dir / _LAB,
         end_to_end=_end_to_end(settings),
         captures=_captures(settings),
+        kernels=RuntimeKernels(settings.sockets) if language is Language.TRITON else None,
     )
+    recall(store)
     return Loop(context), telemetry
 
 

@@ -1,0 +1,214 @@
+"""Live kernels on one machine: what was seen of them becomes definitions, kept in the state.
+
+What is kept is read again at the next start, so that a definition that something was found about
+does not go with the server that showed it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from retuned import catalog
+from retuned.catalog.own import OwnDefinition
+from retuned.contract import Language, Record, Workload, digest_of
+from retuned.errors import TemporaryError, UsageError
+from retuned.lifting.lift import Kept, Lifted, Outcome, lift_all
+from retuned.lifting.refusing import harmless
+from retuned.local.context import Context, Kind
+from retuned.ports import Event, Store
+from retuned.stages.profile import SignatureStat
+
+log = logging.getLogger(__name__)
+
+MOST_LIFTED = 512
+"""Most definitions that are kept: a server with more kernels than that has its first ones tuned."""
+MOST_KEPT = 1024
+"""Most reasons that are kept."""
+_SEEN = "@seen"
+_WARPS = (32, 64)
+"""Threads of a warp, on NVIDIA's and on AMD's devices."""
+
+
+class LiftedRecord(Record):
+    """A lifted definition as the store keeps it."""
+
+    own: OwnDefinition
+    """The definition."""
+    workloads: tuple[Workload, ...] = Field(max_length=4096)
+    """Live shapes; weights are launches that were seen."""
+    grids: tuple[tuple[int, int, int], ...] = Field(max_length=4096)
+    """Live grid of each of them."""
+
+    @classmethod
+    def of(cls, lifted: Lifted) -> LiftedRecord:
+        """Wrap what came of observations."""
+        return cls(own=lifted.own, workloads=lifted.workloads, grids=lifted.grids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One shape that a launch of some geometry may have had."""
+
+    workload: Workload
+    """Lengths; the weight is that of its launches among all of this geometry."""
+    part: float
+    """Share of these launches, 0 to 1."""
+
+
+def observe(ctx: Context) -> None:
+    """Lift what the server's runtime has seen since, if it has seen anything new."""
+    if ctx.kernels is None:
+        return
+    try:
+        records = ctx.kernels.observed()
+    except TemporaryError as error:
+        log.info("no launches were shown: %s", error)
+        return
+    if records:
+        take(ctx, records)
+
+
+def take(ctx: Context, records: Sequence[Mapping[str, Any]]) -> None:
+    """Lift observations and keep what came of them; the same ones again change nothing."""
+    digest = _digest(records)
+    seen = ctx.store.get(Kind.LIFTED, _SEEN)
+    if seen is not None and seen.body.get("digest") == digest:
+        return
+    outcome = lift_all(records)
+    fresh = _keep(ctx, outcome)
+    with ctx.store.transaction():
+        body = {"digest": digest}
+        if not ctx.store.add(Kind.LIFTED, _SEEN, body, phase="seen"):
+            ctx.store.advance(Kind.LIFTED, _SEEN, expect="seen", to="seen", body=body)
+    if fresh:
+        recall(ctx.store)
+    log.info("live kernels: %d lifted, %d not", len(outcome.lifted), len(outcome.kept))
+
+
+def recall(store: Store) -> int:
+    """Make every lifted definition known to this process; return how many there are."""
+    known = 0
+    for record in lifted(store):
+        try:
+            catalog.learn([record.own])
+            known += 1
+        except UsageError as error:
+            log.warning("a lifted definition is left out: %s", error)
+    return known
+
+
+def lifted(store: Store) -> Iterator[LiftedRecord]:
+    """Yield what was lifted, oldest first; what an older version wrote otherwise is left out."""
+    for stored in store.list(Kind.LIFTED, phase="lifted"):
+        try:
+            yield LiftedRecord.model_validate(stored.body)
+        except ValidationError as error:
+            log.warning("%s is left out: %d fields are wrong", stored.id, error.error_count())
+
+
+def refused(store: Store) -> Iterator[Kept]:
+    """Yield what was not lifted, and why, oldest first."""
+    for stored in store.list(Kind.LIFTED, phase="kept"):
+        try:
+            yield Kept(**stored.body)
+        except TypeError:
+            log.warning("%s is left out: an older version wrote it", stored.id)
+
+
+def shares_of(ctx: Context, stat: SignatureStat) -> tuple[Share, ...]:
+    """Return the shapes of lifted kernels that launches of a trace without shapes may have had.
+
+    A trace of a GPU shows a kernel's name and grid. Several shapes may have one grid; then the time
+    is divided as the launches were that the runtime counted.
+    """
+    signature = stat.signature
+    if signature.dims or signature.blocks == (0, 0, 0):
+        return ()
+    counts: dict[tuple[str, tuple[tuple[str, int], ...]], float] = defaultdict(float)
+    for record in lifted(ctx.store):
+        if not _is_of(record.own, signature.kernel, signature.threads):
+            continue
+        if not ctx.catalog.family(record.own.name):
+            continue  # not in the language of this server's kernels
+        for workload, grid in zip(record.workloads, record.grids, strict=True):
+            if grid == signature.blocks:
+                counts[record.own.name, tuple(workload.axes.items())] += workload.weight
+    total = sum(counts.values())
+    return tuple(
+        Share(
+            workload=Workload(
+                definition=name, axes=dict(axes), weight=stat.launches * count / total
+            ),
+            part=count / total,
+        )
+        for (name, axes), count in counts.items()
+        if total > 0
+    )
+
+
+def _is_of(own: OwnDefinition, kernel: str, threads: tuple[int, int, int]) -> bool:
+    if own.lifted is None or Language.TRITON not in own.languages:
+        return False
+    entry = own.lifted.kernel.rpartition(":")[2].rpartition(".")[2]
+    count = threads[0] * max(1, threads[1]) * max(1, threads[2])
+    warps = own.lifted.options.get("num_warps", 4)
+    return entry == kernel and (count == 0 or count in {warps * each for each in _WARPS})
+
+
+def _keep(ctx: Context, outcome: Outcome) -> list[str]:
+    """Write what is new; return the names of new definitions."""
+    store, fresh = ctx.store, []
+    room = MOST_LIFTED - len(store.ids(Kind.LIFTED, phase="lifted"))
+    for each in outcome.lifted:
+        record = LiftedRecord.of(each)
+        body = record.model_dump(mode="json")
+        name = record.own.name
+        if store.get(Kind.LIFTED, name) is not None:
+            store.advance(Kind.LIFTED, name, expect="lifted", to="lifted", body=body)
+        elif room > 0 and store.add(Kind.LIFTED, name, body, phase="lifted"):
+            room -= 1
+            fresh.append(name)
+            _say(ctx, name, "kernel-lifted", kernel=harmless(_kernel(record.own)))
+    left = MOST_KEPT - len(store.ids(Kind.LIFTED, phase="kept"))
+    for kept in outcome.kept[: max(0, left)]:
+        body = asdict(kept)
+        id = digest_of([kept.kernel, kept.source_digest, kept.reason])
+        if store.add(Kind.LIFTED, id, body, phase="kept"):
+            _say(ctx, id, "kernel-not-lifted", kernel=kept.kernel, reason=kept.reason)
+    _forget_what_was_lifted(ctx, outcome)
+    return fresh
+
+
+def _forget_what_was_lifted(ctx: Context, outcome: Outcome) -> None:
+    """Tell no kernel as refused that needed more launches and got them."""
+    now = {harmless(_kernel(each.own)) for each in outcome.lifted}
+    still = {each.kernel for each in outcome.kept}
+    for stored in ctx.store.list(Kind.LIFTED, phase="kept"):
+        if stored.body.get("kernel") in now - still:
+            ctx.store.advance(Kind.LIFTED, stored.id, expect="kept", to="settled")
+
+
+def _digest(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return what says whether anything new was seen: launches, not how often."""
+    told = sorted(
+        json.dumps({n: v for n, v in record.items() if n != "count"}, sort_keys=True, default=str)
+        for record in records
+    )
+    return digest_of(told)
+
+
+def _kernel(own: OwnDefinition) -> str:
+    return own.lifted.kernel if own.lifted is not None else ""
+
+
+def _say(ctx: Context, id: str, what: str, **detail: object) -> None:
+    ctx.store.record(
+        Event(at=ctx.clock.now(), kind=Kind.LIFTED, id=id, what=what, who="retuned", detail=detail)
+    )

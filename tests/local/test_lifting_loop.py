@@ -1,0 +1,231 @@
+"""Live kernels in the loop: seen, lifted, kept, believed of, and told to people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.lifting import live
+from tests.local.local_world import WINDOW, World
+from typer.testing import CliRunner
+
+from retuned import catalog
+from retuned.adapters import runtime_kernels
+from retuned.adapters.runtime_kernels import FakeKernelTap, RuntimeKernels
+from retuned.cli.commands import app
+from retuned.contract import Language, digest_of
+from retuned.errors import CandidateError
+from retuned.local import experimenting, lifting
+from retuned.local.context import Context, Kind
+from retuned.local.known_kernels import KnownKernels
+from retuned.local.program import Loop
+from retuned.ports import TraceBatch
+from retuned.stages.profile import Signature, SignatureStat
+from retuned.stages.trace import LaunchRecord
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+KERNEL = "_rms_norm_forward"
+SEEN = (1, 7, 64)
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    catalog.forget()
+
+
+@pytest.fixture
+def tap() -> FakeKernelTap:
+    return FakeKernelTap(records=[live.rmsnorm(rows) for rows in SEEN])
+
+
+@pytest.fixture
+def ctx(world: World, tap: FakeKernelTap) -> Context:
+    known = KnownKernels(language=Language.TRITON)
+    found = replace(world.loop.ctx, kernels=tap, catalog=known)
+    world.loop = Loop(found)
+    return found
+
+
+def stat(rows: int, *, threads: int = 128, launches: int = 100) -> SignatureStat:
+    return SignatureStat(
+        signature=Signature(kernel=KERNEL, blocks=(rows, 1, 1), threads=(threads, 1, 1)),
+        launches=launches,
+        gpu_time_ns=1_000_000,
+        median_ns=10_000,
+    )
+
+
+def window(world: World, rows: int) -> None:
+    """Let a window go by in which the live kernel ran; the trace shows its name and grid."""
+    world.clock.advance(WINDOW.total_seconds())
+    number = len(world.files)
+    at = world.clock.now() - timedelta(seconds=3)
+    batch = TraceBatch(
+        origin=f"live-{number}.json",
+        digest=digest_of(["live", number]),
+        format="kineto-json",
+        launches=tuple(
+            LaunchRecord(
+                kernel=KERNEL,
+                blocks=(rows, 1, 1),
+                threads=(128, 1, 1),
+                start_ns=i * 100_000,
+                duration_ns=rows * 1000 + (i * 7919 + number) % 13,
+            )
+            for i in range(400)
+        ),
+        span_ns=40_000_000,
+        completed_at_ns=int(at.timestamp() * 1e9),
+    )
+    world.files.append(batch)
+    traces: Any = world.loop.ctx.traces
+    traces.add(batch)
+
+
+def test_what_is_seen_is_lifted_once_and_known_from_then_on(
+    ctx: Context, tap: FakeKernelTap
+) -> None:
+    lifting.observe(ctx)
+    lifting.observe(ctx)
+    (record,) = lifting.lifted(ctx.store)
+    assert catalog.own_definition(record.own.name) == record.own
+    assert [w.axes for w in record.workloads] == [{"rows": rows} for rows in SEEN]
+    events = [event for event in ctx.store.events(id=record.own.name)]
+    assert [event.what for event in events] == ["kernel-lifted"]
+    catalog.forget()
+    assert lifting.recall(ctx.store) == 1
+    assert ctx.catalog.audited(record.own.name) == ("lifted",)
+    assert len(tap.records) == 3
+
+
+def test_further_launches_lift_what_needed_them(ctx: Context, tap: FakeKernelTap) -> None:
+    tap.records = [live.rmsnorm(7)]
+    lifting.observe(ctx)
+    assert [each.reason for each in lifting.refused(ctx.store)] == ["needs-more-launches"]
+    tap.records = [live.rmsnorm(7), live.rmsnorm(64)]
+    lifting.observe(ctx)
+    assert len(list(lifting.lifted(ctx.store))) == 1
+    assert list(lifting.refused(ctx.store)) == []
+
+
+def test_a_server_that_does_not_answer_stops_nothing(ctx: Context, tap: FakeKernelTap) -> None:
+    tap.away = True
+    lifting.observe(ctx)
+    assert list(lifting.lifted(ctx.store)) == []
+
+
+def test_a_trace_without_shapes_is_bound_by_name_grid_and_threads(ctx: Context) -> None:
+    lifting.observe(ctx)
+    (share,) = lifting.shares_of(ctx, stat(64))
+    assert share.workload.axes == {"rows": 64}
+    assert (share.workload.weight, share.part) == (100, 1.0)
+    assert lifting.shares_of(ctx, stat(65)) == ()
+    assert lifting.shares_of(ctx, stat(64, threads=512)) == ()
+
+
+def test_shapes_of_one_grid_share_its_time_as_they_were_launched(
+    ctx: Context, tap: FakeKernelTap
+) -> None:
+    tap.records = [
+        live.scale(n) | {"count": c} for n, c in ((700, 30), (760, 10), (7, 1), (4096, 1))
+    ]
+    lifting.observe(ctx)
+    found = lifting.shares_of(
+        ctx,
+        SignatureStat(
+            signature=Signature(kernel="scale_kernel", blocks=(3, 1, 1)),
+            launches=100,
+            gpu_time_ns=1_000_000,
+            median_ns=10_000,
+        ),
+    )
+    assert {s.workload.axes["n_elements"]: s.part for s in found} == {700: 0.75, 760: 0.25}
+    assert sum(share.workload.weight for share in found) == 100
+
+
+def test_kernels_of_another_language_are_believed_nothing_of(
+    ctx: Context, tap: FakeKernelTap
+) -> None:
+    lifting.observe(ctx)
+    assert lifting.shares_of(replace(ctx, catalog=KnownKernels()), stat(64)) == ()
+    assert len(tap.records) == 3
+
+
+def test_drift_to_a_live_kernel_becomes_an_experiment_at_its_live_shapes(
+    ctx: Context, world: World
+) -> None:
+    for rows in (7,) * 6 + (64,) * 8:
+        window(world, rows)
+        world.loop.observe()
+    plan = experimenting.open_experiment(ctx)
+    assert plan is not None, world.phases(Kind.DRIFT)
+    (record,) = lifting.lifted(ctx.store)
+    assert plan.definition == record.own.name
+    assert plan.structures == ("lifted",)
+    assert [w.axes for w in plan.workloads] == [{"rows": 64}]
+    assert plan.workloads[0].weight > 0
+    assert plan.incumbent == ctx.catalog.incumbent(record.own.name).digest
+
+
+def test_people_are_told_what_was_lifted_and_what_was_not(
+    ctx: Context, tap: FakeKernelTap, world: World
+) -> None:
+    evil = live.scale(7) | {"kernel": "evil\x1b]0;x\x07:scale_kernel"}
+    tap.records = [*tap.records, evil, *(live.rope(n, in_place=True) for n in (1, 7))]
+    lifting.observe(ctx)
+    command = ["kernels", "lifted", "--state-dir", str(world.folder / "state")]
+    plain = CliRunner().invoke(app, command)
+    assert plain.exit_code == 0, plain.output
+    assert "thirdparty.ops:_rms_norm_forward" in plain.output
+    assert "in-place" in plain.output
+    assert "\x1b" not in plain.output
+    assert "1 lifted, 2 not." in plain.output
+    told = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
+    (one,) = told["lifted"]
+    assert one["oracle"] == "incumbent"
+    assert one["grid"] == ["rows"]
+    assert one["shapes"][2] == {"axes": {"rows": 64}, "launches": 10}
+    assert {each["reason"] for each in told["refused"]} == {"in-place", "needs-more-launches"}
+
+
+class _Process:
+    """A process that answers in pages."""
+
+    pages: tuple[object, ...] = ()
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def processes(self) -> list[Path]:
+        return [self._path / "1", self._path / "2"]
+
+    def ask(self, request: Mapping[str, Any]) -> list[Any]:
+        if self._path.name == "2":
+            raise CandidateError("unknown-op", detail="an older runtime")
+        return [self.pages[int(request["after"])]]
+
+
+def test_pages_of_every_process_are_read_and_put_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runtime_kernels, "RuntimeSocket", _Process)
+    one = {"kernel": "a:b", "source_digest": "d"}
+    monkeypatch.setattr(
+        _Process,
+        "pages",
+        (
+            {"records": [one, 3], "sources": {"d": "text"}, "next": 1},
+            {"records": [one], "sources": {}, "next": 1},
+        ),
+    )
+    found = RuntimeKernels(tmp_path).observed()
+    assert found == [{**one, "source": "text"}, {**one, "source": None}]
+    monkeypatch.setattr(_Process, "pages", ({"records": 7, "next": "x"},))
+    assert RuntimeKernels(tmp_path).observed() == []
