@@ -4,8 +4,9 @@
 //
 // "Device" memory is this process' memory. A module is text, one kernel a line:
 //   NAME SIZES OPERATION   where SIZES are the bytes of each argument, 8,8,4
-// A kernel reads x (argument 0) and writes y (argument 1), as many elements as its last argument
-// says and its threads reach; OPERATION is one of double, triple, negate, broken.
+// A kernel reads x (argument 0) and writes y (argument 1), as many elements as argument 2
+// says and its threads reach; OPERATION is one of double, triple, broken, or turned: -1, and the
+// first two arguments change places.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -134,8 +135,9 @@ int run(const Launch& launch) {
   const Kernel& kernel = *launch.kernel;
   if (!is(&kernel)) return ILLEGAL_ADDRESS;
   if (kernel.operation == "broken") { sticky = ILLEGAL_ADDRESS; return OK; }
-  const float* x = *(const float**)&launch.values[0][0];
-  float* y = *(float**)&launch.values[1][0];
+  const bool turned = kernel.operation == "turned";
+  const float* x = *(const float**)&launch.values[turned ? 1 : 0][0];
+  float* y = *(float**)&launch.values[turned ? 0 : 1][0];
   long long count = 0;
   memcpy(&count, &launch.values[2][0], kernel.sizes[2]);
   const long long reach = 1ll * launch.grid[0] * launch.block[0];

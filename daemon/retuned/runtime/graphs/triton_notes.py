@@ -163,7 +163,7 @@ class TritonNotes:
         compiled = stock(jit, *args, **kwargs)
         try:
             node, problem = recorder.node(before, stream)
-            if not problem and getattr(compiled, "function", None):
+            if not problem and compiled.function and compiled.src.fn is jit:
                 given = tuple(noted(value) for value in args)
                 named = {name: noted(value) for name, value in kwargs.items()}
                 launch = TritonLaunch(jit=jit, compiled=compiled, args=given, kwargs=named)
