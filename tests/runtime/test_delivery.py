@@ -23,13 +23,13 @@ def sha(data: bytes) -> str:
 
 
 def piece(
-    data: bytes, /, *, offset: int = 0, end: int | None = None, **changed: Any
+    data: bytes, /, *, begin: int = 0, end: int | None = None, **changed: Any
 ) -> dict[str, Any]:
-    part = data[offset:end]
+    part = data[begin:end]
     return {
         "sha256": sha(data),
         "size": len(data),
-        "offset": offset,
+        "offset": begin,
         "data": base64.b64encode(part).decode(),
     } | changed
 
@@ -53,7 +53,7 @@ def test_a_file_arrives_whole_whatever_its_pieces(tmp_path: Path, data: bytes, s
     cache = ArtifactCache(tmp_path / "cache")
     answer: dict[str, Any] = {}
     for offset in range(0, len(data) or 1, size):
-        answer = cache.take(piece(data, offset=offset, end=offset + size))
+        answer = cache.take(piece(data, begin=offset, end=offset + size))
     assert answer == {"have": len(data), "complete": True}
     folder = cache.folder_of({"kernel.so": sha(data)})
     assert (folder / "kernel.so").read_bytes() == data
@@ -61,10 +61,10 @@ def test_a_file_arrives_whole_whatever_its_pieces(tmp_path: Path, data: bytes, s
 
 def test_a_piece_that_is_not_the_next_one_changes_nothing(cache: ArtifactCache) -> None:
     data = b"0123456789"
-    assert cache.take(piece(data, offset=4)) == {"have": 0, "complete": False}
+    assert cache.take(piece(data, begin=4)) == {"have": 0, "complete": False}
     assert cache.take(piece(data, end=4)) == {"have": 4, "complete": False}
     assert cache.take(piece(data, end=4)) == {"have": 4, "complete": False}, "told twice"
-    assert cache.take(piece(data, offset=4)) == {"have": 10, "complete": True}
+    assert cache.take(piece(data, begin=4)) == {"have": 10, "complete": True}
     assert cache.take(piece(data)) == {"have": 10, "complete": True}, "here already"
 
 
