@@ -90,6 +90,23 @@ def test_what_was_joined_listens_only_once_there_is_something_to_swap(machine: A
     assert list((machine.folder / "s").iterdir()) == [], "gone with the process"
 
 
+def test_what_needs_pytorch_and_triton_is_installed_as_they_come(machine: Any) -> None:
+    machine.module("triton.__init__", "import triton.runtime.jit\n")
+    machine.module("triton.runtime.__init__")
+    machine.module("triton.runtime.jit", "class JITFunction:\n    def run(self): ...\n")
+    program = (
+        "import torch\n"
+        "from retuned.runtime.plugins.joining import _JOINING\n"
+        "print(sorted(_JOINING._done))\n"
+        "import triton\n"
+        "print(sorted(_JOINING._done))\n"
+        "from retuned.runtime import intercept\n"
+        "print(intercept.current().states['jit'])\n"
+    )
+    lines = machine.said(program + WATCHING, variables={"TRITON_INTERPRET": None}).splitlines()
+    assert lines == ["['graphs']", "['graphs', 'triton']", "run-signature-unknown", "0"]
+
+
 def test_an_import_that_fails_fails_as_without_us_and_a_later_one_joins(machine: Any) -> None:
     machine.module("torch", "import os\nif os.environ.get('BAD'): raise OSError('no libcuda')\n")
     program = JOINED + (

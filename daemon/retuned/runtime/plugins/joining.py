@@ -48,7 +48,15 @@ def intercept_triton(runtime: Runtime) -> object:
     return states
 
 
+def follow_graphs(_runtime: Runtime) -> object:
+    """Follow the graphs that PyTorch captures, from before the first is."""
+    from retuned.runtime.graphs.process import process_graphs
+
+    return process_graphs().reason or "on"
+
+
 PARTS = (
+    Part("graphs", "RETUNED_GRAPHS", "torch", follow_graphs),
     Part("triton", "RETUNED_TRITON", "triton", intercept_triton),
     Part(
         "triton-interpreter",
@@ -67,6 +75,7 @@ class Joining:
     def __init__(self, parts: tuple[Part, ...] = PARTS) -> None:
         self._parts = parts
         self._done: set[str] = set()
+        self._arrived: set[str] = set()
         self._watch: ImportWatch | None = None
         self._runtime: Runtime | None = None
         self.renew()
@@ -80,14 +89,21 @@ class Joining:
         """What is attached to this process; None before."""
         return self._runtime
 
-    def join(self) -> Runtime | None:
-        """Attach, and install what can be; called again, what has become possible since."""
+    def join(self, *, arrived: str = "") -> Runtime | None:
+        """Attach, and install what can be; called again, what has become possible since.
+
+        Parameters
+        ----------
+        arrived
+            Module whose code has just run; Python still says that it is being imported.
+        """
         if _is_off("RETUNED_RUNTIME"):
             return None
         if not os.environ.get("RETUNED_SOCKET_DIR"):
             log.debug("RETUNED_SOCKET_DIR is not set: nothing to join")
             return None
         with self._lock:
+            self._arrived.add(arrived)
             runtime = self._attached()
             missing = [part for part in self._parts if not self._install(part, runtime)]
             if self._watch is None and missing:
@@ -121,7 +137,7 @@ class Joining:
             return True
         if part.only_with and not os.environ.get(part.only_with):
             return True
-        if not is_loaded(part.needs):
+        if part.needs not in self._arrived and not is_loaded(part.needs):
             return False
         self._done.add(part.name)
         try:
@@ -133,7 +149,7 @@ class Joining:
     def _came(self, name: str) -> None:
         """Go on after an import; inside of it, so nothing may be raised."""
         try:
-            self.join()
+            self.join(arrived=name)
         except Exception:  # inside somebody's import of `name`, which must not fail
             log.exception("cannot go on after the import of %s", name)
 
@@ -141,9 +157,9 @@ class Joining:
 _JOINING = Joining()
 
 
-def join() -> Runtime | None:
+def join(*, arrived: str = "") -> Runtime | None:
     """Join this process; see `Joining.join`."""
-    return _JOINING.join()
+    return _JOINING.join(arrived=arrived)
 
 
 def joined() -> Runtime | None:

@@ -116,13 +116,13 @@ def start() -> None:
         ImportWatch(SERVERS, join, once=True).install()
 
 
-def join(_name: str) -> None:
+def join(name: str) -> None:
     """Join, by the ``retuned`` that this process has, else by the one that this file belongs to."""
     try:
         _bring()
         from retuned.runtime.plugins import register
 
-        register()
+        register(arrived=name)
     except Exception:  # this runs inside the import of somebody's PyTorch, which must not fail
         import logging
 
