@@ -22,6 +22,8 @@ LEAST_RATIO = 0.05
 is no decay."""
 SLOWER = 1.1
 """A timed launch counts as slower from this ratio to the incumbent's time."""
+LEAST_SLOWER_NS = 5_000
+"""And only by so much: less is what the call itself may cost."""
 PACE_EVERY = 4
 """One check in so many is timed, because it launches the variant once more."""
 
@@ -77,7 +79,7 @@ class Judge:
         """Fold the times of one launch of each in; return why to go back, or None."""
         with self.stats.lock:
             self.slowdown = variant_ns / max(1, incumbent_ns)
-            slower = variant_ns > SLOWER * incumbent_ns
+            slower = variant_ns > max(SLOWER * incumbent_ns, incumbent_ns + LEAST_SLOWER_NS)
             return "slow" if stratum.pace.add(1.0 if slower else -1.0) else None
 
     def _noisy(self, key: Key, comparison: Comparison) -> bool:
