@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import retuned
 from retuned.contract import Solution, Workload
-from retuned.errors import CandidateCrashed, CandidateError, CandidateTimedOut
+from retuned.errors import CandidateCrashed, CandidateError, CandidateTimedOut, HarnessError
 from retuned.lab.harness.arena import PAGE, Arena
 from retuned.lab.harness.cases import EXACT_FAMILY, Seeds, cells_for
 from retuned.lab.harness.checks import check_memory
@@ -105,6 +105,33 @@ def test_a_child_that_hangs_is_killed_in_time(subject: Subject, make: Make, open
     with pytest.raises(CandidateTimedOut):
         runner.run(inputs, {"M": 2}, timeout_s=0.3)
     assert time.monotonic() - begin < 60.0
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"{\n", "no JSON"),
+        (b"[" * 5_000 + b"\n", "no JSON"),
+        (b"[]\n", "no JSON object"),
+        (b"\xff\n", "no JSON"),
+        (b"x" * 9_000, "more than 8192 bytes"),
+    ],
+)
+def test_a_child_that_speaks_no_answers_is_an_error_and_is_killed(
+    said: bytes, words: str, make: Make, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retuned.lab.harness.worker._LONGEST_ANSWER_BYTES", 8_192)
+    worker = opened(make())._worker
+    pid = worker._process.pid
+    ours, theirs = os.pipe()
+    os.dup2(ours, worker._process.stdout)
+    os.close(ours)
+    os.write(theirs, said)
+    with pytest.raises(HarnessError, match=words):
+        worker._receive(30.0)
+    os.close(theirs)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_child_that_faults_is_reported_with_its_signal(

@@ -25,6 +25,8 @@ __all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker", "cache_
 _ROOT = Path(retuned.__file__).resolve().parent.parent
 _PREPARE_S = 60.0
 """To finish compiling at new lengths."""
+_LONGEST_ANSWER_BYTES = 64 << 20
+"""Thousands of times as much as any times of calls are."""
 _COPY_S = 60.0
 """To copy the shared memory to a device or back."""
 
@@ -246,9 +248,20 @@ class Worker:
             if not chunk:
                 raise self._death()
             self._pending += chunk
+            if len(self._pending) > _LONGEST_ANSWER_BYTES:
+                self.close()
+                raise HarnessError(f"the child answered more than {_LONGEST_ANSWER_BYTES} bytes")
         line, _, self._pending = self._pending.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        try:
+            answer: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            self.close()
+            raise HarnessError("the child answered what is no JSON") from error
+        if not isinstance(answer, dict):
+            self.close()
+            raise HarnessError("the child answered what is no JSON object")
+        found: dict[str, Any] = answer
+        return found
 
     def _death(self) -> CandidateError | HarnessError:
         """Turn the way the child ended into an error."""
