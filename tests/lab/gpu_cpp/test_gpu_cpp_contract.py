@@ -158,6 +158,7 @@ def test_a_parameter_may_name_the_element_type() -> None:
         # disguises
         (outside("#define A(x, y) x ## y"), "may not make tokens"),
         (outside("#define S(x) #x"), "may not make tokens"),
+        (outside("#define A cloc\\u006b64"), "may not make tokens"),
         (outside("#define F printf"), "printf"),
         (outside("#define K __device__ int kept;\nK"), "__device__"),
         (outside("#define K stat\\\nic"), "static"),

@@ -163,7 +163,7 @@ def _checked_directive(line: str, *, where: str) -> list[str]:
     tokens = tokens_of(rest)
     if word == "include":
         return []
-    if "#" in tokens or "##" in tokens:
+    if "#" in tokens or "##" in tokens or "\\" in tokens:  # \u006b is a letter to some compilers
         raise ContractViolated(f"{where}: a macro may not make tokens")
     for token in tokens:
         if token in _FORBIDDEN or token in _DECLARING or token.startswith(('"', "'")):
