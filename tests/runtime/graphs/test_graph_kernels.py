@@ -1,6 +1,6 @@
 """Intercepted Triton kernels inside graphs: compiled by Triton, launched on a played device."""
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, name-defined"
 
 from __future__ import annotations
 
