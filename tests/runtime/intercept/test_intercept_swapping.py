@@ -44,6 +44,7 @@ def affine_two(x, out, n, factor, TILE: tl.constexpr):
     inside = at < n
     tl.store(out + at, tl.load(x + at, mask=inside) * factor * 3 + 2, mask=inside)
 '''
+UNKNOWN = "sha256:" + "0" * 64
 WRONG = FASTER.replace("* 3 + 2", "* 3 + 4")
 LAZY = FASTER.replace("mask=inside)\n", "mask=inside & (at > 0))\n")
 
@@ -61,13 +62,12 @@ class World:
         self, name: str, *, definition: dict[str, Any], source: str = "pass\n", **fields: Any
     ) -> tuple[str, str]:
         """Deliver an artifact for a kernel of `strangers`."""
-        (kernel,) = [each for each in self.hook.kernels() if each.name.endswith(f":{name}")]
-        rule = {
-            "kernel": kernel.name,
-            "source_digest": source_of(kernel).digest,
-            "dtypes": {"x_ptr": "float32", "y_ptr": "float32"},
-            "stores": {"y_ptr": "write"},
-        }
+        rule = fields.pop("intercept")
+        if "source_digest" not in rule:
+            (kernel,) = [each for each in self.hook.kernels() if each.name.endswith(f":{name}")]
+            rule = {"kernel": kernel.name, "source_digest": source_of(kernel).digest} | rule
+        pointers = {"x_ptr": "float32", "y_ptr": "float32"}
+        rule = {"dtypes": pointers, "stores": {"y_ptr": "write"}} | rule
         body = {
             "definition": definition,
             "language": "triton",
@@ -75,7 +75,7 @@ class World:
             "binary": "kernel.py",
             "binary_sha256": hashlib.sha256(source.encode()).hexdigest(),
             **fields,
-            "intercept": rule | fields.pop("intercept"),
+            "intercept": rule,
         }
         body["digest"] = "sha256:" + hashlib.sha256(json.dumps(body).encode()).hexdigest()
         folder = self.folder / body["digest"][7:]
@@ -285,8 +285,8 @@ def test_an_autotuned_kernel_is_swapped_at_the_launch_the_tuner_makes(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"source_digest": "sha256:" + "0" * 64}, "kernel-changed"),
-        ({"kernel": "elsewhere:affine"}, "kernel-unseen"),
+        ({"source_digest": UNKNOWN, "kernel": f"{strangers.__name__}:affine"}, "kernel-changed"),
+        ({"source_digest": UNKNOWN, "kernel": "elsewhere:affine"}, "kernel-unseen"),
         ({"code": "other"}, "artifact-invalid"),
         ({"stores": {}}, "artifact-invalid"),
         ({"stores": {"y_ptr": "write", "z": "write"}}, "artifact-invalid"),

@@ -40,7 +40,7 @@ class Interceptor:
         self._lock = threading.RLock()
         self._wanted = False
         self._stock: dict[str, tuple[type, str, Stock, Stock]] = {}
-        self._seen: dict[int, tuple[weakref.ref[Any], Kernel | None]] = {}
+        self._seen: dict[int, weakref.ref[Any]] = {}  # a record hangs on its kernel, not here
         self._open: dict[str, list[tuple[str, Any]]] = {}
 
     # --- on and off -------------------------------------------------------------------------------
@@ -89,10 +89,9 @@ class Interceptor:
     def reset(self) -> None:
         """Start over in a forked child: no counts, no swaps, new locks."""
         self._lock = threading.RLock()
-        for _, kernel in list(self._seen.values()):
-            if kernel is not None:
-                kernel.slot = None
-                kernel.restart()
+        for kernel in self.kernels():
+            kernel.slot = None
+            kernel.restart()
         self._open.clear()
 
     @property
@@ -104,7 +103,9 @@ class Interceptor:
 
     def kernels(self) -> list[Kernel]:
         """Return every kernel that has been launched and still lives, first seen first."""
-        return [kernel for _, kernel in list(self._seen.values()) if kernel is not None]
+        targets = [reference() for reference in list(self._seen.values())]
+        found = [each.__dict__.get(ATTRIBUTE) for each in targets if each is not None]
+        return [kernel for kernel in found if kernel is not None]
 
     def open(self, name: str, digest: str, slot: Any) -> int:  # noqa: ANN401 - a KernelSlot
         """Lead launches of a kernel through a slot; return how many instances are there now.
@@ -155,7 +156,7 @@ class Interceptor:
                     self._join(found)
                 key = id(target)
                 gone = self._seen
-                self._seen[key] = (weakref.ref(target, lambda _: gone.pop(key, None)), found)
+                self._seen[key] = weakref.ref(target, lambda _: gone.pop(key, None))
                 setattr(target, ATTRIBUTE, found)
                 return found
         except Exception as error:  # a stranger's object: its launch must go on
@@ -167,9 +168,9 @@ class Interceptor:
             self.when_seen()
 
     def _forget_all(self) -> None:
-        for reference, kernel in list(self._seen.values()):
-            if kernel is not None:
-                kernel.slot = None
+        for kernel in self.kernels():
+            kernel.slot = None
+        for reference in list(self._seen.values()):
             target = reference()
             if target is not None and ATTRIBUTE in target.__dict__:
                 delattr(target, ATTRIBUTE)

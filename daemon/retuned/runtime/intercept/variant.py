@@ -32,7 +32,10 @@ MAX_PENDING = 64
 """Launches queued for compiling; what does not fit is queued again by a later launch."""
 MAX_CODES = 256
 """Signatures compiled for one kernel; launches that need more stay the server's."""
+MAX_PLANS = 64
+"""Kernels of one identity and source that one variant follows; a server may make them anew."""
 _UNBOUND = Ineligible("arguments")
+_TOO_MANY = Ineligible("too-many-kernels")
 
 
 class KernelVariant:
@@ -68,6 +71,8 @@ class KernelVariant:
             self._load()
         self._plans: dict[Kernel, Plan] = {}
         self._pending: dict[tuple[Kernel, Signature], tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._met: dict[Kernel, None] = {}
+        self._refused: dict[Kernel, Ineligible] = {}
         self._failed: set[tuple[Kernel, Signature]] = set()
         self._torch = sys.modules.get("torch")
         self._several = self._torch is not None and self._torch.cuda.device_count() > 1
@@ -91,16 +96,7 @@ class KernelVariant:
         Refused
             ``kernel-unseen`` if no such launch was seen.
         """
-        made = 0
-        for kernel in self._kernels():
-            plan = self._plan(kernel)
-            for cell in kernel.cells():
-                observation = cell.observation
-                signature = plan.seen(observation) if observation is not None else None
-                if observation is None or signature is None or signature in plan.ready:
-                    continue
-                plan.compile(signature, observation.raw, observation.given)
-                made += 1
+        made = sum(self._prepare_kernel(kernel) for kernel in self._kernels())
         if not any(plan.ready for plan in self._plans.values()):
             raise Refused(
                 "kernel-unseen",
@@ -111,6 +107,9 @@ class KernelVariant:
 
     def prepare_pending(self) -> int:
         """Compile one of what launches asked for in vain; return how many were compiled."""
+        kernel = next(iter(list(self._met)), None)
+        if kernel is not None:
+            return self._prepare_met(kernel)
         asked = next(iter(list(self._pending)), None)
         if asked is None:
             return 0
@@ -128,6 +127,29 @@ class KernelVariant:
             log.warning("%s: a launch stays the server's: %s", kernel.name, error)
         self._pending.pop(asked, None)
         return made
+
+    def _prepare_kernel(self, kernel: Kernel) -> int:
+        """Compile for all described launches of one kernel."""
+        plan, made = self._plan(kernel), 0
+        for cell in kernel.cells():
+            observation = cell.observation
+            signature = plan.seen(observation) if observation is not None else None
+            if observation is None or signature is None or signature in plan.ready:
+                continue
+            plan.compile(signature, observation.raw, observation.given)
+            made += 1
+        return made
+
+    def _prepare_met(self, kernel: Kernel) -> int:
+        """Do the same for a kernel that was made after the swap."""
+        try:
+            return self._prepare_kernel(kernel)
+        except Refused as error:
+            self._refused[kernel] = Ineligible(error.reason)
+            log.warning("%s: its launches stay the server's: %s", kernel.name, error)
+            return 0
+        finally:
+            self._met.pop(kernel, None)
 
     def launches(self) -> list[dict[str, Any]]:
         """Return the variant's launches by signature."""
@@ -187,7 +209,7 @@ class KernelVariant:
             call: Call = inputs[0]
             plan = self._plans.get(call.kernel)
             if plan is None:
-                return self._skip(call) or NOT_COMPILED
+                return self._unplanned(call.kernel)
             problem = plan.signature(call)
             if isinstance(problem, Ineligible):
                 return problem
@@ -219,20 +241,21 @@ class KernelVariant:
         capturing: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
         return capturing
 
-    def _skip(self, call: Call) -> Ineligible | None:
-        """Queue a kernel without a plan, such as one that was made after the swap."""
-        if call.kernel in self._plans:
-            return None
-        try:
-            self._plan(call.kernel)
-        except Refused as error:
-            return Ineligible(error.reason)
+    def _unplanned(self, kernel: Kernel) -> Ineligible:
+        """Queue a kernel without a plan: it was made after the swap."""
+        refused = self._refused.get(kernel)
+        if refused is not None:
+            return refused
+        if len(self._plans) >= MAX_PLANS:
+            return _TOO_MANY
+        if len(self._met) < MAX_PENDING:
+            self._met[kernel] = None
         return NOT_COMPILED
 
     def _run(self, call: Call, values: list[Any], *, serve: bool) -> Any:  # noqa: ANN401
         plan = self._plans.get(call.kernel)
         if plan is None:
-            return self._skip(call) or NOT_COMPILED
+            return self._unplanned(call.kernel)
         if self._several and self._torch.cuda.current_device() != self._device:  # type: ignore[union-attr]
             return Ineligible("other-device")
         signature = plan.signature(call)
