@@ -231,8 +231,10 @@ def _change(graph: IndexedGraph, group: Sequence[Step]) -> None:
     touched = 0
     try:
         for step in group:
-            touched += 1
-            _put(graph, step.site.node, step.new, instance=instance)
+            if instance:
+                graph.calls.set_exec(instance, step.site.node, step.new)
+            touched += 1  # a node that the instance has refused is as it was
+            graph.calls.set_node(step.site.node, step.new)
             _read_back(graph, step.site.node, step.new.params)
     except Refused:
         for step in group[:touched]:
@@ -260,12 +262,6 @@ def _undo(graph: IndexedGraph, group: Sequence[Step]) -> None:
         _broken(graph, error)
 
 
-def _put(graph: IndexedGraph, node: int, packed: Packed, *, instance: int) -> None:
-    if instance:
-        graph.calls.set_exec(instance, node, packed)
-    graph.calls.set_node(node, packed)
-
-
 def _read_back(graph: IndexedGraph, node: int, wanted: KernelParams) -> None:
     found = graph.calls.params(node)
     if _essence(found, wanted) != _essence(wanted, wanted):
@@ -275,7 +271,9 @@ def _read_back(graph: IndexedGraph, node: int, wanted: KernelParams) -> None:
 def _restore(graph: IndexedGraph, step: Step, *, instance: int) -> None:
     """Put back what a node was; a node that cannot be leaves its graph to the server."""
     try:
-        _put(graph, step.site.node, step.old, instance=instance)
+        if instance:
+            graph.calls.set_exec(instance, step.site.node, step.old)
+        graph.calls.set_node(step.site.node, step.old)
     except Refused as error:
         step.site.keeps = (*step.site.keeps, *step.keeps)  # nobody knows what it launches now
         _broken(graph, error)
