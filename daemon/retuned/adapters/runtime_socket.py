@@ -105,7 +105,7 @@ class RuntimeSocket:
     def samples(self) -> Sequence[WatchSample]:
         """Return what was counted per slot; see `Swapper.samples`."""
         found: dict[str, dict[str, WatchSample]] = defaultdict(dict)
-        parse = _entries("samples", WatchSample.model_validate)
+        parse = _entries("samples", _sample)
         for process, samples in self._reports({"op": "samples"}, parse).items():
             for sample in samples:
                 found[sample.definition][process] = sample
@@ -236,6 +236,7 @@ class RuntimeSocket:
     ) -> None:
         """Change the share of launches that run an order; see `Swapper.ramp`."""
         request = {"op": "ramp", "definition": order.definition, "epoch": order.epoch}
+        request["artifact"] = order.artifact
         spread = {"fraction": fraction, "excluded": [list(bucket) for bucket in excluded]}
         self._ask_all(request | spread | {"term": self._claim()})
 
@@ -398,6 +399,12 @@ def _entries(name: str, parse: Callable[[Any], T]) -> Callable[[Mapping[str, Any
 
 def _hello(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     return answer
+
+
+def _sample(entry: Mapping[str, Any]) -> WatchSample:
+    """Read a report; a newer runtime may count more than is known here."""
+    known = {name: entry[name] for name in WatchSample.model_fields if name in entry}
+    return WatchSample.model_validate(known)
 
 
 def _slot_state(entry: Mapping[str, Any]) -> SlotState:

@@ -77,6 +77,9 @@ def drive_orders(ctx: Context, *, only: str | None = None) -> frozenset[str]:
     told: set[str] = set()
     for _ in range(_PASSES):
         due = _due(ctx, only)
+        if only is None:  # who has caught up and falls behind again has its time anew
+            for id in ctx.behind.keys() - {kept.order.id for kept in due}:
+                del ctx.behind[id]
         told |= {kept.order.id for kept in due}
         # a list: every order gets its turn, whatever becomes of those before it
         if not any([_drive(ctx, kept) for kept in due]):
