@@ -22,7 +22,7 @@ from retuned.ports import SlotState, Swapper
 from retuned.runtime import attach
 from retuned.runtime.shadow import Comparison
 from retuned.runtime.variant import LOADERS
-from retuned.stages.swap import SwapKind, SwapOrder
+from retuned.stages.swap import CanaryStep, SwapKind, SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 
@@ -224,6 +224,25 @@ def test_a_bypass_keeps_the_order(swapper: Swapper, tmp_path: Path) -> None:
     assert (state(swapper).active, state(swapper).bypassed) == (FIRST, True)
     swapper.bypass("a", on=False)
     assert (state(swapper).active, state(swapper).bypassed) == (FIRST, False)
+
+
+def test_a_canary_is_moved_on_by_order_for_the_epoch_in_force(
+    swapper: Swapper, tmp_path: Path
+) -> None:
+    steps = (CanaryStep(fraction=0.01), CanaryStep(fraction=0.5))
+    canary = order(FIRST, epoch=1).model_copy(update={"canary": steps})
+    swap(swapper, canary, tmp_path)
+    assert sample(swapper).fraction == 0.01
+    swapper.ramp(canary, fraction=0.5, excluded=[(7,)])
+    assert (sample(swapper).fraction, sample(swapper).excluded) == (0.5, ((7,),))
+    later = order(SECOND, epoch=2)
+    for refused in (later, order(None, epoch=1)):
+        with pytest.raises(CandidateError) as caught:
+            swapper.ramp(refused, fraction=1.0, excluded=[])
+        assert caught.value.reason == "stale-epoch"
+    assert sample(swapper).fraction == 0.5
+    swap(swapper, later, tmp_path)
+    assert (sample(swapper).fraction, sample(swapper).excluded) == (1.0, ())
 
 
 def test_a_server_that_is_away_is_a_temporary_error(tmp_path: Path) -> None:

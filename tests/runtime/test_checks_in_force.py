@@ -135,7 +135,7 @@ def test_a_slow_decay_is_found_while_every_check_is_still_allowed() -> None:
 
     def decaying(_: Any) -> float:
         grown = min(2.0, 2.0 ** (max(0, done[0] - 500) / 100.0))
-        return 0.2 * grown * chance.lognormvariate(0.0, 0.3)
+        return float(0.2 * grown * chance.lognormvariate(0.0, 0.3))
 
     slot, swapped = numbers(decaying, shadow_every=1)
     while slot.table.state == "swapped" and swapped.stats.checks < 900:

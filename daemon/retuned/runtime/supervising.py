@@ -113,7 +113,8 @@ class Supervision:
         for slot, swapped in self._in_force():
             if slot.spec.name != definition:
                 continue
-            if swapped.epoch != epoch or swapped.artifact is None:
+            named = request.get("artifact", swapped.artifact)
+            if swapped.epoch != epoch or swapped.artifact is None or named != swapped.artifact:
                 raise Refused("stale-epoch", detail=f"epoch {swapped.epoch} is in force")
             start_ns = time.perf_counter_ns()
             with self._lock:
