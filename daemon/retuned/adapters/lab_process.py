@@ -29,6 +29,8 @@ _LIBC = ctypes.CDLL(None)  # found before any fork: the loader's lock may be hel
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
 """The lab yields to whoever else wants its core."""
+_LONGEST_LINE_BYTES = 32 << 20
+"""Of one finding; the lab runs strangers' code, and what it says is a stranger's."""
 
 
 class LabProcess:
@@ -78,7 +80,7 @@ class LabProcess:
         self._priors = priors
         self._evolve = evolve
         self._unconfined = unconfined_references
-        self._child: subprocess.Popen[str] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._stopped = False
 
@@ -134,7 +136,7 @@ class LabProcess:
             child.kill()
         self._builder.stop()
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._stopped:
                 raise _stopped()
@@ -143,19 +145,20 @@ class LabProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 preexec_fn=_die_with_daemon,
-                text=True,
             )
             return self._child
 
-    def _converse(self, child: subprocess.Popen[str], task: str) -> Iterator[Finding]:
+    def _converse(self, child: subprocess.Popen[bytes], task: str) -> Iterator[Finding]:
         assert child.stdin is not None, "stdin is a pipe"
         assert child.stdout is not None, "stdout is a pipe"
         try:
-            child.stdin.write(task)
+            child.stdin.write(task.encode())
             child.stdin.close()
         except BrokenPipeError as error:
             raise HarnessError("the lab's process died before it read its plan") from error
-        for line in child.stdout:
+        while line := child.stdout.readline(_LONGEST_LINE_BYTES + 1):
+            if len(line) > _LONGEST_LINE_BYTES:
+                raise HarnessError(f"the lab's process wrote more than {_LONGEST_LINE_BYTES} bytes")
             finding = read_line(line)
             if finding is None:
                 return

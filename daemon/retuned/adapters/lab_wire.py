@@ -136,7 +136,7 @@ def failed_line(code: str, message: str) -> dict[str, Any]:
     return {"failed": {"code": code, "message": message}}
 
 
-def read_line(line: str) -> Finding | None:
+def read_line(line: bytes) -> Finding | None:
     """Return the finding that a line says is final; None where it says that all is done.
 
     Raises
@@ -148,7 +148,7 @@ def read_line(line: str) -> Finding | None:
     """
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HarnessError(f"the lab's process wrote {line[:80]!r}") from error
     if not isinstance(message, dict):
         raise HarnessError(f"the lab's process wrote {line[:80]!r}")

@@ -29,6 +29,7 @@ from retuned.lab.session import Session
 from retuned.lab.subject import FoundInServer, Subject
 from retuned.lab.toolchain import environment_of, toolchain_for
 from retuned.lab.vetting import leave_out_unanswered
+from retuned.plain_files import NotPlain, read_plain
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome, turns_sentence
 from retuned.stages.verdict import JudgeSettings
@@ -41,6 +42,8 @@ _BATCH = 4
 """Candidates asked for at a time, so that generators learn from findings."""
 _LONGEST_REST_S = 10.0
 """Longest wait for a generator that rests while nobody else has anything."""
+_MAX_EVIDENCE_BYTES = 64 << 20
+"""Longest document that is read; longer ones are none, whoever wrote them."""
 _FINAL_SHARE = 0.4
 """Part of the time budget that is kept for finalists."""
 
@@ -268,7 +271,10 @@ class LocalLab:
     def evidence(self, digest: Digest) -> bytes | None:
         """Return raw numbers; see `Bench.evidence`."""
         path = self._root / "evidence" / f"{digest.removeprefix('sha256:')}.json"
-        return path.read_bytes() if path.is_file() else None
+        try:
+            return read_plain(path, max_bytes=_MAX_EVIDENCE_BYTES, follow=False)
+        except (FileNotFoundError, NotPlain):
+            return None
 
     def stop(self) -> None:
         """End before the next candidate; see `Bench.stop`."""
