@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -22,11 +23,14 @@ from tests.runtime.graphs.played import (
 
 from retuned.runtime.gpu_launch import GpuKernel
 from retuned.runtime.gpu_variant import GpuVariant
+from retuned.runtime.graphs import report
 from retuned.runtime.graphs.following import Graphs
+from retuned.runtime.graphs.hosting import HostedGraphs
 from retuned.runtime.graphs.report import graphs_state, slot_graphs
+from retuned.runtime.host import Host
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.orders import Order
-from retuned.runtime.shadow import compare_tensors
+from retuned.runtime.shadow import bucket, compare_tensors
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, parse_spec
 from retuned.runtime.weights import PackedWeights
@@ -110,7 +114,14 @@ class Server:
         self.kernels.append(kernel)
         return PlayedVariant(self.played, kernel, **facts)
 
-    def order(self, variant: PlayedVariant | None, *, low: int = 1, high: int = 4096) -> Swapped:
+    def order(
+        self,
+        variant: PlayedVariant | None,
+        *,
+        low: int = 1,
+        high: int = 4096,
+        fraction: float = 1.0,
+    ) -> Swapped:
         """Put an order in force, as the host does."""
         self.epoch += 1
         order = Order(
@@ -121,6 +132,7 @@ class Server:
             previous=None,
             guard={"bounds": {"M": [low, high]}},
             epoch=self.epoch,
+            fraction=fraction,
             shadow_every=10**9,
             shadow_tolerance=0.01,
         )
@@ -200,6 +212,19 @@ def test_a_breaker_and_a_bypass_reach_graphs(server: Server) -> None:
     order.trip("shadow-mismatch", "ratio 9")
     assert factor(graph, made) == [2.0]
     assert server.slot.table.state == "tripped:shadow-mismatch"
+
+
+def test_graphs_keep_the_original_until_a_canary_is_over(server: Server) -> None:
+    graph, made = server.capture(64)
+    order = server.order(server.variant(), fraction=0.5)
+    assert factor(graph, made) == [2.0]
+    order.ramp(1.0, excluded=())
+    assert factor(graph, made) == [3.0]
+    order.ramp(1.0, excluded=[bucket((64,))])
+    assert factor(graph, made) == [2.0], "a bucket that is left out later goes back"
+    order.ramp(1.0, excluded=())
+    order.ramp(0.0, excluded=())
+    assert factor(graph, made) == [2.0]
 
 
 def test_the_same_variant_by_a_later_order_counts_from_then_on(server: Server) -> None:
@@ -449,3 +474,51 @@ def test_a_server_whose_driver_is_broken_keeps_capturing(server: Server) -> None
     graph, made = server.capture(64)
     assert factor(graph, made) == [2.0]
     assert graphs_state(server.graphs)["failures"] == {"driver-missing": 1}
+
+
+def test_the_host_tells_of_graphs_in_pages_and_gives_slots_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "MAX_SHOWN", 2)
+    host = Host("server")
+    host._graphs = HostedGraphs(None, graphs=lambda: server.graphs)
+    server.graphs.remove_slot(server.slot)
+    host.add(server.slot)
+    host._operations["graphs"] = host._graphs.answer
+    kept = [server.capture(64) for _ in range(3)]
+    server.order(server.variant())
+    assert [factor(*one) for one in kept] == [[3.0]] * 3
+    first = host.answer({"op": "graphs"})
+    second = host.answer({"op": "graphs", "after": first["graphs"][-1]["graph"]})
+    assert [len(first["graphs"]), first["more"], len(second["graphs"]), second["more"]] == [
+        *(2, True, 1, False)
+    ]
+    assert first["graphs"][0] | {"graph": 0} == {
+        "graph": 0, "nodes": 1, "kernels": 1, "noted": 1, "swapped": 1, "unreachable": {},
+        "replays": 1, "replays_since_change": 1, "broken": "",
+    }  # fmt: skip
+    (slot,) = host.answer({"op": "slots"})["slots"]
+    assert slot["graph"] == {"nodes": 3, "swapped": 3, "unreachable": {}, "launches": 3}
+    (sample,) = host.answer({"op": "samples"})["samples"]
+    assert sample["graph_launches"] == 3
+    for wrong in (-1, "1", True, None):
+        with pytest.raises(Refused, match="'after'"):
+            host.answer({"op": "graphs", "after": wrong})
+    host.reset()
+    assert [factor(*one) for one in kept] == [[2.0]] * 3
+
+
+def test_a_forked_child_has_none_of_its_parents_graphs(server: Server) -> None:
+    kept = server.capture(64)
+    server.order(server.variant())
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - in the child
+        server.graphs.abandon()
+        os.write(write, str((len(server.graphs.index), server.graphs.gate.captures)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"(0, 0)"
+    os.close(read)
+    os.close(write)
+    assert factor(*kept) == [3.0], "the parent's go on"

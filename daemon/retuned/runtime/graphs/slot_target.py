@@ -54,8 +54,7 @@ def serving(slot: Slot, key: Key) -> Swapped | None:
     order = table.in_force
     if not isinstance(order, Swapped) or order.variant is None or table.state != "swapped":
         return None
-    live = getattr(order, "live", None)
-    if live is not None and (live.table is not None or not live.serves(key)):
+    if order.live.table is not None or not order.live.serves(key):
         return None
     return order if allows(order.bounds, key) else None
 
