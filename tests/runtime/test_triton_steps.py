@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,6 +218,21 @@ def test_a_stream_gets_the_block_that_was_made_and_keeps_it() -> None:
     assert again is lane
     assert lane.block is block
     assert made.serve() == 0
+
+
+def test_a_launch_that_takes_the_spare_meanwhile_does_not_move_the_limit() -> None:
+    def empty(size: int, **more: Any) -> Any:
+        if made is not None:
+            assert made.take(1, 60) is not None, "a launch, while a larger block is made"
+        return torch.empty(size, **more)
+
+    made: Blocks | None = None
+    server = SimpleNamespace(empty=empty, uint8=torch.uint8)
+    blocks = Blocks(server, torch.device("cpu"), limit_bytes=150)
+    blocks.reserve(60)
+    made = blocks
+    with pytest.raises(Refused, match="would pass 150 bytes"):
+        made.reserve(100)
 
 
 def test_another_stream_waits_for_a_block_of_its_own() -> None:

@@ -131,8 +131,7 @@ class Blocks:
         spare = self._spare
         kept = 0 if spare is None else int(spare.numel())
         if self._bytes - kept + self._size > self._limit_bytes:
-            detail = f"scratch of {self._size} bytes a stream would pass {self._limit_bytes} bytes"
-            raise Refused("scratch-memory", detail=detail)
+            raise self._passed()
         try:
             made = self._torch.empty(self._size, dtype=self._torch.uint8, device=self._device)
         except RuntimeError as error:  # out of memory among them
@@ -140,8 +139,15 @@ class Blocks:
         if made.is_cuda:  # what this memory was before is over; launches use it from any stream
             self._torch.cuda.current_stream(made.device).synchronize()
         with self._guard:
-            self._bytes += self._size - (0 if self._spare is None else int(self._spare.numel()))
+            kept = 0 if self._spare is None else int(self._spare.numel())
+            if self._bytes - kept + self._size > self._limit_bytes:  # a launch has taken the spare
+                raise self._passed()
+            self._bytes += self._size - kept
             self._spare = made
+
+    def _passed(self) -> Refused:
+        detail = f"scratch of {self._size} bytes a stream would pass {self._limit_bytes} bytes"
+        return Refused("scratch-memory", detail=detail)
 
 
 def _holds(lane: Lane, size: int) -> bool:
