@@ -522,3 +522,46 @@ def test_a_forked_child_has_none_of_its_parents_graphs(server: Server) -> None:
     os.close(read)
     os.close(write)
     assert factor(*kept) == [3.0], "the parent's go on"
+
+
+def test_what_cannot_be_changed_can_be_captured_again_and_goes_back_by_itself(
+    server: Server,
+) -> None:
+    server.launched = ["double", "double"]  # two nodes: no single one can be changed
+    serves = [server.capture(64)]
+
+    def again() -> None:
+        serves[0] = server.capture(64)
+
+    withdraw = server.graphs.recapture.offer(again)
+    server.order(server.variant())
+    assert factor(*serves[0]) == [2.0]
+    assert server.state()["unreachable"] == {"several-nodes": 1}
+    assert server.graphs.recapture.run() == 1
+    assert factor(*serves[0]) == [3.0]
+    assert server.state()["unreachable"] == {}
+    assert server.state()["launches"] == 1
+    server.order(None)
+    assert server.state()["unreachable"] == {"recorded": 1}
+    assert factor(*serves[0]) == [3.0], "until it is captured again"
+    server.graphs.housekeeping()
+    assert factor(*serves[0]) == [2.0]
+    assert not server.graphs.recapture.wanted
+    withdraw()
+    with pytest.raises(Refused, match="no part of this server"):
+        server.graphs.recapture.run()
+
+
+def test_a_server_that_fails_to_capture_again_goes_on_with_what_it_has(server: Server) -> None:
+    kept = server.capture(64)
+
+    def broken() -> None:
+        raise ValueError("no memory for that")
+
+    server.graphs.recapture.offer(broken)
+    with pytest.raises(Refused) as caught:
+        server.graphs.recapture.run()
+    assert caught.value.reason == "recapture-failed"
+    assert graphs_state(server.graphs)["recapture"]["failures"] == 1
+    assert not server.graphs.recapture.under_way
+    assert factor(*kept) == [2.0]

@@ -20,8 +20,9 @@ from typing import Any
 
 from retuned.runtime.graphs.calls import GraphCalls
 from retuned.runtime.graphs.index import GraphIndex, IndexedGraph, Site, index_graph
-from retuned.runtime.graphs.recording import CaptureGate, Recorder
-from retuned.runtime.graphs.slot_target import SlotTarget, Target
+from retuned.runtime.graphs.recapture import RECORDED, Recapture
+from retuned.runtime.graphs.recording import CaptureGate, Note, Recorder
+from retuned.runtime.graphs.slot_target import SlotTarget, Target, serving
 from retuned.runtime.graphs.swap import Step, apply, original_of, prepare
 from retuned.runtime.graphs.torch_graphs import TorchGraphs
 from retuned.runtime.graphs.triton_notes import TritonNotes
@@ -83,6 +84,7 @@ class Graphs:
         self.gate = CaptureGate()
         self.recorder = Recorder(calls_of)
         self.torch = TorchGraphs(self)
+        self.recapture = Recapture()
         self.triton = TritonNotes(lambda: self.recorder, capturing=capturing)
         self.unseen = 0
         """Graphs that were replayed without their capture having been seen."""
@@ -120,7 +122,11 @@ class Graphs:
         self.add(
             slot,
             lambda name: SlotTarget(
-                slot, name=name, recorder=lambda: self.recorder, capturing=self._capturing
+                slot,
+                name=name,
+                recorder=lambda: self.recorder,
+                capturing=self._capturing,
+                recapturing=lambda: self.recapture.under_way,
             ),
         )
 
@@ -210,6 +216,8 @@ class Graphs:
             self.failures[error.reason] += 1
             log.warning("a captured graph is not followed: %s", error)
             return None
+        for site in found.sites:
+            site.mark = None if site.note is None else site.note.recorded
         if not self.index.add(found):
             return None
         weakref.finalize(graph, self.index.remove, found.number)
@@ -249,16 +257,31 @@ class Graphs:
         """Try again what had to wait; stop noting once no capture is under way."""
         if self._noting and not self.gate.captures:
             self._note(False)
+        if self.recapture.wanted and self.recapture.offers and not self.gate.captures:
+            self._recapture()
         if self._later and time.monotonic() - self._tried_at >= RETRY_S:
             self._tried_at = time.monotonic()
             waiting, self._later = self._later, set()
             for name in waiting:
                 self.follow(name)
 
+    def _recapture(self) -> None:
+        """Have the server capture again what holds a variant that is no longer in force."""
+        try:
+            self.recapture.run()
+        except Refused as error:
+            log.error("graphs keep a variant that is no longer in force: %s", error)
+            self.recapture.wanted = False  # asked for again by the next order, or by people
+
     def _follow(self, name: str) -> Outcome:
         target, outcome = self._targets.get(name), Outcome(name)
         sites = [] if target is None else self.index.where(target.is_mine)
-        if target is None or not sites:
+        if target is None:
+            return outcome
+        if any(_is_stale(target, note) for graph in self.index for note in graph.unplaced):
+            outcome.unreachable[RECORDED] += 1
+            self.recapture.wanted = True
+        if not sites:
             return outcome
         with self.gate.changing():
             steps = self._plan(target, sites, outcome)
@@ -287,6 +310,9 @@ class Graphs:
             owner, mark = graph.alive(), target.admitted(site)
             if owner is None or (site.mark == mark and not site.reason):
                 continue
+            if site.note is not None and site.note.recorded is not None:
+                self._stale(site, mark, outcome)
+                continue
             failed = self._failed.get(target.name)
             stays = failed is not None and failed[0] == mark
             site.reason = failed[1] if failed is not None and stays else ""
@@ -302,6 +328,14 @@ class Graphs:
             if step is not None:
                 steps.append(step)
         return steps
+
+    def _stale(self, site: Site, mark: str | None, outcome: Outcome) -> None:
+        """Look at a node that was captured with a variant: there is no original to go back to."""
+        assert site.note is not None, "only noted launches are recorded with a variant"
+        site.reason = "" if site.note.recorded == mark else RECORDED
+        if site.reason:
+            outcome.unreachable[RECORDED] += 1
+            self.recapture.wanted = True
 
     def _step(
         self, target: Target, graph: IndexedGraph, site: Site, mark: str | None
@@ -342,6 +376,14 @@ class Graphs:
                     target.note_captures(on)
 
 
+def _is_stale(target: Target, note: Note) -> bool:
+    """Whether a launch of several nodes was captured with a variant that is not to run now."""
+    if note.recorded is None or note.target != target.name or not isinstance(target, SlotTarget):
+        return False
+    order = serving(target.slot, note.key)
+    return order is None or order.order_id != note.recorded
+
+
 def _originals(sites: Sequence[tuple[IndexedGraph, Site]]) -> list[Step]:
-    steps = (prepare(graph, site, None) for graph, site in sites if site.mark and not graph.broken)
+    steps = (prepare(graph, site, None) for graph, site in sites if site.now and not graph.broken)
     return [step for step in steps if step is not None]

@@ -71,6 +71,20 @@ class HostedGraphs:
         """Return how often replays have launched the variant in force."""
         return graph_launches(self._graphs(), slot)
 
+    def recapture(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the server capture its graphs again, with the variants in force.
+
+        Raises
+        ------
+        Refused
+            As `Recapture.run`.
+        """
+        return {"captured": self._graphs().recapture.run()}
+
+    def offer(self, capture: Callable[[], object]) -> Callable[[], None]:
+        """Let a part of the server capture again what cannot be changed; return the way back."""
+        return self._graphs().recapture.offer(capture)
+
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of all graphs, in pages; raises `Refused` for a bad request."""
         after = request.get("after", 0)

@@ -59,6 +59,8 @@ class Note:
     """(index, tensor) of inputs that a variant may want in another layout."""
     problem: str = ""
     """Why no single node is this launch, as a reason code."""
+    recorded: str | None = None
+    """Order whose variant was recorded, while graphs were captured again; None: the original."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ class Recorder:
         key: Key,
         stream: tuple[int, int],
         weights: Sequence[int] = (),
+        recorded: Callable[[], str | None] = lambda: None,
     ) -> Any:  # noqa: ANN401 - whatever the launch returns
         """Launch, and note which node it became; raises what the launch raises and nothing else.
 
@@ -152,6 +155,8 @@ class Recorder:
             (device, handle) of the captured stream.
         weights
             Inputs to be remembered themselves, weakly.
+        recorded
+            Returns, after the launch, the order whose variant it was.
         """
         before, problem = self.where(stream)
         output = run(*inputs)
@@ -166,10 +171,11 @@ class Recorder:
                 outputs=tuple(map(_tensor, outputs)),
                 weights=tuple((index, weakref.ref(inputs[index])) for index in weights),
                 problem=problem or found,
+                recorded=recorded(),
             )
         except (Refused, *_ODD) as error:
             reason = error.reason if isinstance(error, Refused) else "tensors-unknown"
-            note = Note(target=target, key=key, node=0, problem=reason)
+            note = Note(target=target, key=key, node=0, problem=reason, recorded=recorded())
         self.add(note)
         return output
 

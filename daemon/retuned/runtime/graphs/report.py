@@ -33,6 +33,11 @@ def graphs_state(graphs: Graphs, *, after: int = 0) -> dict[str, Any]:
         "captured_before": graphs.unseen,
         "left_out": graphs.index.left_out,
         "failures": dict(graphs.failures),
+        "recapture": {
+            "offers": graphs.recapture.offers,
+            "wanted": graphs.recapture.wanted,
+            "failures": graphs.recapture.failures,
+        },
         "count": len(every),
         "more": len(rest) > MAX_SHOWN,
         "graphs": [_graph(graph) for graph in rest[:MAX_SHOWN]],

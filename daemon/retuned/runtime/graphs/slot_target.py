@@ -10,7 +10,7 @@ from retuned.runtime.graphs.recording import Recorder
 from retuned.runtime.graphs.structures import KernelParams
 from retuned.runtime.graphs.swap import Change
 from retuned.runtime.graphs.variants import change_of
-from retuned.runtime.inforce import Swapped
+from retuned.runtime.inforce import Ineligible, Swapped
 from retuned.runtime.slots import Run, Slot
 from retuned.runtime.spec import Key, Refused, allows
 
@@ -72,6 +72,8 @@ class SlotTarget:
         Returns what notes its launches.
     capturing
         Returns (device, handle) of the current stream while it is captured; else None.
+    recapturing
+        Returns whether graphs are being captured again, with variants.
     """
 
     def __init__(
@@ -81,11 +83,13 @@ class SlotTarget:
         name: str,
         recorder: Callable[[], Recorder],
         capturing: Callable[[], tuple[int, int] | None],
+        recapturing: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = name
         self._slot = slot
         self._recorder = recorder
         self._capturing = capturing
+        self._recapturing = recapturing
 
     @property
     def name(self) -> str:
@@ -132,14 +136,36 @@ class SlotTarget:
     def wrap(self, key: Key, run: Run) -> Run:
         """Return what notes a launch if it is recorded, and only launches otherwise."""
         capturing, recorder, slot, name = self._capturing, self._recorder, self.slot, self.name
-        weights = slot.spec.constant_inputs
+        weights, recapturing = slot.spec.constant_inputs, self._recapturing
 
         def noted(*inputs: Any) -> Any:  # noqa: ANN401 - whatever the launch returns
             stream = capturing()
             if stream is None:
                 return run(*inputs)
+            order = serving(slot, key) if recapturing() else None
+            recorded: list[str] = []
+            launch = slot.original if order is None else _recording(slot, key, order, recorded)
             return recorder().launch(
-                slot.original, inputs, target=name, key=key, stream=stream, weights=weights
-            )
+                launch, inputs, target=name, key=key, stream=stream, weights=weights,
+                recorded=lambda: recorded[0] if recorded else None,
+            )  # fmt: skip
 
         return noted
+
+
+def _recording(slot: Slot, key: Key, order: Swapped, recorded: list[str]) -> Run:
+    """Return what records the variant, and the original where the variant cannot be."""
+
+    def launch(*inputs: Any) -> Any:  # noqa: ANN401 - as the original
+        assert order.variant is not None, "an order that serves has one"
+        try:
+            output = order.variant.launcher(key)(inputs)
+        except Exception as error:  # the variant is a stranger: whatever it raises, serve
+            order.count_error(error)
+            return slot.original(*inputs)
+        if isinstance(output, Ineligible):
+            return slot.original(*inputs)
+        recorded.append(order.order_id)
+        return output
+
+    return launch
