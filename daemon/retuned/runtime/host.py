@@ -117,6 +117,7 @@ class Host:
             "captured": self._captured,
             "captured-tensor": self._captured_tensor,
             "graphs": self._graphs.answer,
+            "recapture": self._recapture,
             "kernels": self._kernels,
             "observed": self._observed,
         }
@@ -133,6 +134,11 @@ class Host:
             raise Refused("slot-exists", detail=f"{slot.spec.name} has a slot already")
         self._seats[slot.spec.name] = _Seat(slot, PackedWeights(served=self._weights))
         self._graphs.add(slot)
+
+    @property
+    def graphs(self) -> HostedGraphs:
+        """Captured graphs, which follow the slots."""
+        return self._graphs
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one request.
@@ -419,6 +425,11 @@ class Host:
     def _captured_tensor(self, request: Mapping[str, Any]) -> dict[str, Any]:
         reservoir = self._seat(str(request.get("definition"))).reservoir
         return chunk(reservoir.samples() if reservoir is not None else [], request)
+
+    def _recapture(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the server capture its graphs again, with the variants in force."""
+        self._fence.admit(request)
+        return self._graphs.recapture(request)
 
     def _kernels(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """List the Triton kernels whose launches were seen."""
