@@ -135,6 +135,23 @@ class Runtime:
         self._intercepts = True
         return intercept.install()
 
+    def graph(self, *, capture: Callable[[], object]) -> Callable[[], None]:
+        """Offer to capture this server's graphs again where changing their nodes is not enough.
+
+        Parameters
+        ----------
+        capture
+            Captures graphs again and has the server replay the new ones; called on the control
+            thread, when the daemon asks and when a variant that was recorded is taken back. It may
+            raise: the graphs that are there go on being replayed.
+
+        Returns
+        -------
+        Callable
+            Withdraws the offer.
+        """
+        return self._host.graphs.offer(capture)
+
     def close(self) -> None:
         """Stop listening, remove operators, return every slot to its original."""
         _ATTACHED.discard(self)
