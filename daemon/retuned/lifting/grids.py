@@ -11,13 +11,15 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from math import prod
 
 from retuned.lifting.refusing import MORE, NotLifted
 
 _MOST_FACTORS = 3
 _MOST_RULES = 60_000
+_MOST_FITTING = 400
+_MOST_TILES = 8
 _PROBES = 48
 Row = Mapping[str, int]
 
@@ -121,7 +123,12 @@ def rule_of(
     """
     if not hints.placed and len(set(programs)) == 1:
         return Rule(programs[0], ())
-    found = list(_fitting(rows, programs, axes=axes, hints=hints))
+    if len(hints.tiles) + len(hints.plain) > _MOST_TILES:
+        detail = f"a program's place is multiplied by {len(hints.tiles)} constexprs"
+        raise NotLifted("grid-unknown", detail=detail)
+    found = list(islice(_fitting(rows, programs, axes=axes, hints=hints), _MOST_FITTING + 1))
+    if len(found) > _MOST_FITTING:
+        raise NotLifted(MORE, detail=f"more than {_MOST_FITTING} rules give these grids")
     if not found:
         told = ", ".join(map(str, programs[:6]))
         raise NotLifted("grid-unknown", detail=f"no rule gives the grids {told}")
@@ -160,17 +167,17 @@ def _fitting(
     """Yield every rule that gives every grid."""
     if len(set(programs)) == 1:
         yield Rule(programs[0], ())
-    seen = 0
-    for factors in _products(sorted(axes), hints):
-        seen += 1
+    for seen, factors in enumerate(_products(sorted(axes), hints)):
         if seen > _MOST_RULES:
             raise NotLifted("grid-unknown", detail="it has too many lengths and tiles")
-        values = [prod(factor.at(row) for factor in factors) for row in rows]
-        times, rest = divmod(programs[0], max(1, values[0]))
-        if rest or times < 1:
-            continue
-        if all(times * v == p for v, p in zip(values, programs, strict=True)):
-            yield Rule(times, factors)
+        times, rest = divmod(programs[0], max(1, Rule(1, factors).at(rows[0])))
+        rule = Rule(times, factors)
+        if not rest and times >= 1 and _gives(rule, rows, programs):
+            yield rule
+
+
+def _gives(rule: Rule, rows: Sequence[Row], programs: Sequence[int]) -> bool:
+    return all(rule.at(row) == each for row, each in zip(rows, programs, strict=True))
 
 
 def _products(axes: Sequence[str], hints: Hints) -> Iterator[tuple[Factor, ...]]:

@@ -12,12 +12,14 @@ from retuned.lifting.building import Point, build
 from retuned.lifting.flow import Flow, flow_of
 from retuned.lifting.grids import Hints, rule_of
 from retuned.lifting.group import Group, groups_of, launch_of, options_of, other_constants
-from retuned.lifting.records import Observation, read_observations
+from retuned.lifting.records import MAX_OBSERVATIONS, Observation, read_observations
 from retuned.lifting.refusing import NotLifted, harmless
 from retuned.lifting.roles import Roles, roles_of
 from retuned.lifting.shapes import Axes, axes_of
 from retuned.lifting.source import Source, read_source
 
+MOST_GROUPS = 256
+"""Most groups of launches that are looked at."""
 MOST_POINTS = 8
 """Most definitions that one kernel gives: one per choice of constexprs, the most frequent first."""
 _LOOKED_UP = re.compile(r"\[\s*[\"'](\w{1,100})[\"']\s*\]")
@@ -91,10 +93,16 @@ def lift_all(
             outcome.kept.append(_kept(str(named)[:400], "", error, 1))
             continue
         by_source.setdefault((each.kernel, each.source_digest), []).append(each)
+    groups = 0
     for (kernel, digest), observations in by_source.items():
-        for group in groups_of(observations):
+        observations.sort(key=lambda each: -each.count)
+        for group in groups_of(observations[:MAX_OBSERVATIONS]):
+            groups += 1
             count = sum(each.count for each in group.observations)
             try:
+                if groups > MOST_GROUPS:
+                    detail = f"there are more than {MOST_GROUPS} kinds of launches"
+                    raise NotLifted("too-many-kernels", detail=detail)
                 outcome.lifted += lift(
                     group,
                     bounds=(bounds or {}).get(kernel, {}),
