@@ -234,11 +234,15 @@ class Slot:
                 self._install(self._table.in_force, self._table.state)
 
     def _install(self, in_force: InForce | None, state: str) -> None:
-        """Build a table with the usual keys routed, then store it: the flip."""
+        """Build a table with the usual keys routed, then store it: the flip.
+
+        The way to the original routes none beforehand: it is quickly found, and must not wait.
+        """
         table = Table(self, in_force=in_force, state=state)
-        cells = self._cells.copy()
-        for raw in nlargest(PREROUTED, cells, key=lambda raw: cells[raw][0]):
-            table[raw]
+        if state == "swapped":
+            cells = self._cells.copy()
+            for raw in nlargest(PREROUTED, cells, key=lambda raw: cells[raw][0]):
+                table[raw]
         self._table = table
 
     # --- what was seen ----------------------------------------------------------------------------
