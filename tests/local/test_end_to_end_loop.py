@@ -181,6 +181,20 @@ def test_a_kill_in_the_middle_goes_on_with_the_pairs_there_are(
     assert not swapped.server.slots()[0].bypassed
 
 
+def test_answers_of_the_original_that_are_lost_are_asked_for_again(
+    swapped: World, users: Users
+) -> None:
+    """Else the swap would wait to be measured for ever."""
+    users.dies_at = 8
+    with pytest.raises(KeyboardInterrupt):
+        swapped.loop.measure()
+    assert swapped.store.drop_blob(record(swapped).body["first"])
+    before = len(users.states)
+    swapped.loop.measure()
+    assert users.states[before:] == ["on", "off", *["off", "on", "on", "off"] * 2]
+    assert record(swapped).phase == "pass"
+
+
 def test_a_daemon_that_starts_switches_on_what_a_killed_one_left_off(
     swapped: World, users: Users
 ) -> None:

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from retuned.adapters.envelopes import seal
-from retuned.errors import RetunedError, TemporaryError
+from retuned.errors import RetunedError, TemporaryError, UnreadableInput
 from retuned.local.asking import policy_limits
 from retuned.local.context import Context, Kind
 from retuned.local.ordering import latest, say
@@ -179,13 +179,14 @@ def _passes(
     """Make passes until that is decided; None where it is left for another time."""
     blocks = list(_BLOCKS.validate_python(body["blocks"]))
     blocks = blocks[: len(blocks) // 2 * 2]  # the other half of a pair is long ago
-    if body["first"] is None:
+    first = _known(ctx, body)
+    if first is None:
         first = _first(ctx, order)
         if first is None:
             return None
+        blocks, body["blocks"] = [], []  # what they were compared with, if any, is lost
         body["first"] = ctx.store.put_blob(_ANSWERS.dump_json(first))
         _keep(ctx, order.proposal, body)
-    first = _ANSWERS.validate_json(ctx.store.get_blob(str(body["first"])))
     settings, predicted = ctx.settings.end_to_end, float(body["predicted"])
     while True:
         report = judge_end_to_end(blocks, predicted=predicted, settings=settings)
@@ -202,6 +203,17 @@ def _passes(
         blocks.append(block)
         body["blocks"] = [each.model_dump(mode="json") for each in blocks]
         _keep(ctx, order.proposal, body)
+
+
+def _known(ctx: Context, body: Mapping[str, Any]) -> tuple[Answer, ...] | None:
+    """Return what the original answered when it was first asked; None where it must be asked."""
+    if body["first"] is None:
+        return None
+    try:
+        return _ANSWERS.validate_json(ctx.store.get_blob(str(body["first"])))
+    except (UnreadableInput, ValidationError) as error:
+        log.warning("the answers of the original are lost, it is measured anew: %s", error)
+        return None
 
 
 def _first(ctx: Context, order: SwapOrder) -> tuple[Answer, ...] | None:
