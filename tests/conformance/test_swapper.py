@@ -338,6 +338,16 @@ def test_a_socket_that_another_user_listens_on_is_not_believed(
             RuntimeSocket(tmp_path, timeout_s=5).hello()
 
 
+def test_a_named_users_socket_is_believed_and_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(runtime_link, "peer_uid", lambda _: 666)
+    monkeypatch.setenv("RETUNED_ALLOWED_UIDS", "665,666")
+    with serve_nonsense(tmp_path / "1.sock", b'{"ok":true,"pid":7}\n'):
+        assert RuntimeSocket(tmp_path, timeout_s=5).hello() == [{"ok": True, "pid": 7}]
+
+
 def test_a_process_that_died_is_not_waited_for(tmp_path: Path) -> None:
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(tmp_path / "2.sock"))

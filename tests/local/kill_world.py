@@ -244,7 +244,12 @@ class KillWorld:
             return subprocess.Popen(
                 [sys.executable, "-m", module, *words],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    # the server loads nothing but what this daemon has signed
+                    "RETUNED_TRUSTED_KEY": str(self.folder / "state" / "keys"),
+                },
                 stdin=talk,
                 stdout=talk,
                 stderr=stderr,

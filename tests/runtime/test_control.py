@@ -321,3 +321,25 @@ def test_a_folder_that_others_may_write_to_is_named(
 def test_numbers_that_json_has_not_are_no_request(control: ControlSocket, word: str) -> None:
     (reply,) = exchange(control.path, f'{{"op":"ping","x":{word}}}\n'.encode())
     assert (reply["ok"], reply["reason"]) == (False, "bad-request")
+
+
+def test_a_user_who_was_named_is_let_in_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETUNED_ALLOWED_UIDS", "7001, 7002,x,-1,")
+    assert control_module.allowed_uids() == {7001, 7002}
+    uids = iter([7001, 7003, 7002])
+    control = ControlSocket(tmp_path / "c.sock", answer, credentials=lambda _: next(uids))
+    assert stat.S_IMODE(control.path.stat().st_mode) == 0o666, "the kernel says who connects"
+    assert [ping(control.path) for _ in range(3)] == [True, False, True]
+    control.close()
+
+
+def test_without_names_only_this_user_and_root_are_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RETUNED_ALLOWED_UIDS", raising=False)
+    uids = iter([7001, 0, os.geteuid()])
+    control = ControlSocket(tmp_path / "c.sock", answer, credentials=lambda _: next(uids))
+    assert [ping(control.path) for _ in range(3)] == [False, True, True]
+    control.close()

@@ -163,3 +163,11 @@ def test_files_that_never_end_take_no_more_than_a_few_places(
         cache.take(piece(b"%d" % number + bytes(99), end=10))
     assert len(cache._arriving) == delivery.MAX_OPEN
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_forked_child_waits_for_nobody_elses_lock(cache: ArtifactCache) -> None:
+    cache.take(piece(b"0123456789", end=4))
+    with cache._lock:  # as it is copied while another thread works
+        cache.restart()
+        assert cache.take(piece(b"0123456789", end=4)) == {"have": 4, "complete": False}
+    assert cache.take(piece(b"0123456789", begin=4)) == {"have": 10, "complete": True}

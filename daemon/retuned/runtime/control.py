@@ -294,17 +294,30 @@ def _bind(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Another user who is let in must be able to connect; the kernel then says who it is.
-    mode = 0o666 if allowed_uids() else 0o600
     try:
-        os.fchmod(listener.fileno(), mode)  # the file takes this mode when it is made
+        os.fchmod(listener.fileno(), 0o600)  # the file takes this mode when it is made
         listener.bind(str(path))  # follows no link, unlike a chmod afterwards
+        if allowed_uids():
+            _let_others_connect(path)
         listener.listen(_BACKLOG)
         listener.settimeout(_TICK_S)
     except OSError:
         listener.close()
         raise
     return listener, _identity(path)
+
+
+def _let_others_connect(path: Path) -> None:
+    """Open a socket to all users: the kernel says who connects, and only named ones are answered.
+
+    By a handle that follows no link; the process's umask is the server's, and stays.
+    """
+    handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if stat.S_ISSOCK(os.fstat(handle).st_mode):
+            os.chmod(f"/proc/self/fd/{handle}", 0o666)
+    finally:
+        os.close(handle)
 
 
 def _check_folder(folder: Path) -> None:

@@ -123,6 +123,11 @@ class ArtifactCache:
                 raise _failed(error) from error
         return target
 
+    def restart(self) -> None:
+        """Forget what is under way: in a forked child the lock may be held by nobody who is."""
+        self._lock = threading.Lock()
+        self._arriving = {}
+
     # --- under the lock ---------------------------------------------------------------------------
 
     def _arriving_of(self, digest: str, size: int) -> _Arriving:

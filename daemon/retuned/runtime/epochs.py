@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ class Fence:
     def __init__(self) -> None:
         self.term = 0
         """Highest term heard of; 0 before the first."""
+        self._lock = threading.Lock()
 
     def admit(self, request: Mapping[str, Any]) -> None:
         """Let a request of the newest daemon pass, and remember its term.
@@ -43,10 +45,11 @@ class Fence:
         term = request.get("term", 0)
         if not isinstance(term, int) or isinstance(term, bool) or not 0 <= term <= _MAX_TERM:
             raise Refused("bad-request", detail=f"'term' is no whole number to {_MAX_TERM}")
-        if term < self.term:
-            detail = f"term {term} has ended, a daemon of term {self.term} drives this server"
-            raise Refused("former-daemon", detail=detail)
-        self.term = term
+        with self._lock:
+            if term < self.term:
+                detail = f"term {term} has ended, a daemon of term {self.term} drives this server"
+                raise Refused("former-daemon", detail=detail)
+            self.term = term
 
 
 class Ledger:

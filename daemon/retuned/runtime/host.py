@@ -182,6 +182,7 @@ class Host:
         self._supervision = Supervision(self._all_slots)
         self._fence = Fence()
         self._instance = new_instance()
+        self._cache.restart()
         for name, seat in list(self._seats.items()):
             self._graphs.remove(seat.slot)
             seat.slot.restart(first_launch=first_launch)
