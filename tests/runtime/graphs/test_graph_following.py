@@ -8,19 +8,19 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.runtime.graphs.played import (
     KERNELS,
-    SIZES,
     Played,
     PlayedTensor,
     floats,
-    natural,
     played_torch,
 )
 
+from retuned.runtime.attaching import attach
 from retuned.runtime.gpu_launch import GpuKernel
 from retuned.runtime.gpu_variant import GpuVariant
 from retuned.runtime.graphs import report
@@ -109,8 +109,6 @@ class Server:
             axes=["M"],
             driver=self.played.driver,
         )
-        if self.played.vendor == "amd":
-            self.played.calls.learn(kernel.handle, natural(SIZES[entry]))
         self.kernels.append(kernel)
         return PlayedVariant(self.played, kernel, **facts)
 
@@ -260,7 +258,8 @@ def test_a_launch_that_records_nothing_is_no_node(server: Server) -> None:
     assert server.state()["unreachable"] == {}
 
 
-def test_what_cannot_be_reached_is_named_and_keeps_the_original(server: Server) -> None:
+def test_what_cannot_be_reached_is_named_and_keeps_the_original(played_library: Path) -> None:
+    server = Server(Played("nvidia", played_library))  # AMD's driver does not tell of arguments
     graph, made = server.capture(64)
     variant = server.variant("double")  # three arguments of 8, 8 and 4 bytes, not of 8 each
     server.order(variant)
@@ -269,6 +268,7 @@ def test_what_cannot_be_reached_is_named_and_keeps_the_original(server: Server) 
     server.order(server.variant())
     assert factor(graph, made) == [3.0]
     assert server.state()["unreachable"] == {}
+    server.close()
 
 
 def test_a_node_that_was_given_other_tensors_is_another_launch(server: Server) -> None:
@@ -374,6 +374,7 @@ def test_a_graph_can_be_captured_anew_after_a_reset(server: Server) -> None:
 
 
 def test_graphs_that_are_dropped_leave_nothing(server: Server) -> None:
+    gc.collect()
     before = server.played.counts.nodes
     for _ in range(20):
         server.capture(64)
@@ -483,6 +484,8 @@ def test_the_host_tells_of_graphs_in_pages_and_gives_slots_back(
     host = Host("server")
     host._graphs = HostedGraphs(None, graphs=lambda: server.graphs)
     server.graphs.remove_slot(server.slot)
+    assert not server.graphs.torch.installed, "nobody is left whom to follow"
+    assert server.graphs.install(server.torch)
     host.add(server.slot)
     host._operations["graphs"] = host._graphs.answer
     kept = [server.capture(64) for _ in range(3)]
@@ -565,3 +568,31 @@ def test_a_server_that_fails_to_capture_again_goes_on_with_what_it_has(server: S
     assert graphs_state(server.graphs)["recapture"]["failures"] == 1
     assert not server.graphs.recapture.under_way
     assert factor(*kept) == [2.0]
+
+
+def test_a_server_offers_to_capture_again_by_its_runtime() -> None:
+    runtime, captured = attach(server="graphs"), []
+    try:
+        withdraw = runtime.graph(capture=lambda: captured.append(1))
+        assert runtime._host.answer({"op": "recapture"}) == {"captured": 1}
+        assert captured == [1]
+        withdraw()
+        with pytest.raises(Refused) as caught:
+            runtime._host.answer({"op": "recapture"})
+        assert caught.value.reason == "recapture-unavailable"
+    finally:
+        runtime.close()
+
+
+def test_pytorch_itself_can_be_followed_and_left_as_it_was() -> None:
+    torch = pytest.importorskip("torch")
+    graphs = Graphs(lambda _: pytest.fail("no device"), capturing=lambda: None, device=lambda: 0)
+    before = dict(vars(torch.cuda.CUDAGraph))
+    if not graphs.install(torch):
+        assert graphs.reason == "graphs-not-kept"
+        assert dict(vars(torch.cuda.CUDAGraph)) == before
+        return
+    assert torch.cuda.CUDAGraph.replay.__wrapped__ is before["replay"]
+    graphs.close()
+    assert {name: vars(torch.cuda.CUDAGraph).get(name) for name in before} == before
+    assert ("__init__" in vars(torch.cuda.CUDAGraph)) == ("__init__" in before)

@@ -268,10 +268,12 @@ def test_launches_go_straight_to_triton_once_nothing_is_captured(server: Server)
 
 @pytest.mark.skipif(not INTERPRETED, reason="this is the run without the interpreter")
 def test_all_of_this_without_the_interpreter() -> None:
+    metadata = str(Path(__file__).with_name("test_amd_metadata.py"))
+    metadata += "::test_what_triton_compiles_for_amd_says_where_its_arguments_lie"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, metadata],
         env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"},
         cwd=Path(__file__).parents[3],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    assert "6 passed, 1 skipped" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "7 passed, 1 skipped" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]

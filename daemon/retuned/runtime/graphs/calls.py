@@ -27,6 +27,9 @@ MAX_NODES = 100_000
 MAX_NAME = 256
 """Characters kept of a kernel's name; it is a stranger's text."""
 
+MAX_KNOWN = 16_384
+"""Kernels whose layout is remembered; the oldest give way."""
+
 _INVALID_VALUE = 1
 _LOSSY = 402
 """An edge carries more than an order, which the call used cannot say."""
@@ -226,7 +229,10 @@ class GraphCalls:
         Refused
             ``layout-unknown`` if nothing is laid out like that.
         """
+        self._known.pop(function, None)
         self._known[function] = check_layout(layout)
+        while len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
 
     def forget(self, function: int) -> None:
         """Forget a kernel that is unloaded: its handle may come again."""

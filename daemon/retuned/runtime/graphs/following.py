@@ -26,6 +26,7 @@ from retuned.runtime.graphs.slot_target import SlotTarget, Target, serving
 from retuned.runtime.graphs.swap import Step, apply, original_of, prepare
 from retuned.runtime.graphs.torch_graphs import TorchGraphs
 from retuned.runtime.graphs.triton_notes import TritonNotes
+from retuned.runtime.graphs.variants import learn_layout
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused
 
@@ -168,6 +169,9 @@ class Graphs:
                     apply(_originals(self.index.where(target.is_mine)))
             except Refused as error:
                 log.error("%s: graphs keep their variants: %s", target.name, error)
+            if not self._targets:  # nobody is left whom to follow
+                self._note(False)
+                self.torch.uninstall()
 
     def target_of(self, slot: Slot) -> Target | None:
         """Return who follows a slot."""
@@ -200,6 +204,10 @@ class Graphs:
 
     def began(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
         """Note the launches of a capture that begins."""
+        try:
+            self._calls_of(self._device())  # the driver is found now, not inside the capture
+        except Refused as error:
+            log.info("a captured graph will not be followed: %s", error)
         self.gate.begin(graph)
         self._note(True)
 
@@ -218,6 +226,7 @@ class Graphs:
             return None
         for site in found.sites:
             site.mark = None if site.note is None else site.note.recorded
+            self._learn(found, site)
         if not self.index.add(found):
             return None
         weakref.finalize(graph, self.index.remove, found.number)
@@ -225,6 +234,13 @@ class Graphs:
             if any(target.is_mine(site) for site in found.sites):
                 self.follow(target.name)
         return found
+
+    def _learn(self, graph: IndexedGraph, site: Site) -> None:
+        if site.launch is not None:
+            try:
+                learn_layout(graph.calls, site.launch.compiled)
+            except (Refused, *_WHATEVER) as error:
+                log.debug("%s: its arguments are not known: %r", site.name, error)
 
     def gone(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
         """Forget a graph that was reset."""

@@ -14,7 +14,7 @@ from retuned.runtime.graphs.index import IndexedGraph, Site
 from retuned.runtime.graphs.structures import KernelParams
 from retuned.runtime.graphs.swap import Change
 from retuned.runtime.graphs.triton_notes import TritonLaunch
-from retuned.runtime.graphs.variants import null_scratch, triton_launch
+from retuned.runtime.graphs.variants import learn_layout, null_scratch, triton_launch
 from retuned.runtime.inforce import Ineligible, Swapped
 from retuned.runtime.intercept.call import Call
 from retuned.runtime.intercept.kernels import Kernel
@@ -98,6 +98,7 @@ class KernelTarget:
         plan = variant._plan(kernel)
         compiled, grid = _ready(variant, plan, call)
         function, block, shared_bytes = triton_launch(compiled)
+        learn_layout(graph.calls, compiled)
         arguments = _arguments(plan._arguments, launch, call, compiled, original)
         arguments += null_scratch(compiled, graph.calls.layout(function), len(arguments))
         return Change(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from retuned.runtime.gpu_variant import GpuVariant
+from retuned.runtime.graphs.amd_metadata import object_layout
 from retuned.runtime.graphs.calls import GraphCalls
 from retuned.runtime.graphs.recording import Note
 from retuned.runtime.graphs.structures import KernelParams, Layout
@@ -57,7 +58,11 @@ def change_of(
     tensors, keeps = _addresses(variant, note)
     values = tuple(variant.spec.lengths(note.key).values())
     if isinstance(variant, GpuVariant):
-        return _gpu_change(variant, values, tensors=tensors, keeps=keeps, mark=mark)
+        change = _gpu_change(variant, values, tensors=tensors, keeps=keeps, mark=mark)
+        if calls.vendor == "amd":  # the contract: pointers and whole numbers of 64 bits
+            count = len(change.arguments or ())
+            calls.learn(change.function, [(8 * place, 8) for place in range(count)])
+        return change
     return _triton_change(variant, values, tensors=tensors, keeps=keeps, mark=mark, calls=calls)
 
 
@@ -78,6 +83,19 @@ def triton_launch(compiled: Any) -> tuple[int, tuple[int, int, int], int]:  # no
         raise Refused("not-compiled", detail="the variant's code is not loaded")
     warp = getattr(facts, "warp_size", None) or facts.target.warp_size
     return int(compiled.function), (int(facts.num_warps) * int(warp), 1, 1), int(facts.shared)
+
+
+def learn_layout(calls: GraphCalls, compiled: Any) -> None:  # noqa: ANN401 - CompiledKernel
+    """Let the calls of a device know how a compiled kernel's arguments lie, if the driver cannot.
+
+    Raises
+    ------
+    Refused
+        ``layout-unknown``.
+    """
+    if calls.vendor == "amd":
+        layout = object_layout(bytes(compiled.kernel), str(compiled.metadata.name))
+        calls.learn(int(compiled.function), layout)
 
 
 def null_scratch(compiled: Any, layout: Layout, given: int) -> list[bytes]:  # noqa: ANN401 - CompiledKernel
@@ -177,6 +195,7 @@ def _triton_change(
         variant.runner(tuple(values))  # asks for it to be compiled, off the request path
         raise Refused("not-compiled", detail=f"nothing is compiled yet for {tuple(values)}")
     function, block, shared_bytes = triton_launch(compiled)
+    learn_layout(calls, compiled)
     arguments = _triton_arguments(kernel, values, tensors=tensors, device=variant.device,
                                   keeps=keeps)  # fmt: skip
     arguments += null_scratch(compiled, calls.layout(function), len(arguments))
