@@ -42,6 +42,14 @@ def rows(x_ptr, y_ptr, n_cols, BLOCK: tl.constexpr, DOUBLE: tl.constexpr = True)
 
 
 @triton.jit
+def shifted(x_ptr, y_ptr, n, by=3, BLOCK: tl.constexpr = 16):
+    """A number that may be left out."""
+    at = tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=inside) + by, mask=inside)
+
+
+@triton.jit
 def grow(x_ptr, n, BLOCK: tl.constexpr):
     """Reads and writes the same memory."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

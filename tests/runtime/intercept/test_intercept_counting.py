@@ -94,6 +94,21 @@ def test_arguments_by_position_by_name_and_by_default_are_the_same_launch(
         assert each["grid"] == [2, 1, 1]
 
 
+def test_a_number_that_may_be_left_out_is_part_of_the_shape(hook: Interceptor) -> None:
+    x, y = torch.ones(16), torch.zeros(16)
+    for _ in range(2):
+        strangers.shifted[(1,)](x, y, 9)
+        strangers.shifted[(1,)](x, y, 9, 5)
+        strangers.shifted[(1,)](x, y, 9, by=5)
+        strangers.shifted[(1,)](x, y, 9, 7)
+        strangers.shifted[(1,)](x, y, 9, by=7)
+    counts: dict[Any, int] = {}
+    for each in described(hook, "shifted"):
+        value = each["params"][3]["value"]
+        counts[value] = counts.get(value, 0) + each["count"]
+    assert counts == {3: 2, 5: 4, 7: 4}
+
+
 def test_an_autotuner_and_a_heuristic_launch_through_the_same_place(hook: Interceptor) -> None:
     x, y = torch.ones(32), torch.zeros(32)
     strangers.tuned[cdiv_grid(32)](x, y, 32)

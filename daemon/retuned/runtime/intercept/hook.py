@@ -20,6 +20,7 @@ from typing import Any
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.observed import identity, source_of
 from retuned.runtime.intercept.places import ATTRIBUTE, PLACES, WRAPPERS, Stock
+from retuned.runtime.intercept.shortcut import shortcut
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Interceptor:
         """Called when launches show something new, the first of all among them; must not raise."""
         self._lock = threading.RLock()
         self._wanted = False
+        self._short: Stock | None = None
         self._stock: dict[str, tuple[type, str, Stock, Stock]] = {}
         self._seen: dict[int, weakref.ref[Any]] = {}  # a record hangs on its kernel, not here
         self._open: dict[str, list[tuple[str, Any]]] = {}
@@ -72,6 +74,13 @@ class Interceptor:
                     wrapped.__retuned__ = self
                     setattr(cls, method, wrapped)
                     self._stock[place] = (cls, method, found, wrapped)
+                    if place == "jit":
+                        self._shorten(cls, found, wrapped)
+
+    def _shorten(self, cls: type, stock: Stock, run: Stock) -> None:
+        self._short = shortcut(cls, stock=stock, run=run)
+        if self._short is not None:
+            setattr(cls, "__getitem__", self._short)  # noqa: B010 - to mypy a class is no dict
 
     def uninstall(self) -> None:
         """Put everything back; launches that are under way end as they began. Idempotent."""
@@ -83,6 +92,9 @@ class Interceptor:
                 # else: somebody has wrapped ours since; it passes everything on from now on
                 del self._stock[place]
                 self.states[place] = "uninstalled"
+                if self._short is not None and cls.__dict__.get("__getitem__") is self._short:
+                    delattr(cls, "__getitem__")
+                    self._short = None
             self._forget_all()
             self._open.clear()
 

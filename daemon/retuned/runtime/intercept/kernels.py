@@ -16,10 +16,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
-from retuned.runtime.intercept.arguments import Observation, observe
+from retuned.runtime.intercept.arguments import observe
+from retuned.runtime.intercept.forms import Cell, Form, make_form, pick
 
 log = logging.getLogger(__name__)
 
@@ -46,37 +46,6 @@ class Parameter:
     """Its default, or `MISSING`."""
 
 
-class Cell:
-    """Launches of one shape key."""
-
-    __slots__ = ("count", "observation")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.observation: Observation | None = None
-
-
-class Form:
-    """Launches of one compiled kernel whose arguments are given in one way."""
-
-    __slots__ = ("cells", "given", "named", "places")
-
-    def __init__(
-        self,
-        given: int,
-        places: Callable[[Any], Any] | None,
-        named: Callable[[Any], Any] | None,
-    ) -> None:
-        self.given = given
-        """How many arguments are positional."""
-        self.places = places
-        """Picks the integers among them."""
-        self.named = named
-        """Picks the integers among the others."""
-        self.cells: dict[Any, Cell] = {}
-        """By grid and integers."""
-
-
 class Kernel:
     """What is known of one kernel function of the server.
 
@@ -97,6 +66,7 @@ class Kernel:
         "_alternatives",
         "_keys",
         "_lock",
+        "_loose",
         "_observed",
         "forms",
         "function",
@@ -133,6 +103,11 @@ class Kernel:
             for name, each in found.items()
         )
         self.names = frozenset(found)
+        self._loose = tuple(
+            each.name
+            for each in self.parameters
+            if not each.constexpr and each.default is not MISSING
+        )
         self.variadic = any(
             each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found.values()
         )
@@ -178,8 +153,8 @@ class Kernel:
         try:
             if not isinstance(grid, tuple):
                 grid = tuple(grid)
-            form = self._form(compiled, args, kwargs)
-            key = (grid, _pick(form, args, kwargs))
+            form, numbers = self._form(compiled, args, kwargs)
+            key = (grid, numbers)
             cell = form.cells.get(key)
             if cell is None:
                 cell = self._new_cell(form, key)
@@ -218,17 +193,22 @@ class Kernel:
             values.append(value)
         return values
 
-    def _form(self, compiled: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Form:
+    def _form(
+        self, compiled: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Form, Any]:
+        """Return where a launch is counted, and its integers."""
         token = compiled if compiled is not None else self._token(args, kwargs)
         form = self.forms.get(token)
-        if form is not None and form.given == len(args):
-            return form
-        where = self.forms if form is None else self._alternatives
-        key = token if form is None else (token, len(args), tuple(kwargs))
-        found = where.get(key)
-        if found is None:
-            found = where.setdefault(key, self._make_form(args, kwargs))
-        return found
+        if form is None:
+            form = self.forms.setdefault(token, self._make_form(args, kwargs))
+        try:
+            return form, pick(form, args, kwargs)
+        except (IndexError, KeyError):  # given in other places than at first
+            other = (token, len(args), tuple(kwargs))
+            form = self._alternatives.get(other)
+            if form is None:
+                form = self._alternatives.setdefault(other, self._make_form(args, kwargs))
+            return form, pick(form, args, kwargs)
 
     def _make_form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Form:
         ordinary = [not each.constexpr for each in self.parameters]
@@ -240,11 +220,7 @@ class Kernel:
             for name, value in kwargs.items()
             if name in self.names and name not in fixed and isinstance(value, int)
         ]
-        return Form(
-            len(args),
-            itemgetter(*places) if places else None,
-            itemgetter(*named) if named else None,
-        )
+        return make_form(places, named, loose=self._loose, given=len(args))
 
     def _token(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         """Return what Triton would compile for, where it compiles nothing."""
@@ -304,9 +280,3 @@ class Kernel:
             grid_code=getattr(grid[1], "__code__", None),
         )
         self._observed += 1
-
-
-def _pick(form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Return the integers of a launch, in the shape the quick way has them."""
-    found = form.places(args) if form.places is not None else None
-    return found if form.named is None else (found, form.named(kwargs))

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from retuned.runtime.intercept.call import Call
 from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.shortcut import MISSED
 
 ATTRIBUTE = "_retuned_kernel"
 """Where a kernel's record hangs; it goes with the kernel."""
-_MISSED = (AttributeError, IndexError, KeyError, TypeError)
 
 Stock = Callable[..., Any]
 
@@ -65,13 +65,11 @@ def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
             compiled = stock(jit, *args, **kwargs)
         try:
             form = kernel.forms[compiled]
-            if form.given != len(args):
-                raise KeyError
-            found = form.places(args) if form.places is not None else None
+            found = form.places(args)
             if form.named is not None:
                 found = (found, form.named(kwargs))
             form.cells[grid, found].count += 1
-        except _MISSED:
+        except MISSED:
             kernel.sighted(compiled, args, kwargs, grid, rule=rule)
         return compiled
 
