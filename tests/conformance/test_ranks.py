@@ -199,10 +199,11 @@ def test_three_ranks_commit_together_or_not_at_all(tmp_path: Path) -> None:
         ranks[1].launch(3)
         (sample,) = swapper.samples()
         assert (sample.processes, sample.idle_processes, sample.quiet_processes) == (3, 2, 2)
+        assert set(sample.idle_members) == {ranks[2].name, ranks[3].name}
         ranks[2].launch(2)
         ranks[3].launch(1)
         (sample,) = swapper.samples()
-        assert (sample.swapped_launches, sample.idle_processes) == (6, 0), "proven in each"
+        assert (sample.swapped_launches, sample.idle_members) == (6, ()), "proven in each"
 
         swapper.commit(order(None, epoch=2))
         assert epochs(swapper) == (2, 2)

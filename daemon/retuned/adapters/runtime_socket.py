@@ -20,14 +20,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from retuned.adapters.runtime_delivery import Delivery
 from retuned.adapters.runtime_facts import server_environment
 from retuned.adapters.runtime_fake import FakeSwapper
 from retuned.adapters.runtime_link import RETRY_S as _RETRY_S
 from retuned.adapters.runtime_link import Said, told
-from retuned.adapters.runtime_spread import spread_of
+from retuned.adapters.runtime_reports import (
+    entries,
+    merge_samples,
+    merge_states,
+    sample_of,
+    slot_state,
+)
 from retuned.errors import CandidateError, PartialCommit, RetunedError, TemporaryError
 from retuned.ports import SlotState
 from retuned.stages.swap import (
@@ -97,19 +101,19 @@ class RuntimeSocket:
     def slots(self) -> Sequence[SlotState]:
         """Report every slot; see `Swapper.slots`."""
         found: dict[str, list[SlotState]] = defaultdict(list)
-        for states in self._reports({"op": "slots"}, _entries("slots", _slot_state)).values():
+        for states in self._reports({"op": "slots"}, entries("slots", slot_state)).values():
             for state in states:
                 found[state.definition].append(state)
-        return [_merge_states(states) for states in found.values()]
+        return [merge_states(states) for states in found.values()]
 
     def samples(self) -> Sequence[WatchSample]:
         """Return what was counted per slot; see `Swapper.samples`."""
         found: dict[str, dict[str, WatchSample]] = defaultdict(dict)
-        parse = _entries("samples", _sample)
+        parse = entries("samples", sample_of)
         for process, samples in self._reports({"op": "samples"}, parse).items():
             for sample in samples:
                 found[sample.definition][process] = sample
-        return [_merge_samples(samples) for samples in found.values()]
+        return [merge_samples(samples) for samples in found.values()]
 
     def environments(self) -> Sequence[ServerEnvironment]:
         """Return what each process runs on; see `Swapper.environments`.
@@ -384,87 +388,5 @@ def _rank(name: str, said: dict[str, Any] | RetunedError) -> Rank:
     return Rank(name=name, instance=str(said.get("instance", ""))[:200], standing=standing)
 
 
-def _entries(name: str, parse: Callable[[Any], T]) -> Callable[[Mapping[str, Any]], list[T]]:
-    """Read the entries of an answer; a runtime that talks nonsense is a server to ask again."""
-
-    def read(answer: Mapping[str, Any]) -> list[T]:
-        try:
-            return [parse(entry) for entry in answer[name]]
-        except (KeyError, TypeError, ValueError, ValidationError) as error:
-            message = f"the runtime's {name} cannot be read: {error}"
-            raise TemporaryError(message[:500], delay_s=_RETRY_S) from error
-
-    return read
-
-
 def _hello(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     return answer
-
-
-def _sample(entry: Mapping[str, Any]) -> WatchSample:
-    """Read a report; a newer runtime may count more than is known here."""
-    known = {name: entry[name] for name in WatchSample.model_fields if name in entry}
-    return WatchSample.model_validate(known)
-
-
-def _slot_state(entry: Mapping[str, Any]) -> SlotState:
-    return SlotState(
-        definition=str(entry["definition"]),
-        active=None if entry["active"] is None else str(entry["active"]),
-        epoch=int(entry["epoch"]),
-        launches={tuple(int(n) for n in key): int(count) for key, count in entry["launches"]},
-        other_launches=int(entry["other_launches"]),
-        tripped=str(entry["tripped"]),
-        bypassed=bool(entry["bypassed"]),
-    )
-
-
-def _merge_states(states: Sequence[SlotState]) -> SlotState:
-    behind = min(states, key=lambda state: state.epoch)
-    launches: dict[tuple[int, ...], int] = defaultdict(int)
-    for state in states:
-        for key, count in state.launches.items():
-            launches[key] += count
-    return SlotState(
-        definition=behind.definition,
-        active=behind.active,
-        epoch=behind.epoch,
-        newest_epoch=max(state.epoch for state in states),
-        launches=dict(launches),
-        other_launches=sum(state.other_launches for state in states),
-        tripped=next((state.tripped for state in states if state.tripped), ""),
-        bypassed=any(state.bypassed for state in states),
-    )
-
-
-def _merge_samples(by_process: Mapping[str, WatchSample]) -> WatchSample:
-    """Add up those that have the newest order: harm in one must not hide behind one that waits."""
-    newest = max(by_process.values(), key=lambda sample: (sample.epoch, not sample.tripped))
-    samples = [sample for sample in by_process.values() if sample.epoch == newest.epoch]
-    waiting = len(by_process) - len(samples)
-    idle = [sample for sample in samples if sample.swapped_launches == 0]
-    ineligible: dict[str, int] = defaultdict(int)
-    for sample in samples:
-        for reason, count in sample.ineligible_launches.items():
-            ineligible[reason] += count
-    checks = sum(sample.shadow_checks for sample in samples)
-    return WatchSample(
-        definition=newest.definition,
-        artifact=newest.artifact,
-        epoch=newest.epoch,
-        swapped_launches=sum(sample.swapped_launches for sample in samples),
-        fallback_launches=sum(sample.fallback_launches for sample in samples),
-        ineligible_launches=dict(ineligible),
-        shadow_checks=checks,
-        shadow_mismatches=sum(sample.shadow_mismatches for sample in samples),
-        shadow_nonfinite=sum(sample.shadow_nonfinite for sample in samples),
-        worst_ratio=max(sample.worst_ratio for sample in samples),
-        last_mean_ratio=max(sample.last_mean_ratio for sample in samples),
-        **spread_of(samples),
-        errors=sum(sample.errors for sample in samples),
-        tripped=next((sample.tripped for sample in samples if sample.tripped), ""),
-        processes=len(by_process),
-        idle_processes=waiting + len(idle),
-        quiet_processes=sum(sample.fallback_launches == 0 for sample in idle),
-        members=tuple(sorted(by_process)),
-    )

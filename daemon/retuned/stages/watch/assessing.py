@@ -125,6 +125,8 @@ class WatchSample(Record):
     """Time of the artifact over the incumbent's in the last timed check; 0 before the first."""
     members: tuple[str, ...] = ()
     """Names of the processes, where known: another set has to prove itself anew."""
+    idle_members: tuple[str, ...] = ()
+    """Names of the processes in which no launch ran the artifact, where known."""
 
 
 class WatchReport(Record):
@@ -218,10 +220,16 @@ def assess(
                 WatchAction.ROLLBACK,
                 WatchReason.NOT_ENGAGED,
                 f"{newest.swapped_launches} launches ran it, {newest.idle_processes} of "
-                f"{newest.processes} processes none, after {seconds_since_commit:.0f} s",
+                f"{newest.processes} processes none{_named(newest)}, after "
+                f"{seconds_since_commit:.0f} s",
             )
         return _report(WatchAction.WAIT, WatchReason.TOO_FEW_CHECKS, "waiting for launches")
     return _enough(newest, seconds_since_commit, settings)
+
+
+def _named(newest: WatchSample) -> str:
+    """Name the first processes that do not run the artifact."""
+    return f" ({', '.join(newest.idle_members[:8])})" if newest.idle_members else ""
 
 
 def _is_of(order: SwapOrder, sample: WatchSample) -> bool:
