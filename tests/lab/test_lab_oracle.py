@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from retuned.contract import AxisConst, AxisVar, Definition, DType, TensorSpec
-from retuned.lab.oracle import bit_equal, compare, exact_mismatch, reduced_elements
+from retuned.lab.oracle import (
+    Tolerance,
+    allowed_difference,
+    bit_equal,
+    compare,
+    exact_mismatch,
+    reduced_elements,
+)
 from retuned.stages.verdict import Reason
 
 Array = npt.NDArray[Any]
@@ -205,3 +212,30 @@ def test_depth_is_what_the_outputs_do_not_have() -> None:
     assert reduced_elements(definition(("M", "N")), lengths) == 32
     assert reduced_elements(definition(("M", "N", "K")), lengths) == 32
     assert reduced_elements(definition(()), lengths) == 4 * 8 * 32
+
+
+def test_what_is_accepted_is_no_further_from_the_incumbent_than_is_told() -> None:
+    """The server's own checks are held to this: no honest variant may be over it."""
+    x, w, reference = product()
+    incumbent = in_chains(x, w)
+    scale = math.sqrt(float(np.mean(reference**2)))
+    depth = x.shape[-1]
+    told = allowed_difference(incumbent, reference=reference, depth=depth, tolerance=Tolerance())
+    assert told is not None
+    for variant in (sequential, in_chains):
+        answer = variant(x, w)
+        judged = compare(answer, incumbent, reference=reference, depth=depth)
+        assert judged.reason is None
+        apart = math.sqrt(float(np.mean((answer.astype(np.float64) - incumbent) ** 2)))
+        assert apart / scale <= told
+    lost = accumulate_bfloat16(x, w).astype(np.float64) - incumbent
+    assert math.sqrt(float(np.mean(lost**2))) / scale > 4 * told
+
+
+@pytest.mark.parametrize(
+    "values", [np.zeros(8, np.float32), np.full(8, np.nan, np.float32), np.ones(8, np.int32)]
+)
+def test_where_noise_says_nothing_none_is_told(values: Array) -> None:
+    reference = np.zeros(8)
+    told = allowed_difference(values, reference=reference, depth=8, tolerance=Tolerance())
+    assert told is None

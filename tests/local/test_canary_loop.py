@@ -10,9 +10,11 @@ from tests.local import local_world
 from tests.local.local_world import KERNEL, WINNER, World
 
 from retuned.local.context import Kind
+from retuned.runtime.orders import parse_order
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.gate.enforcement import limits_of
 from retuned.stages.swap import spread_by
+from retuned.stages.verdict import Check, IncumbentNoise
 
 STEPS = [
     {"fraction": 0.01, "minChecks": 20, "minSeconds": 3, "patience": "60s"},
@@ -193,3 +195,21 @@ def test_nothing_is_measured_on_the_whole_server_while_few_launches_run_it(
     report(swapped, 30)
     assert fraction(swapped) == 1.0
     assert _runs_everywhere(swapped.loop.ctx, order)
+
+
+def test_checks_are_held_to_the_noise_that_the_evidence_has_of_the_incumbent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = [IncumbentNoise(bucket=(9,), rms=2e-6), IncumbentNoise(bucket=(9,), rms=3e-6)]
+    gates = tuple(
+        Check(gate=f"G{n}", incumbent_noise=(noise[n - 4],) if n in (4, 5) else ())
+        for n in range(7)
+    )
+    monkeypatch.setattr("tests.local.proofs.GATES", gates)
+    begun(world, STEPS, monkeypatch)
+    body = world.store.list(Kind.ORDER)[0].body
+    assert body["shadow_noise"] == [{"bucket": [9], "rms": 3e-6}], "the largest"
+    order = parse_order(body)
+    assert order.noise == {(9,): 3e-6}
+    assert (order.fraction, order.shadow_share, order.lease_s) == (0.01, 0.1, 600.0)
+    assert order.shadow_later == ((600.0, 1_000), (86_400.0, 10_000))

@@ -142,6 +142,36 @@ def compare(
     return _accept(errors, tolerance, degraded_rms)
 
 
+def allowed_difference(
+    incumbent: Array, *, reference: Array, depth: int, tolerance: Tolerance
+) -> float | None:
+    """Return how far an accepted variant may be from the incumbent, rms over the output's rms.
+
+    Both may err, the variant by what `compare` allows. None where that says nothing: integers,
+    outputs that are zero or not finite, and errors as large as the output.
+    """
+    if incumbent.dtype.kind in "iub":
+        return None
+    both = np.isfinite(reference) & np.isfinite(widened(incumbent))
+    scale = _rms(np.where(both, reference, 0.0))
+    own = rms_error(incumbent, reference)
+    walk = tolerance.walk * _EPS32 * math.sqrt(depth)
+    limits = limits_of(incumbent.dtype)
+    if scale <= 0.0:
+        return None
+    bound = _rms_bound(own, scale, limits, walk=walk, tolerance=tolerance)
+    share = (own + bound) / scale
+    return share if 0.0 < share <= 1.0 else None
+
+
+def _rms_bound(
+    own: float, scale: float, limits: Limits, *, walk: float, tolerance: Tolerance
+) -> float:
+    """Return the rms error that a variant may have beside an incumbent's own."""
+    rounding = tolerance.rms_ulps * _ulp(scale, limits)
+    return tolerance.rms_ratio * own + rounding + walk * scale
+
+
 def rms_error(answer: Array, reference: Array) -> float:
     """Root mean square of the difference, over the elements that are finite in both."""
     with np.errstate(invalid="ignore", over="ignore"):
@@ -214,11 +244,7 @@ def _accept(errors: _Errors, tolerance: Tolerance, degraded_rms: float) -> Judge
     scale, walk = _rms(errors.reference), errors.walk
     peak = float(np.abs(errors.reference).max(initial=0.0))
     peak_ulp = _ulp(peak, errors.limits)
-    rms_bound = (
-        tolerance.rms_ratio * inc.rms
-        + tolerance.rms_ulps * _ulp(scale, errors.limits)
-        + walk * scale
-    )
+    rms_bound = _rms_bound(inc.rms, scale, errors.limits, walk=walk, tolerance=tolerance)
     slack = tolerance.max_ulps * peak_ulp + 1.5 * walk * peak
     ratio = cand.peak / (inc.peak + peak_ulp) if inc.peak + peak_ulp > 0.0 else float(cand.peak > 0)
     checks = [

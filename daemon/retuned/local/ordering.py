@@ -23,6 +23,7 @@ from retuned.stages import swap as swap_stage
 from retuned.stages.gate import EndToEndRule, GateState
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SlotFacts, Spread, SwapKind, SwapOrder, spread_by
+from retuned.stages.verdict import Doubt, EvidenceDocument
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +204,8 @@ def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
         return False
     if asking.ask(ctx, proposal).state is not GateState.APPROVED:
         return False  # the gate's own step says why
-    if _doubted(ctx, proposal) or _cannot_be_proven(ctx, proposal):
+    document, doubt = proving.believed(ctx, proposal)
+    if _doubted(ctx, proposal, doubt) or _cannot_be_proven(ctx, proposal):
         return False
     if not ctx.store.advance(Kind.PROPOSAL, proposal.id, expect="approved", to="swapping"):
         return False
@@ -214,17 +216,18 @@ def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
         previous=before.order.artifact if before else None,
         previous_guard=before.order.guard if before else None,
         shadow_every=ctx.settings.shadow_every,
-        spread=_spread(ctx, proposal),
+        spread=_spread(ctx, proposal, document),
     )
     ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
     return True
 
 
-def _spread(ctx: Context, proposal: Proposal) -> Spread:
+def _spread(ctx: Context, proposal: Proposal, document: EvidenceDocument | None) -> Spread:
     """Return how the policy lets a swap spread over launches, and what its checks may cost."""
     limits = asking.policy_limits(ctx, proposal.definition)
     assert limits is not None, "the gate approved it by a policy"
-    return spread_by(limits, shadow_later=ctx.settings.shadow_later)
+    evidence = document.evidence if document is not None else None
+    return spread_by(limits, shadow_later=ctx.settings.shadow_later, evidence=evidence)
 
 
 def _cannot_be_proven(ctx: Context, proposal: Proposal) -> bool:
@@ -241,9 +244,8 @@ def _cannot_be_proven(ctx: Context, proposal: Proposal) -> bool:
     return True
 
 
-def _doubted(ctx: Context, proposal: Proposal) -> bool:
+def _doubted(ctx: Context, proposal: Proposal, doubt: Doubt | None) -> bool:
     """Refuse what its evidence does not carry; nothing is ordered on somebody's word."""
-    doubt = proving.doubt_about_proposal(ctx, proposal)
     if doubt is None:
         return False
     log.error("%s is not swapped: %s", proposal.definition, doubt.detail)

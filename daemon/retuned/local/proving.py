@@ -117,17 +117,6 @@ def _later(detail: str) -> Read:
     return Read(document=None, doubt=doubt, passing=True)
 
 
-def doubt_about_proposal(ctx: Context, proposal: Proposal) -> Doubt | None:
-    """Say why a proposal is not to be carried out; None if its evidence carries it.
-
-    Raises
-    ------
-    TemporaryError
-        As `believed`.
-    """
-    return believed(ctx, proposal)[1]
-
-
 def believed(ctx: Context, proposal: Proposal) -> tuple[EvidenceDocument | None, Doubt | None]:
     """Return a proposal's evidence, and why it does not carry the proposal; None if it does.
 

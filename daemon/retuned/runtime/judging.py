@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from retuned.runtime.orders import NOISE_RULE, Order
+from retuned.runtime.orders import Order
 from retuned.runtime.rates import Cost, Rates
 from retuned.runtime.shadow import RATIO_CAP, TRIP_RATIO, Comparison, Stats, Stratum, bucket
 from retuned.runtime.spec import Key
@@ -83,8 +83,8 @@ class Judge:
             return "slow" if stratum.pace.add(1.0 if slower else -1.0) else None
 
     def _noisy(self, key: Key, comparison: Comparison) -> bool:
-        """Whether the rms is over four times what the incumbent's own noise allows."""
+        """Whether the rms is over four times what both kernels' noise allows."""
         noise = self._noise.get(bucket(key))
         if noise is None:
             return False
-        return comparison.rms_ratio * self._tolerance > TRIP_RATIO * NOISE_RULE * noise
+        return comparison.rms_ratio * self._tolerance > TRIP_RATIO * noise

@@ -16,9 +16,6 @@ _MAX_ROWS = 256
 _MAX_S = 10**9
 ORPHANS = frozenset(("hold", "rollback"))
 """What an unfinished canary does when nobody asks after it any more."""
-NOISE_RULE = 2.5
-"""Rms of the difference of two kernels over the incumbent's own rms error that is still allowed:
-its error once, and one and a half times as much, which the variant may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +47,8 @@ class Order:
     shadow_share: float = 1.0
     """Most time of checks over time passed; 1 holds nothing back."""
     noise: Mapping[Key, float] = field(default_factory=dict)
-    """The incumbent's own rms error over its output's rms, by shape bucket, where it is known."""
+    """Rms of the difference that both kernels' errors allow, over the output's rms, by shape
+    bucket; where it is known."""
     fraction: float = 1.0
     """Share of launches that run the artifact to begin with; 0 only shadows it."""
     lease_s: float = 0.0

@@ -13,9 +13,17 @@ from retuned.lab.harness.cases import EXACT_FAMILY, Case, CaseBook, Cell
 from retuned.lab.harness.rows import check_rows
 from retuned.lab.harness.runs import POISON_MIXED, POISON_ONES, Fill, Runner
 from retuned.lab.number_formats import is_float
-from retuned.lab.oracle import Tolerance, bit_equal, compare, exact_mismatch, reduced_elements
+from retuned.lab.oracle import (
+    Tolerance,
+    allowed_difference,
+    bit_equal,
+    compare,
+    exact_mismatch,
+    reduced_elements,
+)
 from retuned.lab.subject import Array
-from retuned.stages.verdict import Check, Reason
+from retuned.runtime.shadow import bucket
+from retuned.stages.verdict import Check, IncumbentNoise, Reason
 
 _RUNS = 3
 """Equal launches that must give equal bits, beside those with other fills."""
@@ -103,8 +111,10 @@ def check_numerics(
         If the child died or left its tensors; the reason is the candidate's.
     """
     worst = 0.0
+    noise: dict[tuple[int, ...], float] = {}
     for cell in cells:
         case = book.case(cell)
+        _note_noise(noise, definition, case, tolerance=tolerance)
         got = runner.run(case.inputs, cell.axes, timeout_s=timeout_s)
         check = compare_case(definition, case, got, tolerance=tolerance, gate="G4")
         if check.reason is not None:
@@ -120,7 +130,26 @@ def check_numerics(
     if rows is not None and rows.reason is not None:
         return rows
     detail = f"{len(cells)} cells" + (f"; {rows.detail}" if rows else "")
-    return Check(gate="G4", detail=detail, error_ratio=worst)
+    noisy = tuple(IncumbentNoise(bucket=key, rms=rms) for key, rms in sorted(noise.items()))
+    return Check(gate="G4", detail=detail, error_ratio=worst, incumbent_noise=noisy)
+
+
+def _note_noise(
+    noise: dict[tuple[int, ...], float],
+    definition: Definition,
+    case: Case,
+    *,
+    tolerance: Tolerance,
+) -> None:
+    """Keep the largest of each shape bucket, over outputs and families."""
+    key = bucket(tuple(case.cell.axes[axis] for axis in definition.variable_axes))
+    depth = reduced_elements(definition, definition.lengths(case.cell.axes))
+    for name, incumbent in case.incumbent.items():
+        share = allowed_difference(
+            incumbent, reference=case.reference[name], depth=depth, tolerance=tolerance
+        )
+        if share is not None:
+            noise[key] = max(share, noise.get(key, 0.0))
 
 
 def compare_case(

@@ -32,11 +32,10 @@ from retuned.stages.swap.ranks import (
     must_go_back,
     outcome_of,
 )
-from retuned.stages.swap.spreading import BucketNoise, CanaryStep, Spread, spread_by
+from retuned.stages.swap.spreading import CanaryStep, Spread, spread_by
 
 __all__ = [
     "NOT_YET",
-    "BucketNoise",
     "CanaryStep",
     "Decision",
     "MixedEpochs",

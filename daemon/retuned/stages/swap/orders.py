@@ -16,7 +16,8 @@ from pydantic import Field
 
 from retuned.contract import Digest, Guard, Name, Record, digest_of
 from retuned.stages.proposal import Proposal
-from retuned.stages.swap.spreading import BucketNoise, CanaryStep, Spread
+from retuned.stages.swap.spreading import CanaryStep, Spread
+from retuned.stages.verdict import IncumbentNoise
 
 
 class SwapKind(StrEnum):
@@ -57,8 +58,8 @@ class SwapOrder(Record):
     """(From this age of a shape bucket in seconds, one launch in so many), rising ages."""
     shadow_share: float = Field(default=1.0, gt=0.0, le=1.0)
     """Most time of checks over time passed; 1 holds nothing back."""
-    shadow_noise: tuple[BucketNoise, ...] = ()
-    """The incumbent's own noise, where it is known."""
+    shadow_noise: tuple[IncumbentNoise, ...] = Field(default=(), max_length=256)
+    """How far it may be from the incumbent by the incumbent's own noise, where that is known."""
     canary: tuple[CanaryStep, ...] = ()
     """Steps on the way to all launches; none swaps all at once."""
     lease_s: float = Field(default=0.0, ge=0.0, le=1e9)

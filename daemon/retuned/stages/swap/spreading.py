@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from retuned.contract import Record
 from retuned.stages.gate import PolicyLimits
 from retuned.stages.gate.limits import Orphan
+from retuned.stages.verdict import Evidence, IncumbentNoise
 
 
 class CanaryStep(Record):
@@ -25,15 +26,6 @@ class CanaryStep(Record):
     """From here on buckets without enough checks are left out of the guard, seconds."""
 
 
-class BucketNoise(Record):
-    """The incumbent's own noise in one shape bucket, from the evidence."""
-
-    bucket: tuple[Annotated[int, Field(ge=0, le=64)], ...] = Field(max_length=64)
-    """Bit length of each variable axis: lengths within a factor of two share one."""
-    rms: float = Field(gt=0.0, le=1.0)
-    """Rms of its error over the rms of its output."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """How a swap spreads over the launches of a server; fields as those of `SwapOrder`."""
@@ -44,15 +36,20 @@ class Spread:
     """Rates of checks by age."""
     shadow_share: float = 1.0
     """Most time of checks."""
-    noise: tuple[BucketNoise, ...] = ()
-    """The incumbent's own."""
+    noise: tuple[IncumbentNoise, ...] = ()
+    """How far it may be from the incumbent, by shape bucket."""
     lease_s: float = 0.0
     """Time without a daemon, seconds."""
     orphan: Literal["hold", "rollback"] = "hold"
     """What an orphan does."""
 
 
-def spread_by(limits: PolicyLimits, *, shadow_later: tuple[tuple[float, int], ...] = ()) -> Spread:
+def spread_by(
+    limits: PolicyLimits,
+    *,
+    shadow_later: tuple[tuple[float, int], ...] = (),
+    evidence: Evidence | None = None,
+) -> Spread:
     """Return how a policy lets a swap spread.
 
     Parameters
@@ -61,6 +58,8 @@ def spread_by(limits: PolicyLimits, *, shadow_later: tuple[tuple[float, int], ..
         Of the policy that decides about the kernel.
     shadow_later
         Rates of checks by age.
+    evidence
+        What the judge read of the artifact; has the incumbent's noise.
     """
     canary = limits.canary
     steps = [
@@ -79,6 +78,17 @@ def spread_by(limits: PolicyLimits, *, shadow_later: tuple[tuple[float, int], ..
         canary=tuple(steps),
         shadow_later=shadow_later,
         shadow_share=limits.shadow_share,
+        noise=_noise(evidence) if evidence is not None else (),
         lease_s=canary.lease.total_seconds() if steps else 0.0,
         orphan="rollback" if canary.orphan is Orphan.ROLLBACK else "hold",
     )
+
+
+def _noise(evidence: Evidence) -> tuple[IncumbentNoise, ...]:
+    """Return the largest of each bucket, over all checks."""
+    found: dict[tuple[int, ...], IncumbentNoise] = {}
+    for each in (noise for check in evidence.checks for noise in check.incumbent_noise):
+        known = found.get(each.bucket)
+        if known is None or known.rms < each.rms:
+            found[each.bucket] = each
+    return tuple(found.values())

@@ -127,6 +127,16 @@ class Verdict(Record):
         return self
 
 
+class IncumbentNoise(Record):
+    """How far an accepted variant may be from the incumbent at shapes of one size class."""
+
+    bucket: tuple[Annotated[int, Field(ge=0, le=64)], ...] = Field(max_length=64)
+    """Bit length of each variable axis, in declaration order: lengths within a factor of two."""
+    rms: float = Field(gt=0.0, le=1.0)
+    """Rms of the difference that both errors together allow, the incumbent's as it was measured,
+    over the rms of the output; the largest over families and outputs."""
+
+
 class Check(Record):
     """One gate's answer on one candidate."""
 
@@ -138,6 +148,8 @@ class Check(Record):
     """One sentence with the numbers."""
     error_ratio: float | None = Field(default=None, ge=0.0)
     """Largest error relative to the incumbent's; None where the gate does not measure errors."""
+    incumbent_noise: tuple[IncumbentNoise, ...] = Field(default=(), max_length=256)
+    """By size class of shapes, where the gate measures errors; shadow checks are held to it."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
     """Numbers behind the sentence that no decision reads, such as the audit of a binary."""
 
