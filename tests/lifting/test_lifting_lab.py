@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.lifting import live
 
-from retuned.adapters.local_lab import LocalLab
 from retuned.catalog import Entry
 from retuned.catalog.own import entry_of
 from retuned.contract import Language, Solution, TrustClass
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lifting.lift import Lifted, lift_all
-from retuned.runtime.artifact import read_artifact
 from retuned.runtime.grid import parse_grid
 from retuned.runtime.intercept.rules import parse_rule
-from retuned.stages.verdict import Check, Reason
+from retuned.stages.verdict import Check
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -31,9 +30,10 @@ Examine = Callable[[Solution], tuple[Check, ...]]
 
 
 def found(**more: object) -> Lifted:
-    launches = [live.scale(count, block=64) for count in (200, 7, 300)]
+    launches = [live.scale(count, block=64) for count in (70, 7, 130)]
     (one,) = lift_all(launches, **more).lifted  # type: ignore[arg-type]
-    return one
+    # one family of inputs: the lab's own tests are about the others
+    return replace(one, own=one.own.model_copy(update={"families": ("randn",)}))
 
 
 @pytest.fixture(scope="module")
@@ -96,45 +96,38 @@ def test_the_incumbent_ran_behind_walls_and_evidence_says_so(bay: tuple[Bay, Ent
     assert said.reference_confined_by or any("reference" in each for each in said.missing)
 
 
-def test_with_a_reference_other_sources_are_judged_by_it(tmp_path: Path) -> None:
-    one = found(references={KERNEL: REFERENCE})
-    entry = entry_of(one.own, Language.TRITON, allow_unconfined=True)
-    opened = Bay(
-        entry, one.workloads[1:2], incumbent=entry.incumbent, folder=tmp_path, settings=QUICK
+def test_with_a_reference_other_sources_are_admitted() -> None:
+    entry = entry_of(found(references={KERNEL: REFERENCE}).own, Language.TRITON)
+    compiled: list[Solution] = []
+
+    def remembered(each: Solution) -> Any:
+        compiled.append(each)
+        return SimpleNamespace(audit=(), note="")
+
+    stand_in: Any = SimpleNamespace(
+        subject=entry,
+        production=entry.incumbent,
+        cores=(),
+        compiled=remembered,
     )
-    try:
-        examiner = Examiner(opened)
-        (source,) = entry.incumbent.sources
-        wrong = source.content.replace("x * scale", "x * scale * 1.01")
-        assert wrong != source.content
-        candidate = other(entry).model_copy(
-            update={
-                "sources": (source.model_copy(update={"content": wrong}),),
-                "trust": TrustClass.GENERATED,
-            }
-        )
-        variant, checks = examiner.admit(candidate)
-        assert variant is not None, checks
-        assert examiner.correct(variant)[-1].reason is Reason.WRONG_OUTPUT
-    finally:
-        opened.close()
+    (source,) = entry.incumbent.sources
+    changed = source.model_copy(update={"content": source.content + "\n\nONE = 1\n"})
+    candidate = other(entry).model_copy(update={"sources": (changed,)})
+    _, checks = Examiner(stand_in).admit(candidate)
+    assert [check.reason for check in checks] == [None, None]
+    assert compiled == [candidate]
 
 
-def test_an_artifact_says_which_launches_it_takes(tmp_path: Path) -> None:
-    one = found()
-    entry = entry_of(one.own, Language.TRITON)
-    candidate = other(entry, BLOCK=128)
-    lab = LocalLab(tmp_path, subjects=lambda _: entry, solutions=lambda _: None, generators={})
-    folder = lab.build(candidate)
-    body = json.loads((folder / "artifact.json").read_text())
-    rule = parse_rule(body["intercept"])
+def test_an_artifact_says_which_launches_it_takes() -> None:
+    entry = entry_of(found().own, Language.TRITON)
+    data = entry.launch_data(other(entry, BLOCK=128))
+    rule = parse_rule(data["intercept"])
     assert rule.kernel == KERNEL
     assert rule.live
     assert rule.axes == {"n_elements": "n_elements"}
     assert rule.stores == {"out_ptr": "write"}
     assert rule.constexprs == {"BLOCK": 64}
-    assert body["grid"] == ["cdiv(n_elements, BLOCK)"]
-    assert read_artifact(folder, digest=candidate.digest).params["BLOCK"] == 128
+    assert data["grid"] == ["cdiv(n_elements, BLOCK)"]
 
 
 def test_rows_that_only_the_grid_tells_are_read_from_it() -> None:

@@ -115,6 +115,36 @@ def test_further_launches_lift_what_needed_them(ctx: Context, tap: FakeKernelTap
     assert list(lifting.refused(ctx.store)) == []
 
 
+def test_a_kernel_that_was_seen_again_keeps_its_name_and_gets_its_shapes(
+    ctx: Context, tap: FakeKernelTap
+) -> None:
+    tap.records = [live.scale(n) for n in (700, 7, 4096)]
+    lifting.observe(ctx)
+    (before,) = lifting.lifted(ctx.store)
+    tap.records = [live.scale(n) for n in (700, 7, 4096, 9000)]
+    lifting.observe(ctx)
+    (after,) = lifting.lifted(ctx.store)
+    assert after.own.name == before.own.name
+    assert len(after.workloads) == 4
+    assert after.own.where == "n_elements <= 9000"
+    assert catalog.own_definition(after.own.name) == after.own
+
+
+def test_a_kernel_whose_lengths_turn_out_to_vary_is_another_definition(
+    ctx: Context, tap: FakeKernelTap
+) -> None:
+    tap.records = [live.softmax(rows, 512) for rows in (1, 7)]
+    lifting.observe(ctx)
+    (before,) = lifting.lifted(ctx.store)
+    tap.records = [*tap.records, live.softmax(3, 1000)]
+    lifting.observe(ctx)
+    (after,) = lifting.lifted(ctx.store)
+    assert before.own.definition.variable_axes == ("n_rows",)
+    assert after.own.definition.variable_axes == ("n_rows", "n_cols")
+    catalog.forget()
+    assert lifting.recall(ctx.store) == 2, "what was found about the first is still read"
+
+
 def test_a_server_that_does_not_answer_stops_nothing(ctx: Context, tap: FakeKernelTap) -> None:
     tap.away = True
     lifting.observe(ctx)
@@ -192,7 +222,7 @@ def test_people_are_told_what_was_lifted_and_what_was_not(
     assert one["oracle"] == "incumbent"
     assert one["grid"] == ["rows"]
     assert one["shapes"][2] == {"axes": {"rows": 64}, "launches": 10}
-    assert {each["reason"] for each in told["refused"]} == {"in-place", "needs-more-launches"}
+    assert {each["reason"] for each in told["refused"]} == {"in-place", "observation-invalid"}
 
 
 class _Process:

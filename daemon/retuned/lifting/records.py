@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from retuned.contract import DType, Record
+from retuned.contract import Digest, DType, Record
 from retuned.lifting.refusing import NotLifted, harmless
 
 MAX_SOURCE_CHARS = 128 << 10
@@ -99,9 +99,9 @@ class Param(_Seen):
 class Observation(_Seen):
     """One distinct launch."""
 
-    kernel: Annotated[str, Field(min_length=1, max_length=512)]
+    kernel: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,512}$")]
     """``module:qualname``; a stranger's text."""
-    source_digest: Annotated[str, Field(max_length=200)]
+    source_digest: Digest
     """Of the live function's source, as the runtime computes it."""
     source: Annotated[str, Field(max_length=MAX_SOURCE_CHARS)] | None
     """Text of the function and of what it uses; None where the runtime found none."""

@@ -79,8 +79,8 @@ class Kind(StrEnum):
     QUARANTINE = "quarantine"
     """A digest that the watch rolled back: current, renewed by another rollback."""
     LIFTED = "lifted"
-    """A live kernel: lifted, with its definition; or kept, with the reason, -> settled. When
-    what was seen changed last: seen."""
+    """A live kernel: lifted <-> outdated, with its definition; or kept, with the reason, ->
+    settled. When what was seen changed last: seen."""
     HOUSEKEEPING = "housekeeping"
     """When old things were cleared away last: current; experiments whose evidence went: cleared."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from retuned import catalog
-from retuned.catalog.own import OwnDefinition
+from retuned.catalog.own import LiftedFrom, OwnDefinition
 from retuned.contract import Language, Record, Workload, digest_of
 from retuned.errors import TemporaryError, UsageError
 from retuned.lifting.lift import Kept, Lifted, Outcome, lift_all
@@ -82,20 +82,23 @@ def take(ctx: Context, records: Sequence[Mapping[str, Any]]) -> None:
     if seen is not None and seen.body.get("digest") == digest:
         return
     outcome = lift_all(records)
-    fresh = _keep(ctx, outcome)
+    changed = _keep(ctx, outcome)
     with ctx.store.transaction():
         body = {"digest": digest}
         if not ctx.store.add(Kind.LIFTED, _SEEN, body, phase="seen"):
             ctx.store.advance(Kind.LIFTED, _SEEN, expect="seen", to="seen", body=body)
-    if fresh:
+    if changed:
         recall(ctx.store)
     log.info("live kernels: %d lifted, %d not", len(outcome.lifted), len(outcome.kept))
 
 
 def recall(store: Store) -> int:
-    """Make every lifted definition known to this process; return how many there are."""
+    """Make every lifted definition known to this process; return how many there are.
+
+    Outdated ones too: variants of them may be in force.
+    """
     known = 0
-    for record in lifted(store):
+    for record in (*lifted(store), *lifted(store, phase="outdated")):
         try:
             catalog.learn([record.own])
             known += 1
@@ -104,9 +107,9 @@ def recall(store: Store) -> int:
     return known
 
 
-def lifted(store: Store) -> Iterator[LiftedRecord]:
+def lifted(store: Store, *, phase: str = "lifted") -> Iterator[LiftedRecord]:
     """Yield what was lifted, oldest first; what an older version wrote otherwise is left out."""
-    for stored in store.list(Kind.LIFTED, phase="lifted"):
+    for stored in store.list(Kind.LIFTED, phase=phase):
         try:
             yield LiftedRecord.model_validate(stored.body)
         except ValidationError as error:
@@ -162,19 +165,22 @@ def _is_of(own: OwnDefinition, kernel: str, threads: tuple[int, int, int]) -> bo
     return entry == kernel and (count == 0 or count in {warps * each for each in _WARPS})
 
 
-def _keep(ctx: Context, outcome: Outcome) -> list[str]:
-    """Write what is new; return the names of new definitions."""
-    store, fresh = ctx.store, []
+def _keep(ctx: Context, outcome: Outcome) -> bool:
+    """Write what is new; return whether any definition is new or changed."""
+    store, changed = ctx.store, False
     room = MOST_LIFTED - len(store.ids(Kind.LIFTED, phase="lifted"))
     for each in outcome.lifted:
         record = LiftedRecord.of(each)
         body = record.model_dump(mode="json")
         name = record.own.name
+        _outdate(ctx, record.own)
         if store.get(Kind.LIFTED, name) is not None:
-            store.advance(Kind.LIFTED, name, expect="lifted", to="lifted", body=body)
+            for phase in ("lifted", "outdated"):
+                store.advance(Kind.LIFTED, name, expect=phase, to="lifted", body=body)
+            changed = True
         elif room > 0 and store.add(Kind.LIFTED, name, body, phase="lifted"):
             room -= 1
-            fresh.append(name)
+            changed = True
             _say(ctx, name, "kernel-lifted", kernel=harmless(_kernel(record.own)))
     left = MOST_KEPT - len(store.ids(Kind.LIFTED, phase="kept"))
     for kept in outcome.kept[: max(0, left)]:
@@ -183,7 +189,21 @@ def _keep(ctx: Context, outcome: Outcome) -> list[str]:
         if store.add(Kind.LIFTED, id, body, phase="kept"):
             _say(ctx, id, "kernel-not-lifted", kernel=kept.kernel, reason=kept.reason)
     _forget_what_was_lifted(ctx, outcome)
-    return fresh
+    return changed
+
+
+def _outdate(ctx: Context, own: OwnDefinition) -> None:
+    """Set aside what the same launches were lifted to while less of them was known."""
+    for record in lifted(ctx.store):
+        if record.own.name != own.name and _same_launches(record.own.lifted, own.lifted):
+            ctx.store.advance(Kind.LIFTED, record.own.name, expect="lifted", to="outdated")
+
+
+def _same_launches(one: LiftedFrom | None, other: LiftedFrom | None) -> bool:
+    told = {"kernel", "source_digest", "floats", "constants", "options", "dtypes"}
+    if one is None or other is None:
+        return False
+    return one.model_dump(include=told) == other.model_dump(include=told)
 
 
 def _forget_what_was_lifted(ctx: Context, outcome: Outcome) -> None:

@@ -54,12 +54,18 @@ def add(
                 "another op_type, or say under `traces: {op: ...}` how a trace shows yours"
             )
         other = fresh.get(own.name) or _KNOWN.get(own.name)
-        if other is not None and other != own:
+        if other is not None and other != own and not _renewed(other, own):
             raise UsageError(f"two different definitions are called '{own.name}'; rename one")
-        for fault in faults(own) if other is None else ():
+        for fault in faults(own) if other != own else ():
             raise UsageError(f"definition '{own.name}': {fault.place}: {fault.message}")
         fresh[own.name] = own
     _KNOWN.update(fresh)
+
+
+def _renewed(other: OwnDefinition, own: OwnDefinition) -> bool:
+    """Whether a live kernel was lifted again: it computes the same, and more of it was seen."""
+    lifted = other.lifted is not None and own.lifted is not None
+    return lifted and other.definition == own.definition
 
 
 def clear() -> None:
