@@ -184,8 +184,9 @@ class Host:
         self._instance = new_instance()
         self._cache.restart()
         for name, seat in list(self._seats.items()):
-            self._graphs.remove(seat.slot)
+            # first, for its new lock: another thread of a child's parent may have held the old one
             seat.slot.restart(first_launch=first_launch)
+            self._graphs.remove(seat.slot)
             if isinstance(seat.slot, KernelSlot):  # the kernel is the server's own again
                 del self._seats[name]
                 if self._interception is not None:
