@@ -1,0 +1,226 @@
+"""What agreeing costs: phases over several processes, a rank that dies, delivery, signatures.
+
+    python benchmarks/ranks.py [--rounds 30] [--ranks 1 2 4 8]
+
+Each rank is a process of its own with one slot whose kernel does nothing, so that what is timed is
+the agreement itself, through sockets, as the daemon does it:
+
+- `prepare`, `commit` (a vote and a flip) and `rollback` (a flip), by the number of ranks; subjects
+  follow each other within a round, rounds follow each other;
+- `lost`: one of four ranks is killed after all have prepared: from the commit's beginning to the
+  refusal, with what the others had prepared dropped;
+- `deliver`: an artifact of 8 MiB over the socket to one process that has never seen it;
+- `verify`: one Ed25519 signature by the runtime's own code.
+
+Raw numbers, in ms, are in benchmarks/results/ranks.json; times are wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from retuned.adapters.runtime_socket import RuntimeSocket
+from retuned.contract import Guard
+from retuned.errors import TemporaryError
+from retuned.runtime.ed25519 import verify
+from retuned.stages.swap import SwapKind, SwapOrder
+
+RESULT = Path(__file__).resolve().parent / "results" / "ranks.json"
+DEFINITION = {
+    "name": "a",
+    "op_type": "copy",
+    "axes": {"M": {"type": "var"}},
+    "inputs": {"x": {"shape": ["M"], "dtype": "float32"}},
+    "outputs": {"y": {"shape": ["M"], "dtype": "float32"}},
+}
+RANK = """
+import json, sys
+from retuned.runtime import attach
+from retuned.runtime.variant import LOADERS
+
+class Rehearsed:
+    def __init__(self, *_): pass
+    def launcher(self, _): return lambda inputs: inputs[0]
+    checked_launcher = launcher
+    def capturing(self): return None
+    def fingerprint(self, _): return 0
+
+LOADERS["rehearsed"] = Rehearsed
+runtime = attach(socket_dir=sys.argv[1], artifacts_dir=sys.argv[2] or None)
+slot = runtime.slot(json.loads(sys.argv[3]), original=lambda x: x)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def server(folder: Path, count: int, *, within: str = "") -> Iterator[list[subprocess.Popen[str]]]:
+    ranks = []
+    sockets = folder / secrets.token_hex(4)
+    (folder / "now").unlink(missing_ok=True)
+    (folder / "now").symlink_to(sockets)
+    for _ in range(count):
+        words = [sys.executable, "-c", RANK, str(sockets), within, json.dumps(DEFINITION)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+        ranks.append(subprocess.Popen(words, text=True, env=env, **pipes))  # type: ignore[call-overload]
+    try:
+        for rank in ranks:
+            assert rank.stdout.readline() == "ready\n"
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+def artifact(root: Path, *, size_bytes: int) -> tuple[str, Path]:
+    code = secrets.token_bytes(size_bytes)
+    digest = "sha256:" + hashlib.sha256(code).hexdigest()
+    folder = root / digest[7:]
+    folder.mkdir()
+    (folder / "kernel.so").write_bytes(code)
+    manifest = {
+        "digest": digest,
+        "definition": DEFINITION,
+        "language": "rehearsed",
+        "entry": "run",
+        "binary": "kernel.so",
+        "binary_sha256": hashlib.sha256(code).hexdigest(),
+    }
+    (folder / "artifact.json").write_text(json.dumps(manifest))
+    return digest, folder
+
+
+def order(digest: str | None, *, epoch: int) -> SwapOrder:
+    return SwapOrder(
+        id=f"o{epoch}",
+        kind=SwapKind.SWAP if digest else SwapKind.ROLLBACK,
+        proposal="p",
+        target="t",
+        definition="a",
+        artifact=digest,
+        previous=None,
+        guard=Guard(),
+        epoch=epoch,
+    )
+
+
+def timed_ms(do: Callable[[], object]) -> float:
+    begin_ns = time.perf_counter_ns()
+    do()
+    return (time.perf_counter_ns() - begin_ns) / 1e6
+
+
+def phases(folder: Path, count: int, *, rounds: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {"prepare": [], "commit": [], "rollback": []}
+    with server(folder, count):
+        swapper = RuntimeSocket(folder / "now")
+        swapper.commit(order(None, epoch=1))  # the term is claimed once
+        for number in range(rounds):
+            digest, place = artifact(folder, size_bytes=64 << 10)
+            forward, back = order(digest, epoch=2 * number + 2), order(None, epoch=2 * number + 3)
+            found["prepare"].append(
+                timed_ms(lambda f=forward, p=place: swapper.prepare(f, artifact_dir=p))  # type: ignore[misc]
+            )
+            found["commit"].append(timed_ms(lambda f=forward: swapper.commit(f)))  # type: ignore[misc]
+            found["rollback"].append(timed_ms(lambda b=back: swapper.commit(b)))  # type: ignore[misc]
+    return found
+
+
+def lost(folder: Path) -> float:
+    with server(folder, 4) as ranks:
+        swapper = RuntimeSocket(folder / "now")
+        digest, place = artifact(folder, size_bytes=64 << 10)
+        swapper.prepare(order(digest, epoch=1), artifact_dir=place)
+        ranks[2].kill()
+        ranks[2].wait()
+
+        def refused() -> None:
+            try:
+                swapper.commit(order(digest, epoch=1))
+            except TemporaryError:
+                return
+            raise AssertionError("a commit without one of its ranks")
+
+        took_ms = timed_ms(refused)
+        standings = {str(rank.standing) for rank in swapper.ranks(order(digest, epoch=1))}
+        assert standings == {"unprepared"}
+        return took_ms
+
+
+def deliver(folder: Path) -> float:
+    (folder / "elsewhere").mkdir(exist_ok=True)
+    with server(folder, 1, within=str(folder / "elsewhere")):
+        swapper = RuntimeSocket(folder / "now")
+        digest, place = artifact(folder, size_bytes=8 << 20)
+        return timed_ms(lambda: swapper.prepare(order(digest, epoch=1), artifact_dir=place))
+
+
+def verified(rounds: int) -> list[float]:
+    key = Ed25519PrivateKey.generate()
+    raw = serialization.Encoding.Raw, serialization.PublicFormat.Raw
+    public, signature = key.public_key().public_bytes(*raw), key.sign(b"m" * 400)
+    return [
+        timed_ms(lambda: verify(public, b"m" * 400, signature=signature)) for _ in range(rounds)
+    ]
+
+
+def machine() -> dict[str, Any]:
+    text = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return {
+        "cpu": model[1] if model else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
+    options = parser.parse_args()
+    numbers: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for count in options.ranks:
+            numbers[f"ranks-{count}"] = phases(folder, count, rounds=options.rounds)
+        numbers["lost-one-of-4"] = [lost(folder) for _ in range(5)]
+        numbers["deliver-8-mib"] = [deliver(folder) for _ in range(5)]
+    numbers["verify"] = verified(10 * options.rounds)
+    result = {
+        "method": (__doc__ or "").strip(),
+        "machine": machine(),
+        "unit": "ms",
+        "numbers": numbers,
+    }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    for name, found in numbers.items():
+        rows = found.items() if isinstance(found, dict) else [("", found)]
+        for what, each in rows:
+            print(f"{name:>14} {what:9} median {statistics.median(each):8.2f} ms, "
+                  f"{min(each):.2f} to {max(each):.2f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
