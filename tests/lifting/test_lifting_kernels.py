@@ -171,3 +171,12 @@ def test_an_unaligned_tensor_is_refused() -> None:
     launches = [live.scale(n) for n in (1000, 7, 4096)]
     launches[0]["params"][0]["aligned16"] = False
     assert kept(*launches).reason == "pointer-unaligned"
+
+
+def test_what_an_autotuner_tried_and_left_is_no_definition() -> None:
+    launches = [live.matmul(m, 1024, 512, count=5000) for m in (1, 64, 100)]
+    launches += [live.matmul(64, 1024, 512, bm=bm, count=20) for bm in (16, 32, 128)]
+    found = lift_all(launches)
+    assert found.kept == []
+    (one,) = found.lifted
+    assert one.own.variants[0].grid == ("cdiv(M, BLOCK_SIZE_M) * cdiv(N, BLOCK_SIZE_N)",)

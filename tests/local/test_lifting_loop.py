@@ -153,11 +153,11 @@ def test_a_server_that_does_not_answer_stops_nothing(ctx: Context, tap: FakeKern
 
 def test_a_trace_without_shapes_is_bound_by_name_grid_and_threads(ctx: Context) -> None:
     lifting.observe(ctx)
-    (share,) = lifting.shares_of(ctx, stat(64))
+    (share,) = lifting.Geometries(ctx).shares_of(stat(64))
     assert share.workload.axes == {"rows": 64}
     assert (share.workload.weight, share.part) == (100, 1.0)
-    assert lifting.shares_of(ctx, stat(65)) == ()
-    assert lifting.shares_of(ctx, stat(64, threads=512)) == ()
+    assert lifting.Geometries(ctx).shares_of(stat(65)) == ()
+    assert lifting.Geometries(ctx).shares_of(stat(64, threads=512)) == ()
 
 
 def test_shapes_of_one_grid_share_its_time_as_they_were_launched(
@@ -167,8 +167,7 @@ def test_shapes_of_one_grid_share_its_time_as_they_were_launched(
         live.scale(n) | {"count": c} for n, c in ((700, 30), (760, 10), (7, 1), (4096, 1))
     ]
     lifting.observe(ctx)
-    found = lifting.shares_of(
-        ctx,
+    found = lifting.Geometries(ctx).shares_of(
         SignatureStat(
             signature=Signature(kernel="scale_kernel", blocks=(3, 1, 1)),
             launches=100,
@@ -184,7 +183,8 @@ def test_kernels_of_another_language_are_believed_nothing_of(
     ctx: Context, tap: FakeKernelTap
 ) -> None:
     lifting.observe(ctx)
-    assert lifting.shares_of(replace(ctx, catalog=KnownKernels()), stat(64)) == ()
+    others = replace(ctx, catalog=KnownKernels())
+    assert lifting.Geometries(others).shares_of(stat(64)) == ()
     assert len(tap.records) == 3
 
 

@@ -36,7 +36,7 @@ from retuned.lifting.refusing import NotLifted
 from retuned.lifting.roles import Roles, is_whole
 from retuned.lifting.shapes import Axes
 from retuned.lifting.source import Source
-from retuned.lifting.wrapping import Wrapped, literal, whole, wrap
+from retuned.lifting.wrapping import literal, whole, wrap
 
 LIFTED = "lifted"
 """Tag of every lifted definition."""
@@ -114,7 +114,7 @@ def build(
         valid=choice.valid,
         grid=rules,
     )
-    return _checked(definition, variant, lengths, source, roles, axes, grid, point, dtypes, wrapped)
+    return _checked(definition, variant, lengths, source, roles, axes, grid, point, dtypes)
 
 
 def _checked(
@@ -127,9 +127,7 @@ def _checked(
     grid: Sequence[str],
     point: Point,
     dtypes: Mapping[str, DType],
-    wrapped: Wrapped,
 ) -> OwnDefinition:
-    del wrapped
     try:
         own = OwnDefinition(
             definition=definition,

@@ -21,6 +21,10 @@ _HARMLESS = {
 }
 
 
+_LEAST_PART = 0.01
+"""Of a kernel's launches, what makes a choice of constexprs worth a definition."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Launches with the same kinds and types of arguments."""
@@ -46,13 +50,18 @@ class Group:
         return tuple(launch_of(each) for each in self.observations)
 
     def points(self) -> dict[tuple[object, ...], tuple[Observation, ...]]:
-        """Return launches by whole constexprs and options, the most frequent first."""
+        """Return launches by whole constexprs and options, the most frequent first.
+
+        What an autotuner tried and did not choose is left out: few launches have it.
+        """
         found: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
         for each in self.observations:
             key = (tuple(launch_of(each).constants.items()), tuple(options_of(each).items()))
             found[key].append(each)
-        ranked = sorted(found.items(), key=lambda item: -sum(each.count for each in item[1]))
-        return {key: tuple(each) for key, each in ranked}
+        counts = {key: sum(each.count for each in seen) for key, seen in found.items()}
+        least = _LEAST_PART * sum(counts.values())
+        ranked = sorted(found, key=lambda key: -counts[key])
+        return {key: tuple(found[key]) for key in ranked if counts[key] >= least}
 
 
 def groups_of(observations: Sequence[Observation]) -> tuple[Group, ...]:

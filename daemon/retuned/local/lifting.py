@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from retuned import catalog
 from retuned.catalog.own import LiftedFrom, OwnDefinition
-from retuned.contract import Language, Record, Workload, digest_of
+from retuned.contract import Record, Workload, digest_of
 from retuned.errors import TemporaryError, UsageError
 from retuned.lifting.lift import Kept, Lifted, Outcome, lift_all
 from retuned.lifting.refusing import harmless
@@ -34,6 +33,8 @@ MOST_KEPT = 1024
 _SEEN = "@seen"
 _WARPS = (32, 64)
 """Threads of a warp, on NVIDIA's and on AMD's devices."""
+_USUAL_WARPS = 4
+"""Of a launch that does not say, in Triton."""
 
 
 class LiftedRecord(Record):
@@ -125,44 +126,51 @@ def refused(store: Store) -> Iterator[Kept]:
             log.warning("%s is left out: an older version wrote it", stored.id)
 
 
-def shares_of(ctx: Context, stat: SignatureStat) -> tuple[Share, ...]:
-    """Return the shapes of lifted kernels that launches of a trace without shapes may have had.
+class Geometries:
+    """Which shapes of lifted kernels a launch of some name and grid may have had.
 
     A trace of a GPU shows a kernel's name and grid. Several shapes may have one grid; then the time
     is divided as the launches were that the runtime counted.
+
+    Parameters
+    ----------
+    ctx
+        Kernels that its catalog does not know, as those of another language, are left out.
     """
-    signature = stat.signature
-    if signature.dims or signature.blocks == (0, 0, 0):
-        return ()
-    counts: dict[tuple[str, tuple[tuple[str, int], ...]], float] = defaultdict(float)
-    for record in lifted(ctx.store):
-        if not _is_of(record.own, signature.kernel, signature.threads):
-            continue
-        if not ctx.catalog.family(record.own.name):
-            continue  # not in the language of this server's kernels
-        for workload, grid in zip(record.workloads, record.grids, strict=True):
-            if grid == signature.blocks:
-                counts[record.own.name, tuple(workload.axes.items())] += workload.weight
-    total = sum(counts.values())
-    return tuple(
-        Share(
-            workload=Workload(
-                definition=name, axes=dict(axes), weight=stat.launches * count / total
-            ),
-            part=count / total,
+
+    def __init__(self, ctx: Context) -> None:
+        self._found: dict[tuple[str, tuple[int, int, int]], list[tuple[int, Workload]]] = {}
+        for record in lifted(ctx.store):
+            origin = record.own.lifted
+            if origin is None or not ctx.catalog.family(record.own.name):
+                continue
+            entry = origin.kernel.rpartition(":")[2].rpartition(".")[2]
+            warps = origin.options.get("num_warps", _USUAL_WARPS)
+            for workload, grid in zip(record.workloads, record.grids, strict=True):
+                self._found.setdefault((entry, grid), []).append((warps, workload))
+
+    def shares_of(self, stat: SignatureStat) -> tuple[Share, ...]:
+        """Return the shapes of launches that a trace shows without shapes; none for others."""
+        signature = stat.signature
+        if signature.dims:
+            return ()
+        x, y, z = signature.threads
+        threads = x * max(1, y) * max(1, z)
+        possible = [
+            workload
+            for warps, workload in self._found.get((signature.kernel, signature.blocks), ())
+            if threads == 0 or threads in {warps * each for each in _WARPS}
+        ]
+        total = sum(workload.weight for workload in possible)
+        if total <= 0:
+            return ()
+        return tuple(
+            Share(
+                workload=each.model_copy(update={"weight": stat.launches * each.weight / total}),
+                part=each.weight / total,
+            )
+            for each in possible
         )
-        for (name, axes), count in counts.items()
-        if total > 0
-    )
-
-
-def _is_of(own: OwnDefinition, kernel: str, threads: tuple[int, int, int]) -> bool:
-    if own.lifted is None or Language.TRITON not in own.languages:
-        return False
-    entry = own.lifted.kernel.rpartition(":")[2].rpartition(".")[2]
-    count = threads[0] * max(1, threads[1]) * max(1, threads[2])
-    warps = own.lifted.options.get("num_warps", 4)
-    return entry == kernel and (count == 0 or count in {warps * each for each in _WARPS})
 
 
 def _keep(ctx: Context, outcome: Outcome) -> bool:

@@ -99,6 +99,7 @@ def bind(
     Shapes that slots counted but no trace saw are added, so that a rare one is not forgotten.
     """
     bound: dict[str, list[ShapeCost]] = defaultdict(list)
+    live = lifting.Geometries(ctx)
     for stat in profile.stats:
         signature = stat.signature
         named = ctx.catalog.recognise(signature.kernel, signature.dims, signature.dtypes)
@@ -112,7 +113,7 @@ def bind(
             )
             bound[workload.definition].append(cost)
             continue
-        for cost in _lifted(ctx, stat):
+        for cost in _lifted(ctx, stat, live):
             bound[cost.workload.definition].append(cost)
     total_ns = profile.gpu_time_ns
     for definition, shapes in bound.items():
@@ -126,7 +127,7 @@ def bind(
     }, total_ns
 
 
-def _lifted(ctx: Context, stat: SignatureStat) -> list[ShapeCost]:
+def _lifted(ctx: Context, stat: SignatureStat, live: lifting.Geometries) -> list[ShapeCost]:
     """Bind launches of which a trace shows name and grid to the live kernels that were lifted."""
     return [
         ShapeCost(
@@ -135,7 +136,7 @@ def _lifted(ctx: Context, stat: SignatureStat) -> list[ShapeCost]:
             median_ns=stat.median_ns,
             floor_ns=counting.floor_ns(ctx, share.workload),
         )
-        for share in lifting.shares_of(ctx, stat)
+        for share in live.shares_of(stat)
     ]
 
 
