@@ -234,12 +234,8 @@ class Host:
     def _samples(self, _: Mapping[str, Any]) -> dict[str, Any]:
         self._supervision.heard()
         graphs = self._graphs
-        return {
-            "samples": [
-                slot_sample(slot) | {"graph_launches": graphs.launches(slot)}
-                for slot in self._all_slots()
-            ]
-        }
+        slots = self._all_slots()
+        return {"samples": [graphs.counted(slot, slot_sample(slot)) for slot in slots]}
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Verify, load, repack and self-check. Slow, and off every lock that a commit needs."""

@@ -503,12 +503,17 @@ def test_the_host_tells_of_graphs_in_pages_and_gives_slots_back(
     (slot,) = host.answer({"op": "slots"})["slots"]
     assert slot["graph"] == {"nodes": 3, "swapped": 3, "unreachable": {}, "launches": 3}
     (sample,) = host.answer({"op": "samples"})["samples"]
-    assert sample["graph_launches"] == 3
+    assert (sample["graph_launches"], sample["swapped_launches"]) == (3, 3)
+    kept.pop()
+    gc.collect()
+    assert len(server.graphs.index) == 2
+    (sample,) = host.answer({"op": "samples"})["samples"]
+    assert sample["graph_launches"] == 3, "those of a graph that is gone still count"
     for wrong in (-1, "1", True, None):
         with pytest.raises(Refused, match="'after'"):
             host.answer({"op": "graphs", "after": wrong})
     host.reset()
-    assert [factor(*one) for one in kept] == [[2.0]] * 3
+    assert [factor(*one) for one in kept] == [[2.0]] * 2
 
 
 def test_a_forked_child_has_none_of_its_parents_graphs(server: Server) -> None:

@@ -67,9 +67,15 @@ class HostedGraphs:
         """Return what became of a slot's launches in graphs."""
         return slot_graphs(self._graphs(), slot)
 
-    def launches(self, slot: Slot) -> int:
-        """Return how often replays have launched the variant in force."""
-        return graph_launches(self._graphs(), slot)
+    def counted(self, slot: Slot, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a slot's sample with the launches of its variant that replays have made.
+
+        A server that only replays graphs launches nothing through its slots; what engaged is seen
+        here alone.
+        """
+        launches = graph_launches(self._graphs(), slot)
+        total = int(sample["swapped_launches"]) + launches
+        return {**sample, "swapped_launches": total, "graph_launches": launches}
 
     def recapture(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """Have the server capture its graphs again, with the variants in force.

@@ -19,6 +19,8 @@ pieces have thousands."""
 MAX_SITES = 400_000
 """Kernel nodes remembered over all graphs, some hundred bytes each."""
 
+MAX_MARKS = 1024
+"""Orders whose launches in graphs that are gone are remembered."""
 MAX_BANKED = 64
 """Counts of earlier variants kept per graph."""
 
@@ -128,6 +130,7 @@ class GraphIndex:
         self._graphs: dict[int, IndexedGraph] = {}
         self._sites = 0
         self._dead: deque[int] = deque()
+        self._gone: dict[str, int] = {}
         self._lock = threading.Lock()
         self.left_out = 0
         """Graphs beyond the bounds."""
@@ -163,17 +166,28 @@ class GraphIndex:
             found = self._graphs.pop(self._dead.popleft(), None)
             if found is not None:
                 self._sites -= len(found.sites)
+                found.settle()
+                for mark, launches in found.banked.items():
+                    self._gone[mark] = self._gone.pop(mark, 0) + launches
+        while len(self._gone) > MAX_MARKS:
+            del self._gone[next(iter(self._gone))]
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
             self._graphs.clear()
+            self._gone.clear()
             self._sites = 0
             self.left_out = 0
 
     def where(self, is_mine: Callable[[Site], bool]) -> list[tuple[IndexedGraph, Site]]:
         """Return the nodes that a target claims."""
         return [(graph, site) for graph in self for site in graph.sites if is_mine(site)]
+
+    def launches_of(self, mark: str) -> int:
+        """Return how often replays have launched an order's variant, of graphs now gone too."""
+        live = sum(graph.launches_of(mark) for graph in self)
+        return live + self._gone.get(mark, 0)
 
     def of_function(self, function: int) -> list[tuple[IndexedGraph, Site]]:
         """Return the nodes that were captured with a kernel, in launch order."""
