@@ -31,7 +31,7 @@ def policy(canary: Any) -> KernelTuningPolicy:
 @pytest.fixture
 def swapped(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world in which the first step of a canary has just begun."""
-    return begun(world, STEPS, monkeypatch)
+    return begun(world, {"steps": STEPS}, monkeypatch)
 
 
 def begun(world: World, canary: Any, monkeypatch: pytest.MonkeyPatch) -> World:
@@ -164,17 +164,15 @@ def test_a_server_that_is_away_gets_its_step_later(swapped: World) -> None:
     assert fraction(swapped) == 0.5
 
 
-def test_a_list_is_short_for_its_steps_and_fractions_rise() -> None:
-    short, long = policy(STEPS), policy({"steps": STEPS})
-    assert short == long
-    spread = spread_by(limits_of(short), shadow_later=((600.0, 1_000),))
+def test_a_policys_steps_are_an_orders_and_fractions_rise() -> None:
+    spread = spread_by(limits_of(policy({"steps": STEPS})), shadow_later=((600.0, 1_000),))
     assert [step.fraction for step in spread.canary] == [0.01, 0.5]
     assert (spread.canary[0].patience_s, spread.lease_s, spread.orphan) == (60.0, 600.0, "hold")
     assert (spread.shadow_share, spread.shadow_later) == (0.1, ((600.0, 1_000),))
-    assert spread_by(limits_of(policy([]))).lease_s == 0.0, "no canary, no orphan"
+    assert spread_by(limits_of(policy({"steps": []}))).lease_s == 0.0, "no canary, no orphan"
     for odd in ([STEPS[1], STEPS[0]], [{"fraction": 0}], [{"fraction": 1.2}], "all"):
         with pytest.raises(ValueError, match="validation error"):
-            policy(odd)
+            policy({"steps": odd})
 
 
 def test_only_the_shadow_may_be_asked_for() -> None:
@@ -206,7 +204,7 @@ def test_checks_are_held_to_the_noise_that_the_evidence_has_of_the_incumbent(
         for n in range(7)
     )
     monkeypatch.setattr("tests.local.proofs.GATES", gates)
-    begun(world, STEPS, monkeypatch)
+    begun(world, {"steps": STEPS}, monkeypatch)
     body = world.store.list(Kind.ORDER)[0].body
     assert body["shadow_noise"] == [{"bucket": [9], "rms": 3e-6}], "the largest"
     order = parse_order(body)

@@ -19,9 +19,11 @@ from retuned.stages.gate import (
     SwapDecision,
     TuningFreeze,
     decide,
+    limits_of,
     select_policy,
 )
 from retuned.stages.proposal import Proposal, Risk
+from retuned.stages.swap import spread_by
 from retuned.stages.verdict import Interval
 
 FOLDER = Path(__file__).resolve().parents[2] / "policies"
@@ -196,3 +198,13 @@ def test_breaking_glass_takes_one_leader_with_a_reason_but_no_freeze() -> None:
     weak = Interval(lower=1.01, point=1.2, upper=1.3, confidence=0.99)
     floor = ask(policy, "mary:sre-leads", kind=glass, speedup=weak)
     assert floor.reason is GateReason.BELOW_MIN_SPEEDUP
+
+
+def test_production_shadows_first_and_spreads_over_launches_step_by_step() -> None:
+    spread = spread_by(limits_of(named("production-two-person")))
+    assert [step.fraction for step in spread.canary] == [0.0, 0.01, 0.1, 0.5]
+    assert {step.min_checks for step in spread.canary} == {300}
+    assert (spread.lease_s, spread.orphan, spread.shadow_share) == (600.0, "rollback", 0.05)
+    staging = spread_by(limits_of(named("staging-auto")))
+    assert [step.fraction for step in staging.canary] == [0.1]
+    assert staging.orphan == "hold"

@@ -177,19 +177,14 @@ class Canary(PolicyModel):
     bake: Duration = Field(default=parse_duration("30m"))
     """How long they are watched alone."""
     steps: tuple[CanaryStep, ...] = Field(default=(), max_length=16)
-    """Rising shares of the launches of a server; after the last come all. None swaps all at once.
-    `canary: [...]` is short for `canary: {steps: [...]}`."""
+    """Rising shares of the launches of a server; after the last come all. None swaps all at
+    once."""
     shadow_first: bool = False
     """Serve the incumbent and shadow the new kernel until it has the checks of the first step."""
     lease: Duration = Field(default=parse_duration("10m"))
     """An unfinished canary that no daemon asks after for so long is an orphan."""
     orphan: Orphan = Orphan.HOLD
     """What an orphan does."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _steps_alone(cls, value: object) -> object:
-        return {"steps": value} if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _steps_rise(self) -> Canary:
