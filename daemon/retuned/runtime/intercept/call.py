@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retuned.runtime.intercept.kernels import Kernel
@@ -30,20 +30,15 @@ class Call:
         The same, counted.
     """
 
-    __slots__ = (
-        "_grid",
-        "_values",
-        "args",
-        "counted",
-        "grid",
-        "kernel",
-        "kwargs",
-        "plain",
-        "reference",
-        "result",
-        "spare",
-        "target",
-    )
+    # Not slots: what most launches leave as it is costs nothing to make.
+    result: Any = None
+    """What the server gets: what Triton's launch returns."""
+    spare: list[Any] | None = None
+    """On a checked launch: arguments whose memory is not the server's. The variant is only run
+    on them once the launch is checked."""
+    _values: Sequence[Any] | None = None
+    _grid: GridNumbers | None = None
+    _reference: list[Any] | None = None
 
     def __init__(
         self,
@@ -63,15 +58,13 @@ class Call:
         self.grid = grid
         self.plain = plain
         self.counted = counted
-        self.result: Any = None
-        """What the server gets: what Triton's launch returns."""
-        self.reference: list[Any] = []
+
+    @property
+    def reference(self) -> list[Any]:
         """On a checked launch: what the server's own code made of the same inputs."""
-        self.spare: list[Any] | None = None
-        """On a checked launch: arguments whose memory is not the server's. The variant is only run
-        on them once the launch is checked."""
-        self._values: list[Any] | None = None
-        self._grid: GridNumbers | None = None
+        if self._reference is None:
+            self._reference = []
+        return self._reference
 
     @property
     def is_cuda(self) -> bool:
@@ -91,11 +84,16 @@ class Call:
         self.result = self.counted(self.kernel, self.target, self.args, self.kwargs)
         return self.result
 
-    def values(self) -> list[Any]:
+    def values(self) -> Sequence[Any]:
         """Return the value of every parameter, in order; raises ValueError as `Kernel.bind`."""
-        if self._values is None:
-            self._values = self.kernel.bind(self.args, self.kwargs)
-        return self._values
+        values = self._values
+        if values is None:
+            kernel, args = self.kernel, self.args
+            if len(args) == len(kernel.parameters) and not kernel.variadic:
+                values = self._values = args
+            else:
+                values = self._values = kernel.bind(args, self.kwargs)
+        return values
 
     def options(self) -> dict[str, Any]:
         """Return the keywords that are no parameters."""
@@ -125,7 +123,7 @@ class Call:
         x, y, z = (*numbers, 1, 1)[:3]
         return x, y, z
 
-    def run_on(self, values: list[Any]) -> None:
+    def run_on(self, values: Sequence[Any]) -> None:
         """Run the server's own code, uncounted, on other arguments."""
         given = len(self.args)
         names = [each.name for each in self.kernel.parameters]

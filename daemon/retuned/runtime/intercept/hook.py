@@ -77,8 +77,8 @@ class Interceptor:
                     if place == "jit":
                         self._shorten(cls, found, wrapped)
 
-    def _shorten(self, cls: type, stock: Stock, run: Stock) -> None:
-        self._short = shortcut(cls, stock=stock, run=run)
+    def _shorten(self, cls: type, stock: Stock, run: Any) -> None:  # noqa: ANN401 - ours
+        self._short = shortcut(cls, stock=stock, run=run, through=run.__through__)
         if self._short is not None:
             setattr(cls, "__getitem__", self._short)  # noqa: B010 - to mypy a class is no dict
 

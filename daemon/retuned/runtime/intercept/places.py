@@ -90,9 +90,21 @@ def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
             return stock(self, *args, **kwargs)
         if kernel.slot is None:
             return counted(kernel, self, args, kwargs)
-        return Call(kernel, self, args, kwargs, grid=kwargs.get("grid"),
-                    plain=stock, counted=counted).through_slot()  # fmt: skip
+        return through(kernel, self, args, kwargs, kwargs.get("grid"))
 
+    def through(
+        kernel: Kernel,
+        jit: Any,  # noqa: ANN401 - a JITFunction
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        grid: Any,  # noqa: ANN401 - numbers or a function
+    ) -> Any:  # noqa: ANN401 - as Triton's
+        kwargs["grid"] = grid
+        kwargs["warmup"] = False
+        call = Call(kernel, jit, args, kwargs, grid=grid, plain=stock, counted=counted)
+        return call.through_slot()
+
+    run.__through__ = through  # type: ignore[attr-defined]
     return run
 
 

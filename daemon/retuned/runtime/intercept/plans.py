@@ -32,6 +32,8 @@ _UNALIGNED = Ineligible("unaligned")
 _CONSTEXPR = Ineligible("constexpr")
 _LARGE = Ineligible("tensor-too-large")
 _GRID = Ineligible("grid-invalid")
+_HOOKED = Ineligible("pre-run-hooks")
+_CHANGED = Ineligible("globals-changed")
 
 Signature = tuple[Any, ...]
 
@@ -39,12 +41,14 @@ Signature = tuple[Any, ...]
 class Ready:
     """Compiled code of one signature."""
 
-    __slots__ = ("compiled", "count", "runners")
+    __slots__ = ("compiled", "count", "grid", "runners")
 
     def __init__(self, compiled: Any) -> None:  # noqa: ANN401 - triton.CompiledKernel or None
         self.compiled = compiled
         self.count = 0
         """Launches of the variant under this signature."""
+        self.grid: GridNumbers | None = None
+        """Where the signature decides it."""
         self.runners: dict[GridNumbers, Any] = {}
 
 
@@ -94,6 +98,8 @@ class Plan:
         self._pointers = [(_place(order, name), dtype) for name, dtype in rule.dtypes.items()]
         self._fixed = [(_place(order, name), value) for name, value in rule.constexprs.items()]
         self._known: dict[Any, str] = {}
+        self._globals: list[tuple[Mapping[str, Any], str, Any]] = []
+        self._forms: dict[tuple[str, ...], tuple[str, ...]] = {}
         torch = sys.modules.get("torch")
         self._limited = torch is not None and getattr(torch.version, "hip", None) is not None
         self.ready: dict[Signature, Ready] = {}
@@ -110,6 +116,8 @@ class Plan:
             raise Refused("grid-invalid", detail="neither a rule nor 'kept' says the grid")
         self._scalars = self._other_places()
         used = set(self._grid.names) if self._grid is not None else set()
+        own = {each.name for each in kernel.parameters} | numbers.keys()
+        self._settled = self._grid is not None and used <= own
         idle = sorted(constants.keys() - self._taken - used)
         if idle:
             raise _mismatch(f"the params {idle} are neither the entry's nor in the grid")
@@ -184,19 +192,26 @@ class Plan:
             value = getattr(value, "value", value)
             if value != expected or value.__class__ is not expected.__class__:
                 return _CONSTEXPR
-        numbers = [_scalar(values[place]) for place in self._scalars]
-        if None in numbers:
-            return _KIND
-        if not self.live:
-            return tuple(numbers)
-        return (*numbers, *call.options().items())
+        numbers = []
+        for place in self._scalars:
+            value = values[place]
+            number = value if value.__class__ is int else _scalar(value)
+            if number is None:
+                return _KIND
+            numbers.append(number)
+        if self.live:
+            numbers += self._options(call.kwargs)
+        return tuple(numbers)
 
-    def grid(self, call: Call) -> GridNumbers | Ineligible:
+    def grid(self, call: Call, ready: Ready) -> GridNumbers | Ineligible:
         """Return the programs of the variant's launch."""
         try:
             if self._grid is None:
                 return call.grid_for(self.changed)
-            return self._grid.at(Known(call, self._numbers))
+            found = self._grid.at(Known(call, self._numbers))
+            if self._settled:
+                ready.grid = found
+            return found
         except (Refused, ValueError, TypeError, KeyError):
             return _GRID
 
@@ -219,14 +234,24 @@ class Plan:
 
     def hindrance(self, call: Call) -> Ineligible | None:
         """Return why the server's own launch must run whatever the shape."""
-        hooks = getattr(call.target, "pre_run_hooks", None)
-        if hooks:
-            return Ineligible("pre-run-hooks")
+        if getattr(call.target, "pre_run_hooks", None):
+            return _HOOKED
         if self.live and not self.kernel.interpreted:
-            for (name, _), (value, names) in self.jit.used_global_vals.items():
-                if names.get(name, Ineligible) != value:
-                    return Ineligible("globals-changed")  # the server's launch says so itself
+            for names, name, value in self._globals:
+                if names.get(name) is not value:
+                    return _CHANGED  # the server's launch says so itself
         return None
+
+    def _options(self, kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Return the keywords that are no parameters, with their values."""
+        given = tuple(kwargs)
+        names = self._forms.get(given)
+        if names is None:
+            known = {*self._order, "grid", "warmup"}
+            names = self._forms[given] = tuple(name for name in given if name not in known)
+            if len(self._forms) > MAX_RUNNERS:
+                self._forms.clear()
+        return [(name, kwargs[name]) for name in names]
 
     def _name(self, dtype: object) -> str:
         if len(self._known) >= len(self._order):
@@ -285,6 +310,11 @@ class Plan:
             reason = "out-of-resources" if "OutOfResources" in repr(type(error)) else ""
             detail = f"{type(error).__name__}: {str(error)[-1500:]}"
             raise Refused(reason or "compile-failed", detail=detail) from error
+        if self.live:
+            self._globals = [
+                (names, name, names.get(name))
+                for (name, _), (_, names) in self.jit.used_global_vals.items()
+            ]
         self.ready[signature] = Ready(compiled)
 
 

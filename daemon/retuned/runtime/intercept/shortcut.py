@@ -17,7 +17,13 @@ MISSED = (AttributeError, IndexError, KeyError, TypeError)
 _NO_GRID = ()
 
 
-def shortcut(cls: type, *, stock: Callable[..., Any], run: Callable[..., Any]) -> Any:  # noqa: ANN401
+def shortcut(
+    cls: type,
+    *,
+    stock: Callable[..., Any],
+    run: Callable[..., Any],
+    through: Callable[..., Any],
+) -> Any:  # noqa: ANN401
     """Return what stands for ``JITFunction.__getitem__``; None where Triton's is not as expected.
 
     Parameters
@@ -28,6 +34,8 @@ def shortcut(cls: type, *, stock: Callable[..., Any], run: Callable[..., Any]) -
         Triton's own ``run``.
     run
         What stands for it.
+    through
+        Leads a launch through its kernel's slot.
     """
     found = getattr(cls, "__getitem__", None)
     if "__getitem__" in cls.__dict__ or not _launches_by_run(found):
@@ -44,7 +52,7 @@ def shortcut(cls: type, *, stock: Callable[..., Any], run: Callable[..., Any]) -
 
         def launch(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
             if kernel.slot is not None:
-                return self.run(*args, grid=grid, warmup=False, **kwargs)
+                return through(kernel, self, args, kwargs, grid)
             compiled = stock(self, *args, grid=grid, warmup=False, **kwargs)
             try:
                 form = kernel.forms[compiled]
@@ -61,7 +69,7 @@ def shortcut(cls: type, *, stock: Callable[..., Any], run: Callable[..., Any]) -
 
         def launch_by_rule(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
             if kernel.slot is not None:
-                return self.run(*args, grid=grid, warmup=False, **kwargs)
+                return through(kernel, self, args, kwargs, grid)
             numbers: Any = _NO_GRID
 
             def noting(meta: Any) -> Any:  # noqa: ANN401 - as the server's

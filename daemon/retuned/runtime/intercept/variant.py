@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -252,7 +252,7 @@ class KernelVariant:
             self._met[kernel] = None
         return NOT_COMPILED
 
-    def _run(self, call: Call, values: list[Any], *, serve: bool) -> Any:  # noqa: ANN401
+    def _run(self, call: Call, values: Sequence[Any], *, serve: bool) -> Any:  # noqa: ANN401
         plan = self._plans.get(call.kernel)
         if plan is None:
             return self._unplanned(call.kernel)
@@ -269,7 +269,7 @@ class KernelVariant:
             self._ask(call, signature)
             return NOT_COMPILED
         problem = plan.hindrance(call)
-        grid = plan.grid(call) if problem is None else problem
+        grid = problem or ready.grid or plan.grid(call, ready)
         if isinstance(grid, Ineligible):
             return grid
         plan.launch(ready, call, values, grid)
