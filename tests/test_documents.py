@@ -24,6 +24,7 @@ from retuned.errors import (
     UnreadableInput,
     UsageError,
 )
+from retuned.lab.languages import gpu_cpp_contract
 from retuned.lab.languages.triton import check_contract
 from retuned.lab.subject import make_inputs
 from retuned.stages.verdict import Reason
@@ -107,3 +108,11 @@ def test_the_example_of_attaching_a_server_works(
         assert list((tmp_path / "sockets").glob("*.sock"))
     finally:
         seen["runtime"].close()
+
+
+def test_the_example_in_gpu_cpp_keeps_the_contract(tmp_path: Path) -> None:
+    path = tmp_path / "mine.cu"
+    path.write_text(re.findall(r"```cpp\n(.*?)```", CANDIDATES, re.DOTALL)[1], encoding="utf-8")
+    solution, _ = read_candidate(path, definition=None)
+    definition = catalog.get(solution.definition, language=Language.GPU_CPP).definition
+    assert gpu_cpp_contract.check_contract(solution, definition).block == (128, 1, 1)

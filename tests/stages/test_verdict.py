@@ -136,6 +136,12 @@ def test_a_time_below_physics_is_impossible() -> None:
     assert (verdict.status, verdict.reason) == (Status.REJECT, Reason.IMPOSSIBLY_FAST)
 
 
+def test_a_floor_that_the_incumbent_is_below_convicts_nobody() -> None:
+    """Such a floor is wrong about this kernel, whoever runs it."""
+    measured = timing(shape(64, WIN, floor_us=1e6), groups={(0,): WIN})
+    assert judge(evidence(measured)).status is Status.PROMOTE
+
+
 def test_the_guard_leaves_out_the_shape_that_gets_slower() -> None:
     slow, fast = interval(0.7, 0.8, 0.9, 0.95), interval(1.9, 2.0, 2.1, 0.95)
     measured = timing(

@@ -14,7 +14,14 @@ from retuned.cli.output import JsonFlag, cell, emit_json, safe, stdout
 from retuned.cli.validate import read_candidate
 from retuned.contract import Language
 from retuned.errors import CandidateError, UsageError
-from retuned.lab.audit import AuditLimits, AuditReport, audit_object, read_bytes, refusal
+from retuned.lab.audit import (
+    AuditLimits,
+    AuditReport,
+    audit_object,
+    known_architectures,
+    read_bytes,
+    refusal,
+)
 from retuned.lab.languages import gpu_cpp, triton
 
 _SOLUTIONS = (".py", ".cu", ".hip", ".json")
@@ -107,6 +114,9 @@ def _of_candidate(
         )
     if arch is None:
         raise UsageError(f"{file}: say for which GPU to compile it, such as --arch gfx942")
+    if arch not in known_architectures():
+        known = ", ".join(known_architectures())
+        raise UsageError(f"--arch {arch[:40]}: candidates are compiled for {known}")
     entry = catalog.get(solution.definition, language=Language.CPU_CPP)
     audited = triton.audit_solution
     if solution.language is Language.GPU_CPP:

@@ -20,6 +20,10 @@ from retuned.lab.physics import GPU_PEAKS
 from retuned.settings import Settings, load_settings
 
 _NEEDED_MEMORY_BYTES = 2 * 2**30
+_HOW_TO_COMPILE = {
+    "nvrtc": "NVIDIA's libnvrtc comes with PyTorch for CUDA, or with the CUDA toolkit",
+    "hiprtc": "ROCm brings libhiprtc (ROCM_PATH names it); or install clang-19 and lld-19",
+}
 
 
 def doctor(
@@ -150,8 +154,8 @@ def _compilers(probe: Probe) -> Iterator[Fact]:
     """Say which vendor's run-time compiler of GPU C++ is there."""
     for name, vendor in (("nvrtc", "NVIDIA"), ("hiprtc", "AMD")):
         found = probe.library(name)
-        value = found or f"none; GPU C++ is not compiled for {vendor} here"
-        yield Fact(name=name, level=Level.OK, value=value)
+        none = f"none; GPU C++ is not compiled for {vendor} here: {_HOW_TO_COMPILE[name]}"
+        yield Fact(name=name, level=Level.OK, value=found or none)
 
 
 def _gfx(properties: str) -> str:

@@ -157,6 +157,12 @@ def rotate(
 
     Evidence of a revoked key carries no swap and is measured anew; what runs already goes on.
     """
+    now = datetime.now(UTC)
+    if trust_until is not None and trust_until > now:
+        raise UsageError(
+            f"--trust-until {trust_until.isoformat()} is in the future: whoever has the key would "
+            "be believed until then; name a time before it can have been read"
+        )
     if not revoke and (reason or trust_until is not None):
         raise UsageError("--reason and --trust-until are about --revoke; say which key")
     settings = load_settings(config, {"state_dir": state_dir})
@@ -168,7 +174,7 @@ def rotate(
     if named in ("", signing) or not signing:
         notary.rotate()
     if named:
-        notary.revoke(named, at=datetime.now(UTC), reason=reason, trust_until=trust_until)
+        notary.revoke(named, at=now, reason=reason, trust_until=trust_until)
     _print_key(notary, json=json)
 
 

@@ -31,7 +31,7 @@ from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.toolchain import environment_of, is_timed, toolchain_for
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
-from retuned.stages.verdict import Status, Verdict
+from retuned.stages.verdict import Reason, Status, Verdict
 from retuned.strict_yaml import NotPlainYaml, parse, read_text
 
 _MAX_BYTES = 2_000_000
@@ -104,12 +104,27 @@ def validate(
         f"Validating {solution.name} against {entry.incumbent.name} at {len(workloads)} shapes, "
         f"about {seconds:.0f} s."
     )
-    finding = _measure(solution, entry, workloads, seconds=seconds)
+    verdict = _measure(solution, entry, workloads, seconds=seconds).verdict
+    if not timed and verdict.status is Status.PROMOTE:
+        verdict = _without_times(verdict)
     if as_json:
-        emit_json({**answer(finding.verdict), "timed": timed})
+        emit_json({**answer(verdict), "timed": timed})
     else:
-        _print(finding.verdict)
-    raise typer.Exit(0 if timed and finding.verdict.status is Status.PROMOTE else 1)
+        _print(verdict)
+    raise typer.Exit(0 if verdict.status is Status.PROMOTE else 1)
+
+
+def _without_times(verdict: Verdict) -> Verdict:
+    """Return what is left of a win that an interpreter's clock saw: nothing was found wrong."""
+    return verdict.model_copy(
+        update={
+            "status": Status.AMBIGUOUS,
+            "reason": Reason.TOO_FEW_SAMPLES,
+            "detail": "right as far as it was tried; interpreted here, so that times mean nothing",
+            "speedup": None,
+            "shapes": (),
+        }
+    )
 
 
 def read_candidate(

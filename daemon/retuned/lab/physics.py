@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from retuned.contract import Definition
+from retuned.contract import Definition, ValueLike
 from retuned.lab.subject import numpy_dtype, shape_of
 
 _BYTES_PER_US = 512_000.0
@@ -69,8 +70,28 @@ def gpu_floor_us(
 
 
 def _moved_bytes(definition: Definition, axes: Mapping[str, int]) -> int:
+    """Bytes that every launch must touch; of a table that is looked into, none for certain."""
     lengths = definition.lengths(axes)
-    return sum(
-        math.prod(shape_of(spec, lengths)) * numpy_dtype(spec).itemsize
-        for spec in (*definition.inputs.values(), *definition.outputs.values())
-    )
+    looked_into = chosen_axes(definition)
+    moved = [*definition.outputs.values()]
+    moved += [spec for spec in definition.inputs.values() if not looked_into & set(spec.shape)]
+    return sum(math.prod(shape_of(spec, lengths)) * numpy_dtype(spec).itemsize for spec in moved)
+
+
+def chosen_axes(definition: Definition) -> frozenset[str]:
+    """Return the axes along which an input's numbers choose what is read.
+
+    An index up to ``C - 1`` chooses among C rows, and offsets share out their own axis. A launch
+    may read one row of such a tensor or all of it, so that its size bounds nothing.
+    """
+    found: set[str] = set()
+    for spec in definition.inputs.values():
+        rule = spec.values
+        if rule is None or rule.like is ValueLike.UNIFORM:
+            continue
+        for bound in (rule.low, rule.high):
+            if isinstance(bound, str):
+                found |= set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", bound))
+        if rule.like is ValueLike.OFFSETS:
+            found |= set(spec.shape)
+    return frozenset(found & definition.axes.keys())

@@ -25,7 +25,13 @@ SPILLING = linear(params={"BM": 256, "BN": 128, "BK": 16, "num_warps": 1})
 @cache
 def compiled(arch: str, which: str) -> dict[str, Any]:
     """Return what the compiler's process answers; each is compiled once."""
-    solution = {"softmax": softmax(), "linear": linear(), "big": BIG, "spilling": SPILLING}[which]
+    solution = {
+        "softmax": softmax(),
+        "linear": linear(),
+        "big": BIG,
+        "spilling": SPILLING,
+        "root": softmax(changed("e = tl.exp(", "e = tl.sqrt(")),
+    }[which]
     definition = catalog.get(solution.definition).definition
     binding = language.check_contract(solution, definition)
     lengths = language._specialisations(binding, definition, [])
@@ -51,6 +57,10 @@ def test_a_real_kernel_passes_with_figures_that_can_be(arch: str, which: str) ->
     assert found.occupancy is not None
     assert 0 < found.occupancy.waves <= found.occupancy.of
     assert (found.scalar_registers is None) == (arch == "sm_90")
+
+
+def test_what_a_square_root_leaves_in_a_cubin_is_no_state() -> None:
+    assert report("sm_90", "root").problems == ()
 
 
 def test_the_figures_are_those_of_the_assembler() -> None:

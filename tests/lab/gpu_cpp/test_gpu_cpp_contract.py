@@ -186,7 +186,7 @@ def test_a_parameter_may_name_the_element_type() -> None:
         (HONEST.replace(", index_t N", ""), "has 3 parameters; they are x, y, M, N"),
         (HONEST.replace("index_t N", "index_t N, float* more"), "has 5 parameters"),
         (HONEST.replace("scale(", "other("), "extern is only for"),
-        (HONEST.replace(HEAD, ""), 'includes "retuned_device.h"'),
+        (HONEST.replace(HEAD, ""), 'must say #include "retuned_device.h"'),
     ],
 )  # fmt: skip
 def test_what_is_outside_the_contract_is_refused(text: str, says: str) -> None:

@@ -5,7 +5,7 @@ shared memory, scratch and calls to the host of code objects for AMD GPUs and of
 of an architecture's limits they leave.
 """
 
-from retuned.lab.audit.arch import ArchLimits, limits_of
+from retuned.lab.audit.arch import ArchLimits, known_architectures, limits_of
 from retuned.lab.audit.elf_file import ElfFile, ObjectUnreadable, read_bytes
 from retuned.lab.audit.facts import KernelFacts
 from retuned.lab.audit.occupancy import Occupancy, occupancy
@@ -29,6 +29,7 @@ __all__ = [
     "ObjectUnreadable",
     "Occupancy",
     "audit_object",
+    "known_architectures",
     "limits_of",
     "occupancy",
     "read_bytes",

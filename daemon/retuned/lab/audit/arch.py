@@ -108,6 +108,11 @@ _TABLE: Mapping[str, ArchLimits] = {
 }
 
 
+def known_architectures() -> tuple[str, ...]:
+    """Return the architectures whose limits are known."""
+    return tuple(_TABLE)
+
+
 def limits_of(arch: str) -> ArchLimits | None:
     """Return the limits of an architecture; None where this version has no numbers.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -29,9 +30,13 @@ _TABLES = {
     "__cudart_i2opi_f": 24,
     "__cudart_i2opi_d": 144,
     "__cudart_sin_cos_coeffs": 128,
-    "_$_str": 11,
 }
 """Constants of NVIDIA's mathematics: compilers put them beside variables; nothing writes there."""
+_ASKED = re.compile(r"_\$_str(_\$_\d{1,3})?")
+_ASKED_BYTES = frozenset(
+    len(name) + 1 for name in ("__CUDA_FTZ", "__CUDA_PREC_SQRT", "__CUDA_PREC_DIV", "__CUDA_ARCH")
+)
+"""Names that the same library asks its compiler about, left behind by square roots and others."""
 _UNIT = "__hip_cuid_"
 """One byte that clang gives every object for HIP, so that linkers tell them apart."""
 _NAMED = 5
@@ -261,6 +266,8 @@ def _is_compilers(symbol: Symbol) -> bool:
     """Whether a compiler put it there, and nothing writes to it."""
     if symbol.name.startswith(_UNIT):
         return symbol.size == 1
+    if _ASKED.fullmatch(symbol.name):
+        return symbol.size in _ASKED_BYTES
     return _TABLES.get(symbol.name) == symbol.size
 
 

@@ -142,7 +142,10 @@ def _checked_tokens(solution: Solution, names: Sequence[str]) -> list[str]:
                 code.append(line)
         tokens += tokens_of("\n".join(code))
     if not any('"' + HEADER + '"' in source.content for source in solution.sources):
-        raise ContractViolated(f'the source includes "{HEADER}"')
+        raise ContractViolated(
+            f'the source must say #include "{HEADER}": it brings indices, index_t, conversions and '
+            "vector loads for both vendors (docs/writing-a-candidate.md)"
+        )
     macros = _macros(solution)
     called = header_names() | MATH | ATOMICS | macros | _declared(tokens)
     called |= {str(value) for value in solution.params.values() if str(value).isidentifier()}

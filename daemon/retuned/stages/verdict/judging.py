@@ -161,7 +161,9 @@ def _judge_finalist(evidence: Evidence, settings: JudgeSettings) -> Verdict:
 
 
 def _is_impossible(shape: ShapeResult, settings: JudgeSettings) -> bool:
-    return shape.candidate_us < settings.physics_slack * shape.floor_us
+    """Whether it beat physics; a floor that the incumbent itself is below is none."""
+    slack = settings.physics_slack * shape.floor_us
+    return shape.candidate_us < slack <= shape.incumbent_us
 
 
 def _is_open(group: GroupTiming, timing: Timing, settings: JudgeSettings) -> bool:
