@@ -79,6 +79,8 @@ class ControlSocket:
     ------
     OSError
         If the socket cannot be bound.
+    RuntimeError
+        If there is no thread to serve it.
     """
 
     def __init__(
@@ -103,12 +105,19 @@ class ControlSocket:
         self._idled_at = time.monotonic()
         self._listener, self._identity = _bind(path)
         self._thread = threading.Thread(target=self._serve, name="retuned-control", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread to be had: a socket that nobody serves is worse than none
+            self._leave()
+            raise
 
     def close(self) -> None:
         """Stop listening and remove the socket; connections end by themselves."""
         self._closing.set()
         self._thread.join(timeout=2.0)
+        self._leave()
+
+    def _leave(self) -> None:
         self._listener.close()
         if _identity(self.path) == self._identity:  # else somebody else's lies there now
             self.path.unlink(missing_ok=True)

@@ -99,12 +99,12 @@ def _refuses(path: Path) -> bool:
 
 def _listener(path: Path) -> int | None:
     """Process that listens there, 0 for one of another container; None if there is none."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_WAIT_S)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_WAIT_S)
             probe.connect(str(path))
             size = struct.calcsize("3i")
             credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        except OSError as error:
-            return 0 if isinstance(error, (BlockingIOError, TimeoutError)) else None
+    except OSError as error:  # whatever else is wrong with it, who binds finds out
+        return 0 if isinstance(error, (BlockingIOError, TimeoutError)) else None
     return int(struct.unpack("3i", credentials)[0])
