@@ -9,12 +9,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_ci_says_itself_that_it_is_ci(tmp_path: Path) -> None:
-    make = tmp_path / "make"
-    make.write_text('#!/bin/sh\necho "$1 CI=$CI"\n')
+def run_ci(folder: Path, *, report: str) -> subprocess.CompletedProcess[str]:
+    """Run it with a ``make`` that only says what it was asked for, and writes a report."""
+    make = folder / "make"
+    make.write_text(
+        f'#!/bin/sh\necho "$1 CI=$CI"\n[ "$1" = test ] && printf %s \'{report}\' > "${{2#*=*=}}"\ntrue\n'
+    )
     make.chmod(0o755)
     env = {k: v for k, v in os.environ.items() if k != "CI"}
-    env["PATH"] = f"{tmp_path}:{env['PATH']}"
-    done = subprocess.run([ROOT / ".ci" / "run"], env=env, capture_output=True, text=True)
+    env["PATH"] = f"{folder}:{env['PATH']}"
+    return subprocess.run([ROOT / ".ci" / "run"], env=env, capture_output=True, text=True)
+
+
+def test_ci_says_itself_that_it_is_ci(tmp_path: Path) -> None:
+    done = run_ci(tmp_path, report='<testsuite failures="0"/>')
     assert done.stdout.splitlines() == ["check CI=true", "test CI=true"]
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
+
+
+def test_tests_that_end_without_their_report_are_not_green(tmp_path: Path) -> None:
+    done = run_ci(tmp_path, report="")
+    assert done.returncode == 1
+    assert "before their report" in done.stderr

@@ -245,7 +245,11 @@ def test_a_file_that_came_meanwhile_is_not_replaced_and_leaves_no_litter(tmp_pat
 def test_without_a_folder_all_is_on_stdout() -> None:
     body = json.loads(run("export", "softmax_n64"))
     assert body["definition"]["name"] == "softmax_n64"
-    assert {each["spec"]["language"] for each in body["solutions"]} == {"cpp", "triton"}
+    assert {each["spec"]["language"] for each in body["solutions"]} == {
+        "cpp",
+        "cuda",
+        "triton",
+    }
 
 
 def test_host_code_is_read_and_there_is_nothing_to_write(tmp_path: Path) -> None:
