@@ -180,3 +180,13 @@ def test_what_an_autotuner_tried_and_left_is_no_definition() -> None:
     assert found.kept == []
     (one,) = found.lifted
     assert one.own.variants[0].grid == ("cdiv(M, BLOCK_SIZE_M) * cdiv(N, BLOCK_SIZE_N)",)
+
+
+def test_a_constant_length_takes_no_name_that_an_argument_has() -> None:
+    launches = [live.rope(rows) for rows in (1, 7, 40)]
+    for launch in launches:
+        launch["source"] = launch["source"].replace("cos_ptr, sin_ptr", "cos_ptr, n32")
+        launch["source"] = launch["source"].replace("load(sin_ptr", "load(n32")
+        launch["params"][4]["name"] = "n32"
+    own = lifted(*launches).own
+    assert shapes(own)["n32"] == ("rows", "n32_")

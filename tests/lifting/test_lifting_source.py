@@ -171,6 +171,23 @@ def test_a_kernel_that_calls_itself_ends() -> None:
     assert flow(text("v = again(x)", before)).loaded == {"x"}
 
 
+def test_a_place_in_no_dimension_is_a_place_in_any() -> None:
+    assert flow(text().replace("program_id(0)", "program_id(True)")).placed == {0, 1, 2}
+
+
+def test_a_body_that_takes_too_long_to_follow_is_given_up() -> None:
+    """Each call with another set of arguments is looked at again: here, thousands of long ones."""
+    names = [f"a{i}" for i in range(11)]
+    calls = "".join(
+        f"    v = big({', '.join('x' if mask >> i & 1 else 'n' for i in range(11))})\n"
+        for mask in range(600)
+    )
+    before = f"@triton.jit\ndef big({', '.join(names)}):\n" + "    a0 = a0 + a1 * a2\n" * 400
+    before += "    return a0\n"
+    with pytest.raises(NotLifted, match="flow-too-deep"):
+        flow(text(calls.strip().replace("\n    ", "\n    "), before))
+
+
 def test_names_with_terminal_escapes_reach_nobody() -> None:
     launch = live.scale(7, kernel="evil\x1b]0;owned\x07:scale_kernel")
     outcome = lift_all([launch])

@@ -18,6 +18,7 @@ from retuned.lifting.values import NOTHING, UNKNOWN, Plain, Value, compared, mer
 from retuned.lifting.words import ATOMICS
 
 _MOST_CALLS = 4_000
+_MOST_WORK = 500_000
 _MOST_ROUNDS = 12
 _DEEPEST = 12
 
@@ -96,6 +97,8 @@ class _Follower:
         self.globals = {name: _literal(node) for name, node in source.constants.items()}
         self._answers: dict[tuple[object, ...], Value] = {}
         self._depth = 0
+        self.spent = 0
+        """Parts that were looked at."""
 
     def call(self, name: str, given: Mapping[str, Value]) -> Value:
         """Return what a function returns."""
@@ -200,6 +203,9 @@ class _Body:
             self._names[target.id] = merged([before, value]) if again and before else value
 
     def _value(self, node: ast.expr) -> Value:
+        self._follower.spent += 1
+        if self._follower.spent > _MOST_WORK:
+            raise NotLifted("flow-too-deep", detail="it takes too long to follow its arguments")
         if isinstance(node, ast.Constant):
             known = node.value
             return Value(known=known if isinstance(known, Plain) else UNKNOWN)
@@ -290,7 +296,8 @@ class _Body:
             return NOTHING
         if word == "program_id":
             axis = (args[0] if args else named.get("axis", NOTHING)).known
-            tags = frozenset({("pid", str(axis))}) if axis in (0, 1, 2) else _EVERY_PID
+            known = type(axis) is int and 0 <= axis <= 2
+            tags = frozenset({("pid", str(axis))}) if known else _EVERY_PID
             self._found.placed |= {int(dimension) for _, dimension in tags}
             return Value(tags)
         if word == "arange" or word in ("make_block_ptr", "full", "zeros"):

@@ -195,7 +195,7 @@ class _Explained:
             if len(set(programs)) == 1 or known:
                 continue
             label = ("rows", "rows_y", "rows_z")[dimension]
-            while label in self._ints or label in self._numels or label in self._constants:
+            while label in {*self._ints, *self._numels, *self._launches[0].constants}:
                 label += "_"
             wider = {**self._atoms, label: programs}
             found = self._product(column, wider, most=_MOST_FACTORS, whole=True, what=name)
@@ -225,8 +225,7 @@ class _Explained:
         found: list[tuple[tuple[str, ...], int]] = []
         for size in range(1 if len(set(column)) > 1 or not whole else 0, most + 1):
             for factors in combinations_with_replacement(names, size):
-                products = [prod(row) for row in zip(*(atoms[f] for f in factors), strict=True)]
-                times = _ratio(column, products or [1] * len(column))
+                times = _ratio(column, [atoms[f] for f in factors])
                 if times is not None and (whole or times == 1):
                     found.append((factors, times))
             if found and not whole:
@@ -251,9 +250,12 @@ class _Explained:
                 if length <= times and times % length == 0 and pool is self._atoms:
                     self._fix((one,))
                     return [*self._constant_axes(times // length, taken), one]
-        label = f"n{times}"
-        self._atoms.setdefault(label, (times,) * len(self._launches))
-        self._sources.setdefault(label, "const")
+        label, column = f"n{times}", (times,) * len(self._launches)
+        given = {*self._ints, *self._numels, *self._launches[0].constants}
+        while label in given:
+            label += "_"
+        self._atoms[label] = column
+        self._sources[label] = "const"
         return [label]
 
     def _fix(self, factors: Sequence[str]) -> None:
@@ -284,12 +286,14 @@ class _Explained:
             )
 
 
-def _ratio(column: Sequence[int], products: Sequence[int]) -> int | None:
-    """Return the whole number that every entry is of its product."""
-    first, rest = divmod(column[0], products[0])
+def _ratio(column: Sequence[int], factors: Sequence[Sequence[int]]) -> int | None:
+    """Return the whole number that every entry is of the product of its factors."""
+    first, rest = divmod(column[0], prod(factor[0] for factor in factors))
     if rest or first < 1:
         return None
-    same = all(first * product == each for each, product in zip(column, products, strict=True))
+    same = all(
+        first * prod(factor[at] for factor in factors) == each for at, each in enumerate(column)
+    )
     return first if same else None
 
 
