@@ -136,7 +136,7 @@ driver._names, driver.vendor, driver.device = gpu_driver._INTERFACES["amd"], "am
 driver._library, driver._broken = library, None
 calls = GraphCalls(driver)
 launch = pack(KernelParams(function=0, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0,
-                           arguments=(bytes(8),)), vendor="amd")
+                           arguments=(bytes(8),)), ((0, 8),), vendor="amd")
 for name, call in (
     ("nodes", lambda: calls.nodes(0)),
     ("kind", lambda: calls.is_kernel(0)),
@@ -192,8 +192,9 @@ def test_what_is_packed_comes_back(sizes: list[int], data: st.DataObject, vendor
         shared_bytes=data.draw(number),
         arguments=tuple(data.draw(st.binary(min_size=size, max_size=size)) for size in sizes),
     )
-    packed = pack(params, vendor=vendor)
-    assert unpack(packed.structure, check_layout(laid_out(sizes)), vendor=vendor) == params
+    layout = check_layout(laid_out(sizes))
+    packed = pack(params, layout, vendor=vendor)
+    assert unpack(packed.structure, layout, vendor=vendor) == params
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_a_node_with_fewer_arguments_than_its_kernel_is_refused() -> None:
     params = KernelParams(
         function=1, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, arguments=(bytes(8),)
     )
-    packed = pack(params, vendor="nvidia")
+    packed = pack(params, ((0, 8),), vendor="nvidia")
     room = (ctypes.c_void_p * 2)(ctypes.addressof(packed.held[0][0]), None)
     packed.structure.kernelParams = ctypes.addressof(room)
     with pytest.raises(Refused, match="fewer arguments"):

@@ -189,17 +189,20 @@ class GraphCalls:
         self._call(self._names.params, Handle(node), ctypes.byref(found))
         return found
 
-    def params(self, node: int) -> KernelParams:
+    def layout_at(self, node: int) -> Layout:
+        """Return how the arguments of a kernel node lie; raises as `layout`."""
+        found = self.raw_params(node)
+        return self.layout(found.func or 0, found.kern or 0 if self.vendor == "nvidia" else 0)
+
+    def params(self, node: int, layout: Layout) -> KernelParams:
         """Return a kernel node's launch with copies of its arguments.
 
         Raises
         ------
         Refused
-            ``layout-unknown``, ``layout-differs``, or as `DriverFailed`.
+            ``layout-differs``, or as `DriverFailed`.
         """
-        found = self.raw_params(node)
-        kernel = found.kern or 0 if self.vendor == "nvidia" else 0
-        return unpack(found, self.layout(found.func or 0, kernel), vendor=self.vendor)
+        return unpack(self.raw_params(node), layout, vendor=self.vendor)
 
     def attribute_of(self, node: int) -> str:
         """Return which attribute of a launch another kernel would have to share; else nothing."""

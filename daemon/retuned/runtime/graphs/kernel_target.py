@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from retuned.runtime.graphs.index import IndexedGraph, Site
-from retuned.runtime.graphs.structures import KernelParams
+from retuned.runtime.graphs.structures import KernelParams, Size
 from retuned.runtime.graphs.swap import Change
 from retuned.runtime.graphs.triton_notes import TritonLaunch
 from retuned.runtime.graphs.variants import learn_layout, null_scratch, triton_launch
@@ -85,9 +85,9 @@ class KernelTarget:
             ``not-compiled``, ``grid-unknown``, ``layout-differs``, ``arguments-unmatched`` or the
             reason for which the variant would not take the launch either.
         """
-        order, launch = self._order_at(site), site.launch
+        order, launch, key = self._order_at(site), site.launch, self._key_at(site)
         kernel = self._kernel_of(launch)
-        if order is None or kernel is None or launch is None:
+        if order is None or kernel is None or launch is None or key is None:
             raise Refused("not-prepared", detail="the order was taken back this moment")
         variant = order.variant
         if not isinstance(variant, KernelVariant):
@@ -96,7 +96,7 @@ class KernelTarget:
             raise Refused("arguments-unmatched", detail="the node launches another kernel")
         call = _call_of(kernel, launch)
         plan = variant._plan(kernel)
-        compiled, grid = _ready(variant, plan, call)
+        compiled, grid = _ready(variant, plan, call, key)
         function, block, shared_bytes = triton_launch(compiled)
         learn_layout(graph.calls, compiled)
         arguments = _arguments(plan._arguments, launch, call, compiled, original)
@@ -123,16 +123,20 @@ class KernelTarget:
         return None
 
     def _order_at(self, site: Site) -> Swapped | None:
+        key = self._key_at(site)
+        return None if key is None else self._serves(key)
+
+    def _key_at(self, site: Site) -> Key | None:
+        """Return the lengths of a node's launch; None where it has none: it is the original's."""
         kernel = self._kernel_of(site.launch)
         if kernel is None or site.launch is None:
             return None
         try:
-            key = key_reader(self._slot.rule, self._slot.spec, kernel)(
+            return key_reader(self._slot.rule, self._slot.spec, kernel)(
                 _call_of(kernel, site.launch)
             )
         except (Refused, *_ODD):
-            return None  # a launch without such lengths is the original's
-        return self._serves(key)
+            return None
 
 
 def _call_of(kernel: Kernel, launch: TritonLaunch) -> Call:
@@ -147,7 +151,7 @@ def _never(*_: object, **__: object) -> Any:  # noqa: ANN401 - nothing comes bac
     raise Refused("not-launched", detail="a launch that was recorded is not made again")
 
 
-def _ready(variant: KernelVariant, plan: Any, call: Call) -> tuple[Any, tuple[int, int, int]]:  # noqa: ANN401
+def _ready(variant: KernelVariant, plan: Any, call: Call, key: Key) -> tuple[Any, Size]:  # noqa: ANN401
     """Return the variant's compiled code and grid for a launch."""
     signature = plan.signature(call)
     if isinstance(signature, Ineligible):
@@ -162,12 +166,20 @@ def _ready(variant: KernelVariant, plan: Any, call: Call) -> tuple[Any, tuple[in
     if problem is not None:
         raise Refused(problem.reason, detail="the variant would not take this launch")
     try:
-        grid = plan.grid(call)
+        grid = _grid(plan, call, ready, key)
     except _ODD as error:
         raise Refused("grid-unknown", detail=repr(error)[:300]) from error
     if isinstance(grid, Ineligible):
         raise Refused(grid.reason, detail="the variant's grid is none")
     return ready.compiled, grid
+
+
+def _grid(plan: Any, call: Call, ready: Any, key: Key) -> Any:  # noqa: ANN401 - of interception
+    if not hasattr(plan, "fits"):
+        return plan.grid(call, ready)
+    if not plan.fits(call, ready, key):
+        raise Refused("other-arguments", detail="the launch is not what the definition says")
+    return plan.grid(call, ready, key)
 
 
 def _arguments(

@@ -97,6 +97,8 @@ class Packed:
     """Of the vendor; to be handed to the driver by reference."""
     held: tuple[Any, ...]
     """Buffers that must live as long."""
+    layout: Layout
+    """How the kernel's arguments lie."""
 
 
 def structure_of(vendor: str) -> type[ctypes.Structure]:
@@ -104,7 +106,7 @@ def structure_of(vendor: str) -> type[ctypes.Structure]:
     return CudaKernelNodeParams if vendor == "nvidia" else HipKernelNodeParams
 
 
-def pack(params: KernelParams, *, vendor: str) -> Packed:
+def pack(params: KernelParams, layout: Layout, *, vendor: str) -> Packed:
     """Lay out a launch for the driver."""
     values = [ctypes.create_string_buffer(value, len(value)) for value in params.arguments]
     table = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
@@ -118,7 +120,7 @@ def pack(params: KernelParams, *, vendor: str) -> Packed:
         found.kern, found.ctx = params.kernel or None, params.context or None
     else:
         found.gridDim, found.blockDim = Dim3(*params.grid), Dim3(*params.block)
-    return Packed(params, found, (values, table))
+    return Packed(params, found, (values, table), layout)
 
 
 def unpack(structure: Any, layout: Layout, *, vendor: str) -> KernelParams:  # noqa: ANN401 - a ctypes structure

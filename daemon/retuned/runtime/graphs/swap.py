@@ -112,7 +112,7 @@ def prepare(graph: IndexedGraph, site: Site, change: Change | None) -> Step | No
         return None
     original = original_of(graph, site)
     old = site.now or original
-    new = original if change is None else _packed(graph, original.params, change)
+    new = original if change is None else _packed(graph, original, change)
     if new.params == old.params:
         return None
     mark, keeps = (None, ()) if change is None else (change.mark, change.keeps)
@@ -132,7 +132,9 @@ def original_of(graph: IndexedGraph, site: Site) -> Packed:
         raise Refused("graph-broken", detail=f"it could not be restored: {graph.broken}")
     if site.original is None:
         _check_replaceable(graph, site)
-        site.original = pack(graph.calls.params(site.node), vendor=graph.calls.vendor)
+        calls, node = graph.calls, site.node
+        layout = calls.layout_at(node)
+        site.original = pack(calls.params(node, layout), layout, vendor=calls.vendor)
     return site.original
 
 
@@ -178,15 +180,15 @@ def _check_replaceable(graph: IndexedGraph, site: Site) -> None:
     graph.calls.check_edges(site.node)
 
 
-def _packed(graph: IndexedGraph, original: KernelParams, change: Change) -> Packed:
+def _packed(graph: IndexedGraph, original: Packed, change: Change) -> Packed:
     calls = graph.calls
     layout = calls.layout(change.function)
     if change.arguments is None:
-        theirs = calls.layout(original.function, original.kernel)
-        if theirs != layout:
-            detail = f"its arguments lie at {_shown(theirs)}, the variant's at {_shown(layout)}"
+        if original.layout != layout:
+            theirs = _shown(original.layout)
+            detail = f"its arguments lie at {theirs}, the variant's at {_shown(layout)}"
             raise Refused("layout-differs", detail=detail)
-        arguments = original.arguments
+        arguments = original.params.arguments
     else:
         arguments = change.arguments
         sizes = [size for _, size in layout]
@@ -196,7 +198,7 @@ def _packed(graph: IndexedGraph, original: KernelParams, change: Change) -> Pack
     _check_values(arguments, change)
     _check_geometry(change)
     made = replace(
-        original,
+        original.params,
         function=change.function,
         kernel=0,
         context=0,
@@ -205,7 +207,7 @@ def _packed(graph: IndexedGraph, original: KernelParams, change: Change) -> Pack
         shared_bytes=change.shared_bytes,
         arguments=arguments,
     )
-    return pack(made, vendor=calls.vendor)
+    return pack(made, layout, vendor=calls.vendor)
 
 
 def _check_values(arguments: Sequence[bytes], change: Change) -> None:
@@ -235,7 +237,7 @@ def _change(graph: IndexedGraph, group: Sequence[Step]) -> None:
                 graph.calls.set_exec(instance, step.site.node, step.new)
             touched += 1  # a node that the instance has refused is as it was
             graph.calls.set_node(step.site.node, step.new)
-            _read_back(graph, step.site.node, step.new.params)
+            _read_back(graph, step.site.node, step.new)
     except Refused:
         for step in group[:touched]:
             _restore(graph, step, instance=instance)
@@ -262,8 +264,8 @@ def _undo(graph: IndexedGraph, group: Sequence[Step]) -> None:
         _broken(graph, error)
 
 
-def _read_back(graph: IndexedGraph, node: int, wanted: KernelParams) -> None:
-    found = graph.calls.params(node)
+def _read_back(graph: IndexedGraph, node: int, packed: Packed) -> None:
+    found, wanted = graph.calls.params(node, packed.layout), packed.params
     if _essence(found, wanted) != _essence(wanted, wanted):
         raise Refused("not-applied", detail=f"the node launches {_brief(found)} after the change")
 
