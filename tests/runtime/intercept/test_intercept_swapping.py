@@ -237,6 +237,39 @@ def test_the_rows_are_read_from_the_grid(world: World, interpreted: bool) -> Non
     assert state["launches"] == [[[3, 8], 3], [[5, 8], 1]]
 
 
+def test_a_launch_whose_arguments_are_not_the_definitions_is_the_servers(
+    world: World, interpreted: bool
+) -> None:
+    for n in (100, 96):
+        launch_affine(n)
+    rule = {"code": "live", "axes": {"N": "param:n"}}
+    delivered = world.live_affine(
+        intercept=rule | {"ints": {"n": "N // 4 * 4"}, "numels": {"x_ptr": "N"}},
+        grid=["cdiv(N, BLOCK)"],
+    )
+    world.swap(delivered)
+    for n in (100, 100, 96, 96, 99):
+        right(interpreted, launch_affine(n))
+    x, y = torch.ones(128), torch.zeros(128)
+    strangers.affine[cdiv_grid(100)](x, y, 100, 0.5, BLOCK=16)  # a larger tensor
+    sample = world.sample()
+    assert sample["swapped_launches"] == 4
+    assert sample["ineligible_launches"] == {"not-compiled": 1, "other-arguments": 1}
+
+
+def test_a_canary_of_nobody_is_only_shadowed(world: World, interpreted: bool, device: Any) -> None:
+    launch_affine(100)
+    delivered = world.live_affine()
+    step = {"fraction": 0.0, "min_seconds": 0, "min_checks": 1}
+    world.swap(delivered, canary=[step, step | {"fraction": 1.0}], shadow_every=1)
+    for _ in range(4):
+        right(interpreted, launch_affine(100))
+    sample = world.sample()
+    assert (sample["swapped_launches"], sample["errors"]) == (0, 0)
+    assert sample["shadow_checks"] >= 1
+    assert sample["shadow_mismatches"] == 0
+
+
 def test_memory_that_is_read_and_written_is_never_changed_twice(
     world: World, interpreted: bool
 ) -> None:

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retuned.runtime.grid import Grid, parse_grid
+from retuned.runtime.grid import Grid, parse_expression, parse_grid
 from retuned.runtime.inforce import Ineligible
 from retuned.runtime.intercept.arguments import ALIGN, Observation, dtype_name, is_pointer
 from retuned.runtime.intercept.call import Call, GridNumbers
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.rules import Known, LaunchRule, known_names
-from retuned.runtime.spec import Refused
+from retuned.runtime.spec import Key, Refused, Spec
 from retuned.runtime.triton_bind import LAUNCH_OPTIONS
 from retuned.runtime.triton_source import check_source
 
@@ -41,14 +41,16 @@ Signature = tuple[Any, ...]
 class Ready:
     """Compiled code of one signature."""
 
-    __slots__ = ("compiled", "count", "grid", "runners")
+    __slots__ = ("compiled", "count", "fits", "grids", "runners")
 
     def __init__(self, compiled: Any) -> None:  # noqa: ANN401 - triton.CompiledKernel or None
         self.compiled = compiled
         self.count = 0
         """Launches of the variant under this signature."""
-        self.grid: GridNumbers | None = None
-        """Where the signature decides it."""
+        self.fits: dict[Key, bool] = {}
+        """Whether launches of these lengths, and elements, are of the definition."""
+        self.grids: dict[Key, GridNumbers] = {}
+        """The variant's grids, where lengths and signature decide them."""
         self.runners: dict[GridNumbers, Any] = {}
 
 
@@ -61,6 +63,8 @@ class Plan:
         Of the server.
     rule
         How the artifact binds.
+    spec
+        Definition of the artifact.
     params
         Constexprs and options of the variant.
     grid
@@ -81,6 +85,7 @@ class Plan:
         kernel: Kernel,
         rule: LaunchRule,
         *,
+        spec: Spec,
         params: Mapping[str, int | str],
         grid: Sequence[str],
         entry: str | None = None,
@@ -110,13 +115,21 @@ class Plan:
             self._bind_source(rule, check_source(source, entry=entry).parameters, constants)
         numbers = {name: value for name, value in constants.items() if isinstance(value, int)}
         self._numbers = numbers
-        names = {*known_names(kernel), *numbers}
+        axes = [name for name, _ in spec.axes]
+        names = {*known_names(kernel), *numbers, *axes}
         self._grid: Grid | None = parse_grid(grid, names) if grid else None
         if self._grid is None and not rule.keeps_grid:
             raise Refused("grid-invalid", detail="neither a rule nor 'kept' says the grid")
         self._scalars = self._other_places()
         used = set(self._grid.names) if self._grid is not None else set()
-        own = {each.name for each in kernel.parameters} | numbers.keys()
+        own = {*order, *numbers, *axes}
+        self._spec = spec
+        self._ints = [
+            (order[n], parse_expression(rule.ints[n], axes)) for n in _in(order, rule.ints)
+        ]
+        self._numels = [
+            (order[n], parse_expression(rule.numels[n], axes)) for n in _in(order, rule.numels)
+        ]
         self._settled = self._grid is not None and used <= own
         idle = sorted(constants.keys() - self._taken - used)
         if idle:
@@ -203,14 +216,37 @@ class Plan:
             numbers += self._options(call.kwargs)
         return tuple(numbers)
 
-    def grid(self, call: Call, ready: Ready) -> GridNumbers | Ineligible:
+    def fits(self, call: Call, ready: Ready, key: Key) -> bool:
+        """Whether all arguments are what the definition says at these lengths."""
+        try:
+            mark = (*key, *[call.values()[place].numel() for place, _ in self._numels])
+        except AttributeError:
+            return False
+        found = ready.fits.get(mark)
+        return self._fits(call, ready, key, mark) if found is None else found
+
+    def _fits(self, call: Call, ready: Ready, key: Key, mark: Key) -> bool:
+        values, lengths = call.values(), self._spec.lengths(key)
+        try:
+            found = all(values[place] == text(lengths) for place, text in self._ints)
+            found = found and all(values[p].numel() == text(lengths) for p, text in self._numels)
+        except (Refused, AttributeError, TypeError):
+            found = False
+        if len(ready.fits) >= MAX_RUNNERS:
+            ready.fits.clear()
+        ready.fits[mark] = found
+        return found
+
+    def grid(self, call: Call, ready: Ready, key: Key) -> GridNumbers | Ineligible:
         """Return the programs of the variant's launch."""
         try:
             if self._grid is None:
                 return call.grid_for(self.changed)
-            found = self._grid.at(Known(call, self._numbers))
+            found = self._grid.at(Known(call, {**self._spec.lengths(key), **self._numbers}))
             if self._settled:
-                ready.grid = found
+                if len(ready.grids) >= MAX_RUNNERS:
+                    ready.grids.clear()
+                ready.grids[key] = found
             return found
         except (Refused, ValueError, TypeError, KeyError):
             return _GRID
@@ -316,6 +352,12 @@ class Plan:
                 for (name, _), (_, names) in self.jit.used_global_vals.items()
             ]
         self.ready[signature] = Ready(compiled)
+
+
+def _in(order: Mapping[str, int], names: Mapping[str, str]) -> list[str]:
+    for name in names:
+        _place(order, name)
+    return list(names)
 
 
 def _place(order: Mapping[str, int], name: str) -> int:

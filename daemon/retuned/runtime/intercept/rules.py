@@ -7,15 +7,18 @@
       "code": "live" | "artifact",        other parameters of the server's code, or another source
       "axes": {"M": "grid_0", "N": "n_cols"},                    length of each variable axis
       "dtypes": {"x_ptr": "float16", ...},                       of every pointer
-      "constexprs": {"HAS_BIAS": false, ...},                    that the launch must have
+      "constexprs": {"HAS_BIAS": false, "eps": 1e-6},       constexprs and numbers it must have
+      "ints": {"stride": "N"},            whole arguments it must have, over the axes
+      "numels": {"x_ptr": "M * N"},       elements that tensors must have, over the axes
       "stores": {"y_ptr": "write" | "update"},                   pointers it stores to
       "bind": {"x": "x_ptr"},             parameter of the variant -> of the kernel; same by default
       "grid": "kept"                      if the server's own grid holds for the variant
     }
 
 ``params`` of the artifact are the variant's constexprs and options; its ``grid`` is a rule over the
-launch's integers and constexprs (the variant's first), its axes, ``grid_0`` to ``grid_2`` of the
-server's own launch and ``numel_<pointer>``. What a launch does not fulfil makes it the server's.
+axes, the launch's integers and constexprs (the variant's first), ``grid_0`` to ``grid_2`` of the
+server's own launch and ``numel_<pointer>``. An axis may also be written ``param:NAME`` or
+``grid:0``. What a launch does not fulfil makes it the server's.
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _KERNEL = re.compile(r"[^\x00-\x1f\x7f]{1,512}\Z")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _FIELDS = frozenset(
-    ("kernel", "source_digest", "code", "axes", "dtypes", "constexprs", "stores", "bind", "grid")
+    (
+        *("kernel", "source_digest", "code", "axes", "dtypes", "constexprs", "ints", "numels"),
+        *("stores", "bind", "grid"),
+    )
 )
 _MAX_ENTRIES = 128
 GRID_NAMES = ("grid_0", "grid_1", "grid_2")
@@ -58,6 +64,10 @@ class LaunchRule:
     """Pointer -> element type."""
     constexprs: Mapping[str, Any]
     """Constexpr -> the value it must have."""
+    ints: Mapping[str, str]
+    """Whole argument -> expression over all axes that it must equal."""
+    numels: Mapping[str, str]
+    """Pointer -> expression over all axes: elements its tensor must have."""
     stores: Mapping[str, str]
     """Pointer that is stored to -> ``write``, or ``update`` if it is read too."""
     bind: Mapping[str, str]
@@ -93,7 +103,9 @@ def parse_rule(body: object) -> LaunchRule:
         kernel=kernel,
         source_digest=digest,
         live=code == "live",
-        axes=_names(body, "axes", lambda value: isinstance(value, str)),
+        axes={name: _shown(text) for name, text in _names(body, "axes", _is_text).items()},
+        ints=_names(body, "ints", _is_text),
+        numels=_names(body, "numels", _is_text),
         dtypes=dtypes,
         constexprs=_names(body, "constexprs", _is_plain),
         stores=stores,
@@ -182,6 +194,18 @@ def _names(body: Mapping[str, Any], field: str, fits: Callable[[Any], bool]) -> 
         if not isinstance(name, str) or not _NAME.match(name) or not fits(each):
             raise _invalid(field, f"holds {str(name)[:80]!r}, which is not as it must be")
     return dict(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _shown(text: str) -> str:
+    """Return where an axis shows, as an expression."""
+    kind, found, name = text.partition(":")
+    if not found or kind not in ("param", "grid"):
+        return text
+    return name if kind == "param" else f"grid_{name}"
 
 
 def _is_plain(value: object) -> bool:

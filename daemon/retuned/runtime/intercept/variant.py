@@ -35,6 +35,7 @@ MAX_CODES = 256
 MAX_PLANS = 64
 """Kernels of one identity and source that one variant follows; a server may make them anew."""
 _UNBOUND = Ineligible("arguments")
+_OTHER = Ineligible("other-arguments")
 _TOO_MANY = Ineligible("too-many-kernels")
 
 
@@ -169,6 +170,7 @@ class KernelVariant:
             plan = self._plans[kernel] = Plan(
                 kernel,
                 self._rule,
+                spec=self._artifact.spec,
                 params=self._artifact.params,
                 grid=self._artifact.grid,
                 entry=None if self._rule.live else self._artifact.entry,
@@ -187,7 +189,6 @@ class KernelVariant:
 
     def launcher(self, key: Key) -> Launch:
         """Return what launches in place of the server's code."""
-        del key  # the signature says more
 
         def launch(inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401 - the launch, or Ineligible
             call: Call = inputs[0]
@@ -196,14 +197,13 @@ class KernelVariant:
             except ValueError:
                 return _UNBOUND
             if call.spare is not None:  # timed, after its check: the server has its answer
-                return self._run(call, call.spare, serve=False)
-            return self._run(call, values, serve=True)
+                return self._run(call, call.spare, key=key, serve=False)
+            return self._run(call, values, key=key, serve=True)
 
         return launch
 
     def checked_launcher(self, key: Key) -> Launch:
         """Return what launches into copies, and has the server's code launch into others."""
-        del key
 
         def launch(inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401 - copies, or Ineligible
             call: Call = inputs[0]
@@ -217,7 +217,7 @@ class KernelVariant:
             if isinstance(copies, Ineligible):
                 return copies
             values, ours = copies.make()
-            problem = self._run(call, values, serve=False)
+            problem = self._run(call, values, key=key, serve=False)
             if isinstance(problem, Ineligible):
                 return problem
             call.spare = values
@@ -252,7 +252,7 @@ class KernelVariant:
             self._met[kernel] = None
         return NOT_COMPILED
 
-    def _run(self, call: Call, values: Sequence[Any], *, serve: bool) -> Any:  # noqa: ANN401
+    def _run(self, call: Call, values: Sequence[Any], *, key: Key, serve: bool) -> Any:  # noqa: ANN401
         plan = self._plans.get(call.kernel)
         if plan is None:
             return self._unplanned(call.kernel)
@@ -269,7 +269,9 @@ class KernelVariant:
             self._ask(call, signature)
             return NOT_COMPILED
         problem = plan.hindrance(call)
-        grid = problem or ready.grid or plan.grid(call, ready)
+        if problem is None and not plan.fits(call, ready, key):
+            problem = _OTHER
+        grid = problem or ready.grids.get(key) or plan.grid(call, ready, key)
         if isinstance(grid, Ineligible):
             return grid
         plan.launch(ready, call, values, grid)
