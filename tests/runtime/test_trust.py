@@ -14,6 +14,7 @@ import pytest
 
 from retuned.adapters.artifact_folder import sign_artifact
 from retuned.adapters.signing import Ed25519Notary
+from retuned.runtime import epochs
 from retuned.runtime.artifact import read_artifact
 from retuned.runtime.host import Host
 from retuned.runtime.slots import Slot
@@ -326,3 +327,26 @@ def test_a_server_with_a_key_prepares_what_is_signed_and_nothing_else(
     host.answer({"op": "commit", "order": order()})
     (folder / SIGNATURE_FILE).unlink()
     assert host.answer(request)["already"] is True, "what is loaded is loaded"
+
+
+def test_what_is_prepared_and_never_committed_is_dropped_when_its_lease_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOADERS, "rehearsed", Rehearsed)
+    host = Host("test", trust=Trust())
+    host.add(Slot(DEFINITION, lambda x: x))
+    request = {"op": "prepare", "order": order(), "artifact_dir": str(folder)}
+    standing = {"op": "standing", "order": order()}
+    host.answer(request)
+    host.housekeeping()
+    assert host.answer(standing)["standing"] == "prepared"
+    monkeypatch.setattr(epochs, "PREPARED_FOR_S", -1.0)
+    host.housekeeping()
+    assert host.answer(standing)["standing"] == "unprepared"
+    with pytest.raises(Refused, match="not-prepared"):
+        host.answer({"op": "commit", "order": order()})
+    host.answer(request)
+    host.answer({"op": "commit", "order": order()})
+    host.housekeeping()
+    assert host.answer(standing)["standing"] == "committed", "what was committed has no lease"
+    assert host.answer({"op": "abort", "order": order()}) == {"dropped": False, "committed": True}

@@ -160,9 +160,10 @@ class Host:
         self._supervision.tend()
         for seat in list(self._seats.values()):
             seat.packed.pack_pending()
-            for digest in seat.ledger.expired():
-                log.info("%s: %s was never committed", seat.slot.spec.name, digest)
-                _drop(seat, digest)
+            with seat.lock:
+                for digest in seat.ledger.expired():
+                    log.info("%s: %s was never committed", seat.slot.spec.name, digest)
+                    _drop(seat, digest)
             if seat.reservoir is not None:
                 seat.reservoir.settle()
             for variant in list(seat.resident.values()):
