@@ -121,6 +121,9 @@ def test_a_generator_starts_from_the_solution_and_its_winner_is_measured(attempt
     search = Search(makers={"given": make}, seconds=60.0, candidates=1)
     outcome = attempt("level1/4_matmul", "slow/4_matmul.cpp", search=search)
     assert outcome.correct, outcome.detail
+    assert outcome.generator is not None
+    kept = Solution.model_validate(outcome.generator.pop("found"))
+    assert (kept.digest, kept.sources) == (better.digest, better.sources)
     assert outcome.generator == {
         "names": ["given"], "candidates": 1, "verdicts": {"faster": 1},
     }  # fmt: skip

@@ -116,7 +116,8 @@ class Outcome(Record):
     solution: Digest | None = None
     """Digest of the kernel that was measured."""
     generator: dict[str, object] | None = None
-    """Who looked for something faster, how many were tried, and their verdicts."""
+    """Who looked for something faster, how many were tried, their verdicts, and under ``found`` the
+    kernel that was measured: the start where nothing was faster."""
     tensors: dict[str, list[dict[str, object]]] = Field(default_factory=dict)
     """Inputs, weights and outputs of the problem, in launch order."""
     axes: tuple[int, ...] = ()
@@ -263,6 +264,7 @@ class KernelBench:
                 "names": list(settings.search.makers),
                 "candidates": improved.candidates,
                 "verdicts": dict(improved.verdicts),
+                "found": solution.model_dump(mode="json", exclude_defaults=True),
             }
         return found.model_copy(update=extra)
 
