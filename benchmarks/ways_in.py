@@ -32,7 +32,10 @@ import retuned.runtime.site
 
 RESULT = Path(__file__).resolve().parent / "results" / "ways_in.json"
 SITE = str(Path(retuned.runtime.site.__file__).parent)
-IMPORTED = ("ast", "ctypes", "dataclasses", "hashlib", "inspect", "json", "logging", "typing")
+IMPORTED = (
+    *("ast", "concurrent.futures", "ctypes", "dataclasses", "email.message", "hashlib"),
+    *("importlib.metadata", "importlib.resources", "inspect", "json", "logging", "socket"),
+)
 WITH = {"RETUNED_SOCKET_DIR": "/nowhere"}
 
 
