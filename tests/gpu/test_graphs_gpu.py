@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +23,14 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
+from tests.runtime.intercept.test_intercept_swapping import World  # noqa: E402
+
 from retuned.runtime.graphs import process  # noqa: E402
 from retuned.runtime.graphs.following import Graphs  # noqa: E402
 from retuned.runtime.graphs.index import IndexedGraph, Site  # noqa: E402
 from retuned.runtime.graphs.swap import Change, apply, original_of, prepare  # noqa: E402
 from retuned.runtime.graphs.variants import triton_launch  # noqa: E402
+from retuned.runtime.intercept.hook import Interceptor  # noqa: E402
 from retuned.runtime.spec import Refused  # noqa: E402
 
 _GPU = bool(torch.cuda.is_available()) and not triton.knobs.runtime.interpret
@@ -204,6 +208,63 @@ def test_every_kernel_node_of_pytorch_can_be_read_and_put_back(graphs: Graphs) -
                 calls.set_exec(model.graph.instance(), site.node, packed)
     assert set(reasons) <= {"launch-attribute", "programmatic-edge", "layout-unknown"}, reasons
     assert model.added() == before
+
+
+DEFINITION = {
+    "name": "lifted_add",
+    "op_type": "lifted",
+    "axes": {"N": {"type": "var"}},
+    "inputs": {"x_ptr": {"shape": ["N"], "dtype": "float32"}},
+    "outputs": {"y_ptr": {"shape": ["N"], "dtype": "float32"}},
+}
+OTHER = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_other(out, x, n, TILE: tl.constexpr):
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = at < n
+    tl.store(out + at, tl.load(x + at, mask=inside) + 3, mask=inside)
+"""
+
+
+def test_an_order_for_an_intercepted_kernel_reaches_graphs_captured_before(
+    graphs: Graphs, tmp_path: Path
+) -> None:
+    hook = Interceptor()
+    hook.install()
+    world = World(hook, tmp_path)
+    try:
+        model = Model(graphs)
+        assert model.added() == 8.0
+        delivered = world.artifact(
+            "add_two",
+            definition=DEFINITION,
+            source=OTHER,
+            entry="add_other",
+            params={"TILE": 512, "num_warps": 8},
+            grid=["cdiv(n, TILE)"],
+            intercept={
+                "code": "artifact",
+                "axes": {"N": "n"},
+                "constexprs": {"BLOCK": 256},
+                "bind": {"x": "x_ptr", "out": "y_ptr"},
+            },
+        )
+        world.swap(delivered, "lifted_add")
+        (slot,) = world.host.answer({"op": "slots"})["slots"]
+        assert slot["graph"]["unreachable"] == {}
+        assert slot["graph"]["swapped"] >= 4
+        assert model.added() == 12.0
+        assert world.sample()["graph_launches"] >= 4
+        late = Model(graphs)
+        assert late.added() == 12.0, "captured under the order, and swapped at once"
+        world.back("lifted_add")
+        assert (model.added(), late.added()) == (8.0, 8.0)
+    finally:
+        world.host.reset()
+        hook.uninstall()
 
 
 # --- what it costs --------------------------------------------------------------------------------
