@@ -166,20 +166,15 @@ def _ready(variant: KernelVariant, plan: Any, call: Call, key: Key) -> tuple[Any
     if problem is not None:
         raise Refused(problem.reason, detail="the variant would not take this launch")
     try:
-        grid = _grid(plan, call, ready, key)
+        fits = plan.fits(call, ready, key)
+        grid = plan.grid(call, ready, key)
     except _ODD as error:
         raise Refused("grid-unknown", detail=repr(error)[:300]) from error
+    if not fits:
+        raise Refused("other-arguments", detail="the launch is not what the definition says")
     if isinstance(grid, Ineligible):
         raise Refused(grid.reason, detail="the variant's grid is none")
     return ready.compiled, grid
-
-
-def _grid(plan: Any, call: Call, ready: Any, key: Key) -> Any:  # noqa: ANN401 - of interception
-    if not hasattr(plan, "fits"):
-        return plan.grid(call, ready)
-    if not plan.fits(call, ready, key):
-        raise Refused("other-arguments", detail="the launch is not what the definition says")
-    return plan.grid(call, ready, key)
 
 
 def _arguments(
