@@ -91,8 +91,16 @@ def test_another_source_is_refused_where_the_incumbent_is_the_oracle(
     assert "no reference" in checks[-1].detail
 
 
-def test_the_incumbent_ran_behind_walls_and_evidence_says_so(bay: tuple[Bay, Entry]) -> None:
-    said = bay[0].isolation
+def test_the_incumbent_that_is_the_oracle_ran_in_a_child_and_evidence_says_how(
+    bay: tuple[Bay, Entry],
+) -> None:
+    opened, entry = bay
+    inputs = entry.inputs({"n_elements": 9}, seed=1, family="randn")
+    answer = entry.reference(inputs, {"n_elements": 9})
+    x = inputs["x_ptr"].astype("float64")
+    assert abs(answer["out_ptr"] - (0.5 * x + x * x)).max() < 1e-5
+    assert entry.reference_confined_by() is not None
+    said = opened.isolation
     assert said.reference_confined_by or any("reference" in each for each in said.missing)
 
 
