@@ -209,10 +209,10 @@ def test_eight_threads_and_a_thousand_changes_give_no_wrong_answer_and_lose_no_l
     ran = answers.count("variant")
     assert ran + answers.count("original") == len(answers) == slot.total()
     assert ran == swapped.swapped_launches
-    # of each change eight launches at most are decided by the table before, and each table may be
-    # one off where it begins and where it ends
-    assert abs(ran - expected) <= 1_000 * (8 + 2)
-    assert len(answers) > 1_000
+    # each table may be one off where it begins and where it ends, in either direction, and a launch
+    # that is under way is decided by the table before: together far less than one a change
+    assert abs(ran - expected) <= 1_000
+    assert len(answers) > 10_000
 
 
 @pytest.mark.parametrize("share", [10, 250, 999])
