@@ -12,7 +12,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 collect_ignore = ["data"]
-"""What hostile kernels and problems hold would run: doctests are looked for by importing modules."""
+"""Doctests are looked for by importing modules, and hostile kernels and problems would run."""
 _skipped_shared: list[str] = []
 
 # CI asks the same questions every time, so that it refuses a change and not a coincidence; whoever
