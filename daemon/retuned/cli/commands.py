@@ -10,6 +10,7 @@ import typer
 
 from retuned.cli import (
     analyze,
+    attach,
     audit,
     bench,
     dataset,
@@ -63,6 +64,7 @@ app.command("diff")(analyze.diff)
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("validate")(validate.validate)
+app.command("attach")(attach.attach)
 app.command("audit")(audit.audit)
 for command in (
     review.proposals,
