@@ -40,7 +40,7 @@ def attach(
 
     Every Python process that inherits the variables joins once it imports PyTorch, Triton, vLLM or
     SGLang; others are left alone. RETUNED_RUNTIME=off switches all of it off. Interpreters started
-    with -S, -E or -I are not reached. ``eval "$(retuned attach --print-env)"`` sets the same for
+    with -S, -E or -I are not reached. `eval "$(retuned attach --print-env)"` sets the same for
     what is started later.
     """
     if bool(command) == (print_env or as_json):
