@@ -24,7 +24,7 @@ _LONGEST_NAME = len("/4194304-00000000.sock")
 
 def attach(
     command: Annotated[
-        list[str] | None, typer.Argument(help="The server's command, after ``--``.")
+        list[str] | None, typer.Argument(help="The server's command, after --.")
     ] = None,
     print_env: Annotated[
         bool, typer.Option("--print-env", help="Print what to set, and run nothing.")
