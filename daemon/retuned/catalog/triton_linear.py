@@ -114,7 +114,7 @@ SPLIT_K = space(
         "BLOCK_K": (64, 128, 256, 512),
         "SPLITS": (2, 4, 8, 16),
         "num_warps": (1, 2, 4, 8),
-        "num_stages": (1, 2, 3),
+        "num_stages": (2, 3),
     },
     starts=lambda _axes: (
         {"BLOCK_N": 16, "BLOCK_K": 256, "SPLITS": 4, "num_warps": 4, "num_stages": 3},
