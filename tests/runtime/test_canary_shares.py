@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,6 +178,16 @@ def test_time_at_a_fraction_counts_from_its_change() -> None:
     assert (live.fraction, live.seconds) == (0.5, 0.0)
 
 
+@pytest.fixture
+def brisk() -> Iterator[None]:
+    """Let threads take turns fifty times as often as usual."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(usual_s)
+
+
+@pytest.mark.usefixtures("brisk")
 def test_eight_threads_and_a_thousand_changes_give_no_wrong_answer_and_lose_no_launch() -> None:
     """Every answer is one kernel's or the other's, and as many are the variant's as it says."""
     slot = Slot(DEFINITION, lambda _: "original")
@@ -199,6 +211,10 @@ def test_eight_threads_and_a_thousand_changes_give_no_wrong_answer_and_lose_no_l
         share = chance.choice(shares)
         swapped.ramp(share / BLOCK, excluded=())
         now = slot.total()
+        until_s = time.monotonic() + 30.0
+        while slot.total() < now + 200:  # every share is launched under, however busy the machine
+            assert time.monotonic() < until_s
+            time.sleep(0.0001)  # lets the others go on
         expected += last * (now - before)
         before, last = now, share / BLOCK
     stop.set()
@@ -209,10 +225,10 @@ def test_eight_threads_and_a_thousand_changes_give_no_wrong_answer_and_lose_no_l
     ran = answers.count("variant")
     assert ran + answers.count("original") == len(answers) == slot.total()
     assert ran == swapped.swapped_launches
-    # each table may be one off where it begins and where it ends, in either direction, and a launch
-    # that is under way is decided by the table before: together far less than one a change
-    assert abs(ran - expected) <= 1_000
-    assert len(answers) > 10_000
+    # each table may be one off where it begins and where it ends, and the launches of eight threads
+    # that are under way are decided by the table before: ten a change, of two hundred and more
+    assert abs(ran - expected) <= 10_000
+    assert len(answers) > 200_000
 
 
 @pytest.mark.parametrize("share", [10, 250, 999])
