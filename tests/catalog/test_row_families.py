@@ -82,7 +82,9 @@ def test_16_bit_forms_have_no_kernels_for_the_cpu_and_say_so(mark: str) -> None:
     name = f"rmsnorm{mark}_h64"
     assert catalog.languages(name) == (Language.TRITON, Language.GPU_CPP)
     assert catalog.get(name).incumbent.language is Language.TRITON
-    with pytest.raises(UsageError, match="no kernels in cpu_cpp; the catalog has it in triton and gpu_cpp"):
+    with pytest.raises(
+        UsageError, match="no kernels in cpu_cpp; the catalog has it in triton and gpu_cpp"
+    ):
         catalog.get(name, language=Language.CPU_CPP)
 
 
