@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_ci(folder: Path, *, report: str) -> subprocess.CompletedProcess[str]:
     """Run it with a ``make`` that only says what it was asked for, and writes a report."""
     make = folder / "make"
-    lines = ['echo "$1 CI=$CI"', f"[ $1 = test ] && printf %s '{report}' > \"${{2#*=*=}}\"", "true"]
+    lines = ['echo "$1 CI=$CI"', f"[ $1 = test ] && printf %s '{report}' > \"${{2##*=}}\"", "true"]
     make.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     make.chmod(0o755)
     env = {k: v for k, v in os.environ.items() if k != "CI"}
