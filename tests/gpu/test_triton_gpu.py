@@ -359,7 +359,7 @@ def test_a_profile_of_the_gpu_binds_to_definitions(tmp_path: Path, device: Any) 
         cache = model.new_cache()
         model.forward([Chunk([1, 2, 3], cache, True)])
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        with profile(activities=activities, record_shapes=True) as profiler:
+        with profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
             model.forward([Chunk([4], cache, True)])
             torch.cuda.synchronize()
         path = tmp_path / "window.pt.trace.json"

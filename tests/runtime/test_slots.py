@@ -33,7 +33,7 @@ class Order:
         epoch: int = 1,
         bounds: tuple[tuple[int, int, int], ...] = (),
     ) -> None:
-        self.order_id = f"order-{epoch}"
+        self.mark = f"order-{epoch}"
         self.artifact = None if run is None else "sha256:" + "a" * 64
         self.epoch = epoch
         self.bounds = bounds

@@ -71,7 +71,7 @@ class Swapped:
         on_trip: Tripped | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.order_id = order.id
+        self.mark = f"{slot.spec.name}#{order.epoch}#{order.id}"
         self.artifact = order.artifact
         self.epoch = order.epoch
         self.bounds = parse_bounds(order.guard, slot.spec.variable_axes)

@@ -45,7 +45,8 @@ _ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 class InForce(Protocol):
     """An order carried out: knows its variant, keeps its statistics."""
 
-    order_id: str
+    mark: str
+    """Names the order among all of this process, also of other slots: what graphs count by."""
     artifact: str | None
     epoch: int
     bounds: tuple[tuple[int, int, int], ...]

@@ -239,6 +239,20 @@ def test_the_same_variant_by_a_later_order_counts_from_then_on(server: Server) -
     assert server.state()["launches"] == 1
 
 
+def test_an_order_of_another_kernel_with_the_same_id_is_not_credited_with_these_replays(
+    server: Server,
+) -> None:
+    graph, _ = server.capture(100)
+    in_force = server.order(server.variant())
+    graph.replay()
+    other = Slot(DEFINITION | {"name": "scale_other"}, server.original)
+    order = replace(in_force.order, definition="scale_other")
+    swapped = Swapped(other, order, variant=server.variant(), compare=compare_tensors)
+    other.commit(swapped)
+    assert report.graph_launches(server.graphs, server.slot) == 1
+    assert report.graph_launches(server.graphs, other) == 0
+
+
 def test_a_launch_of_several_kernels_is_no_single_node(server: Server) -> None:
     server.launched = ["double", "double"]
     graph, made = server.capture(64)

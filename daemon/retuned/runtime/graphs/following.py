@@ -397,7 +397,7 @@ def _is_stale(target: Target, note: Note) -> bool:
     if note.recorded is None or note.target != target.name or not isinstance(target, SlotTarget):
         return False
     order = serving(target.slot, note.key)
-    return order is None or order.order_id != note.recorded
+    return order is None or order.mark != note.recorded
 
 
 def _originals(sites: Sequence[tuple[IndexedGraph, Site]]) -> list[Step]:

@@ -74,7 +74,7 @@ class KernelTarget:
     def admitted(self, site: Site) -> str | None:
         """Return what marks the order whose variant is to run at a node; None for the original."""
         order = self._order_at(site)
-        return None if order is None else order.order_id
+        return None if order is None else order.mark
 
     def change(self, graph: IndexedGraph, site: Site, original: KernelParams) -> Change:
         """Return what a node is to launch.
@@ -102,7 +102,7 @@ class KernelTarget:
         arguments = _arguments(plan._arguments, launch, call, compiled, original)
         arguments += null_scratch(compiled, graph.calls.layout(function), len(arguments))
         return Change(
-            mark=order.order_id,
+            mark=order.mark,
             function=function,
             grid=grid,
             block=block,

@@ -66,7 +66,7 @@ def graph_launches(graphs: Graphs, slot: Slot) -> int:
     order = slot.table.in_force
     if order is None or order.artifact is None:
         return 0
-    return graphs.index.launches_of(order.order_id)
+    return graphs.index.launches_of(order.mark)
 
 
 def _graph(graph: IndexedGraph) -> dict[str, Any]:

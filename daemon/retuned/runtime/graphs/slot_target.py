@@ -109,7 +109,7 @@ class SlotTarget:
         """Return the order whose variant is to run at a node; None for the original."""
         assert site.note is not None, "only nodes that were noted belong to a slot"
         order = serving(self.slot, site.note.key)
-        return None if order is None else order.order_id
+        return None if order is None else order.mark
 
     def change(self, graph: IndexedGraph, site: Site, original: KernelParams) -> Change:
         """Return what the slot's variant would launch in place of a node.
@@ -126,7 +126,7 @@ class SlotTarget:
         if order.distortion is not None:
             raise Refused("distorted", detail="a fault is played; graphs keep the original")
         return change_of(
-            order.variant, site.note, original=original, calls=graph.calls, mark=order.order_id
+            order.variant, site.note, original=original, calls=graph.calls, mark=order.mark
         )
 
     def note_captures(self, on: bool) -> None:
@@ -165,7 +165,7 @@ def _recording(slot: Slot, key: Key, order: Swapped, recorded: list[str]) -> Run
             return slot.original(*inputs)
         if isinstance(output, Ineligible):
             return slot.original(*inputs)
-        recorded.append(order.order_id)
+        recorded.append(order.mark)
         return output
 
     return launch
