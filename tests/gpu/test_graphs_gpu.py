@@ -322,25 +322,24 @@ def _replay_cost(graphs: Graphs, *, times: int) -> dict[str, Any]:
     return {name: _median_us(times_ns) for name, times_ns in found.items()}
 
 
-def _capture_cost(graphs: Graphs) -> dict[str, Any]:
-    """Time captures with graphs followed and without, in turns."""
+def _capture_cost(graphs: Graphs, *, launches: int = 64, times: int = 20) -> dict[str, Any]:
+    """Time the same capture with graphs followed and without, in turns."""
+    x, y = (torch.zeros(ROWS, device="cuda") for _ in range(2))
+
+    def record() -> None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            for _ in range(launches):
+                add_two[(16,)](x, y, ROWS, BLOCK=256)
+
     found: dict[str, list[int]] = {"followed": [], "stock": []}
-    for _ in range(5):
-        found["followed"] += _timed(lambda: Model(graphs, launches=64), times=1)
+    record()
+    for _ in range(times):
+        found["followed"] += _timed(record, times=1)
         graphs.torch.uninstall()
         graphs.triton.off()
-        graph = torch.cuda.CUDAGraph()
-        x = torch.zeros(ROWS, device="cuda")
-        y = torch.zeros(ROWS, device="cuda")
-
-        def plain(graph: Any = graph, x: Any = x, y: Any = y) -> None:
-            with torch.cuda.graph(graph):
-                for _ in range(64):
-                    add_two[(16,)](x, y, ROWS, BLOCK=256)
-
-        found["stock"] += _timed(plain, times=1)
+        found["stock"] += _timed(record, times=1)
         graphs.install(torch)
-    return {"launches": 64, **{name: _median_us(times_ns) for name, times_ns in found.items()}}
+    return {"launches": launches, **{name: _median_us(of_ns) for name, of_ns in found.items()}}
 
 
 def _nodes(graphs: Graphs) -> list[dict[str, Any]]:
