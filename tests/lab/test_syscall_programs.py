@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from pathlib import Path
@@ -13,19 +14,24 @@ from hypothesis import strategies as st
 from retuned.lab.harness.syscalls import (
     ALLOW,
     ARCHITECTURES,
+    CHANGING,
     COMPUTING,
     DENIED,
     EQUAL,
     ERRNO,
+    FURTHER,
+    INTERPRETING,
     KILL,
     LOAD,
     PARTLY,
     PRCTL,
     RETURN,
     SET,
+    UNSEEN,
     Step,
     computing_program,
     device_program,
+    interpreting_program,
     number,
 )
 
@@ -96,7 +102,7 @@ def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
         r"#define (?:__NR|__NR3264)_(\w+)\s+(\d+)$", HEADERS[machine].read_text(), re.MULTILINE
     )
     names = {name: int(value) for name, value in found}
-    for name in COMPUTING | DENIED | PARTLY:
+    for name in COMPUTING | DENIED | PARTLY | FURTHER:
         if name in names:  # headers may be older than a call
             assert number(name, machine) == names[name], name
         elif number(name, machine) is not None:
@@ -128,21 +134,65 @@ def test_a_computing_child_may_have_threads_and_no_children(computing: Filter) -
     assert computing("clone3", 0) == ENOSYS, "the C library falls back to clone"
 
 
+@pytest.fixture(params=[(m, d) for m in MACHINES for d in (False, True)])
+def interpreting(request: pytest.FixtureRequest) -> Filter:
+    machine, on_device = request.param
+    return Filter(machine, interpreting_program(machine, compiles=False, on_device=on_device))
+
+
+@given(arguments=st.lists(word, min_size=6, max_size=6))
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_strangers_python_reaches_no_network_and_no_other_process(
+    machine: str, compiles: bool, arguments: list[int]
+) -> None:
+    steps = interpreting_program(machine, compiles=compiles, on_device=False)
+    for name in known(machine, INTERPRETING):
+        assert Filter(machine, steps)(name, *arguments) == EPERM
+    for name in known(machine, CHANGING):
+        assert Filter(machine, steps)(name, *arguments) == (ALLOW if compiles else EPERM)
+    for name in known(machine, UNSEEN):
+        assert Filter(machine, steps)(name, *arguments) == ENOSYS
+
+
+def test_a_strangers_python_may_have_threads_and_no_children(interpreting: Filter) -> None:
+    assert interpreting("clone", 0x3D0F00) == ALLOW
+    assert interpreting("clone", 17) == EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_files_are_opened_for_writing_only_for_a_device_or_a_compiler(machine: str) -> None:
+    for compiles, on_device in ((False, False), (False, True), (True, False), (True, True)):
+        steps = interpreting_program(machine, compiles=compiles, on_device=on_device)
+        wanted = ALLOW if compiles or on_device else EPERM
+        opened = Filter(machine, steps)
+        for flags in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_RDWR | os.O_CLOEXEC):
+            assert opened("openat", 0, 0, flags) == wanted
+        assert opened("openat", 0, 0, os.O_RDONLY | os.O_CLOEXEC) == ALLOW
+        if machine == "x86_64":
+            assert opened("open", 0, os.O_WRONLY) == wanted
+            assert opened("open", 0, os.O_RDONLY) == ALLOW
+
+
 @pytest.mark.parametrize("machine", MACHINES)
 def test_calls_of_another_architecture_are_the_end(machine: str) -> None:
     foreign = ARCHITECTURES[OTHER[machine]]
     for steps in (
         computing_program(machine),
         device_program(machine, own=OWN, programs=True),
+        interpreting_program(machine, compiles=False, on_device=False),
     ):
         for call in (0, 1, 63, 64, 172):
             assert carried_out(steps, call, architecture=foreign) == KILL
 
 
 def test_calls_by_their_second_numbers_are_the_end() -> None:
-    steps = device_program("x86_64", own=OWN, programs=True)
     architecture = ARCHITECTURES["x86_64"]
-    assert carried_out(steps, 0x40000000 | 101, architecture=architecture) == KILL
+    for steps in (
+        device_program("x86_64", own=OWN, programs=True),
+        interpreting_program("x86_64", compiles=True, on_device=True),
+    ):
+        assert carried_out(steps, 0x40000000 | 101, architecture=architecture) == KILL
 
 
 @given(arguments=st.lists(word, min_size=6, max_size=6))
@@ -195,6 +245,7 @@ def test_programs_are_as_short_as_the_kernel_takes_and_jumps_stay_inside(machine
     for steps in (
         computing_program(machine),
         device_program(machine, own=OWN, programs=False),
+        interpreting_program(machine, compiles=False, on_device=False),
     ):
         assert len(steps) <= 4096
         for place, (operation, if_true, if_false, operand) in enumerate(steps):

@@ -284,7 +284,8 @@ def _require_walls(ready: Mapping[str, Any]) -> None:
         missing = ", ".join(open_walls) or "its system calls"
         raise MissingDependency(
             f"problems are strangers' programs, and this machine cannot keep them from {missing}: "
-            "seccomp (x86-64 Linux) is needed, and Landlock to compile; nothing was executed"
+            "seccomp (Linux on x86-64 or aarch64) is needed, and Landlock to compile; nothing was "
+            "executed"
         )
 
 

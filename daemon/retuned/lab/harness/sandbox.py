@@ -118,7 +118,7 @@ def confine(*, memory_bytes: int, cpu_s: int) -> Walls:
     _drop_privileges(libc)
     machine = platform.machine()
     if machine in ARCHITECTURES:
-        _filter_system_calls(libc, computing_program(machine), machine=machine)
+        filter_system_calls(computing_program(machine), machine=machine)
     # It stays open, for closing is no call of the list: nothing but this can be read from it.
     return Walls(system_calls=_is_filtered(status), files=files)
 
@@ -170,11 +170,32 @@ def confine_device(
     if machine in ARCHITECTURES:
         starts = on_device if programs is None else programs
         steps = device_program(machine, own=os.getpid(), programs=starts)
-        _filter_system_calls(libc, steps, machine=machine)
+        filter_system_calls(steps, machine=machine)
     filtered = _is_filtered(status)
     if status is not None:
         os.close(status)
     return filtered
+
+
+def filter_system_calls(steps: Sequence[Step], *, machine: str) -> bool:
+    """Install a program for all threads of this process, those already running too.
+
+    Return whether the kernel took it. Programs add up: the strictest answer counts.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = b"".join(struct.pack("<HBBI", *step) for step in steps)
+    body = ctypes.create_string_buffer(code, len(code))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+    program = Program(len(steps), ctypes.addressof(body))
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # without it the kernel takes none
+    word = ctypes.c_long
+    done = libc.syscall(
+        word(_SECCOMP[machine]), word(_SET_MODE_FILTER), word(_ALL_THREADS), ctypes.byref(program)
+    )
+    return bool(done == 0)
 
 
 def _drop_privileges(libc: ctypes.CDLL) -> None:
@@ -201,21 +222,6 @@ def _private_memory() -> int:
 def _address_space() -> int:
     with open("/proc/self/statm", "rb") as stream:
         return int(stream.read().split()[0]) * resource.getpagesize()
-
-
-def _filter_system_calls(libc: ctypes.CDLL, steps: Sequence[Step], *, machine: str) -> None:
-    """Install a program for all threads of this process, those already running too."""
-    code = b"".join(struct.pack("<HBBI", *step) for step in steps)
-    body = ctypes.create_string_buffer(code, len(code))
-
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-    program = Program(len(steps), ctypes.addressof(body))
-    word = ctypes.c_long
-    libc.syscall(
-        word(_SECCOMP[machine]), word(_SET_MODE_FILTER), word(_ALL_THREADS), ctypes.byref(program)
-    )
 
 
 def _open_status() -> int | None:

@@ -22,6 +22,7 @@ _COLUMN = {"x86_64": 0, "aarch64": 1}
 _X32 = 0x40000000
 _EPERM, _ENOSYS = 1, 38
 _AF_UNIX, _PROT_EXEC, _CLONE_THREAD = 1, 4, 0x00010000
+_WRITING = 0o1 | 0o2 | 0o100 | 0o1000  # write, read and write, create, truncate
 _NUMBER_AT, _ARCHITECTURE_AT = 0, 4
 
 Numbers = tuple[int | None, int | None]
@@ -74,9 +75,43 @@ DENIED: dict[str, Numbers] = {
 PARTLY: dict[str, Numbers] = {
     "prctl": (157, 167), "tgkill": (234, 131), "prlimit64": (302, 261), "socket": (41, 198),
     "mmap": (9, 222), "mprotect": (10, 226), "clone": (56, 220), "clone3": (435, 435),
-    "execve": (59, 221),
+    "execve": (59, 221), "open": (2, None), "openat": (257, 56),
 }  # fmt: skip
 """Calls whose arguments decide."""
+
+FURTHER: dict[str, Numbers] = {
+    "shmget": (29, 194), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
+    "setpgid": (109, 154), "setsid": (112, 157), "setuid": (105, 146), "setgid": (106, 144),
+    "sched_setscheduler": (144, 119), "setpriority": (141, 140), "fork": (57, None),
+    "vfork": (58, None), "creat": (85, None), "truncate": (76, 45), "rename": (82, None),
+    "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, None), "mkdirat": (258, 34),
+    "rmdir": (84, None), "link": (86, None), "linkat": (265, 37), "unlink": (87, None),
+    "unlinkat": (263, 35), "symlink": (88, None), "symlinkat": (266, 36), "chmod": (90, None),
+    "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None),
+    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "openat2": (437, 437),
+}  # fmt: skip
+"""Numbers of the calls that only the lists below name."""
+
+INTERPRETING = (
+    "shmget", "connect", "bind", "listen", "socket", "kill", "ptrace", "setpgid", "setsid",
+    "tkill", "setuid", "setgid", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "unshare", "setns",
+    "sched_setscheduler", "setpriority", "mount", "umount2", "chroot",
+)  # fmt: skip
+"""What a stranger's Python that computes has no use for: network, other processes, rights."""
+
+CHANGING = (
+    "fork", "vfork", "execve", "execveat", "creat", "truncate", "rename", "renameat",
+    "renameat2", "mkdir", "mkdirat", "rmdir", "link", "linkat", "unlink", "unlinkat", "symlink",
+    "symlinkat", "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown",
+    "fchownat", "mknod", "mknodat", "utime", "utimes", "futimesat", "utimensat", "setxattr",
+    "lsetxattr", "fsetxattr", "memfd_create",
+)  # fmt: skip
+"""What it needs only if it compiles: new processes and programs, and every change of a file."""
+
+UNSEEN = ("clone3", "openat2")
+"""Calls whose flags no filter sees; the C library falls back to others."""
 
 PRCTL: Mapping[str, int] = {
     "PR_GET_PDEATHSIG": 2, "PR_GET_DUMPABLE": 3, "PR_SET_NAME": 15, "PR_GET_NAME": 16,
@@ -88,7 +123,7 @@ dumpable again, not to outlive the parent, not to let another process trace."""
 
 def number(name: str, machine: str) -> int | None:
     """Return a call's number; None where the machine never had it."""
-    return (COMPUTING | DENIED | PARTLY)[name][_COLUMN[machine]]
+    return (COMPUTING | DENIED | PARTLY | FURTHER)[name][_COLUMN[machine]]
 
 
 def computing_program(machine: str) -> list[Step]:
@@ -125,9 +160,7 @@ def device_program(machine: str, *, own: int, programs: bool) -> list[Step]:
         Whether it may start programs, as a compiler does that calls the vendor's assembler.
     """
     denied = ERRNO | _EPERM
-    steps = _beginning(machine)
-    if machine == "x86_64":
-        steps += [(SET, 0, 1, _X32), *_answer(KILL)]  # the same calls by other numbers
+    steps = _beginning_by_one_number(machine)
     for name in DENIED:
         steps += _on(name, machine, *_answer(denied))
     if not programs:
@@ -141,6 +174,45 @@ def device_program(machine: str, *, own: int, programs: bool) -> list[Step]:
     unset = [*_absent(_load(2), denied), *_absent(_load(2, upper=True), denied)]
     steps += _on("prlimit64", machine, *own_only, *unset, *_answer(ALLOW))
     return [*steps, *_answer(ALLOW)]
+
+
+def interpreting_program(machine: str, *, compiles: bool, on_device: bool) -> list[Step]:
+    """Build the filter of a stranger's Python: fail what is denied, allow the rest.
+
+    It stands beside `device_program`, which it does not repeat.
+
+    Parameters
+    ----------
+    machine
+        One of `ARCHITECTURES`.
+    compiles
+        Whether compilers are started and files written; then only Landlock guards the files.
+    on_device
+        Whether a device's files are opened for writing when it is used.
+    """
+    denied = ERRNO | _EPERM
+    steps = _beginning_by_one_number(machine)
+    for name in UNSEEN:
+        steps += _on(name, machine, *_answer(ERRNO | _ENOSYS))
+    for name in INTERPRETING if compiles else INTERPRETING + CHANGING:
+        steps += _on(name, machine, *_answer(denied))
+    if not compiles:
+        # First argument: flags, must ask for a thread.
+        steps += _on(
+            "clone", machine, _load(0), (SET, 0, 1, _CLONE_THREAD), *_answer(ALLOW, denied)
+        )
+    if not compiles and not on_device:
+        for name, flags in (("open", 1), ("openat", 2)):
+            steps += _on(
+                name, machine, _load(flags), (SET, 1, 0, _WRITING), *_answer(ALLOW, denied)
+            )
+    return [*steps, *_answer(ALLOW)]
+
+
+def _beginning_by_one_number(machine: str) -> list[Step]:
+    """Begin, and kill what makes x86-64's calls by their second numbers."""
+    second = [(SET, 0, 1, _X32), *_answer(KILL)] if machine == "x86_64" else []
+    return [*_beginning(machine), *second]
 
 
 def _beginning(machine: str) -> list[Step]:
