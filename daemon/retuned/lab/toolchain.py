@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from retuned.contract import Definition, Environment, Language, Solution
 from retuned.errors import UsageError
-from retuned.lab.harness.processes import ChildLimits, ChildProgram, ForkServer
+from retuned.lab.harness.processes import ChildLimits, ChildProgram, ForkServer, Starter
 from retuned.lab.harness.variant import Variant, variant_of
 from retuned.lab.harness.worker import CPU_PROGRAM, cache_of
 from retuned.lab.languages import cpu_cpp, gpu, triton
@@ -27,7 +27,7 @@ from retuned.lab.physics import floor_us, gpu_floor_us
 _ROOT = Path(__file__).resolve().parents[2]
 _GPU_CHILD = Path(__file__).with_name("harness") / "gpu_child.py"
 _ZONE_ROWS = 64
-"""Tiles of a GPU kernel reach this far past a tensor whose mask was forgotten."""
+"""Tiles of a GPU kernel reach this far past a tensor whose mask or bounds were forgotten."""
 
 Shapes = Sequence[Mapping[str, int]]
 
@@ -121,6 +121,49 @@ class CpuCpp:
         return floor_us(definition, axes, parts=parts)
 
 
+def gpu_server(environment: Mapping[str, str], *, paths: Sequence[str] = ()) -> ForkServer:
+    """Return what forks children that drive a GPU.
+
+    Parameters
+    ----------
+    environment
+        Beside what a GPU's runtimes need.
+    paths
+        What children may read beside this package and Python's.
+    """
+    readable = [str(_ROOT), *sys.path, *paths]
+    return ForkServer(_GPU_CHILD, paths=readable, environment={**gpu.variables(), **environment})
+
+
+def gpu_program(
+    found: gpu.Gpu | None, *, start: Starter, warm: Callable[[], None], **settings: object
+) -> ChildProgram:
+    """Return the program that runs variants on a GPU, or on a processor in its place."""
+    return ChildProgram(
+        start=start,
+        warm=warm,
+        limits=ChildLimits(start_s=120.0, cpu_s=600, memory_bytes=8 * 2**30),
+        mirrored=True,
+        fences=False,
+        zone_rows=_ZONE_ROWS,
+        settings={"device": "cpu" if found is None else "cuda", **settings},
+    )
+
+
+def gpu_pace(found: gpu.Gpu | None) -> Pace:
+    """Return how long measuring takes where the GPU is, or a processor in its place."""
+    # Flushing the caches and the lead that launching needs take their time before every call.
+    overhead_us = 1_000.0 if found is None else 2_500.0
+    return Pace(unit_overhead_us=overhead_us, start_s=60.0, launch_timeout_s=5.0)
+
+
+def floor_on(found: gpu.Gpu | None, definition: Definition, axes: Mapping[str, int]) -> float:
+    """Return a time that no launch on this GPU can beat; 0 without one."""
+    if found is None:
+        return 0.0
+    return gpu_floor_us(definition, axes, arch=found.arch, cache=found.cache_bytes)
+
+
 class TritonGpu:
     """Triton for this machine's GPU; without one, the interpreter."""
 
@@ -128,22 +171,9 @@ class TritonGpu:
 
     def __init__(self) -> None:
         self._gpu = gpu.find_gpu()
-        here = self._gpu is not None
-        environment = {**gpu.variables(), **({} if here else {"TRITON_INTERPRET": "1"})}
-        server = ForkServer(_GPU_CHILD, paths=[str(_ROOT), *sys.path], environment=environment)
-        self.program = ChildProgram(
-            start=server.start,
-            warm=server.warm,
-            limits=ChildLimits(start_s=120.0, cpu_s=600, memory_bytes=8 * 2**30),
-            mirrored=True,
-            fences=False,
-            zone_rows=_ZONE_ROWS,
-            settings={"device": "cuda" if here else "cpu"},
-        )
-        # Flushing the caches and the lead that launching needs take their time before every call.
-        self.pace = Pace(
-            unit_overhead_us=2_500.0 if here else 1_000.0, start_s=60.0, launch_timeout_s=5.0
-        )
+        server = gpu_server({} if self._gpu is not None else {"TRITON_INTERPRET": "1"})
+        self.program = gpu_program(self._gpu, start=server.start, warm=server.warm)
+        self.pace = gpu_pace(self._gpu)
 
     def environment(self) -> Environment:
         """See `gpu_environment`."""
@@ -177,9 +207,7 @@ class TritonGpu:
     def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:
         """See `gpu_floor_us`; the interpreter has no physics."""
         del parts
-        if self._gpu is None:
-            return 0.0
-        return gpu_floor_us(definition, axes, arch=self._gpu.arch, cache=self._gpu.cache_bytes)
+        return floor_on(self._gpu, definition, axes)
 
 
 def _gpu_cpp() -> Toolchain:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from retuned.contract import Definition, Environment, Language, Solution
 from retuned.errors import MissingDependency
-from retuned.lab.harness.processes import Child, ChildLimits, ChildProgram, ForkServer, Starter
+from retuned.lab.harness.processes import Child, ForkServer, Starter
 from retuned.lab.harness.variant import variant_of
 from retuned.lab.languages import gpu, gpu_cpp
 from retuned.lab.languages.limits import CompileLimits
-from retuned.lab.physics import gpu_floor_us
-from retuned.lab.toolchain import Artifact, Pace, Shapes
-
-_ROOT = Path(__file__).resolve().parents[2]
-_GPU_CHILD = Path(__file__).with_name("harness") / "gpu_child.py"
-_ZONE_ROWS = 64
-"""Tiles of a GPU kernel reach this far past a tensor whose bounds were forgotten."""
+from retuned.lab.toolchain import (
+    Artifact,
+    Shapes,
+    floor_on,
+    gpu_pace,
+    gpu_program,
+    gpu_server,
+)
 
 
 class GpuCpp:
@@ -40,22 +40,10 @@ class GpuCpp:
         start, warm = _needs_a_gpu, lambda: None
         if self._gpu is not None or driver is not None:
             own = [str(Path(driver).parent)] if driver is not None else []
-            paths = [str(_ROOT), *sys.path, *own]  # what a child may read
-            self._server = ForkServer(_GPU_CHILD, paths=paths, environment=gpu.variables())
+            self._server = gpu_server({}, paths=own)
             start, warm = self._server.start, self._server.warm
-        here = self._gpu is not None
-        self.program = ChildProgram(
-            start=start,
-            warm=warm,
-            limits=ChildLimits(start_s=120.0, cpu_s=600, memory_bytes=8 * 2**30),
-            mirrored=True,
-            fences=False,
-            zone_rows=_ZONE_ROWS,
-            settings={"device": "cuda" if here else "cpu", "driver": driver},
-        )
-        self.pace = Pace(
-            unit_overhead_us=2_500.0 if here else 1_000.0, start_s=60.0, launch_timeout_s=5.0
-        )
+        self.program = gpu_program(self._gpu, start=start, warm=warm, driver=driver)
+        self.pace = gpu_pace(self._gpu)
 
     def close(self) -> None:
         """End the process that forks children; one process' toolchain may leave it running."""
@@ -93,9 +81,7 @@ class GpuCpp:
     def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:
         """See `gpu_floor_us`."""
         del parts
-        if self._gpu is None:
-            return 0.0
-        return gpu_floor_us(definition, axes, arch=self._gpu.arch, cache=self._gpu.cache_bytes)
+        return floor_on(self._gpu, definition, axes)
 
 
 def _refuse(memory: int) -> tuple[Child, int]:
