@@ -133,7 +133,6 @@ def import_peer(wheels: Path) -> types.ModuleType:
         raise SystemExit(
             f"{wheels}: {error}; see the top of this file for what to download"
         ) from error
-    return flashinfer_bench
 
 
 def peer_apply(
