@@ -124,13 +124,17 @@ class TensorSpec(Record):
     """True for weights: same storage on every launch, so a variant may ask for another layout."""
     values: ValueRule | None = None
     """How a server may make it up for a self-check; None where any number will do."""
+    updates: Name | None = None
+    """Of an output: the input whose values it holds before the launch, of the same shape and type;
+    the kernel changes it in place. None for an output that is only written."""
 
     @model_serializer(mode="wrap")
     def _without_what_is_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the rule out where there is none: definitions look as they always did."""
+        """Leave out what is not said: definitions look as they always did."""
         body: dict[str, Any] = handler(self)
-        if body.get("values") is None:
-            body.pop("values", None)
+        for name in ("values", "updates"):
+            if body.get(name) is None:
+                body.pop(name, None)
         return body
 
 
@@ -163,8 +167,32 @@ class Definition(Record):
                     raise ValueError(f"tensor '{name}' names unknown axes {unknown}")
         both = self.inputs.keys() & self.outputs.keys()
         if both:
-            raise ValueError(f"{sorted(both)} are both input and output; in-place is not allowed")
+            raise ValueError(
+                f"{sorted(both)} are both input and output; name the output otherwise, and say "
+                "which input it updates"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _updates_fit(self) -> Definition:
+        wrong = [name for name, spec in self.inputs.items() if spec.updates is not None]
+        if wrong:
+            raise ValueError(f"{wrong} are inputs; only outputs update something")
+        updated = list(self.updated.values())
+        if len(set(updated)) != len(updated):
+            raise ValueError("two outputs update one input")
+        for output, name in self.updated.items():
+            before, after = self.inputs.get(name), self.outputs[output]
+            if before is None or (before.shape, before.dtype) != (after.shape, after.dtype):
+                raise ValueError(f"'{output}' updates '{name}', no input of its shape and type")
+            if before.constant:
+                raise ValueError(f"'{output}' updates '{name}', which is constant")
+        return self
+
+    @property
+    def updated(self) -> dict[str, str]:
+        """Outputs that a launch changes in place, with the input each holds before it."""
+        return {n: spec.updates for n, spec in self.outputs.items() if spec.updates is not None}
 
     @property
     def variable_axes(self) -> tuple[str, ...]:

@@ -178,6 +178,15 @@ ROPE = (
     .replace("tl.store(q_ptr", "tl.store(o_ptr")
 )
 
+GROWING = """
+@triton.jit
+def growing_kernel(x_ptr, n_elements, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n_elements)
+    tl.store(x_ptr + at, x * x * 1e4 + 3.0, mask=at < n_elements)
+"""
+"""Writes over what it reads; applied four times, it leaves float32."""
+
 CROSS_ENTROPY = """
 @triton.jit
 def cross_entropy_kernel(
@@ -306,6 +315,13 @@ def rope(rows: int, hd: int = 64, *, in_place: bool = False, **more: Any) -> dic
     ]  # fmt: skip
     text = ROPE_IN_PLACE if in_place else ROPE
     return launch(text, "_triton_rope", params, [rows], **more)
+
+
+def growing(count: int, *, block: int = 64, **more: Any) -> dict[str, Any]:
+    params = [
+        pointer("x_ptr", "fp32", count), number("n_elements", count), const("BLOCK", block),
+    ]  # fmt: skip
+    return launch(GROWING, "growing_kernel", params, [-(-count // block)], **more)
 
 
 def cross_entropy(rows: int, cols: int = 512, **more: Any) -> dict[str, Any]:

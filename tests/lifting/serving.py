@@ -28,6 +28,7 @@ def strangers(folder: Path) -> Any:
     path.write_text(
         live.HEADER
         + live.SCALE
+        + live.GROWING
         + live.RMSNORM.replace("rsqrt(mean", "tl.rsqrt(mean").replace(
             "from triton.language.extra.libdevice import rsqrt as rsqrt\n", ""
         )
@@ -58,6 +59,18 @@ def normalise(ops: Any, rows: int) -> torch.Tensor:
     return y
 
 
+def grow(ops: Any, count: int) -> torch.Tensor:
+    x = torch.linspace(-1.0, 1.0, count)
+    ops.growing_kernel[(-(-count // 64),)](x, count, BLOCK=64)
+    return x
+
+
+def answers(ops: Any) -> dict[str, list[Any]]:
+    """What the server gives for the same requests each time."""
+    found = {"scale": scale(ops, 200), "rows": normalise(ops, 5), "grown": grow(ops, 200)}
+    return {name: tensor.tolist() for name, tensor in found.items()}
+
+
 def say(body: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(body) + "\n")
     sys.stdout.flush()
@@ -71,9 +84,10 @@ def main() -> None:
     states = hook.install()
     for count in (200, 7, 300, 200):
         scale(ops, count)
+        grow(ops, count)
     for rows in (1, 5):
         normalise(ops, rows)
-    before = {"scale": scale(ops, 200).tolist(), "rows": normalise(ops, 5).tolist()}
+    before = answers(ops)
     answer = host.answer({"op": "observed"})
     say({"states": states, "records": joined(answer)})
     for number, line in enumerate(sys.stdin, start=1):
@@ -81,11 +95,13 @@ def main() -> None:
         order = {
             "id": f"order-{number}", "kind": "swap", "definition": asked["definition"],
             "artifact": asked["digest"], "previous": None, "guard": {"bounds": {}},
-            "epoch": number, "shadow_every": 10**9, "shadow_tolerance": 1e-3,
+            "epoch": number, "shadow_every": asked.get("every", 10**9), "shadow_tolerance": 1e-3,
         }  # fmt: skip
         prepared = host.answer({"op": "prepare", "order": order, "artifact_dir": asked["folder"]})
         committed = host.answer({"op": "commit", "order": order})
-        after = {"scale": scale(ops, 200).tolist(), "rows": normalise(ops, 5).tolist()}
+        after = answers(ops)
+        for _ in range(asked.get("more", 0)):
+            after = answers(ops)
         samples = host.answer({"op": "samples"})["samples"]
         say({"prepared": prepared, "committed": committed, "same": after == before,
              "samples": samples})  # fmt: skip

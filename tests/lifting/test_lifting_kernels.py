@@ -138,7 +138,6 @@ def test_what_a_live_argument_is_divisible_by_is_said_again() -> None:
         ([live.rmsnorm(7)], "needs-more-launches"),
         ([live.scale(n) for n in (7, 8, 9)], "needs-more-launches"),
         ([live.matmul(64, 64, 64), live.matmul(64, 64, 64, bm=32)], "needs-more-launches"),
-        ([live.rope(n, in_place=True) for n in (1, 7)], "in-place"),
         ([live.scale(n) | {"grid": [n % 5 + 2]} for n in (1000, 7, 4096)], "grid-unknown"),
         (
             [live.scale(n, options={"num_warps": 3}) for n in (1000, 7, 4096)],
@@ -151,6 +150,40 @@ def test_what_does_not_fit_is_refused_with_its_reason(
     launches: list[dict[str, Any]], reason: str
 ) -> None:
     assert kept(*launches).reason == reason
+
+
+def test_a_tensor_that_is_written_over_is_an_input_and_an_output_that_updates_it() -> None:
+    own = lifted(*(live.rope(rows, in_place=True) for rows in (1, 7, 40))).own
+    definition, origin = own.definition, own.lifted
+    assert list(definition.inputs) == ["q_ptr", "cos_ptr", "sin_ptr"]
+    assert list(definition.outputs) == ["q_ptr_out"]
+    assert definition.updated == {"q_ptr_out": "q_ptr"}
+    assert shapes(own)["q_ptr"] == shapes(own)["q_ptr_out"] == ("rows", "q_row_stride")
+    assert origin is not None
+    assert origin.tensors["q_ptr_out"] == "q_ptr"
+    text = own.variants[0].sources[0].content
+    assert "_triton_rope(q_ptr_out, " in text
+
+
+def test_an_output_that_updates_is_never_called_as_something_else_is() -> None:
+    launches = [live.rope(rows, in_place=True) for rows in (1, 7, 40)]
+    for launch in launches:
+        launch["source"] = launch["source"].replace("cos_ptr", "q_ptr_out")
+        launch["params"][2]["name"] = "q_ptr_out"
+    definition = lifted(*launches).own.definition
+    assert list(definition.inputs) == ["q_ptr", "q_ptr_out", "sin_ptr"]
+    assert definition.updated == {"q_ptr_out2": "q_ptr"}
+
+
+def test_numbers_that_are_places_and_are_written_over_are_refused() -> None:
+    launches = [live.rope(rows, in_place=True) for rows in (1, 7, 40)]
+    for launch in launches:
+        launch["source"] = (
+            launch["source"]
+            .replace("tl.load(cos_ptr + pid", "tl.load(cos_ptr + one.to(tl.int32) + pid")
+            .replace("    cos = ", "    one = tl.load(q_ptr + at)\n    cos = ")
+        )
+    assert kept(*launches).reason == "in-place-index"
 
 
 def test_tensors_that_are_not_contiguous_are_refused() -> None:

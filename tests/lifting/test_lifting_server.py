@@ -14,7 +14,7 @@ import pytest
 
 from retuned.adapters.local_lab import LocalLab
 from retuned.catalog.own import entry_of
-from retuned.contract import Language
+from retuned.contract import Language, Workload
 from retuned.lifting.lift import Outcome, lift_all
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -67,15 +67,24 @@ def test_what_the_runtime_shows_is_lifted(outcome: Outcome) -> None:
     grids = {each.own.definition.op_type: each.own.variants[0].grid for each in outcome.lifted}
     assert grids == {
         "lifted_scale_kernel": ("cdiv(n_elements, BLOCK)",),
+        "lifted_growing_kernel": ("cdiv(n_elements, BLOCK)",),
         "lifted_rms_norm_forward": ("rows",),
     }
-    counts = {tuple(w.axes.items()): w.weight for each in outcome.lifted for w in each.workloads}
-    assert counts[("n_elements", 200),] == 3
+    assert {w.weight for w in _workloads(outcome, "scale") if w.axes == {"n_elements": 200}} == {3}
+
+
+def _workloads(outcome: Outcome, name: str) -> list[Workload]:
+    found = [each for each in outcome.lifted if name in each.own.definition.op_type]
+    return [workload for each in found for workload in each.workloads]
 
 
 @pytest.mark.parametrize(
     ("op_type", "params"),
-    [("lifted_scale_kernel", {"BLOCK": 128}), ("lifted_rms_norm_forward", {"num_warps": 8})],
+    [
+        ("lifted_scale_kernel", {"BLOCK": 128}),
+        ("lifted_rms_norm_forward", {"num_warps": 8}),
+        ("lifted_growing_kernel", {"BLOCK": 128}),
+    ],
 )
 def test_a_variant_takes_over_the_servers_launches(
     server: Server, outcome: Outcome, tmp_path: Path, op_type: str, params: dict[str, int]
@@ -91,3 +100,19 @@ def test_a_variant_takes_over_the_servers_launches(
     assert said["same"], "the variant gives the server what it gave before"
     (sample,) = [each for each in said["samples"] if each["definition"] == one.own.name]
     assert (sample["swapped_launches"], sample["fallback_launches"]) == (1, 0), sample
+
+
+def test_checks_of_what_is_written_over_run_on_copies_taken_before(
+    server: Server, outcome: Outcome, tmp_path: Path
+) -> None:
+    (one,) = [e for e in outcome.lifted if e.own.definition.op_type == "lifted_growing_kernel"]
+    entry = entry_of(one.own, Language.TRITON)
+    candidate = entry.solution("lifted", {**entry.incumbent.params, "BLOCK": 32})
+    lab = LocalLab(tmp_path, subjects=lambda _: entry, solutions=lambda _: None, generators={})
+    folder = lab.build(candidate)
+    ordered = {"definition": one.own.name, "digest": candidate.digest, "folder": str(folder)}
+    said = server.ask({**ordered, "every": 1, "more": 9})
+    assert said["same"], "each launch was applied once, checked or not"
+    (sample,) = [each for each in said["samples"] if each["definition"] == one.own.name]
+    assert sample["shadow_checks"] == 10, sample
+    assert sample["shadow_mismatches"] == sample["shadow_nonfinite"] == 0, sample

@@ -14,7 +14,6 @@ from retuned.local.lifting import LiftedRecord, lifted, refused
 _HINTS = {
     "needs-more-launches": "it is looked at again as soon as launches of other lengths are seen",
     "index-bounds-unknown": "write a definition of your own, which says what its numbers mean",
-    "in-place": "the lab cannot launch twice what overwrites its inputs",
 }
 
 
@@ -49,6 +48,7 @@ def _told(record: LiftedRecord) -> dict[str, Any]:
         },
         "inputs": list(definition.inputs),
         "outputs": list(definition.outputs),
+        "in_place": dict(definition.updated),
         "grid": list(variant.grid),
         "incumbent": dict(variant.incumbent or {}),
         "choices": {name: list(values) for name, values in variant.params.items()},
@@ -96,6 +96,9 @@ def _print(found: list[LiftedRecord], kept: list[Kept]) -> None:
 def _shape(own: OwnDefinition) -> str:
     definition, variant = own.definition, own.variants[0]
     inputs = ", ".join(f"{n}[{', '.join(s.shape)}]" for n, s in definition.inputs.items())
-    outputs = ", ".join(f"{n}[{', '.join(s.shape)}]" for n, s in definition.outputs.items())
+    outputs = ", ".join(
+        f"{n}[{', '.join(s.shape)}]" + (f" over {s.updates}" if s.updates else "")
+        for n, s in definition.outputs.items()
+    )
     oracle = "its own outputs" if own.judged_by_incumbent else "a reference"
     return f"{inputs} -> {outputs}, grid ({', '.join(variant.grid)}), judged by {oracle}"

@@ -70,11 +70,19 @@ def gpu_floor_us(
 
 
 def _moved_bytes(definition: Definition, axes: Mapping[str, int]) -> int:
-    """Bytes that every launch must touch; of a table that is looked into, none for certain."""
+    """Bytes that every launch must touch.
+
+    Of a table that is looked into, and of what is updated in place, none for certain.
+    """
     lengths = definition.lengths(axes)
     looked_into = chosen_axes(definition)
-    moved = [*definition.outputs.values()]
-    moved += [spec for spec in definition.inputs.values() if not looked_into & set(spec.shape)]
+    updated = set(definition.updated.values())
+    moved = [spec for spec in definition.outputs.values() if spec.updates is None]
+    moved += [
+        spec
+        for name, spec in definition.inputs.items()
+        if not looked_into & set(spec.shape) and name not in updated
+    ]
     return sum(math.prod(shape_of(spec, lengths)) * numpy_dtype(spec).itemsize for spec in moved)
 
 

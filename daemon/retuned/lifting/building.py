@@ -140,7 +140,7 @@ def _checked(
                 dtypes=tuple(str(spec.dtype) for spec in definition.inputs.values()),
             ),
             variants=(variant,),
-            lifted=_origin(definition, source, axes, grid, point, dtypes),
+            lifted=_origin(definition, source, roles, axes, grid, point, dtypes),
         )
     except ValidationError as error:
         told = error.errors()[0]
@@ -179,13 +179,13 @@ def _arguments(
 ) -> dict[str, str]:
     """Return what the entry passes for each parameter of the live kernel."""
     divisible = {axis: all(row[axis] % 16 == 0 for row in point.rows) for axis in axes.lengths}
-    used = [*roles.inputs, *roles.outputs]
+    passed = roles.passed
     found: dict[str, str] = {}
     for param in point.observations[0].params:
         name = param.name
         if param.kind == "pointer":
-            same = [other for other in used if dtypes[other] == dtypes[name]]
-            found[name] = name if name in used else same[0]
+            same = [passed[other] for other in passed if dtypes[other] == dtypes[name]]
+            found[name] = passed[name] if name in passed else same[0]
         elif param.kind == "int":
             found[name] = whole(axes.ints[name], divisible=divisible)
         elif name in tiles:
@@ -221,10 +221,12 @@ def _definition(
             for pointer in roles.inputs
         },
         "outputs": {
-            pointer: TensorSpec(shape=axes.shapes[pointer], dtype=dtypes[pointer]).model_dump(
-                mode="json"
-            )
-            for pointer in roles.outputs
+            name: TensorSpec(
+                shape=axes.shapes[roles.pointer(name)],
+                dtype=dtypes[roles.pointer(name)],
+                updates=roles.updated.get(name),
+            ).model_dump(mode="json")
+            for name in roles.outputs
         },
         "reference": reference,
         "tags": [LIFTED, *oracle],
@@ -311,6 +313,7 @@ def _with_constants(rule: str, constants: Mapping[str, int], tiles: Sequence[str
 def _origin(
     definition: Definition,
     source: Source,
+    roles: Roles,
     axes: Axes,
     grid: Sequence[str],
     point: Point,
@@ -322,7 +325,7 @@ def _origin(
         kernel=first.kernel,
         source_digest=first.source_digest,
         parameters=tuple(source.parameters),
-        tensors={name: name for name in (*definition.inputs, *definition.outputs)},
+        tensors={n: roles.pointer(n) for n in (*definition.inputs, *definition.outputs)},
         axes={name: axes.sources[name] for name in definition.variable_axes},
         ints={name: whole(factors, divisible={}) for name, factors in axes.ints.items()},
         numels={name: " * ".join(shape) or "1" for name, shape in axes.shapes.items()},

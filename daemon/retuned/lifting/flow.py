@@ -31,6 +31,8 @@ class Flow:
     """Pointers that are read."""
     stored: set[str] = field(default_factory=set)
     """Pointers that are written."""
+    scattered: set[str] = field(default_factory=set)
+    """Pointers that are written where read numbers say: what lies elsewhere stays."""
     atomic: set[str] = field(default_factory=set)
     """Pointers that are changed atomically."""
     places: set[str] = field(default_factory=set)
@@ -293,6 +295,8 @@ class _Body:
                 raise NotLifted("pointer-stored", detail="an address is written to memory")
             to = self._found.stored if word == "store" else self._found.atomic
             to |= address.named("ptr")
+            if address.named("val"):
+                self._found.scattered |= address.named("ptr")
             return NOTHING
         if word == "program_id":
             axis = (args[0] if args else named.get("axis", NOTHING)).known

@@ -140,7 +140,8 @@ def lift(group: Group, *, bounds: Bounds | None = None, reference: str = "") -> 
     source = _source(first)
     _check_parameters(source, first)
     flow = _flow(source, first)
-    roles = roles_of(flow, group.dtypes, bounded=frozenset(bounds or {}))
+    taken = {*source.parameters, *source.functions, *source.constants}
+    roles = roles_of(flow, group.dtypes, bounded=frozenset(bounds or {}), taken=taken)
     axes = axes_of(group.launches, ranges=flow.ranges)
     grid = grid_rules(group, axes, flow)
     found = []

@@ -15,7 +15,7 @@ class NotLifted(Refused):
     Parameters
     ----------
     reason
-        Stable code, kebab-case, such as ``in-place``.
+        Stable code, kebab-case, such as ``atomic-output``.
     detail
         What does not fit; made harmless, because it may quote a stranger's text.
     """

@@ -1,9 +1,14 @@
-"""What each pointer of a live kernel is: an input, an output, or a reason not to lift it."""
+"""What each pointer of a live kernel is: an input, an output, both, or a reason not to lift it.
+
+A pointer that is read and written is two tensors of the definition: an input with what lies there
+before, which nobody writes to, and an output that begins as a copy of it and that the kernel is
+given. So a launch can be repeated, and what it left behind be compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from retuned.contract import DType
 from retuned.lifting.flow import Flow
@@ -19,12 +24,30 @@ class Roles:
     inputs: tuple[str, ...]
     """Read."""
     outputs: tuple[str, ...]
-    """Written."""
+    """Written, by the names that the definition gives them."""
     idle: tuple[str, ...]
     """Neither: another pointer of the type is passed in their place."""
+    updated: Mapping[str, str] = field(default_factory=dict)
+    """Output -> pointer, of what is changed in place; other outputs are called as their pointer."""
+
+    def pointer(self, tensor: str) -> str:
+        """Return the live parameter of an input or output."""
+        return self.updated.get(tensor, tensor)
+
+    @property
+    def passed(self) -> dict[str, str]:
+        """Tensor that is passed for each pointer; of one changed in place, the output."""
+        found = {name: name for name in self.inputs}
+        return found | {self.pointer(name): name for name in self.outputs}
 
 
-def roles_of(flow: Flow, dtypes: Mapping[str, DType], *, bounded: frozenset[str]) -> Roles:
+def roles_of(
+    flow: Flow,
+    dtypes: Mapping[str, DType],
+    *,
+    bounded: frozenset[str],
+    taken: Collection[str] = (),
+) -> Roles:
     """Sort pointers.
 
     Parameters
@@ -35,20 +58,23 @@ def roles_of(flow: Flow, dtypes: Mapping[str, DType], *, bounded: frozenset[str]
         Element type of each pointer.
     bounded
         Inputs whose numbers somebody gave bounds for.
+    taken
+        Names that no output may get beside those of pointers.
 
     Raises
     ------
     NotLifted
-        ``atomic-output``, ``in-place``, ``no-outputs``, ``no-inputs``, ``index-bounds-unknown``
-        or ``pointer-unused``.
+        ``atomic-output``, ``in-place-index``, ``no-outputs``, ``no-inputs``,
+        ``index-bounds-unknown`` or ``pointer-unused``.
     """
     if flow.atomic:
         detail = f"{_list(flow.atomic)}: changed atomically, so a launch adds to what was there"
         raise NotLifted("atomic-output", detail=detail)
-    both = flow.loaded & flow.stored
-    if both:
-        detail = f"{_list(both)}: read and written, so a second launch would not see the same"
-        raise NotLifted("in-place", detail=detail)
+    both = (flow.loaded & flow.stored) | flow.scattered
+    moving = both & flow.places
+    if moving:
+        detail = f"{_list(moving)}: its numbers are places or counts, and it is written over"
+        raise NotLifted("in-place-index", detail=detail)
     if not flow.stored:
         raise NotLifted("no-outputs", detail="it writes to none of its pointers")
     if not flow.loaded:
@@ -64,11 +90,26 @@ def roles_of(flow: Flow, dtypes: Mapping[str, DType], *, bounded: frozenset[str]
         if dtypes[name] not in kept:
             detail = f"'{name}' is neither read nor written, and no other tensor has its type"
             raise NotLifted("pointer-unused", detail=detail)
+    left = _left_behind([name for name in dtypes if name in both], {*dtypes, *taken})
     return Roles(
-        inputs=tuple(name for name in dtypes if name in flow.loaded),
-        outputs=tuple(name for name in dtypes if name in flow.stored),
+        inputs=tuple(name for name in dtypes if name in flow.loaded | both),
+        outputs=tuple(left.get(name, name) for name in dtypes if name in flow.stored),
         idle=idle,
+        updated={output: name for name, output in left.items()},
     )
+
+
+def _left_behind(names: Collection[str], taken: Collection[str]) -> dict[str, str]:
+    """Return what the outputs are called that a launch leaves where these pointers lead."""
+    found: dict[str, str] = {}
+    for name in names:
+        stem, number = f"{name.rstrip('_')}_out", 1
+        output = stem
+        while output in taken or output in found.values():
+            number += 1
+            output = f"{stem}{number}"
+        found[name] = output
+    return found
 
 
 def is_whole(dtype: DType) -> bool:

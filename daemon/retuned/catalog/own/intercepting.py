@@ -44,7 +44,10 @@ def launch_data_of(own: OwnDefinition, solution: Solution) -> dict[str, Any]:
             "axes": {axis: _shown(origin, axis) for axis in definition.variable_axes},
             "dtypes": dict(origin.dtypes),
             "constexprs": {n: v for n, v in origin.constants.items() if not _is_marked(v)},
-            "stores": {origin.tensors[name]: "write" for name in definition.outputs},
+            "stores": {
+                origin.tensors[name]: "write" if spec.updates is None else "update"
+                for name, spec in definition.outputs.items()
+            },
         },
         "grid": [_over_launch(origin, rule, numbers) for rule in solution.grid],
     }

@@ -94,9 +94,13 @@ class _Runner:
         return {"ns": elapsed}
 
     def time(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Time calls in the given order; before each, contents change and outputs are poisoned."""
+        """Time calls in the given order; before each, contents change and outputs are poisoned.
+
+        Outputs that are updated in place are put back to their inputs instead.
+        """
         lengths, view, base = command["lengths"], self._view, self.base
         memset, outputs = ctypes.memset, command["outputs"]
+        updated, restore = command["updated"], command["restore"]
         pointers = [
             [[base + offset for offset in tensors] for tensors in sets] for sets in command["sets"]
         ]
@@ -113,17 +117,44 @@ class _Runner:
             for turn in range(min(repeat, count)):
                 for offset, size in outputs[(first + turn) % count]:
                     memset(base + offset, poison, size)
+                self._put_back(updated[(first + turn) % count])
             for offset, size in command["scratch"][which]:
                 memset(base + offset, poison, size)
             kernel = self._kernels[which]
             kernel.scratch_at = scratch[which]
             launch = kernel.launch
-            turns = [sets[(first + turn) % count] for turn in range(repeat)]
+            places = [(first + turn) % count for turn in range(repeat)]
+            if restore != "before":
+                times.append(self._restoring(launch, sets, updated, places, lengths, restore))
+                continue
+            turns = [sets[place] for place in places]
             start = perf_counter_ns()
             for tensors in turns:
                 launch(tensors, lengths)
             times.append(perf_counter_ns() - start)
         return {"times": times, "elapsed": perf_counter_ns() - begin}
+
+    def _put_back(self, pairs: list[list[int]]) -> None:
+        """Copy what is updated in place from where it is kept."""
+        for source, target, size in pairs:
+            ctypes.memmove(self.base + target, self.base + source, size)
+
+    def _restoring(
+        self,
+        launch: Any,  # noqa: ANN401 - a CpuKernel's
+        sets: list[list[int]],
+        updated: list[list[list[int]]],
+        places: list[int],
+        lengths: list[int],
+        restore: str,
+    ) -> int:
+        """Put back and launch in turn, or put back alone; return nanoseconds of all of it."""
+        start = perf_counter_ns()
+        for place in places:
+            self._put_back(updated[place])
+            if restore == "each":
+                launch(sets[place], lengths)
+        return perf_counter_ns() - start
 
     def _protect(self, low: int, size: int, rights: int) -> None:
         if self._libc.mprotect(ctypes.c_void_p(self.base + low), ctypes.c_size_t(size), rights):

@@ -86,7 +86,10 @@ class _Runner:
         return {"ns": 0}
 
     def time(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Time calls in the given order; before each, contents change and outputs are poisoned."""
+        """Time calls in the given order; before each, contents change and outputs are poisoned.
+
+        Outputs that are updated in place are put back to their inputs instead.
+        """
         from time import perf_counter_ns
 
         mirror, lengths, device = self._mirror, command["lengths"], self.device
@@ -98,6 +101,10 @@ class _Runner:
         ]  # fmt: skip
         outputs = [[mirror[at : at + size] for at, size in spans] for spans in command["outputs"]]
         spaces = [[mirror[at : at + size] for at, size in spans] for spans in scratch]
+        updated = [
+            [(mirror[to : to + size], mirror[at : at + size]) for at, to, size in pairs]
+            for pairs in command["updated"]
+        ]
         times, late = [], 0
         begin = perf_counter_ns()
         for which, first, repeat, poison, swaps in command["calls"]:
@@ -107,10 +114,19 @@ class _Runner:
             for turn in range(min(repeat, count)):
                 for view in outputs[(first + turn) % count]:
                     view.fill_(poison)
+                _put_back(updated[(first + turn) % count])
             for view in spaces[which]:
                 view.fill_(poison)
-            turns = [sets[(first + turn) % count] for turn in range(repeat)]
-            spent_ns, on_time = device.time(self._kernels[which].launch, turns, lengths)
+            launch, places = (
+                self._kernels[which].launch,
+                [(first + t) % count for t in range(repeat)],
+            )
+            if command["restore"] == "before":
+                turns: list[Any] = [sets[place] for place in places]
+            else:
+                launch = _restoring(launch if command["restore"] == "each" else None)
+                turns = [(updated[place], sets[place]) for place in places]
+            spent_ns, on_time = device.time(launch, turns, lengths)
             times.append(max(1, spent_ns))
             late += not on_time
         return {"times": times, "late": late, "elapsed": perf_counter_ns() - begin}
@@ -134,6 +150,24 @@ def failure(error: Exception) -> dict[str, Any]:
     if isinstance(error, Refused):
         return refusal(error)
     return {"refused": "crashed", "detail": f"{type(error).__name__}: {error}"[-400:]}
+
+
+def _put_back(pairs: Sequence[Sequence[Any]]) -> None:
+    """Copy what is updated in place from where it is kept."""
+    for target, source in pairs:
+        target.copy_(source)
+
+
+def _restoring(launch: Callable[..., None] | None) -> Callable[..., None]:
+    """Return what puts back and then launches, both timed; without a launch, the first alone."""
+
+    def both(turn: Sequence[Any], lengths: Sequence[int]) -> None:
+        pairs, tensors = turn
+        _put_back(pairs)
+        if launch is not None:
+            launch(tensors, lengths)
+
+    return both
 
 
 def _swap(left: Any, right: Any) -> None:  # noqa: ANN401 - torch.Tensor

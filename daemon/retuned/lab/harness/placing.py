@@ -127,6 +127,18 @@ def tensors_of(definition: Definition, side: Variant, placed: Placed, index: int
     return starts + [region.start for region in placed.outputs[index].values()]
 
 
+def updated_of(definition: Definition, placed: Placed) -> list[list[list[int]]]:
+    """Return, per set, where what is updated in place is kept, where it goes, and its bytes."""
+    return [
+        [
+            [inputs[(before, AS_IS)].start, outputs[after].start, size]
+            for after, before in definition.updated.items()
+            for size in (outputs[after].end - outputs[after].start,)
+        ]
+        for inputs, outputs in zip(placed.inputs, placed.outputs, strict=True)
+    ]
+
+
 def place_outputs(
     definition: Definition, arena: Arena, lengths: dict[str, int]
 ) -> dict[str, Region]:

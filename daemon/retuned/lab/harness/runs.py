@@ -30,7 +30,8 @@ class Fill:
     """What surrounds a run."""
 
     value: int = POISON_ONES
-    """Byte in red zones, outputs and scratch before the launch."""
+    """Byte in red zones, outputs and scratch before the launch; an output that is updated in place
+    holds its input instead."""
     fenced: bool = False
     """Make the pages after every tensor unreadable."""
     left: bool = False
@@ -126,6 +127,7 @@ class Runner:
         regions = [region for region, _ in given.values()]
         regions += [*outputs.values(), *scratch]
         self._arena.fill([*outputs.values(), *(() if fill.left else scratch)], fill.value)
+        put_back(self._arena, self._definition, outputs, {n: given[n][1] for n in given})
         self._arena.fill_zones(regions, fill.value)
         command: dict[str, Any] = {
             "op": "run",
@@ -187,6 +189,15 @@ class Runner:
             now = self._arena.view(region, array.dtype, array.shape)
             if now.tobytes() != array.tobytes():
                 raise CandidateError("input-modified", detail=f"input '{name}' changed")
+
+
+def put_back(
+    arena: Arena, definition: Definition, regions: Mapping[str, Region], given: Mapping[str, Array]
+) -> None:
+    """Write into each output that is updated in place what it holds before a launch."""
+    for after, before in definition.updated.items():
+        array = given[before]
+        arena.view(regions[after], array.dtype, array.shape)[...] = array
 
 
 def arena_bytes(
