@@ -22,6 +22,7 @@ from retuned.lab.generators.evolve import (
     EvolveGenerator,
     EvolveRules,
     ForeignGenerator,
+    Task,
     brief_of,
     read_hint,
     redactor,
@@ -114,27 +115,7 @@ def open_evolution(
     chat = open_chat(config, occasion, clock=clock or SystemClock())
     facts = brief_of(incumbent.language, environment_of(incumbent.language), cores=occasion.cores)
     hint = read_hint(config.hints, definition.name, definition.op_type)
-    if config.backend != "own":
-        package = BackendProcess(
-            config.backend,
-            Path(config.backend_python),
-            folder=Path(config.transcripts) / BACKENDS / notebook_name(occasion.plan.id),
-            left_s=occasion.left_s,
-            temperature=config.temperature,
-        )
-        return ForeignGenerator(
-            package,
-            chat,
-            definition=definition,
-            incumbent=incumbent,
-            rules=config.rules,
-            facts=facts,
-            model=config.model,
-            seed=occasion.seed,
-            hint=hint,
-        )
-    return EvolveGenerator(
-        chat,
+    task = Task(
         definition=definition,
         incumbent=incumbent,
         rules=config.rules,
@@ -143,6 +124,16 @@ def open_evolution(
         seed=occasion.seed,
         hint=hint,
     )
+    if config.backend == "own":
+        return EvolveGenerator(chat, task=task)
+    package = BackendProcess(
+        config.backend,
+        Path(config.backend_python),
+        folder=Path(config.transcripts) / BACKENDS / notebook_name(occasion.plan.id),
+        left_s=occasion.left_s,
+        temperature=config.temperature,
+    )
+    return ForeignGenerator(package, chat, task=task)
 
 
 def open_chat(config: EvolveConfig, occasion: Occasion, *, clock: Clock) -> PaidChatModel:

@@ -15,7 +15,7 @@ from retuned.adapters.chat_model import PaidChatModel, WireAnswer
 from retuned.adapters.chat_transcript import Transcript
 from retuned.adapters.clock import FakeClock
 from retuned.contract import Language, Solution, SourceFile, Workload
-from retuned.lab.generators.evolve import DeviceBrief, EvolveGenerator, EvolveRules
+from retuned.lab.generators.evolve import DeviceBrief, EvolveGenerator, EvolveRules, Task
 from retuned.ports import ChatRequest, Finding
 from retuned.stages.verdict import Interval, Reason, ShapeResult, Status, Verdict
 
@@ -164,13 +164,15 @@ class Evolution:
         self.opened.append(chat)
         self.generator = EvolveGenerator(
             chat,
-            definition=catalog.get(KERNEL).definition,
-            incumbent=self.start,
-            rules=self.rules,
-            facts=DeviceBrief(arch="cpu:test", cores=2),
-            model="actor",
-            seed=7,
-            hint=self.hint,
+            task=Task(
+                definition=catalog.get(KERNEL).definition,
+                incumbent=self.start,
+                rules=self.rules,
+                facts=DeviceBrief(arch="cpu:test", cores=2),
+                model="actor",
+                seed=7,
+                hint=self.hint,
+            ),
         )
         return self.generator
 

@@ -20,7 +20,7 @@ from retuned.errors import (
     TemporaryError,
     UsageError,
 )
-from retuned.lab.generators.evolve import DeviceBrief, EvolveRules, ForeignGenerator
+from retuned.lab.generators.evolve import DeviceBrief, EvolveRules, ForeignGenerator, Task
 from retuned.lab.generators.evolve.dialects import dialect_of
 from retuned.lab.generators.evolve.lineage import lineage_of
 from retuned.lab.generators.evolve.package import (
@@ -116,13 +116,15 @@ class World:
             self.generator = ForeignGenerator(
                 self.package,
                 self.chat,
-                definition=catalog.get(KERNEL).definition,
-                incumbent=self.start,
-                rules=self.rules,
-                facts=DeviceBrief(arch="cpu:test", cores=2),
-                model="m x",
-                seed=7,
-                hint="think of caches",
+                task=Task(
+                    definition=catalog.get(KERNEL).definition,
+                    incumbent=self.start,
+                    rules=self.rules,
+                    facts=DeviceBrief(arch="cpu:test", cores=2),
+                    model="m x",
+                    seed=7,
+                    hint="think of caches",
+                ),
             )
         return self.generator.propose(
             catalog.get(KERNEL).definition, WORKLOADS, history=tuple(self.history), count=count

@@ -6,6 +6,7 @@ from retuned.lab.generators.evolve.foreign import ForeignGenerator
 from retuned.lab.generators.evolve.generator import EvolveGenerator
 from retuned.lab.generators.evolve.knowledge import read_hint
 from retuned.lab.generators.evolve.redaction import redact, redactor, secrets_only
+from retuned.lab.generators.evolve.task import Task
 
 __all__ = [
     "DeviceBrief",
@@ -13,6 +14,7 @@ __all__ = [
     "EvolveGenerator",
     "EvolveRules",
     "ForeignGenerator",
+    "Task",
     "brief_of",
     "read_hint",
     "redact",

@@ -14,13 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from retuned.contract import Definition, Digest, Solution, Workload
-from retuned.errors import Refused, TemporaryError, UsageError
+from retuned.errors import Refused, TemporaryError
 from retuned.lab.generators.evolve.assessing import assess, shape_lines
-from retuned.lab.generators.evolve.config import EvolveRules
-from retuned.lab.generators.evolve.device import DeviceBrief
-from retuned.lab.generators.evolve.dialects import dialect_of, solution_of
+from retuned.lab.generators.evolve.dialects import solution_of
 from retuned.lab.generators.evolve.editing import AnswerRefused
-from retuned.lab.generators.evolve.knowledge import choose
 from retuned.lab.generators.evolve.lineage import Lineage
 from retuned.lab.generators.evolve.package import (
     BackendFailed,
@@ -31,12 +28,11 @@ from retuned.lab.generators.evolve.package import (
     Worth,
 )
 from retuned.lab.generators.evolve.programs import program_of, read_program, system_of
-from retuned.lab.generators.evolve.prompts import Brief
+from retuned.lab.generators.evolve.task import Task
 from retuned.ports import ChatModel, Finding
 
 log = logging.getLogger(__name__)
 
-_KNOWLEDGE_CHARS = 6_000
 _SYSTEM_SHARE = 0.5
 """Part of a prompt that is ours; the rest is the package's."""
 _SPARE_ASKS = 16
@@ -53,52 +49,16 @@ class ForeignGenerator:
         The package; not started yet.
     chat
         The model, with its budget and what was said so far.
-    definition
-        What is computed.
-    incumbent
-        The variant in production, whose headers variants may include.
-    rules
-        How many variants, and sizes.
-    facts
-        The device, for the prompts.
-    seed
-        For the package's choices.
-    hint
-        A person's notes on the kernel.
-
-    Raises
-    ------
-    UsageError
-        If variants in the incumbent's language are not evolved, or it is of another definition.
+    task
+        What is evolved; its rules say how many variants, its seed is for the package's choices.
     """
 
     name = "evolve"
 
-    def __init__(
-        self,
-        package: Package,
-        chat: ChatModel,
-        *,
-        definition: Definition,
-        incumbent: Solution,
-        rules: EvolveRules,
-        facts: DeviceBrief,
-        model: str,
-        seed: int,
-        hint: str = "",
-    ) -> None:
-        if incumbent.definition != definition.name:
-            raise UsageError(f"{incumbent.name} is of {incumbent.definition}")
+    def __init__(self, package: Package, chat: ChatModel, *, task: Task) -> None:
         self._package = package
         self._chat = chat
-        self._definition = definition
-        self._incumbent = incumbent
-        self._rules = rules
-        self._facts = facts
-        self._model = model
-        self._seed = seed
-        self._hint = hint
-        self._dialect = dialect_of(incumbent.language)
+        self._task = task
         self._started = False
         self._ended = False
         self._asks = 0
@@ -125,10 +85,7 @@ class ForeignGenerator:
         TemporaryError
             If the model does not answer; the package goes on at the next turn.
         """
-        if definition.name != self._definition.name:
-            raise UsageError(
-                f"this generator evolves {self._definition.name}, not {definition.name}"
-            )
+        self._task.require(definition)
         if self._ended or count < 1:
             return ()
         lives_on = False
@@ -162,7 +119,10 @@ class ForeignGenerator:
 
     def _next(self) -> ModelAsked | ProgramAsked | None:
         self._asks += 1
-        most = _ASKS_PER_VARIANT * self._rules.islands * self._rules.generations + _SPARE_ASKS
+        most = (
+            _ASKS_PER_VARIANT * self._task.rules.islands * self._task.rules.generations
+            + _SPARE_ASKS
+        )
         if self._asks > most:
             raise BackendFailed(f"{self._package.name} asked more than {most} times")
         return self._package.next()
@@ -172,7 +132,7 @@ class ForeignGenerator:
         request = replace(
             asked.request,
             purpose={"role": self._package.name, "step": self._questions},
-            max_tokens=min(asked.request.max_tokens, self._rules.answer_tokens),
+            max_tokens=min(asked.request.max_tokens, self._task.rules.answer_tokens),
         )
         self._questions += 1
         try:
@@ -199,14 +159,14 @@ class ForeignGenerator:
 
     def _solution(self, text: str) -> Solution:
         lineage = Lineage(
-            island=0, step=0, parent=None, prompt=self._prompt or _NO_PROMPT, model=self._model
+            island=0, step=0, parent=None, prompt=self._prompt or _NO_PROMPT, model=self._task.model
         )
         made = solution_of(
             read_program(text),
-            self._definition,
-            dialect=self._dialect,
-            base=self._incumbent,
-            headers=self._incumbent.sources[1:],
+            self._task.definition,
+            dialect=self._task.dialect,
+            base=self._task.incumbent,
+            headers=self._task.incumbent.sources[1:],
             lineage=lineage,
         )
         model = lineage.author().rpartition("model=")[2]
@@ -216,7 +176,7 @@ class ForeignGenerator:
 
     def _worth(self, solution: Solution, history: Sequence[Finding]) -> Worth | None:
         """Return what is known of a variant; None where nothing is."""
-        if _same(solution, self._incumbent):
+        if _same(solution, self._task.incumbent):
             said = "This is the kernel in production; a variant's speed is relative to it."
             return _timed(1.0, said=said, rows=())
         for finding in history:
@@ -225,32 +185,24 @@ class ForeignGenerator:
         return None
 
     def _opening(self, workloads: Sequence[Workload], history: Sequence[Finding]) -> Opening:
-        brief = Brief(
-            definition=self._definition,
-            workloads=tuple(w for w in workloads if w.definition == self._definition.name),
-            dialect=self._dialect,
-            facts=self._facts,
-            headers=self._incumbent,
-            hint=self._hint,
-            knowledge=choose(
-                self._incumbent.language, self._definition.op_type, limit=_KNOWLEDGE_CHARS
-            ),
-        )
         return Opening(
-            program=program_of(self._first(history), self._dialect),
-            system=system_of(brief, limit=int(_SYSTEM_SHARE * self._rules.prompt_bytes)),
-            language=self._dialect.fences[0],
-            suffix="." + self._dialect.path.rpartition(".")[2],
-            iterations=self._rules.islands * self._rules.generations,
-            islands=self._rules.islands,
-            answer_tokens=self._rules.answer_tokens,
-            seed=self._seed,
+            program=program_of(self._first(history), self._task.dialect),
+            system=system_of(
+                self._task.brief(workloads),
+                limit=int(_SYSTEM_SHARE * self._task.rules.prompt_bytes),
+            ),
+            language=self._task.dialect.fences[0],
+            suffix="." + self._task.dialect.path.rpartition(".")[2],
+            iterations=self._task.rules.islands * self._task.rules.generations,
+            islands=self._task.rules.islands,
+            answer_tokens=self._task.rules.answer_tokens,
+            seed=self._task.seed,
         )
 
     def _first(self, history: Sequence[Finding]) -> Solution:
         """Return the fastest that is right, of those whose headers variants may include."""
-        headers = self._incumbent.sources[1:]
-        best, most = self._incumbent, 1.0
+        headers = self._task.incumbent.sources[1:]
+        best, most = self._task.incumbent, 1.0
         for finding in history:
             ratio, solution = assess(finding).merit, finding.solution
             fits = solution.language is best.language and solution.sources[1:] == headers

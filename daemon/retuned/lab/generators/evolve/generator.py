@@ -13,13 +13,10 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from retuned.contract import Definition, Digest, Solution, Workload
-from retuned.errors import Refused, TemporaryError, UnreadableInput, UsageError
+from retuned.errors import Refused, TemporaryError, UnreadableInput
 from retuned.lab.generators.evolve.answers import parse_answer
-from retuned.lab.generators.evolve.config import EvolveRules
-from retuned.lab.generators.evolve.device import DeviceBrief
-from retuned.lab.generators.evolve.dialects import dialect_of, solution_of
+from retuned.lab.generators.evolve.dialects import solution_of
 from retuned.lab.generators.evolve.editing import AnswerRefused
-from retuned.lab.generators.evolve.knowledge import choose
 from retuned.lab.generators.evolve.lineage import Lineage
 from retuned.lab.generators.evolve.population import Population, populate
 from retuned.lab.generators.evolve.prompts import Brief, generator_request
@@ -38,11 +35,10 @@ from retuned.lab.generators.evolve.steps import (
     purpose_of,
     read_purpose,
 )
+from retuned.lab.generators.evolve.task import Task
 from retuned.ports import ChatAnswer, ChatModel, Finding
 
 log = logging.getLogger(__name__)
-
-_KNOWLEDGE_CHARS = 6_000
 
 
 class EvolveGenerator:
@@ -52,52 +48,15 @@ class EvolveGenerator:
     ----------
     chat
         The model, with its budget and what was said so far.
-    definition
-        What is computed.
-    incumbent
-        The variant in production: the start, and whose headers variants may include.
-    rules
-        How the search goes.
-    facts
-        The device, for the prompts.
-    model
-        Name of the model, for the record.
-    seed
-        Chooses parents; the same seed, history and answers give the same requests.
-    hint
-        A person's notes on the kernel.
-
-    Raises
-    ------
-    UsageError
-        If variants in the incumbent's language are not evolved, or it is of another definition.
+    task
+        What is evolved.
     """
 
     name = "evolve"
 
-    def __init__(
-        self,
-        chat: ChatModel,
-        *,
-        definition: Definition,
-        incumbent: Solution,
-        rules: EvolveRules,
-        facts: DeviceBrief,
-        model: str,
-        seed: int,
-        hint: str = "",
-    ) -> None:
-        if incumbent.definition != definition.name:
-            raise UsageError(f"{incumbent.name} is of {incumbent.definition}")
+    def __init__(self, chat: ChatModel, *, task: Task) -> None:
         self._chat = chat
-        self._definition = definition
-        self._incumbent = incumbent
-        self._rules = rules
-        self._facts = facts
-        self._model = model
-        self._seed = seed
-        self._hint = hint
-        self._dialect = dialect_of(incumbent.language)
+        self._task = task
         self._handed: set[Digest] = set()
 
     def propose(
@@ -124,16 +83,13 @@ class EvolveGenerator:
         UnreadableInput
             If no answer can be read, before there was a variant.
         """
-        if definition.name != self._definition.name:
-            raise UsageError(
-                f"this generator evolves {self._definition.name}, not {definition.name}"
-            )
+        self._task.require(definition)
         population = self._population(history)
         births = self._births(population)
         chosen = self._left_over(births, population)[:count]
-        wanted = min(count, self._rules.islands)
+        wanted = min(count, self._task.rules.islands)
         while len(chosen) < wanted:
-            step = next_step(population, births, rules=self._rules, seed=self._seed)
+            step = next_step(population, births, rules=self._task.rules, seed=self._task.seed)
             if step is None:
                 break
             try:
@@ -141,7 +97,7 @@ class EvolveGenerator:
             except (Refused, TemporaryError, UnreadableInput) as error:
                 if not chosen:
                     raise
-                log.warning("evolution of %s pauses: %s", self._definition.name, error)
+                log.warning("evolution of %s pauses: %s", self._task.definition.name, error)
                 break
             births = self._births(population)
             birth = births[-1]
@@ -153,12 +109,12 @@ class EvolveGenerator:
         return chosen
 
     def _population(self, history: Sequence[Finding]) -> Population:
-        bare = self._rules.start == "reference"
+        bare = self._task.rules.start == "reference"
         return populate(
             history,
-            incumbent=None if bare else self._incumbent,
-            language=self._incumbent.language,
-            rules=self._rules,
+            incumbent=None if bare else self._task.incumbent,
+            language=self._task.incumbent.language,
+            rules=self._task.rules,
         )
 
     def _left_over(self, births: Sequence[Birth], population: Population) -> list[Solution]:
@@ -173,11 +129,11 @@ class EvolveGenerator:
 
     def _ask(self, step: Step, population: Population, *, workloads: Sequence[Workload]) -> None:
         """Ask for a variant, after a review of what broke or for directions where it is time."""
-        brief = self._brief(workloads)
+        brief = self._task.brief(workloads)
         request = generator_request(
             brief,
             step,
-            rules=self._rules,
+            rules=self._task.rules,
             purpose=dict(purpose_of(step)),
             reflection=self._reflection(brief, step),
             ideas=self._ideas(brief, step, population),
@@ -192,7 +148,7 @@ class EvolveGenerator:
         """Turn the conversation so far into variants; the same now and after a kill."""
         births: list[Birth] = []
         known = {digest: member.solution for digest, member in population.members.items()}
-        known[self._incumbent.digest] = self._incumbent
+        known[self._task.incumbent.digest] = self._task.incumbent
         for request, answer in self._chat.exchanges():
             asked = read_purpose(request.purpose)
             if asked is None:
@@ -218,7 +174,9 @@ class EvolveGenerator:
             if base is None and asked.base is not None:
                 raise AnswerRefused("base-lost", detail="its base is not in the history any more")
             solution = self._solution(asked, answer, base=base)
-            taken = {b.solution.digest for b in births if b.solution} | {self._incumbent.digest}
+            taken = {b.solution.digest for b in births if b.solution} | {
+                self._task.incumbent.digest
+            }
             if solution.digest in taken:
                 detail = "it is the same as a variant that is there already; change something"
                 raise AnswerRefused("same-as-known", detail=detail)
@@ -226,7 +184,7 @@ class EvolveGenerator:
             solution, refused = None, error
         return Birth(
             step=asked.step,
-            island=asked.island % self._rules.islands,
+            island=asked.island % self._task.rules.islands,
             action=asked.action,
             repairs=asked.repairs,
             depth=asked.depth,
@@ -240,22 +198,22 @@ class EvolveGenerator:
         draft = parse_answer(
             answer.text,
             finish=answer.finish,
-            fences=self._dialect.fences,
+            fences=self._task.dialect.fences,
             base=base.sources[0].content if base is not None else None,
             base_id=base.digest.removeprefix("sha256:") if base is not None else "",
         )
         return solution_of(
             draft,
-            self._definition,
-            dialect=self._dialect,
+            self._task.definition,
+            dialect=self._task.dialect,
             base=base,
-            headers=self._incumbent.sources[1:],
+            headers=self._task.incumbent.sources[1:],
             lineage=Lineage(
                 island=asked.island,
                 step=asked.step,
                 parent=base.digest if base is not None else None,
                 prompt=answer.request,
-                model=self._model,
+                model=self._task.model,
             ),
         )
 
@@ -264,23 +222,25 @@ class EvolveGenerator:
             return ""
         text = self._said("reflector", range(step.number, step.number + 1), step.island)
         if text is None:
-            text = self._chat.ask(reflector_request(brief, step, rules=self._rules)).text
+            text = self._chat.ask(reflector_request(brief, step, rules=self._task.rules)).text
         found = parse_reflection(text)
         return f"{found.cause}\n{found.fix}" if found is not None else ""
 
     def _ideas(self, brief: Brief, step: Step, population: Population) -> tuple[str, ...]:
         """Return directions for a change, turned so that each step begins with another one."""
-        every = self._rules.ideas_every
+        every = self._task.rules.ideas_every
         if step.action is not Action.CHANGE or not every:
             return ()
         island = population.islands[step.island]
         begun = step.generation - step.generation % every
         text = self._said(
-            "optimizer", range(begun * self._rules.islands, step.number + 1), step.island
+            "optimizer", range(begun * self._task.rules.islands, step.number + 1), step.island
         )
         if text is None:
             ranked = island.ranked()
-            text = self._chat.ask(optimizer_request(brief, step, ranked, rules=self._rules)).text
+            text = self._chat.ask(
+                optimizer_request(brief, step, ranked, rules=self._task.rules)
+            ).text
         ideas = parse_ideas(text)
         if not ideas:
             return ()
@@ -299,17 +259,3 @@ class EvolveGenerator:
             ):
                 said = answer.text
         return said
-
-    def _brief(self, workloads: Sequence[Workload]) -> Brief:
-        own = tuple(w for w in workloads if w.definition == self._definition.name)
-        return Brief(
-            definition=self._definition,
-            workloads=own,
-            dialect=self._dialect,
-            facts=self._facts,
-            headers=self._incumbent,
-            hint=self._hint,
-            knowledge=choose(
-                self._incumbent.language, self._definition.op_type, limit=_KNOWLEDGE_CHARS
-            ),
-        )
