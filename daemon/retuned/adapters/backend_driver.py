@@ -64,33 +64,14 @@ def _openevolve(task: dict[str, Any], program: str) -> None:
     config = importlib.import_module("openevolve.config")
     api = importlib.import_module("openevolve.api")
     settings = config.Config(
-        max_iterations=task["iterations"],
-        checkpoint_interval=task["iterations"] + 1,
-        log_level="WARNING",
-        random_seed=task["seed"],
-        language=task["language"],
-        file_suffix=task["suffix"],
-        llm=config.LLMConfig(**_model(task, config)),
+        **_search(task, config),
         prompt=config.PromptConfig(
             system_message=task["system"], max_artifact_bytes=task["artifact_bytes"]
         ),
         database=config.DatabaseConfig(num_islands=task["islands"], random_seed=task["seed"]),
-        evaluator=config.EvaluatorConfig(
-            timeout=task["timeout_s"],
-            max_retries=0,
-            cascade_evaluation=False,
-            parallel_evaluations=1,
-        ),
         max_code_length=task["source_chars"],
     )
-    api.run_evolution(
-        program,
-        os.path.abspath(__file__),
-        config=settings,
-        iterations=task["iterations"],
-        output_dir=os.path.join(_HERE, "out"),
-        cleanup=False,
-    )
+    api.run_evolution(program, os.path.abspath(__file__), config=settings, **_run(task))
 
 
 def _skydiscover(task: dict[str, Any], program: str) -> None:
@@ -98,31 +79,40 @@ def _skydiscover(task: dict[str, Any], program: str) -> None:
     api = importlib.import_module("skydiscover.api")
     database = config.AdaEvolveDatabaseConfig(random_seed=task["seed"], num_islands=task["islands"])
     settings = config.Config(
-        max_iterations=task["iterations"],
-        checkpoint_interval=task["iterations"] + 1,
-        log_level="WARNING",
-        random_seed=task["seed"],
-        language=task["language"],
-        file_suffix=task["suffix"],
-        llm=config.LLMConfig(**_model(task, config)),
+        **_search(task, config),
         prompt=config.PromptConfig(system_message=task["system"]),
         search=config.SearchConfig(type="adaevolve", database=database),
-        evaluator=config.EvaluatorConfig(
+        max_solution_length=task["source_chars"],
+    )
+    api.run_discovery(program, os.path.abspath(__file__), config=settings, **_run(task))
+
+
+def _search(task: dict[str, Any], config: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
+    """Return the settings that both packages call the same."""
+    return {
+        "max_iterations": task["iterations"],
+        "checkpoint_interval": task["iterations"] + 1,
+        "log_level": "WARNING",
+        "random_seed": task["seed"],
+        "language": task["language"],
+        "file_suffix": task["suffix"],
+        "llm": config.LLMConfig(**_model(task, config)),
+        "evaluator": config.EvaluatorConfig(
             timeout=task["timeout_s"],
             max_retries=0,
             cascade_evaluation=False,
             parallel_evaluations=1,
         ),
-        max_solution_length=task["source_chars"],
-    )
-    api.run_discovery(
-        program,
-        os.path.abspath(__file__),
-        config=settings,
-        iterations=task["iterations"],
-        output_dir=os.path.join(_HERE, "out"),
-        cleanup=False,
-    )
+    }
+
+
+def _run(task: dict[str, Any]) -> dict[str, Any]:
+    """Return how both packages are told to run, and where they may write."""
+    return {
+        "iterations": task["iterations"],
+        "output_dir": os.path.join(_HERE, "out"),
+        "cleanup": False,
+    }
 
 
 def _model(task: dict[str, Any], config: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
