@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -76,8 +76,13 @@ class Service:
         self._shape = shape
         self._inject_fault = inject_fault
 
-    def app(self, *, on_ready: Callable[[], None] = lambda: None) -> Starlette:
-        """Return the ASGI application; `on_ready` is called when it takes requests."""
+    def app(
+        self, *, on_ready: Callable[[], None] = lambda: None, routes: Sequence[Route] = ()
+    ) -> Starlette:
+        """Return the ASGI application; `on_ready` is called when it takes requests.
+
+        `routes` are served beside its own.
+        """
 
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -87,14 +92,15 @@ class Service:
             yield
             await asyncio.to_thread(self._engine.stop)
 
-        routes = [
+        served = [
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/health", self.health),
             Route("/metrics", self.expose),
+            *routes,
         ]
         if self._inject_fault is not None:
-            routes.append(Route("/demo/fault", self.fault, methods=["POST"]))
-        return Starlette(routes=routes, lifespan=lifespan)
+            served.append(Route("/demo/fault", self.fault, methods=["POST"]))
+        return Starlette(routes=served, lifespan=lifespan)
 
     async def complete(self, request: Request) -> Response:
         """Answer one completion request."""

@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +131,7 @@ class LoadGenerator:
         self, client: httpx.AsyncClient, request: Request, slots: asyncio.Semaphore
     ) -> None:
         phase, started_s = self.phase, time.monotonic()
-        answer = _Answer(request, self.timeline)
+        answer = StreamedAnswer(request, self.timeline)
         failure: str | None = None
         self.sent += 1
         try:
@@ -161,31 +161,68 @@ class LoadGenerator:
             )
         )
 
-    async def _exchange(self, client: httpx.AsyncClient, request: Request, answer: _Answer) -> None:
+    async def _exchange(
+        self, client: httpx.AsyncClient, request: Request, answer: StreamedAnswer
+    ) -> None:
         vocab = self._settings.vocab
         prompt = [self._rng.randrange(vocab) for _ in range(request.prompt_tokens)]
-        body = {"prompt_tokens": prompt, "max_tokens": request.output_tokens, "stream": True}
-        async with client.stream("POST", self._url, json=body) as response:
-            if response.status_code != 200:
-                raise RequestFailed(f"status-{response.status_code}")
-            async for event in events_of(response.aiter_raw()):
-                answer.take(event)
-        answer.check()
+        await exchange(client, self._url, prompt=prompt, answer=answer)
 
 
-class _Answer:
-    """One stream, as far as it came."""
+async def exchange(
+    client: httpx.AsyncClient, url: str, *, prompt: Sequence[int], answer: StreamedAnswer
+) -> None:
+    """Send one request and read its stream into `answer` to the end.
+
+    Raises
+    ------
+    RequestFailed
+        If anything else comes back than exactly what was asked for.
+    httpx.HTTPError
+        If the connection cannot be made, or breaks.
+    """
+    wanted = answer.request.output_tokens
+    body = {"prompt_tokens": list(prompt), "max_tokens": wanted, "stream": True}
+    async with client.stream("POST", url, json=body) as response:
+        if response.status_code != 200:
+            raise RequestFailed(f"status-{response.status_code}")
+        async for event in events_of(response.aiter_raw()):
+            answer.take(event)
+    answer.check()
+
+
+class StreamedAnswer:
+    """One stream, as far as it came.
+
+    Parameters
+    ----------
+    request
+        What was asked for.
+    timeline
+        Where its work is noted.
+    """
 
     def __init__(self, request: Request, timeline: Timeline) -> None:
-        self.tokens = 0
+        self.token_ids: list[int] = []
         self.first_s: float | None = None
-        self._request = request
+        self.request = request
         self._timeline = timeline
         self._usage: Any = None
         self._done = False
 
+    @property
+    def tokens(self) -> int:
+        """Tokens received."""
+        return len(self.token_ids)
+
     def take(self, event: bytes) -> None:
-        """Read one event."""
+        """Read one event.
+
+        Raises
+        ------
+        RequestFailed
+            If it is not what may come next.
+        """
         if self._done:
             raise RequestFailed("after-the-end")
         if event == b"[DONE]":
@@ -200,27 +237,33 @@ class _Answer:
         if "usage" in body:
             self._usage = body["usage"]
         elif type(body.get("token")) is int:
-            self._count()
+            self._count(body["token"])
         else:
             raise RequestFailed("bad-event")
 
     def check(self) -> None:
-        """Raise unless everything came that was asked for."""
+        """Raise unless everything came that was asked for.
+
+        Raises
+        ------
+        RequestFailed
+            With what is missing.
+        """
         if not self._done:
             raise RequestFailed("cut-short")
-        asked, sent = self._request.output_tokens, self._request.prompt_tokens
+        asked, sent = self.request.output_tokens, self.request.prompt_tokens
         if self.tokens != asked:
             raise RequestFailed("wrong-token-count")
         if self._usage != {"prompt_tokens": sent, "completion_tokens": asked}:
             raise RequestFailed("wrong-usage")
 
-    def _count(self) -> None:
+    def _count(self, token: int) -> None:
         now_s = time.monotonic()
         prompt = 0
         if self.first_s is None:
             self.first_s = now_s
-            prompt = self._request.prompt_tokens
-        self.tokens += 1
+            prompt = self.request.prompt_tokens
+        self.token_ids.append(token)
         self._timeline.add(now_s, prompt_tokens=prompt, output_tokens=1)
 
 

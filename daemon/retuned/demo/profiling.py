@@ -54,6 +54,8 @@ class ProfilerWindows:
 
     def __init__(self, trace_dir: Path, *, settings: WindowSettings, gpu: bool = False) -> None:
         trace_dir.mkdir(parents=True, exist_ok=True)
+        self.paused = False
+        """Begins no window while True; one that is open goes on."""
         self._gpu = gpu
         self._dir = trace_dir
         self._settings = settings
@@ -74,7 +76,7 @@ class ProfilerWindows:
     def before_step(self) -> None:
         """Begin a window if it is time and the last one is written."""
         busy = self._writing is not None and not self._writing.done()
-        if self._profiler is None and not self._broken and not busy:
+        if self._profiler is None and not (self._broken or self.paused or busy):
             now_s = time.monotonic()
             if now_s >= self._next_s:
                 self._next_s = now_s + self._settings.every_s

@@ -18,11 +18,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retuned.errors import HarnessError, MissingDependency, RetunedError, UsageError
 
 if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from retuned.demo.batching import Model, StepHook
     from retuned.demo.operators import Operators
     from retuned.demo.profiling import ProfilerWindows
     from retuned.demo.shapes import ModelShape
@@ -74,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     started_s = time.monotonic()
     options = parse(arguments)
-    _die_with_parent()
+    die_with_parent()
     if options.cores:
         os.sched_setaffinity(0, {int(core) for core in options.cores.split(",")})
     # Read by libraries when torch is imported, which is why torch is imported only below.
@@ -86,16 +89,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) -> None:
-    """Build the model, the engine and the HTTP server, and run them."""
+    """Build the demo's model and serve it."""
     import torch
-    import uvicorn
-    from prometheus_client import CollectorRegistry
 
-    from retuned.demo.answers import Mailboxes
-    from retuned.demo.app import Service
-    from retuned.demo.batching import EngineLimits, StepHook
-    from retuned.demo.engine import Engine
-    from retuned.demo.metrics import ServerMetrics
     from retuned.demo.model import DecoderModel
     from retuned.demo.shapes import SHAPES
 
@@ -111,13 +107,62 @@ def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) 
         seed=options.seed,
         device=options.device,
     )
+    serve_model(
+        model,
+        options,
+        shape=shape,
+        cleanup=cleanup,
+        started_s=started_s,
+        hooks=[] if options.trace_dir is None else [windows_of(options)],
+        inject_fault=inject_fault,
+    )
+
+
+def serve_model(
+    model: Model[Any],
+    options: argparse.Namespace,
+    *,
+    shape: ModelShape,
+    cleanup: ExitStack,
+    started_s: float,
+    hooks: Sequence[StepHook] = (),
+    routes: Sequence[Route] = (),
+    inject_fault: Callable[[str], None] | None = None,
+) -> None:
+    """Put the engine and the HTTP server in front of a model, and run them until told to stop.
+
+    Parameters
+    ----------
+    model
+        What computes.
+    options
+        ``port``, ``token_budget`` and ``max_running`` of them are read.
+    shape
+        Of the model: which tokens it knows and how many it holds.
+    cleanup
+        Closes the listener at the end.
+    started_s
+        Monotonic seconds at which the process began.
+    hooks
+        Called around each step, after the metrics.
+    routes
+        Served beside the demo's.
+    inject_fault
+        As `Service`.
+    """
+    import uvicorn
+    from prometheus_client import CollectorRegistry
+
+    from retuned.demo.answers import Mailboxes
+    from retuned.demo.app import Service
+    from retuned.demo.batching import EngineLimits
+    from retuned.demo.engine import Engine
+    from retuned.demo.metrics import ServerMetrics
+
     metrics = ServerMetrics(CollectorRegistry())
     mailboxes = Mailboxes()
-    hooks: list[StepHook] = [metrics]
-    if options.trace_dir is not None:
-        hooks.append(_windows(options))
     limits = EngineLimits(token_budget=options.token_budget, max_running=options.max_running)
-    engine = Engine(model, limits=limits, deliver=mailboxes.deliver, hooks=hooks)
+    engine = Engine(model, limits=limits, deliver=mailboxes.deliver, hooks=[metrics, *hooks])
     service = Service(engine, mailboxes, metrics=metrics, shape=shape, inject_fault=inject_fault)
     listener = cleanup.enter_context(_listen(options.port))
 
@@ -125,7 +170,7 @@ def serve(options: argparse.Namespace, cleanup: ExitStack, *, started_s: float) 
         _announce(listener, ready_s=time.monotonic() - started_s)
 
     configuration = uvicorn.Config(
-        service.app(on_ready=ready),
+        service.app(on_ready=ready, routes=routes),
         loop="asyncio",
         http="h11",
         ws="none",
@@ -158,7 +203,8 @@ def _operators(
     return slotted.operators, FaultInjector(slotted.slots).inject
 
 
-def _windows(options: argparse.Namespace) -> ProfilerWindows:
+def windows_of(options: argparse.Namespace) -> ProfilerWindows:
+    """Return the profiler windows that the options ask for, ready to begin."""
     from retuned.demo.profiling import ProfilerWindows, WindowSettings
 
     settings = WindowSettings(
@@ -193,7 +239,7 @@ def _announce(listener: socket.socket, *, ready_s: float) -> None:
     sys.stdout.flush()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Get SIGTERM when the starting thread ends, so that no server outlives its story."""
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
