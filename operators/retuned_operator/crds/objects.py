@@ -1,0 +1,114 @@
+"""Objects of the API server to models and back: the only place where either is read or written.
+
+The server has checked an object against its schema, but not against what only the models know, and
+an object may be older than the schema. What cannot be read is refused with its place; callers fail
+closed: a decision that cannot be read may be a rejection, a freeze that cannot be read stands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from retuned.errors import UnreadableInput
+from retuned_operator.crds.decision import SwapDecision, TuningFreeze
+from retuned_operator.crds.experiment import KernelExperiment
+from retuned_operator.crds.policy import PolicyObject
+from retuned_operator.crds.proposal import SwapProposal
+from retuned_operator.crds.target import TuningTarget
+from retuned_operator.crds.values import ApiModel
+
+MAX_OBJECT_BYTES = 2 * 2**20
+"""No object of an API server is larger."""
+_MAX_SHOWN = 5
+
+R = TypeVar(
+    "R",
+    TuningTarget,
+    PolicyObject,
+    KernelExperiment,
+    SwapProposal,
+    SwapDecision,
+    TuningFreeze,
+)
+
+
+def read(model: type[R], body: Mapping[str, Any]) -> R:
+    """Read one object.
+
+    Parameters
+    ----------
+    model
+        What it is to be.
+    body
+        As the API server's JSON has it.
+
+    Raises
+    ------
+    UnreadableInput
+        ``object-too-large``, ``not-json`` or ``object-invalid``, with kind and name, and the
+        first fields that are wrong.
+
+    Examples
+    --------
+    >>> read(TuningFreeze, {"kind": "TuningFreeze", "metadata": {"name": "now"}})
+    Traceback (most recent call last):
+    ...
+    retuned.errors.UnreadableInput: TuningFreeze now: apiVersion: Field required; spec: Field \
+required [object-invalid]
+    """
+    where = _where(model, body)
+    try:
+        text = json.dumps(body, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnreadableInput("not-json", where=where, message=str(error)[:200]) from None
+    if len(text) > MAX_OBJECT_BYTES:
+        message = f"is larger than {MAX_OBJECT_BYTES // 2**20} MiB"
+        raise UnreadableInput("object-too-large", where=where, message=message)
+    try:
+        return model.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise UnreadableInput("object-invalid", where=where, message=_said(error)) from None
+
+
+def write(resource: ApiModel) -> dict[str, Any]:
+    """Return an object as JSON data, camelCase, without what is not there.
+
+    Fields that are None are left out: to the API server they mean the same.
+    """
+    body: dict[str, Any] = resource.model_dump(mode="json", by_alias=True, exclude_none=True)
+    metadata = body.get("metadata")
+    if isinstance(metadata, dict):
+        body["metadata"] = {key: value for key, value in metadata.items() if value not in ("", {})}
+        if body["metadata"].get("generation") == 0:
+            del body["metadata"]["generation"]
+    return body
+
+
+def _where(model: type[ApiModel], body: Mapping[str, Any]) -> str:
+    metadata = body.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    parts = (metadata.get("namespace"), metadata.get("name"))
+    name = "/".join(str(part)[:253] for part in parts if part) or "(no name)"
+    kind = str(model.model_fields["kind"].annotation).split("'")[1]
+    return f"{kind} {_printable(name)}"
+
+
+def _said(error: ValidationError) -> str:
+    """Name the first fields that are wrong; values are a stranger's and are not repeated."""
+    problems = error.errors(include_url=False, include_input=False)
+    shown = []
+    for item in problems[:_MAX_SHOWN]:
+        path = ".".join(str(part)[:64] for part in item["loc"]) or "the whole object"
+        message = str(item["msg"]).removeprefix("Value error, ")
+        shown.append(f"{path}: {message[:300]}")
+    more = len(problems) - len(shown)
+    return _printable("; ".join(shown) + (f"; and {more} more" if more > 0 else ""))
+
+
+def _printable(text: str) -> str:
+    """Take out what could steer a terminal: names and keys are a stranger's."""
+    return "".join(each if each.isprintable() else "?" for each in text)

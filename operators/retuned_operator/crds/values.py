@@ -1,0 +1,162 @@
+"""What the custom resources share: names, references, conditions, metadata, and the model's base.
+
+Names and durations are those of the policies (`retuned.stages.gate.values`), so that there is one
+way to write each. What a stranger may write is bounded here: sizes of texts and lists are part of
+the schema that the API server enforces, and of the cost of its rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, ConfigDict, Field
+
+from retuned.contract import Digest
+from retuned.stages.gate.values import DNS, PolicyModel
+
+GROUP = "retuned.dev"
+"""API group of every kind."""
+VERSION = "v1alpha1"
+"""The one version there is."""
+API_VERSION: Literal["retuned.dev/v1alpha1"] = "retuned.dev/v1alpha1"
+"""Group and version, as objects write it."""
+
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS)]
+"""Name of an object in Kubernetes."""
+Uid = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
+"""Unique id of an object in Kubernetes; another object of the same name has another one."""
+KernelName = Annotated[str, Field(max_length=128, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.:-]{0,127}$")]
+"""Name of a definition, as `retuned.contract.Name`."""
+Id = Annotated[str, Field(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
+"""Content digest that names a record of a stage."""
+User = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f]+$")]
+"""User or group as the API server knows them."""
+Code = Annotated[str, Field(max_length=64, pattern=r"^([a-z0-9]+(-[a-z0-9]+)*)?$")]
+"""Stable reason code, kebab-case; empty where there is none."""
+Note = Annotated[str, Field(max_length=2048)]
+"""Text for people."""
+Model = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Model of an accelerator, such as ``MI300X``; also usable as a label's value."""
+
+
+class ApiModel(PolicyModel):
+    """Part of a custom resource: camelCase in YAML, frozen, nothing unknown, no infinities."""
+
+
+class ObjectMeta(ApiModel):
+    """The part of Kubernetes' metadata that decisions read; the rest is left aside."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: ObjectName
+    """Name, unique in its namespace and kind."""
+    namespace: Annotated[str, Field(max_length=63)] = ""
+    """Namespace; empty for kinds that have none."""
+    uid: Annotated[str, Field(max_length=64)] = ""
+    """Unique id; empty before the server gave one."""
+    generation: int = Field(default=0, ge=0)
+    """Grows with every change of the spec; 0 before the server gave one."""
+    resource_version: Annotated[str, Field(max_length=64)] = ""
+    """Version of the whole object; writes name it, so that nobody writes over another."""
+    creation_timestamp: AwareDatetime | None = None
+    """When the server made it; None before."""
+    deletion_timestamp: AwareDatetime | None = None
+    """When somebody asked for its end; None while nobody did."""
+    labels: Mapping[str, str] = Field(default_factory=dict)
+    """Labels."""
+    annotations: Mapping[str, str] = Field(default_factory=dict)
+    """Annotations."""
+
+
+class LocalRef(ApiModel):
+    """An object of the same namespace, by name."""
+
+    name: ObjectName
+    """Its name."""
+
+
+class UidRef(ApiModel):
+    """An object of the same namespace that must be this very one."""
+
+    name: ObjectName
+    """Its name."""
+    uid: Uid
+    """Its uid."""
+
+
+class PolicyRef(ApiModel):
+    """A policy as it stood at some moment."""
+
+    name: ObjectName
+    """Its name; the namespace is that of the object that names it."""
+    generation: int = Field(ge=1)
+    """Its generation then."""
+    digest: Digest
+    """Its digest then, see `KernelTuningPolicy.digest`."""
+
+
+class Abort(ApiModel):
+    """Somebody's wish to end what is under way; never gated, and never taken back."""
+
+    requested: bool = False
+    """Whether to end it; once true it stays."""
+    reason: Note = ""
+    """Why."""
+
+
+class ConditionStatus(StrEnum):
+    """Kubernetes' three values of truth."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(ApiModel):
+    """One thing that is true of an object, or not, as Kubernetes writes it."""
+
+    type: str = Field(
+        max_length=316, pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z][A-Za-z0-9]*$"
+    )
+    """What: a word in CamelCase."""
+    status: ConditionStatus
+    """Whether."""
+    observed_generation: int = Field(default=0, ge=0)
+    """Generation of the spec that it was said about."""
+    last_transition_time: AwareDatetime
+    """When `status` last changed."""
+    reason: str = Field(
+        min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
+    )
+    """Stable code in CamelCase."""
+    message: str = Field(max_length=32768)
+    """For people."""
+
+
+def camel(code: str) -> str:
+    """Return a stable code as the reason of a condition.
+
+    Examples
+    --------
+    >>> camel("window-closed")
+    'WindowClosed'
+    """
+    return "".join(part.capitalize() for part in code.split("-")) or "Unknown"
+
+
+def with_condition(
+    conditions: tuple[Condition, ...],
+    new: Condition,
+) -> tuple[Condition, ...]:
+    """Return the conditions with one set; its time moves only where its status does.
+
+    The order stays, so that a status that says the same is the same.
+    """
+    known = next((each for each in conditions if each.type == new.type), None)
+    if known is None:
+        return (*conditions, new)
+    if known.status is new.status:
+        new = new.model_copy(update={"last_transition_time": known.last_transition_time})
+    return tuple(new if each.type == new.type else each for each in conditions)
