@@ -11,6 +11,8 @@ import pytest
 from pydantic import ValidationError
 from tests.lifting import live
 
+from retuned.adapters.flashinfer_bench.definitions import export_definition
+from retuned.adapters.flashinfer_bench.reading import NotExportable
 from retuned.catalog import Entry
 from retuned.catalog.own import entry_of
 from retuned.contract import Definition, Language, Solution
@@ -20,6 +22,8 @@ from retuned.lab.harness.paired import units_for
 from retuned.lab.physics import floor_us
 from retuned.lifting.lift import Lifted, lift_all
 from retuned.runtime.intercept.rules import parse_rule
+from retuned.runtime.slots import Slot
+from retuned.runtime.spec import Refused
 from retuned.stages.verdict import Reason
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -174,3 +178,14 @@ def test_two_outputs_do_not_update_one_input() -> None:
 def test_definitions_without_updates_look_as_they_always_did() -> None:
     (plain,) = lift_all([live.rope(rows) for rows in (1, 7)]).lifted
     assert "updates" not in str(plain.own.definition.model_dump(mode="json"))
+
+
+def test_a_slot_in_front_of_a_function_takes_no_definition_that_changes_its_inputs() -> None:
+    body = found().own.definition.model_dump(mode="json")
+    with pytest.raises(Refused, match="changes its inputs"):
+        Slot(body, lambda x: x)
+
+
+def test_a_format_that_cannot_say_it_gets_no_definition_that_changes_its_inputs() -> None:
+    with pytest.raises(NotExportable, match="in place"):
+        export_definition(found().own.definition)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from heapq import nlargest
 from typing import Any, Protocol
 
-from retuned.runtime.spec import Key, Spec, Tensor, allows, parse_spec
+from retuned.runtime.spec import Key, Refused, Spec, Tensor, allows, parse_spec
 
 log = logging.getLogger(__name__)
 
@@ -135,9 +135,12 @@ class Slot:
     Raises
     ------
     Refused
-        If the definition cannot be read.
+        If the definition cannot be read, or its outputs update inputs: what a function returns are
+        tensors of its own.
     """
 
+    TAKES_IN_PLACE = False
+    """Whether what is called may change its inputs."""
     __slots__ = (
         "__weakref__",
         "_cells",
@@ -166,6 +169,9 @@ class Slot:
         key: Callable[..., Key] | None = None,
     ) -> None:
         self.spec = definition if isinstance(definition, Spec) else parse_spec(definition)
+        if self.spec.in_place and not self.TAKES_IN_PLACE:
+            detail = f"{self.spec.name} changes its inputs; only launches that are intercepted may"
+            raise Refused("definition-invalid", detail=detail)
         self.original = original
         self._constants: dict[int, tuple[weakref.ref[Any], ...]] = {}
         self._notes = 0

@@ -77,6 +77,8 @@ class TensorSpec:
     """A weight: the same storage on every launch."""
     values: ValueRule | None = field(default=None, compare=False)
     """How it may be made up; no part of what is launched."""
+    updates: str | None = None
+    """Of an output: the input that it holds before the launch, which changes it in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,11 @@ class Spec:
     def constant_inputs(self) -> tuple[int, ...]:
         """Positions of the weights."""
         return tuple(index for index, spec in enumerate(self.inputs) if spec.constant)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a launch changes what it reads."""
+        return any(output.updates is not None for output in self.outputs)
 
     def locate(self, axis: str) -> tuple[int, int] | None:
         """Return (input, dimension) that shows the axis first, or None if no input does."""
@@ -210,9 +217,11 @@ def _tensor(name: object, body: object, known: set[str]) -> TensorSpec:
         raise _invalid(f"tensor '{checked}' names unknown axes")
     if not isinstance(dtype, str):
         raise _invalid(f"tensor '{checked}' has no dtype")
-    return TensorSpec(
-        checked, tuple(shape), dtype, body.get("constant") is True, _rule(checked, body)
-    )
+    updates = body.get("updates")
+    if updates is not None:
+        updates = _name(updates, "updates")
+    constant = body.get("constant") is True
+    return TensorSpec(checked, tuple(shape), dtype, constant, _rule(checked, body), updates)
 
 
 def _rule(tensor: str, body: Mapping[str, Any]) -> ValueRule | None:

@@ -90,8 +90,12 @@ def export_definition(definition: Definition) -> dict[str, Any]:
     Raises
     ------
     NotExportable
-        If an element type or a name is one that their schema or Python has not.
+        If an element type or a name is one that their schema or Python has not, or an output
+        updates an input, which their schema cannot say.
     """
+    if definition.updated:
+        told = ", ".join(definition.updated.values())
+        raise NotExportable(f"{definition.name} changes {told} in place, which the format lacks")
     for name, spec in (*definition.inputs.items(), *definition.outputs.items()):
         if not name.isidentifier() or keyword.iskeyword(name):
             raise NotExportable(f"{definition.name}: the tensor '{name}' is no name in Python")

@@ -28,6 +28,7 @@ class KernelSlot(Slot):
         Lengths of the variable axes of a launch.
     """
 
+    TAKES_IN_PLACE = True
     __slots__ = ("rule",)
 
     def __init__(self, spec: Spec, *, rule: LaunchRule, key: Callable[[Call], Key]) -> None:
