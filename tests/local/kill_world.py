@@ -27,7 +27,6 @@ from tests.local.kill_server import DEFINITION, ROWS
 from retuned.adapters.approvals import Approvals
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.sqlite_store import SqliteStore
-from retuned.errors import TemporaryError
 from retuned.local.context import Kind
 from retuned.ports import SlotState, Stored
 from retuned.stages.gate import DecisionKind, SwapDecision
@@ -361,14 +360,6 @@ def remeasured(world: KillWorld) -> int:
         body = json.loads(path.read_text())
         measured[body["plan"], body["candidate"]] += body["final"] is not None
     return sum(measured.values()) - sum(count > 0 for count in measured.values())
-
-
-def server_answers(world: KillWorld) -> bool:
-    """Whether the server can be asked."""
-    try:
-        return world.slot() is not None
-    except TemporaryError:
-        return False
 
 
 def _write_config(folder: Path) -> Path:

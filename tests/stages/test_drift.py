@@ -31,7 +31,6 @@ BUCKETS = (1, 2, 4, 8, 16, 64, 128, 256)
 CHAT = (0.02, 0.05, 0.14, 0.40, 0.30, 0.05, 0.025, 0.015)
 """Share of engine steps by M: many small decodes, some prompt chunks."""
 CODE = (0.04, 0.08, 0.12, 0.12, 0.08, 0.08, 0.16, 0.32)
-HOUR_S = 3_600
 
 
 def window(

@@ -162,10 +162,6 @@ def share_of(ctx: Context, hypothesis: str) -> float:
     return float(stored.body["share"]) if stored is not None else 0.0
 
 
-def _world(ctx: Context, definition: str) -> Digest:
-    return digest_of([live_baseline(ctx, definition), ctx.environment])
-
-
 def _answered(ctx: Context) -> set[str]:
     """Return beliefs that were tested, or are being tested; others may be believed again."""
     again = [id for phase in _UNTESTED for id in ctx.store.ids(Kind.HYPOTHESIS, phase=phase)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from retuned.adapters.kernelbench.subject import ProblemSubject
 from retuned.adapters.local_lab import LocalLab
-from retuned.contract import Definition, Digest, Language, Solution, Workload
+from retuned.contract import Definition, Digest, Solution, Workload
 from retuned.errors import UsageError
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.devices import facts_here
@@ -158,10 +158,3 @@ def _merit(found: Finding) -> float:
 
 def _all_cores() -> int:
     return os.cpu_count() or 1
-
-
-def is_searchable(language: Language) -> bool:
-    """Whether times mean anything here, so that a search has something to go by."""
-    from retuned.lab.toolchain import environment_of, is_timed
-
-    return is_timed(environment_of(language))

@@ -23,8 +23,6 @@ class ArchLimits:
     """Most waves or warps that a unit holds."""
     blocks: int
     """Most blocks that a unit holds."""
-    threads_per_block: int = 1024
-    """Largest block."""
     registers: int
     """Vector registers of a unit, each as wide as a number of one thread."""
     registers_per_thread: int
@@ -122,8 +120,3 @@ def limits_of(arch: str) -> ArchLimits | None:
     [65536, 163840, 232448]
     """
     return _TABLE.get(arch)
-
-
-def known_arches() -> tuple[str, ...]:
-    """Architectures with limits."""
-    return tuple(_TABLE)

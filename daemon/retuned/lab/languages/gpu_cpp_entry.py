@@ -24,11 +24,6 @@ _TYPES: Mapping[DType, tuple[str, ...]] = {
 _AXIS_TYPES = ("index_t", "long long")
 
 
-def spelling_of(dtype: DType) -> str:
-    """Return how an element type is written in a device source."""
-    return _TYPES[dtype][0]
-
-
 def check_entry(tokens: list[str], solution: Solution, definition: Definition) -> None:
     """Check that the entry takes pointers of the definition's types, then every axis as index_t.
 

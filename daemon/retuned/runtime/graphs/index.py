@@ -189,12 +189,6 @@ class GraphIndex:
         live = sum(graph.launches_of(mark) for graph in self)
         return live + self._gone.get(mark, 0)
 
-    def of_function(self, function: int) -> list[tuple[IndexedGraph, Site]]:
-        """Return the nodes that were captured with a kernel, in launch order."""
-        return [
-            (graph, site) for graph in self for site in graph.sites if site.function == function
-        ]
-
 
 def index_graph(
     calls: GraphCalls,
