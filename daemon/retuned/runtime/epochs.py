@@ -119,11 +119,17 @@ def new_instance() -> str:
 
 def rank_of_environment() -> str:
     """Return this process's rank as launchers of parallel servers say it; empty if they do not."""
-    for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
-        value = os.environ.get(name, "")
-        if value.isdecimal() and len(value) <= 9:
-            return value
-    return ""
+    rank = number_of_environment("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+    return "" if rank is None else str(rank)
+
+
+def number_of_environment(*names: str) -> int | None:
+    """Return the first of these variables that is a number of processes; None where none is."""
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isascii() and text.isdigit() and len(text) < 8:
+            return int(text)
+    return None
 
 
 def _started() -> int:

@@ -7,9 +7,10 @@ and no function that is called talks to other ranks.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
+
+from retuned.runtime.epochs import number_of_environment
 
 _VARIABLES = {
     "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
@@ -35,7 +36,8 @@ def ranks() -> dict[str, int]:
 
     A process group that PyTorch has made is believed before the environment.
     """
-    found = {name: value for name in _VARIABLES if (value := _variable(name)) is not None}
+    told = {name: number_of_environment(*given) for name, given in _VARIABLES.items()}
+    found = {name: value for name, value in told.items() if value is not None}
     torch = sys.modules.get("torch.distributed")
     try:
         if torch is not None and torch.is_available() and torch.is_initialized():
@@ -63,11 +65,3 @@ def _whole(**values: object) -> dict[str, int]:
     return {
         name: value for name, value in values.items() if type(value) is int and 0 <= value < _MOST
     }
-
-
-def _variable(name: str) -> int | None:
-    for variable in _VARIABLES[name]:
-        text = os.environ.get(variable, "")
-        if text.isascii() and text.isdigit() and len(text) < 8:
-            return int(text)
-    return None
