@@ -1,6 +1,6 @@
 """What agreeing costs: phases over several processes, a rank that dies, delivery, signatures.
 
-    python benchmarks/ranks.py [--rounds 30] [--ranks 1 2 4 8]
+    python -m benchmarks.ranks [--rounds 30] [--ranks 1 2 4 8]
 
 Each rank is a process of its own with one slot whose kernel does nothing, so that what is timed is
 the agreement itself, through sockets, as the daemon does it:
@@ -25,8 +25,6 @@ import platform
 import re
 import secrets
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,92 +34,31 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.conformance import rehearsed_ranks
+from tests.conformance.rehearsed_ranks import Rank, order
 
 from retuned.adapters.runtime_socket import RuntimeSocket
-from retuned.contract import Guard
+from retuned.contract import Digest
 from retuned.errors import TemporaryError
 from retuned.runtime.ed25519 import verify
-from retuned.stages.swap import SwapKind, SwapOrder
 
 RESULT = Path(__file__).resolve().parent / "results" / "ranks.json"
-DEFINITION = {
-    "name": "a",
-    "op_type": "copy",
-    "axes": {"M": {"type": "var"}},
-    "inputs": {"x": {"shape": ["M"], "dtype": "float32"}},
-    "outputs": {"y": {"shape": ["M"], "dtype": "float32"}},
-}
-RANK = """
-import json, sys
-from retuned.runtime import attach
-from retuned.runtime.variant import LOADERS
-
-class Rehearsed:
-    def __init__(self, *_): pass
-    def launcher(self, _): return lambda inputs: inputs[0]
-    checked_launcher = launcher
-    def capturing(self): return None
-    def fingerprint(self, _): return 0
-
-LOADERS["rehearsed"] = Rehearsed
-runtime = attach(socket_dir=sys.argv[1], artifacts_dir=sys.argv[2] or None)
-slot = runtime.slot(json.loads(sys.argv[3]), original=lambda x: x)
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
 
 @contextmanager
-def server(folder: Path, count: int, *, within: str = "") -> Iterator[list[subprocess.Popen[str]]]:
-    ranks = []
+def server(folder: Path, count: int, *, within: str = "") -> Iterator[list[Rank]]:
+    """Run ranks that listen in a new folder, which `now` leads to."""
     sockets = folder / secrets.token_hex(4)
     (folder / "now").unlink(missing_ok=True)
     (folder / "now").symlink_to(sockets)
-    for _ in range(count):
-        words = [sys.executable, "-c", RANK, str(sockets), within, json.dumps(DEFINITION)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        env = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
-        ranks.append(subprocess.Popen(words, text=True, env=env, **pipes))  # type: ignore[call-overload]
-    try:
-        for rank in ranks:
-            assert rank.stdout.readline() == "ready\n"
+    with rehearsed_ranks.server(folder, count, sockets=sockets, within=within) as ranks:
         yield ranks
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
 
 
-def artifact(root: Path, *, size_bytes: int) -> tuple[str, Path]:
+def artifact(root: Path, *, size_bytes: int) -> tuple[Digest, Path]:
     code = secrets.token_bytes(size_bytes)
     digest = "sha256:" + hashlib.sha256(code).hexdigest()
-    folder = root / digest[7:]
-    folder.mkdir()
-    (folder / "kernel.so").write_bytes(code)
-    manifest = {
-        "digest": digest,
-        "definition": DEFINITION,
-        "language": "rehearsed",
-        "entry": "run",
-        "binary": "kernel.so",
-        "binary_sha256": hashlib.sha256(code).hexdigest(),
-    }
-    (folder / "artifact.json").write_text(json.dumps(manifest))
-    return digest, folder
-
-
-def order(digest: str | None, *, epoch: int) -> SwapOrder:
-    return SwapOrder(
-        id=f"o{epoch}",
-        kind=SwapKind.SWAP if digest else SwapKind.ROLLBACK,
-        proposal="p",
-        target="t",
-        definition="a",
-        artifact=digest,
-        previous=None,
-        guard=Guard(),
-        epoch=epoch,
-    )
+    return digest, rehearsed_ranks.deliver(root, digest, code=code)
 
 
 def timed_ms(do: Callable[[], object]) -> float:
@@ -152,7 +89,6 @@ def lost(folder: Path) -> float:
         digest, place = artifact(folder, size_bytes=64 << 10)
         swapper.prepare(order(digest, epoch=1), artifact_dir=place)
         ranks[2].kill()
-        ranks[2].wait()
 
         def refused() -> None:
             try:

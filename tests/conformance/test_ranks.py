@@ -3,156 +3,36 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conformance.rehearsed_ranks import (
+    DEFINITION,
+    FIRST,
+    SECOND,
+    Rank,
+    deliver,
+    order,
+    server,
+)
 
 from retuned.adapters.artifact_folder import sign_artifact
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.signing import Ed25519Notary
-from retuned.contract import Digest, Guard
 from retuned.errors import CandidateError, PartialCommit, TemporaryError
 from retuned.runtime.host import Host
 from retuned.runtime.shadow import Comparison
 from retuned.runtime.slots import Slot
 from retuned.runtime.variant import LOADERS
-from retuned.stages.swap import SwapKind, SwapOrder
-
-FIRST: Digest = "sha256:" + "1" * 64
-SECOND: Digest = "sha256:" + "2" * 64
-DEFINITION = {
-    "name": "a",
-    "op_type": "copy",
-    "axes": {"M": {"type": "var"}},
-    "inputs": {"x": {"shape": ["M"], "dtype": "float32"}},
-    "outputs": {"y": {"shape": ["M"], "dtype": "float32"}},
-}
-RANK = """
-import json, sys
-from retuned.runtime import attach
-from retuned.runtime.shadow import Comparison
-from retuned.runtime.variant import LOADERS
-
-class Rehearsed:
-    def __init__(self, *_): pass
-    def launcher(self, _): return lambda inputs: inputs[0]
-    checked_launcher = launcher
-    def capturing(self): return None
-    def fingerprint(self, _): return 0
-
-class Rows:
-    shape = (4,)
-
-LOADERS["rehearsed"] = Rehearsed
-runtime = attach(
-    socket_dir=sys.argv[1],
-    artifacts_dir=sys.argv[2] or None,
-    compare=lambda *_: Comparison(nonfinite=False, ratio=0.0),
-)
-slot = runtime.slot(json.loads(sys.argv[3]), original=lambda x: x)
-print(runtime.socket, flush=True)
-for line in sys.stdin:
-    for _ in range(int(line)):
-        slot(Rows())
-    print("done", flush=True)
-"""
-
-
-class Rank:
-    """One process of the server."""
-
-    def __init__(self, folder: Path, *, within: str = "", **environment: str) -> None:
-        arguments = [str(folder / "s"), within, json.dumps(DEFINITION)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", RANK, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")} | environment,
-        )
-
-    def started(self) -> Rank:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline().strip().endswith(".sock")
-        return self
-
-    @property
-    def name(self) -> str:
-        return f"{self.process.pid}.sock"
-
-    def launch(self, count: int = 1) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "done\n"
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-
-
-@contextmanager
-def server(folder: Path, count: int, **how: str) -> Iterator[list[Rank]]:
-    ranks = [Rank(folder, **how) for _ in range(count)]
-    try:
-        for rank in ranks:
-            rank.started()
-        yield ranks
-    finally:
-        for rank in ranks:
-            rank.end()
-
-
-def deliver(root: Path, digest: Digest = FIRST) -> Path:
-    folder = root / digest[7:]
-    folder.mkdir(exist_ok=True)
-    (folder / "kernel.so").write_bytes(b"code" * 100_000)
-    manifest = {
-        "digest": digest,
-        "definition": DEFINITION,
-        "language": "rehearsed",
-        "entry": "run",
-        "binary": "kernel.so",
-        "binary_sha256": hashlib.sha256(b"code" * 100_000).hexdigest(),
-    }
-    (folder / "artifact.json").write_text(json.dumps(manifest))
-    return folder
-
-
-def order(artifact: Digest | None = FIRST, *, epoch: int = 1) -> SwapOrder:
-    return SwapOrder(
-        id=f"o{epoch}",
-        kind=SwapKind.SWAP if artifact else SwapKind.ROLLBACK,
-        proposal="p",
-        target="test",
-        definition="a",
-        artifact=artifact,
-        previous=None,
-        guard=Guard(bounds={"M": (1, 8)}),
-        epoch=epoch,
-    )
+from retuned.stages.swap import SwapOrder
 
 
 def standings(swapper: RuntimeSocket, wanted: SwapOrder) -> list[str]:
