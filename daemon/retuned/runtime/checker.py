@@ -1,5 +1,8 @@
 """One check: both kernels on the same inputs, one of them serving.
 
+Where all of a launch lies on one GPU a check is made aside (`aside`) and nobody waits for it; what
+follows is done elsewhere, and for the first launch of a shape bucket that a variant serves.
+
 After a swap the variant serves and the incumbent runs beside it; before one, in the shadow, it is
 the other way round and the server never sees the variant's output. Whichever runs second is given
 copies of what varies (`keeping`), so that neither can spoil what the other reads. Some checks are
@@ -11,42 +14,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from retuned.runtime.aside import Aside, Order, Place
 from retuned.runtime.judging import Judge
 from retuned.runtime.keeping import KEEPER, Keeper, Kept
 from retuned.runtime.launching import Ineligible, Launch, Variant
-from retuned.runtime.shadow import Compare, Sampler, Stratum, as_outputs
+from retuned.runtime.shadow import Compare, as_outputs, compare_tensors
+from retuned.runtime.shadow_device import DeviceOf, shadow_device
 from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Key, Tensor
+from retuned.runtime.spec import Tensor
+from retuned.runtime.underway import CHECKS, NO_ROOM, Checks
 
-NO_ROOM = "shadow-memory"
-"""Why a launch was not shadowed: no room for the copies."""
-
-
-class Order(Protocol):
-    """The order in force that a check is made for."""
-
-    def trip(self, reason: str, detail: str) -> None:
-        """Take the order back at once."""
-        ...
-
-    def count_error(self, error: Exception) -> None:
-        """Count a launch that raised."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a check is made."""
-
-    key: Key
-    """Lengths of the launch."""
-    stratum: Stratum
-    """Its shape bucket."""
-    sampler: Sampler
-    """Chooses the next."""
+__all__ = ["NO_ROOM", "Checker", "Order", "Place"]
 
 
 class Checker:
@@ -63,11 +43,15 @@ class Checker:
     judge
         Says so.
     compare
-        Compares outputs.
+        Compares outputs; any but `compare_tensors` compares in line.
     tolerance
         Allowed difference.
     keeper
         Makes copies; that of the process by default.
+    checks
+        Checks under way; those of the process by default.
+    device_of
+        Returns the device that a check can be made aside on.
     """
 
     def __init__(
@@ -80,6 +64,8 @@ class Checker:
         compare: Compare,
         tolerance: float,
         keeper: Keeper = KEEPER,
+        checks: Checks = CHECKS,
+        device_of: DeviceOf = shadow_device,
     ) -> None:
         self._slot = slot
         self._variant = variant
@@ -88,9 +74,14 @@ class Checker:
         self._compare = compare
         self._tolerance = tolerance
         self._keeper = keeper
+        self._device_of = device_of if compare is compare_tensors else _nowhere
+        self._aside = Aside(slot, order=order, judge=judge, tolerance=tolerance, checks=checks)
 
     def served(self, launch: Launch, plain: Launch, at: Place, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """Serve the variant's output if the incumbent, run afterwards, agrees."""
+        device = self._device_of(inputs)
+        if device is not None and at.stratum.checks:
+            return self._aside.served(device, launch, plain, at=at, inputs=inputs)
         kept = self._keeper.keep(inputs, constant=self._slot.spec.constant_inputs)
         try:
             return self._served(launch, plain, at, inputs, kept)
@@ -133,6 +124,9 @@ class Checker:
 
     def dark(self, launch: Launch, at: Place, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """Serve the original; then run the variant on copies, and compare."""
+        device = self._device_of(inputs)
+        if device is not None:
+            return self._aside.dark(device, launch, at, inputs)
         at.stratum.ran += 1
         at.sampler.advance(at.stratum)
         kept = self._keeper.keep(inputs, constant=self._slot.spec.constant_inputs)
@@ -191,6 +185,10 @@ class Checker:
             times = f"{variant_ns / 1e3:.1f} us, the incumbent {incumbent_ns / 1e3:.1f} us"
             self._order.trip(reason, f"{times} at {at.key}")
         return reason
+
+
+def _nowhere(_: tuple[Any, ...]) -> None:
+    """Make no check aside."""
 
 
 def _timed(run: Callable[[], Any], inputs: tuple[Tensor, ...]) -> tuple[Any, int]:

@@ -32,6 +32,7 @@ from retuned.runtime.spec import Refused, Tensor, parse_bounds
 from retuned.runtime.supervising import Supervision
 from retuned.runtime.surroundings import environment
 from retuned.runtime.trust import Trust
+from retuned.runtime.underway import CHECKS
 from retuned.runtime.variant import LOADERS
 from retuned.runtime.weights import PackedWeights
 
@@ -158,6 +159,7 @@ class Host:
         if self._interception is not None:
             self._interception.poll()
         self._supervision.tend()
+        CHECKS.settle(self._graphs.quiet)
         for seat in list(self._seats.values()):
             seat.packed.pack_pending()
             with seat.lock:

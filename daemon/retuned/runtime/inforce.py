@@ -221,6 +221,11 @@ class Swapped:
         if self._on_trip is not None:
             self._on_trip(self, reason)
 
+    def stands(self) -> bool:
+        """Whether it is still in force and was not taken back."""
+        table = self._slot.table
+        return table.in_force is self and not table.state.startswith("tripped:")
+
     def count_error(self, error: Exception) -> None:
         """Count a launch whose variant raised; a few of them take the order back."""
         errors = self.stats.error()

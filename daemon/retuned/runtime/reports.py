@@ -72,7 +72,7 @@ def slot_sample(slot: Slot) -> dict[str, Any]:
 
 def _rollout(order: Swapped) -> dict[str, Any]:
     """Return how far the order has spread, and what checks cost."""
-    live, judge = order.live, order.judge
+    live, judge, stats = order.live, order.judge, order.stats
     return {
         "fraction": live.fraction,
         "fraction_s": live.seconds,
@@ -80,6 +80,8 @@ def _rollout(order: Swapped) -> dict[str, Any]:
         "buckets": _buckets(order),
         "excluded": sorted(live.excluded),
         "shadow_s": judge.cost.spent_s,
+        "shadow_mismatched_elements": stats.mismatched,
+        "dropped_checks": dict(stats.dropped),
         "throttled_checks": judge.cost.throttled,
         "slowdown": judge.slowdown,
     }

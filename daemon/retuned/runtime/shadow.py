@@ -154,6 +154,10 @@ class Stats:
     """Launches that raised."""
     ineligible: dict[str, int] = field(default_factory=dict)
     """Launches within the guard that the variant could not take, by reason."""
+    mismatched: int = 0
+    """Elements over the allowed difference, of checks made aside."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Checks that were due and not made, or have no result, by reason."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held to write; checks and errors are rare."""
 
@@ -175,6 +179,11 @@ class Stats:
         with self.lock:
             self.errors += 1
             return self.errors
+
+    def drop(self, reason: str) -> None:
+        """Count a check that was not made, or has no result."""
+        with self.lock:
+            self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def skip(self, reason: str) -> None:
         """Count a launch the variant could not take."""
@@ -212,12 +221,43 @@ def compare_tensors(
     return Comparison(nonfinite=False, ratio=worst, rms_ratio=worst_rms)
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an element type is to a comparison."""
+
+    floating: bool
+    """Whether its elements are real numbers."""
+    bits: int
+    """Of one element."""
+    eps: float = 0.0
+    """Distance of 1 to the next number; 0 of whole numbers."""
+    least_unit: float = 0.0
+    """Distance of the smallest numbers; 0 of whole numbers."""
+    neighbours: bool = False
+    """Whether whole numbers may differ by one, in few places."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether two honest kernels may round to neighbours."""
+        return self.floating and self.bits <= 16
+
+
+def form_of(torch: Any, tensor: Tensor) -> Form:  # noqa: ANN401 - the module
+    """Return what the element type of a tensor is to a comparison."""
+    if not tensor.is_floating_point():
+        bits = 8 * tensor.element_size()
+        return Form(floating=False, bits=bits, neighbours=tensor.dtype == torch.int8)
+    about = torch.finfo(tensor.dtype)
+    unit = about.smallest_normal * about.eps
+    return Form(floating=True, bits=about.bits, eps=about.eps, least_unit=unit)
+
+
 def _compare_pair(torch: Any, ours: Tensor, theirs: Tensor, tolerance: float) -> Comparison:  # noqa: ANN401
     if ours.numel() == 0:
         return Comparison(nonfinite=False, ratio=0.0)
-    if not ours.is_floating_point():
-        return Comparison(nonfinite=False, ratio=_integer_ratio(torch, ours, theirs))
-    narrow = torch.finfo(ours.dtype) if ours.element_size() <= 2 else None
+    form = form_of(torch, ours)
+    if not form.floating:
+        return Comparison(nonfinite=False, ratio=_integer_ratio(torch, ours, theirs, form))
     wide = torch.float64 if ours.dtype == torch.float64 else torch.float32
     ours, theirs = ours.to(wide), theirs.to(wide)
     difference = (ours - theirs).abs_()
@@ -232,34 +272,68 @@ def _compare_pair(torch: Any, ours: Tensor, theirs: Tensor, tolerance: float) ->
     if largest == 0.0:
         return Comparison(nonfinite=False, ratio=0.0)
     rms = _rms(torch, theirs)
+    beyond = largest
+    if form.narrow:
+        least = rms if form.bits == 16 else 0.0
+        unit = torch.maximum(ours.abs(), theirs.abs()).clamp_(min=least).mul_(form.eps)
+        unit.clamp_(min=form.least_unit)
+        beyond = max(0.0, float((difference - unit).max()))
+    return float_comparison(
+        largest=largest,
+        beyond=beyond,
+        rms=rms,
+        rms_off=_rms(torch, difference),
+        tolerance=tolerance,
+    )
+
+
+def float_comparison(
+    *, largest: float, beyond: float, rms: float, rms_off: float, tolerance: float
+) -> Comparison:
+    """Judge real numbers that are all finite.
+
+    Parameters
+    ----------
+    largest
+        Largest absolute difference.
+    beyond
+        The same after what rounding to neighbours allows is taken off.
+    rms, rms_off
+        Of the incumbent's output, and of the difference.
+    tolerance
+        Allowed difference, as a share of `rms`.
+    """
+    if largest == 0.0:
+        return Comparison(nonfinite=False, ratio=0.0)
     allowed = tolerance * rms
-    off = min(RATIO_CAP, _rms(torch, difference) / allowed) if allowed > 0.0 else 0.0
-    if narrow is not None:
-        least = rms if narrow.bits == 16 else 0.0
-        unit = torch.maximum(ours.abs(), theirs.abs()).clamp_(min=least).mul_(narrow.eps)
-        unit.clamp_(min=narrow.smallest_normal * narrow.eps)
-        largest = max(0.0, float((difference - unit).max()))
-    if allowed > 0.0 or largest == 0.0:
-        ratio = min(RATIO_CAP, largest / (allowed or 1.0))
+    off = min(RATIO_CAP, rms_off / allowed) if allowed > 0.0 else 0.0
+    if allowed > 0.0 or beyond == 0.0:
+        ratio = min(RATIO_CAP, beyond / (allowed or 1.0))
         return Comparison(nonfinite=False, ratio=ratio, rms_ratio=off)
     return Comparison(nonfinite=False, ratio=RATIO_CAP)
+
+
+def integer_ratio(form: Form, *, unequal: int, largest: float, size: int) -> float:
+    """Return 0 where equal, the cap where not; neighbours of int8 count by their share."""
+    if unequal == 0:
+        return 0.0
+    if not form.neighbours or largest > 1:
+        return RATIO_CAP
+    return unequal / max(1.0, _NEIGHBOURS_SHARE * size)
 
 
 def _rms(torch: Any, values: Tensor) -> float:  # noqa: ANN401
     return float(torch.linalg.vector_norm(values, dtype=torch.float64)) / math.sqrt(values.numel())
 
 
-def _integer_ratio(torch: Any, ours: Tensor, theirs: Tensor) -> float:  # noqa: ANN401
-    """Return 0 where equal, the cap where not; neighbours of int8 count by their share."""
+def _integer_ratio(torch: Any, ours: Tensor, theirs: Tensor, form: Form) -> float:  # noqa: ANN401
     if torch.equal(ours, theirs):
         return 0.0
-    if ours.dtype != torch.int8:
+    if not form.neighbours:
         return RATIO_CAP
     difference = (ours.to(torch.int16) - theirs.to(torch.int16)).abs_()
-    if int(difference.max()) > 1:
-        return RATIO_CAP
-    allowed = max(1.0, _NEIGHBOURS_SHARE * int(difference.numel()))
-    return int(difference.count_nonzero()) / allowed
+    size, unequal = int(difference.numel()), int(difference.count_nonzero())
+    return integer_ratio(form, unequal=unequal, largest=int(difference.max()), size=size)
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> int:
@@ -284,15 +358,24 @@ def _device_sum(tensor: Tensor) -> int:
     """Return the sum of the windows' bytes, each weighted by its place; 64 bits, wrapping."""
     if tensor.numel() == 0:
         return 0
+    flat = glimpse(tensor)
+    places = sys.modules["torch"].arange(1, flat.numel() + 1, device=flat.device)
+    return int((flat * (places * 0x9E3779B1 % 2**31)).sum())
+
+
+def glimpse(tensor: Tensor) -> Tensor:
+    """Return the bytes of a contiguous tensor on a device: all where small, else of its windows.
+
+    What is small is no copy.
+    """
     torch = sys.modules["torch"]
     flat = tensor.detach().view(-1).view(torch.uint8)
-    windows = _windows(flat.numel())
+    windows = _windows(int(flat.numel()))
     if len(windows) > 1:  # steps a little shorter than the CPU's: one strided view, and the end
         length, step = windows[0][1], windows[1][0] - windows[0][0]
         spread = torch.as_strided(flat, (len(windows), length), (step, 1)).reshape(-1)
         flat = torch.cat((spread, flat[-length:]))
-    places = torch.arange(1, flat.numel() + 1, device=flat.device)
-    return int((flat * (places * 0x9E3779B1 % 2**31)).sum())
+    return flat
 
 
 def _windows(size: int) -> list[tuple[int, int]]:

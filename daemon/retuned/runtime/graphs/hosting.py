@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from retuned.runtime.graphs.following import Graphs
@@ -62,6 +63,10 @@ class HostedGraphs:
         graphs = self._graphs()
         follow_torch(graphs)
         graphs.housekeeping()
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Hold off captures of graphs while entered; raises `Refused` if one is under way."""
+        return self._graphs().gate.changing()
 
     def state(self, slot: Slot) -> dict[str, Any]:
         """Return what became of a slot's launches in graphs."""

@@ -31,6 +31,11 @@ def process_graphs() -> Graphs:
     return found
 
 
+def captures_under_way() -> bool:
+    """Whether any graph that is followed is being captured, by whichever thread."""
+    return any(pid == os.getpid() and found.gate.captures for pid, found in list(_FOUND))
+
+
 def follow_torch(graphs: Graphs) -> None:
     """Follow PyTorch's graphs as soon as PyTorch is there; ``RETUNED_GRAPHS=off`` ends that."""
     if graphs.torch.installed or graphs.reason:
