@@ -31,6 +31,7 @@ RESERVED = frozenset(
         "RETUNED_ARTIFACTS_DIR",
         "RETUNED_ARTIFACT_CACHE",
         "RETUNED_CAPTURE",
+        "RETUNED_COMPILE",
         "RETUNED_CONFIG",
         "RETUNED_GRAPHS",
         "RETUNED_RUNTIME",
@@ -39,6 +40,7 @@ RESERVED = frozenset(
         "RETUNED_TORCH",
         "RETUNED_TORCH_INDEX",
         "RETUNED_TRITON",
+        "RETUNED_TRITON_TIMING",
         "RETUNED_TRUST",
         "RETUNED_TRUSTED_KEY",
     }

@@ -31,6 +31,8 @@ MOST_LIFTED = 512
 MOST_KEPT = 1024
 """Most reasons that are kept."""
 _SEEN = "@seen"
+_GROWING = frozenset({"count", "device_time"})
+"""Fields of an observation that say how often and how long, and nothing about what."""
 _WARPS = (32, 64)
 """Threads of a warp, on NVIDIA's and on AMD's devices."""
 _USUAL_WARPS = 4
@@ -226,7 +228,9 @@ def _forget_what_was_lifted(ctx: Context, outcome: Outcome) -> None:
 def _digest(records: Sequence[Mapping[str, Any]]) -> str:
     """Return what says whether anything new was seen: launches, not how often."""
     told = sorted(
-        json.dumps({n: v for n, v in record.items() if n != "count"}, sort_keys=True, default=str)
+        json.dumps(
+            {n: v for n, v in record.items() if n not in _GROWING}, sort_keys=True, default=str
+        )
         for record in records
     )
     return digest_of(told)

@@ -12,11 +12,25 @@ from retuned.runtime.intercept.arguments import Observation
 class Cell:
     """Launches of one shape key."""
 
-    __slots__ = ("count", "observation")
+    __slots__ = ("count", "idle", "least_ns", "observation", "timed", "total_ns")
 
     def __init__(self) -> None:
         self.count = 0
         self.observation: Observation | None = None
+        self.timed = 0
+        """Launches timed on the device."""
+        self.total_ns = 0
+        """Of these, together."""
+        self.least_ns = 0
+        """Of these, the quickest."""
+        self.idle = 0
+        """Launches not timed because their stream had nothing else to do."""
+
+    def time(self, took_ns: int) -> None:
+        """Fold in what a launch took on the device."""
+        self.least_ns = took_ns if self.timed == 0 else min(self.least_ns, took_ns)
+        self.timed += 1
+        self.total_ns += took_ns
 
 
 class Form:

@@ -21,6 +21,7 @@ from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.observed import identity, source_of
 from retuned.runtime.intercept.places import ATTRIBUTE, PLACES, WRAPPERS, Stock
 from retuned.runtime.intercept.shortcut import shortcut
+from retuned.runtime.intercept.timing import Stopwatch, timing_is_asked
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class Interceptor:
         """Per place: ``on``, or the reason why not."""
         self.when_seen: Callable[[], None] | None = None
         """Called when launches show something new, the first of all among them; must not raise."""
+        self.stopwatch: Stopwatch | None = Stopwatch() if timing_is_asked() else None
+        """Times a few launches; None where that is not asked for."""
         self._lock = threading.RLock()
         self._wanted = False
         self._short: Stock | None = None
@@ -55,7 +58,9 @@ class Interceptor:
             return dict(self.states)
 
     def poll(self) -> None:
-        """Intercept what has been imported since; cheap, called now and then."""
+        """Intercept what was imported since, time a few launches; cheap, called now and then."""
+        if self.stopwatch is not None:
+            self.stopwatch.round(self.kernels())
         if not self._wanted or len(self._stock) == len(self.states):
             return
         with self._lock:
@@ -101,6 +106,8 @@ class Interceptor:
     def reset(self) -> None:
         """Start over in a forked child: no counts, no swaps, new locks."""
         self._lock = threading.RLock()
+        if self.stopwatch is not None:
+            self.stopwatch = Stopwatch()
         for kernel in self.kernels():
             kernel.slot = None
             kernel.restart()
@@ -182,6 +189,7 @@ class Interceptor:
     def _forget_all(self) -> None:
         for kernel in self.kernels():
             kernel.slot = None
+            kernel.disarm()
         for reference in list(self._seen.values()):
             target = reference()
             if target is not None and ATTRIBUTE in target.__dict__:

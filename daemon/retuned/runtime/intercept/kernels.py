@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from retuned.runtime.intercept.arguments import observe
 from retuned.runtime.intercept.forms import Cell, Form, make_form, pick
@@ -46,6 +46,18 @@ class Parameter:
     """Its default, or `MISSING`."""
 
 
+class Probe(Protocol):
+    """Times one launch; `timing` has it."""
+
+    def begin(self, kernel: Kernel) -> Any | None:  # noqa: ANN401 - the device's own
+        """Mark the begin of a launch if it is the one to be timed."""
+        ...
+
+    def end(self, begun: Any, cell: Cell) -> None:  # noqa: ANN401 - the device's own
+        """Mark its end."""
+        ...
+
+
 class Kernel:
     """What is known of one kernel function of the server.
 
@@ -68,14 +80,16 @@ class Kernel:
         "_lock",
         "_loose",
         "_observed",
+        "_slot",
         "forms",
         "function",
         "interpreted",
+        "led",
         "name",
         "names",
         "other",
         "parameters",
-        "slot",
+        "probe",
         "target",
         "tell",
         "variadic",
@@ -112,13 +126,38 @@ class Kernel:
             each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found.values()
         )
         """Takes ``*args``: counted, and neither lifted nor swapped."""
-        self.slot: Any = None
+        self.led: Any = None
+        """What launches are led through, slot or probe; None for the server's own way."""
+        self.probe: Probe | None = None
+        """Times one of the next launches."""
+        self._slot: Any = None
         self.tell: Callable[[], None] | None = None
         """Called when launches show a new key, the first of all among them; must not raise."""
         self.restart()
 
+    @property
+    def slot(self) -> Any:  # noqa: ANN401 - a KernelSlot
+        """What takes its launches; None while the server's own code does."""
+        return self._slot
+
+    @slot.setter
+    def slot(self, slot: Any) -> None:  # noqa: ANN401 - as above
+        self._slot = slot
+        self.led = self.probe if slot is None else slot
+
+    def arm(self, probe: Probe) -> None:
+        """Have one of the next launches timed; nothing where a slot takes them."""
+        self.probe = probe
+        self.led = probe if self._slot is None else self._slot
+
+    def disarm(self) -> None:
+        """Time none of the next launches."""
+        self.probe = None
+        self.led = self._slot
+
     def restart(self) -> None:
         """Forget all counts: at the start, and in a forked child."""
+        self.disarm()
         self._lock = threading.Lock()
         self._alternatives: dict[Any, Form] = {}
         self._keys = 0

@@ -5,7 +5,8 @@ One record per shape key::
     {"kernel": "module:qualname", "source_digest": "sha256:...", "source": text or null,
      "unresolved": [...], "launcher": "jit" or "interpreter",
      "params": [{"name", "kind", "dtype", "value", "numel", "aligned16"}],
-     "options": {"num_warps": ...}, "grid": [x, y, z], "grid_source": null, "count": n}
+     "options": {"num_warps": ...}, "grid": [x, y, z], "grid_source": null, "count": n,
+     "device_time": {"timed": n, "mean_ns": t, "least_ns": t, "idle": n} or null}
 
 ``kind`` is ``pointer``, ``int``, ``float``, ``constexpr`` (also a pointer that is None) or
 ``other``. Values that are no plain numbers or short text are objects that say what they are.
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from retuned.runtime.intercept.arguments import Observation
+from retuned.runtime.intercept.forms import Cell
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.sources import Gathered, gather, text_of
 from retuned.runtime.spec import Refused
@@ -50,7 +52,7 @@ def records(kernel: Kernel) -> Iterator[dict[str, Any]]:
     for cell in sorted(cells, key=lambda cell: -cell.count):
         observation = cell.observation
         assert observation is not None, "filtered above"
-        yield _record(kernel, source, observation, cell.count)
+        yield _record(kernel, source, observation, cell)
 
 
 def summary(kernel: Kernel) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def _all(kernels: Iterable[Kernel], wanted: str | None) -> Iterator[dict[str, An
 
 
 def _record(
-    kernel: Kernel, source: Gathered, observation: Observation, count: int
+    kernel: Kernel, source: Gathered, observation: Observation, cell: Cell
 ) -> dict[str, Any]:
     names: Sequence[str] = source.unresolved
     return {
@@ -149,5 +151,18 @@ def _record(
         "options": dict(observation.options),
         "grid": list(observation.grid),
         "grid_source": grid_text(observation.grid_code),
-        "count": count,
+        "count": cell.count,
+        "device_time": _device_time(cell),
+    }
+
+
+def _device_time(cell: Cell) -> dict[str, int] | None:
+    """Return what the launches of a key took where some were timed; see `timing`."""
+    if cell.timed == 0 and cell.idle == 0:
+        return None
+    return {
+        "timed": cell.timed,
+        "mean_ns": cell.total_ns // max(1, cell.timed),
+        "least_ns": cell.least_ns,
+        "idle": cell.idle,
     }

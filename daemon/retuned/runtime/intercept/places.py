@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from retuned.runtime.intercept.call import Call
-from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.kernels import Kernel, Probe
 from retuned.runtime.intercept.shortcut import MISSED
 
 ATTRIBUTE = "_retuned_kernel"
@@ -54,7 +54,14 @@ def _noting(grid: Callable[..., Any], box: list[Any]) -> Callable[..., Any]:
 def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
     """Return what stands for ``JITFunction.run``; this is the hot path."""
 
-    def counted(kernel: Kernel, jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    def counted(
+        kernel: Kernel,
+        jit: Any,  # noqa: ANN401 - a JITFunction
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        probe: Probe | None = None,
+    ) -> Any:  # noqa: ANN401 - as Triton's
+        begun = None if probe is None else probe.begin(kernel)
         grid = rule = kwargs.get("grid")
         if grid.__class__ is not tuple and callable(grid):
             box: list[Any] = []
@@ -68,9 +75,13 @@ def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
             found = form.places(args)
             if form.named is not None:
                 found = (found, form.named(kwargs))
-            form.cells[grid, found].count += 1
+            cell = form.cells[grid, found]
+            cell.count += 1
         except MISSED:
             kernel.sighted(compiled, args, kwargs, grid, rule=rule)
+        else:
+            if probe is not None and begun is not None:
+                probe.end(begun, cell)
         return compiled
 
     def meet(jit: Any) -> Kernel | None:  # noqa: ANN401 - a JITFunction
@@ -88,7 +99,7 @@ def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
             kernel = meet(self)
         if kernel is None or kwargs.get("warmup"):
             return stock(self, *args, **kwargs)
-        if kernel.slot is None:
+        if kernel.led is None:
             return counted(kernel, self, args, kwargs)
         return through(kernel, self, args, kwargs, kwargs.get("grid"))
 
@@ -101,6 +112,9 @@ def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
     ) -> Any:  # noqa: ANN401 - as Triton's
         kwargs["grid"] = grid
         kwargs["warmup"] = False
+        probe = kernel.probe
+        if kernel.slot is None:  # armed; another thread may have been quicker
+            return counted(kernel, jit, args, kwargs, probe)
         call = Call(kernel, jit, args, kwargs, grid=grid, plain=stock, counted=counted)
         return call.through_slot()
 

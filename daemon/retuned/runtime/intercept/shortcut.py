@@ -51,7 +51,7 @@ def shortcut(
             return lambda *args, **kwargs: self.run(grid=grid, warmup=False, *args, **kwargs)  # noqa: B026
 
         def launch(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
-            if kernel.slot is not None:
+            if kernel.led is not None:
                 return through(kernel, self, args, kwargs, grid)
             compiled = stock(self, *args, grid=grid, warmup=False, **kwargs)
             try:
@@ -68,7 +68,7 @@ def shortcut(
             return launch
 
         def launch_by_rule(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
-            if kernel.slot is not None:
+            if kernel.led is not None:
                 return through(kernel, self, args, kwargs, grid)
             numbers: Any = _NO_GRID
 
