@@ -1,6 +1,6 @@
 """Sampled launches are timed by a real device's events, and captured ones are left alone."""
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, name-defined"
 
 from __future__ import annotations
 
