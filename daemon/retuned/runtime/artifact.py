@@ -1,4 +1,4 @@
-"""Artifacts: a folder with ``artifact.json`` and one binary, verified before anything is loaded.
+"""Artifacts: a folder with ``artifact.json`` and its binaries, verified before anything is loaded.
 
 The bytes that were verified are the bytes that are loaded: the binary is read once, hashed, and
 copied to an anonymous file (or a private folder) that nobody else can change. Links, devices and
@@ -20,6 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from retuned.runtime.precompiled import (
+    MAX_PRECOMPILED_BYTES,
+    PRECOMPILED_FILE,
+    Entry,
+    parse_precompiled,
+)
 from retuned.runtime.spec import Refused, Spec, parse_spec
 from retuned.runtime.trust import MAX_SIGNATURE_BYTES, SIGNATURE_FILE, Trust
 
@@ -73,6 +79,8 @@ class Artifact:
     """Named scratch of the launches; checked by the loader."""
     intercept: Mapping[str, Any] | None = None
     """How it binds to launches of a kernel of the server; see `intercept.rules`."""
+    precompiled: tuple[Entry, ...] = ()
+    """Compiled code that came along; see `precompiled`."""
 
 
 def read_artifact(
@@ -103,7 +111,7 @@ def read_artifact(
     ------
     Refused
         ``artifact-missing``, ``artifact-outside``, ``artifact-invalid``, ``artifact-too-large``,
-        ``artifact-tampered``, ``digest-mismatch``, or as `Trust.check`.
+        ``artifact-tampered``, ``entry-digest-differs``, ``digest-mismatch``, or as `Trust.check`.
     """
     try:
         resolved = folder.resolve(strict=True)
@@ -145,6 +153,7 @@ def read_artifact(
         steps=steps,
         scratch=scratch,
         intercept=body.get("intercept"),
+        precompiled=_precompiled(body, resolved),
     )
 
 
@@ -234,6 +243,16 @@ def _read_file(path: Path, *, limit: int) -> bytes:
     if len(data) > limit:
         raise Refused("artifact-too-large", detail=f"{path} has more than {limit} bytes")
     return data
+
+
+def _precompiled(body: Mapping[str, Any], folder: Path) -> tuple[Entry, ...]:
+    """Read the compiled code that came along, where some did."""
+    said = body.get("precompiled")
+    if said is None:
+        return ()
+    return parse_precompiled(
+        said, _read_file(folder / PRECOMPILED_FILE, limit=MAX_PRECOMPILED_BYTES)
+    )
 
 
 def _signature(folder: Path) -> bytes | None:

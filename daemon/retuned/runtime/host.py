@@ -44,6 +44,10 @@ MAX_RESIDENT = 4
 """Variants kept loaded per slot for instant ways back."""
 
 
+_COUNTED = (LoadedVariant, KernelVariant)
+"""Variants that say where their code came from."""
+
+
 @dataclass(slots=True)
 class _Seat:
     """One slot with what was loaded for it."""
@@ -169,7 +173,7 @@ class Host:
             if seat.reservoir is not None:
                 seat.reservoir.settle()
             for variant in list(seat.resident.values()):
-                if isinstance(variant, (LoadedVariant, KernelVariant)):
+                if isinstance(variant, _COUNTED):
                     variant.prepare_pending()
         self._graphs.housekeeping()
 
@@ -258,6 +262,7 @@ class Host:
             seat = seat or self._adopt(order.definition, artifact)
             try:
                 variant, shapes = self._load(seat, order, artifact)
+                code = variant.counts() if isinstance(variant, _COUNTED) else {}
             except Refused:
                 if adopted:
                     self._disown(seat.slot)
@@ -265,7 +270,7 @@ class Host:
             with seat.lock:
                 seat.resident[digest] = variant
                 seat.ledger.prepared(digest)
-        return {"already": False, "shapes": shapes, "instance": self._instance}
+        return {"already": False, "shapes": shapes, "instance": self._instance, **code}
 
     def _adopt(self, definition: str, artifact: Artifact) -> _Seat:
         """Make a slot for a kernel whose launches are intercepted, if that is what it is for."""
@@ -325,6 +330,7 @@ class Host:
         shapes = self_check(
             variant, slot, bounds=bounds, tolerance=order.shadow_tolerance, compare=self._compare
         )
+        variant.prepare_shipped()
         return variant, shapes
 
     def _standing(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,14 @@ class LoadedVariant(ABC):
             ``compile-failed`` or ``out-of-resources``.
         """
 
+    def prepare_shipped(self) -> int:
+        """Load compiled code that came along; return for how many lengths."""
+        return 0
+
+    def counts(self) -> dict[str, int]:
+        """Return where its code came from: ``shipped``, ``compiled_here``, ``cached``."""
+        return {"shipped": 1, "compiled_here": 0, "cached": 0}  # the binary is the code
+
     def capturing(self) -> Callable[[], bool] | None:
         """Return what says whether launches are being recorded into a graph; None where never.
 

@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from retuned.runtime.precompiled_triton import Shipped
 from retuned.runtime.spec import Refused, Tensor
 from retuned.runtime.triton_bind import Binding, bind
 from retuned.runtime.triton_interpret import mend_interpreter
@@ -75,6 +76,8 @@ class TritonKernel:
         Names of all axes in the definition's order.
     scratch_bytes
         Workspace of one launch.
+    shipped
+        Compiled code that was delivered; None where none can be, as in the lab.
 
     Raises
     ------
@@ -92,7 +95,9 @@ class TritonKernel:
         tensors: Sequence[str],
         axes: Sequence[str],
         scratch_bytes: int = 0,
+        shipped: Shipped | None = None,
     ) -> None:
+        self._shipped = shipped
         signature = check_source(source, entry=entry)
         self.binding: Binding = bind(
             signature,
@@ -159,7 +164,8 @@ class TritonKernel:
         Raises
         ------
         Refused
-            ``compile-failed``, ``out-of-resources``, ``grid-invalid`` or ``lengths-too-large``.
+            ``compile-failed``, ``out-of-resources``, ``grid-invalid``, ``lengths-too-large``, or as
+        `Shipped.compiled`.
         """
         self.binding.grid_at(lengths)
         if self.interpreted:
@@ -167,10 +173,32 @@ class TritonKernel:
         key = self._key(lengths, device)
         if key in self._compiled:
             return
+        with self._torch.cuda.device(key[0]):
+            self._compiled[key] = self.compile_at(lengths, dtypes=dtypes, load=True)
+
+    def compile_at(
+        self, lengths: Sequence[int], *, dtypes: Sequence[str], load: bool = False
+    ) -> Any:  # noqa: ANN401 - triton.CompiledKernel
+        """Compile for the device that Triton's driver names, as every launch of it would be.
+
+        Parameters
+        ----------
+        lengths
+            Length of every axis.
+        dtypes
+            Element types of the tensors.
+        load
+            Whether to load the binary too, so that too much shared memory shows now.
+
+        Raises
+        ------
+        Refused
+            ``compile-failed``, ``out-of-resources``, ``lengths-too-large``, or as
+            `Shipped.compiled`.
+        """
         values = [getattr(self._torch, name) for name in dtypes]
         args = self.binding.arguments(lengths, tensors=values, scratch=self._torch.float32)
-        with self._torch.cuda.device(key[0]):
-            self._compiled[key] = self._compile(args)
+        return self._compile(args, load=load)
 
     def cross_compile(
         self,
@@ -267,10 +295,17 @@ class TritonKernel:
 
         return guarded
 
-    def _compile(self, args: Sequence[object]) -> Any:  # noqa: ANN401 - triton.CompiledKernel
+    def _compile(self, args: Sequence[object], *, load: bool) -> Any:  # noqa: ANN401
+        def compile_it() -> Any:  # noqa: ANN401 - triton.CompiledKernel
+            return self._jit.warmup(*args, grid=(1,), **self._options)
+
         try:
-            compiled = self._jit.warmup(*args, grid=(1,), **self._options)
-            compiled._init_handles()  # loads the binary, so that too much shared memory shows now
+            shipped = self._shipped
+            compiled = compile_it() if shipped is None else shipped.compiled(compile_it)
+            if load:
+                compiled._init_handles()
+        except Refused:
+            raise
         except Exception as error:  # the compiler on a stranger's source: whatever it raises
             reason = "out-of-resources" if "OutOfResources" in repr(type(error)) else ""
             detail = f"{type(error).__name__}: {str(error)[-1500:]}"
@@ -279,11 +314,15 @@ class TritonKernel:
 
     def _specialise_nothing(self, function: Any) -> Any:  # noqa: ANN401 - JITFunction
         """Rebuild the entry so that run-time lengths 1 and 16 compile to the code of all others."""
-        runtime = list(self.binding.runtime_axes)
-        return self._triton.jit(function.fn, do_not_specialize=runtime)
+        return unspecialised(function, self.binding.runtime_axes)
 
     def _key(self, lengths: Sequence[int], device: Any) -> Compiled:  # noqa: ANN401 - torch.device
         return device.index or 0, self.binding.specialisation(lengths)
+
+
+def unspecialised(function: Any, names: Sequence[str]) -> Any:  # noqa: ANN401 - JITFunction
+    """Return a kernel anew, compiled to one code whatever the values of these arguments are."""
+    return _triton().jit(function.fn, do_not_specialize=list(names))
 
 
 def _too_large(tensor: Tensor) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from retuned.runtime.precompiled_triton import Shipped
 from retuned.runtime.spec import Tensor
 from retuned.runtime.triton_launch import Launch, TritonKernel
 from retuned.runtime.triton_plan import Declared, plan_launches
@@ -20,7 +21,7 @@ _KEPT = 256
 class TritonSteps:
     """One checked and imported variant: all of its launches.
 
-    Parameters are those of `plan_launches`.
+    Parameters are those of `plan_launches`, and the compiled code that was delivered.
 
     Raises
     ------
@@ -40,6 +41,7 @@ class TritonSteps:
         scratch_bytes: int = 0,
         steps: Declared = (),
         scratch: Declared = (),
+        shipped: Shipped | None = None,
     ) -> None:
         self.plan = plan_launches(
             source,
@@ -62,6 +64,7 @@ class TritonSteps:
                 tensors=names,
                 axes=axes,
                 scratch_bytes=scratch_bytes,
+                shipped=shipped,
             )
             for step in self.plan.steps
         )
@@ -99,6 +102,11 @@ class TritonSteps:
         every = [*dtypes, *(each.dtype for each in self.plan.scratch)]
         for kernel in self.kernels:
             kernel.prepare(lengths, dtypes=every, device=device)
+
+    def compile_at(self, lengths: Sequence[int], *, dtypes: Sequence[str]) -> list[Any]:
+        """Compile every step as `prepare` would, and load none; see `TritonKernel.compile_at`."""
+        every = [*dtypes, *(each.dtype for each in self.plan.scratch)]
+        return [kernel.compile_at(lengths, dtypes=every) for kernel in self.kernels]
 
     def cross_compile(
         self,

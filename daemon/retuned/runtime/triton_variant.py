@@ -21,6 +21,7 @@ from typing import Any
 from retuned.runtime.artifact import Artifact
 from retuned.runtime.inforce import Ineligible
 from retuned.runtime.loaded import NOT_COMPILED, Allocate, LoadedVariant, Runner, poison
+from retuned.runtime.precompiled_triton import NOT_SHIPPED, Shipped
 from retuned.runtime.spaces import Blocks, Lane
 from retuned.runtime.spec import Key, Refused, Tensor
 from retuned.runtime.triton_launch import Launch
@@ -62,6 +63,7 @@ class TritonVariant(LoadedVariant):
             source = artifact.binary.decode("utf-8")
         except UnicodeDecodeError as error:
             raise Refused("contract-violated", detail="the source is not UTF-8") from error
+        self.shipped = Shipped(artifact.precompiled)
         self._kernel = TritonSteps(
             source,
             entry=artifact.entry,
@@ -72,6 +74,7 @@ class TritonVariant(LoadedVariant):
             scratch_bytes=artifact.scratch_bytes,
             steps=artifact.steps,
             scratch=artifact.scratch,
+            shipped=self.shipped,
         )
         self._names = [tensor.dtype for tensor in (*spec.inputs, *spec.outputs)]
         self._device = self._find_device()
@@ -120,6 +123,36 @@ class TritonVariant(LoadedVariant):
             ``scratch-memory``.
         """
         self._prepare(tuple(self.spec.lengths(key).values()))
+
+    def prepare_shipped(self) -> int:
+        """Load all code that came along for this device; return for how many lengths.
+
+        So launches of lengths that nobody has asked for yet find their code too.
+
+        Raises
+        ------
+        Refused
+            As `prepare`.
+        """
+        if self._kernel.interpreted or not self.shipped.entries:
+            return 0
+        axes, loaded = len(self.spec.axes), 0
+        with self._torch.cuda.device(self._device):
+            here = self.shipped.for_here()
+        for values in sorted({each.lengths for each in here if len(each.lengths) == axes}):
+            try:
+                with self.shipped.alone():
+                    self._prepare(values)
+            except Refused as error:
+                if error.reason != NOT_SHIPPED:
+                    raise
+                break  # of another backend: whatever a launch needs is compiled when it asks
+            loaded += 1
+        return loaded
+
+    def counts(self) -> dict[str, int]:
+        """Return where its code came from."""
+        return self.shipped.tally.as_json()
 
     def prepare_pending(self) -> int:
         """Compile one of what launches asked for in vain; return how many were compiled.

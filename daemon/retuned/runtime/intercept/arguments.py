@@ -157,13 +157,13 @@ def _argument(name: str, constexpr: bool, value: Any) -> Argument:  # noqa: ANN4
     if isinstance(value, bool):
         return Argument(name, "int", "bool", value, None, None)
     if isinstance(value, int):
-        return Argument(name, "int", _width(value), plain(value), None, None)
+        return Argument(name, "int", width(value), plain(value), None, None)
     if isinstance(value, float):
         return Argument(name, "float", "float32", plain(value), None, None)
     return Argument(name, "other", type(value).__name__[:_MAX_TEXT], plain(value), None, None)
 
 
-def _width(value: int) -> str:
+def width(value: int) -> str:
     """Return the type Triton gives a whole number."""
     if -(2**31) <= value < 2**31:
         return "int32"

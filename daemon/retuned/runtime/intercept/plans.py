@@ -17,12 +17,17 @@ from retuned.runtime.grid import Grid, parse_expression, parse_grid
 from retuned.runtime.inforce import Ineligible
 from retuned.runtime.intercept.arguments import ALIGN, Observation, dtype_name, is_pointer
 from retuned.runtime.intercept.call import Call, GridNumbers
+from retuned.runtime.intercept.held import Held
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.rules import Known, LaunchRule, known_names
+from retuned.runtime.precompiled_triton import Shipped
 from retuned.runtime.spec import Key, Refused, Spec
 from retuned.runtime.triton_bind import LAUNCH_OPTIONS
+from retuned.runtime.triton_launch import unspecialised
 from retuned.runtime.triton_source import check_source
 
+MAX_SIGNATURES = 256
+"""Signatures that one kernel has code for; launches that need more stay the server's."""
 MAX_RUNNERS = 256
 """Grids kept ready per signature; more start over."""
 _MAX_STORAGE = 2**31 - 1
@@ -32,6 +37,7 @@ _UNALIGNED = Ineligible("unaligned")
 _CONSTEXPR = Ineligible("constexpr")
 _LARGE = Ineligible("tensor-too-large")
 _GRID = Ineligible("grid-invalid")
+_OTHER = Ineligible("other-arguments")
 _HOOKED = Ineligible("pre-run-hooks")
 _CHANGED = Ineligible("globals-changed")
 
@@ -73,11 +79,14 @@ class Plan:
         Function to launch, in the imported source; None for the server's own code.
     source
         Text of that source.
+    shipped
+        Compiled code that was delivered.
 
     Raises
     ------
     Refused
-        ``launch-mismatch`` if the two do not fit, ``grid-invalid``, or ``contract-violated``.
+        ``launch-mismatch`` if the two do not fit (see `Held` for another source),
+        ``grid-invalid``, or ``contract-violated``.
     """
 
     def __init__(
@@ -91,8 +100,11 @@ class Plan:
         entry: str | None = None,
         module: Any = None,  # noqa: ANN401 - the imported source
         source: str = "",
+        shipped: Shipped | None = None,
     ) -> None:
         self.kernel = kernel
+        self._shipped = shipped or Shipped()
+        self._codes: dict[Signature, Any] = {}
         self.jit: Any = kernel.target() if entry is None else getattr(module, entry)
         self.live = entry is None
         order = {each.name: place for place, each in enumerate(kernel.parameters)}
@@ -121,6 +133,16 @@ class Plan:
         if self._grid is None and not rule.keeps_grid:
             raise Refused("grid-invalid", detail="neither a rule nor 'kept' says the grid")
         self._scalars = self._other_places()
+        self._held: Held | None = None
+        if not self.live:
+            self._held = Held(
+                rule,
+                places=order,
+                scalars=self._scalars,
+                parameters=self._parameters,
+                wanted=self._arguments,
+            )
+            self.jit = unspecialised(self.jit, self._held.free)
         used = set(self._grid.names) if self._grid is not None else set()
         own = {*order, *numbers, *axes}
         self._spec = spec
@@ -159,6 +181,7 @@ class Plan:
         """Give another source what it names: arguments of the launch, and its own constexprs."""
         self.changed = {}
         self._taken = {each.name for each in parameters}
+        self._parameters = parameters
         self._arguments = []
         for each in parameters:
             if each.name in constants:
@@ -205,12 +228,14 @@ class Plan:
             value = getattr(value, "value", value)
             if value != expected or value.__class__ is not expected.__class__:
                 return _CONSTEXPR
-        numbers = []
+        numbers, held = [], self._held
         for place in self._scalars:
             value = values[place]
             number = value if value.__class__ is int else _scalar(value)
             if number is None:
                 return _KIND
+            if held is not None and not held.allows(place, number):
+                return _OTHER
             numbers.append(number)
         if self.live:
             numbers += self._options(call.kwargs)
@@ -311,7 +336,19 @@ class Plan:
         numbers = [_scalar(raw[place]) for place in self._scalars]
         if None in numbers:
             return None
+        held = self._held
+        if held is not None and not all(map(held.allows, self._scalars, numbers)):
+            return None
         return tuple(numbers) if not self.live else (*numbers, *observation.given.items())
+
+    def known(self, signature: Signature) -> Ready | None:
+        """Return what launches under a new signature whose code is there already; else None."""
+        if self._held is None or len(self.ready) >= MAX_SIGNATURES:
+            return None
+        code = self._held.code_of(signature)
+        if code not in self._codes:
+            return None
+        return self.ready.setdefault(signature, Ready(self._codes[code]))
 
     def compile(self, signature: Signature, raw: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Compile and load what launches of a signature need.
@@ -328,10 +365,12 @@ class Plan:
         Raises
         ------
         Refused
-            ``compile-failed``, ``out-of-resources`` or ``pre-run-hooks``.
+            ``compile-failed``, ``out-of-resources``, ``pre-run-hooks``, or as `Shipped.compiled`.
         """
+        if self.known(signature) is not None:
+            return
         if self.kernel.interpreted:
-            self.ready[signature] = Ready(None)
+            self._keep(signature, None)
             return
         if self.jit.pre_run_hooks:
             raise Refused(
@@ -339,9 +378,15 @@ class Plan:
             )
         args = [what if fixed else raw[what] for fixed, what in self._arguments]
         given = {**options, **self.options} if self.live else {"enable_fp_fusion": True}
+
+        def compile_it() -> Any:  # noqa: ANN401 - triton.CompiledKernel
+            return self.jit.warmup(*args, grid=(1,), **{**given, **self.options})
+
         try:
-            compiled = self.jit.warmup(*args, grid=(1,), **{**given, **self.options})
+            compiled = self._shipped.compiled(compile_it)
             compiled._init_handles()
+        except Refused:
+            raise
         except Exception as error:  # the compiler on a stranger's source: whatever it raises
             reason = "out-of-resources" if "OutOfResources" in repr(type(error)) else ""
             detail = f"{type(error).__name__}: {str(error)[-1500:]}"
@@ -351,7 +396,12 @@ class Plan:
                 (names, name, names.get(name))
                 for (name, _), (_, names) in self.jit.used_global_vals.items()
             ]
+        self._keep(signature, compiled)
+
+    def _keep(self, signature: Signature, compiled: Any) -> None:  # noqa: ANN401
         self.ready[signature] = Ready(compiled)
+        if self._held is not None:
+            self._codes[self._held.code_of(signature)] = compiled
 
 
 def _in(order: Mapping[str, int], names: Mapping[str, str]) -> list[str]:

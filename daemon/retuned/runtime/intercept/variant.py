@@ -19,9 +19,10 @@ from retuned.runtime.inforce import Ineligible, Launch
 from retuned.runtime.intercept.call import Call
 from retuned.runtime.intercept.checking import inputs_sum, stored_to
 from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.plans import Plan, Signature, raw_of
+from retuned.runtime.intercept.plans import MAX_SIGNATURES, Plan, Signature, raw_of
 from retuned.runtime.intercept.rules import LaunchRule
 from retuned.runtime.loaded import NOT_COMPILED
+from retuned.runtime.precompiled_triton import Shipped
 from retuned.runtime.spec import Key, Refused
 from retuned.runtime.triton_launch import _import
 from retuned.runtime.triton_source import check_source
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING = 64
 """Launches queued for compiling; what does not fit is queued again by a later launch."""
-MAX_CODES = 256
-"""Signatures compiled for one kernel; launches that need more stay the server's."""
 MAX_PLANS = 64
 """Kernels of one identity and source that one variant follows; a server may make them anew."""
 _UNBOUND = Ineligible("arguments")
@@ -66,6 +65,7 @@ class KernelVariant:
         self._artifact = artifact
         self._rule = rule
         self._kernels = kernels
+        self._shipped = Shipped(artifact.precompiled)
         self._source = ""
         self._module: ModuleType | None = None
         if not rule.live:
@@ -86,6 +86,10 @@ class KernelVariant:
             raise Refused("contract-violated", detail="the source is not UTF-8") from error
         check_source(self._source, entry=self._artifact.entry)
         self._module, _ = _import(self._source)
+
+    def counts(self) -> dict[str, int]:
+        """Return where its code came from."""
+        return self._shipped.tally.as_json()
 
     # --- off the request path ---------------------------------------------------------------------
 
@@ -119,8 +123,8 @@ class KernelVariant:
         made = 0
         try:
             plan = self._plan(kernel)
-            if len(plan.ready) >= MAX_CODES:
-                raise Refused("too-many-codes", detail=f"{MAX_CODES} are compiled")
+            if len(plan.ready) >= MAX_SIGNATURES:
+                raise Refused("too-many-codes", detail=f"{MAX_SIGNATURES} are compiled")
             plan.compile(signature, raw, options)
             made = 1
         except Refused as error:
@@ -176,6 +180,7 @@ class KernelVariant:
                 entry=None if self._rule.live else self._artifact.entry,
                 module=self._module,
                 source=self._source,
+                shipped=self._shipped,
             )
         return plan
 
@@ -262,7 +267,7 @@ class KernelVariant:
         if isinstance(signature, Ineligible):
             return signature
         try:
-            ready = plan.ready.get(signature)
+            ready = plan.ready.get(signature) or plan.known(signature)
         except TypeError:  # an option that is no plain value
             return _UNBOUND
         if ready is None:
