@@ -8,28 +8,49 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from retuned.contract import Definition, Digest, Solution
+from retuned.errors import HarnessError
 from retuned.lab.toolchain import Artifact
 from retuned.ports import Notary
 from retuned.runtime.artifact import MANIFEST_FILE as MANIFEST
+from retuned.runtime.precompiled import PRECOMPILED_FILE, Entry, pack
+from retuned.runtime.spec import Refused
 from retuned.runtime.trust import PURPOSE, SIGNATURE_FILE
 
 __all__ = ["MANIFEST", "bundle_of", "keep_artifact", "manifest_of", "sign_artifact"]
 
 
 def keep_artifact(
-    target: Path, built: Artifact, *, solution: Solution, definition: Definition
+    target: Path,
+    built: Artifact,
+    *,
+    solution: Solution,
+    definition: Definition,
+    precompiled: Sequence[Entry] = (),
 ) -> None:
     """Write the folder; a kill leaves all of it or nothing, and the first of several wins.
+
+    Parameters
+    ----------
+    target
+        The folder.
+    built
+        Compiled and audited.
+    solution, definition
+        What it was built from.
+    precompiled
+        Code that its servers need not compile.
 
     Raises
     ------
     OSError
         If it cannot be written.
+    HarnessError
+        If what was compiled is not as a server reads it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
@@ -42,12 +63,18 @@ def keep_artifact(
             file_name=built.file_name,
         )
         body |= built.manifest
+        if precompiled:
+            body["precompiled"], codes = pack(tuple(precompiled))
+            (partial / PRECOMPILED_FILE).write_bytes(codes)
         (partial / MANIFEST).write_text(
             json.dumps(body, indent=1),
             encoding="utf-8",  # the order of axes means something
         )
         partial.chmod(0o755)
         os.rename(partial, target)
+    except Refused as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise HarnessError(f"compiled code that no server would read: {error}") from error
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         if not (target / MANIFEST).exists():  # else: another process was first
@@ -88,7 +115,7 @@ def sign_artifact(
 
 
 def bundle_of(folder: Path) -> dict[str, bytes]:
-    """Return what a server needs of an artifact, by file name: manifest, code, signature.
+    """Return what a server needs of an artifact, by file name: manifest, codes, signature.
 
     Raises
     ------
@@ -103,6 +130,8 @@ def bundle_of(folder: Path) -> dict[str, bytes]:
     if not isinstance(name, str) or Path(name).name != name:
         raise ValueError(f"{folder / MANIFEST} names no binary beside it")
     files = {MANIFEST: manifest, name: (folder / name).read_bytes()}
+    if "precompiled" in body:
+        files[PRECOMPILED_FILE] = (folder / PRECOMPILED_FILE).read_bytes()
     if (folder / SIGNATURE_FILE).exists():
         files[SIGNATURE_FILE] = (folder / SIGNATURE_FILE).read_bytes()
     return files

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from retuned.adapters.artifact_folder import MANIFEST, keep_artifact, manifest_of
+from retuned.adapters.precompiling import Precompiler
 from retuned.contract import Digest, Solution
 from retuned.errors import HarnessError, TemporaryError, UsageError
 from retuned.lab.bay import Bay, LabSettings
@@ -96,12 +97,14 @@ class LocalLab:
         self._judge = judge_settings or JudgeSettings()
         self._earlier = tuple(earlier)
         self._stop = threading.Event()
+        self._precompiler = Precompiler(root)
         self._search_until = math.inf
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         """Yield a finding per candidate as soon as it is final; see `Bench.run`."""
         incumbent = self._check_plan(plan)
+        self._precompiler.remember(plan.definition, plan.workloads)
         notebook = Notebook(self._root / "notes" / notebook_name(plan.id))
         notes = [note for note in notebook.read() if note.solution.digest not in known]
         deadline = time.monotonic() + _left_s(plan, known.values(), notes)
@@ -165,7 +168,10 @@ class LocalLab:
         if isinstance(subject, FoundInServer):
             manifest = {**built.manifest, **subject.launch_data(solution)}
             built = replace(built, manifest=manifest)
-        keep_artifact(target, built, solution=solution, definition=definition)
+        codes = self._precompiler.entries_for(
+            solution, definition, manifest=built.manifest, limits=self._lab.compile
+        )
+        keep_artifact(target, built, solution=solution, definition=definition, precompiled=codes)
         return target
 
     def search_left_s(self) -> float:

@@ -170,7 +170,8 @@ def build(
     path, notes = cache_dir / f"{key}.py", cache_dir / f"{key}.json"
     if not notes.exists() or not path.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)
-        compiled = _compile(solution, definition, lengths, arch, limits or LIMITS)
+        task = task_of(solution, definition, lengths, arch, limits or LIMITS)
+        compiled = run_compiler(task, limits or LIMITS)
         found = [report_of(each, arch=arch) for each in compiled]
         _raise(refusal(found))
         kept = [figures_of(each, report) for each, report in zip(compiled, found, strict=True)]
@@ -212,7 +213,8 @@ def audit_solution(
     """
     plan = check_contract(solution, definition, shapes=shapes)
     lengths = _specialisations(plan, definition, shapes)
-    compiled = _compile(solution, definition, lengths, arch, limits or LIMITS)
+    task = task_of(solution, definition, lengths, arch, limits or LIMITS)
+    compiled = run_compiler(task, limits or LIMITS)
     return tuple(report_of(each, arch=arch, limits=audit_limits) for each in compiled)
 
 
@@ -269,15 +271,16 @@ def _specialisations(
     return list(distinct.values())[:_SPECIALISATIONS]
 
 
-def _compile(
+def task_of(
     solution: Solution,
     definition: Definition,
     lengths: Sequence[Sequence[int]],
     arch: str,
     limits: CompileLimits,
-) -> list[dict[str, Any]]:
+) -> dict[str, Any]:
+    """Return what the compiler's process is asked: a variant at lengths of all its axes."""
     launch = launch_of(solution, definition)
-    task = {
+    return {
         **launch,
         "tensors": [[name, dtype] for name, dtype, _ in launch["tensors"]],
         "source": solution.sources[0].content,
@@ -290,6 +293,16 @@ def _compile(
         "cpu_s": limits.cpu_s,
         "file_bytes": limits.file_bytes,
     }
+
+
+def run_compiler(task: Mapping[str, Any], limits: CompileLimits) -> list[dict[str, Any]]:
+    """Return what the compiler's process made of a task.
+
+    Raises
+    ------
+    CompileFailed
+        If the compiler refuses it, dies or exceeds its limits.
+    """
     answer = _run(json.dumps(task), limits)
     if "failed" in answer:
         raise CompileFailed("compile-failed", detail=_sanitised(str(answer["failed"])))

@@ -48,12 +48,18 @@ def main() -> None:
     answer = os.dup(1)
     os.dup2(2, 1)  # a compiler that prints must not write the answer
     try:
-        body: dict[str, Any] = {
-            "compiled": [each for lengths in task["lengths"] for each in _compile(task, lengths)]
-        }
+        body: dict[str, Any] = {"compiled": _all(task)}
     except Exception as error:  # whatever a compiler raises on a stranger's source
         body = {"failed": _short(error)}
     os.write(answer, json.dumps(body).encode())
+
+
+def _all(task: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if task.get("ship"):
+        from retuned.lab.languages.triton_shipping import compile_entries
+
+        return compile_entries(task)
+    return [each for lengths in task["lengths"] for each in _compile(task, lengths)]
 
 
 def _compile(task: Mapping[str, Any], lengths: Sequence[int]) -> list[dict[str, Any]]:
@@ -77,10 +83,10 @@ def _compile(task: Mapping[str, Any], lengths: Sequence[int]) -> list[dict[str, 
     types += [_POINTERS[each.dtype] for each in plan.scratch]
     found = []
     for number, step in enumerate(plan.steps):
-        figures = _compile_step(
+        made = _compile_step(
             getattr(module, step.entry), step.binding, lengths, types=types, target=task["target"]
         )
-        found.append({"lengths": list(lengths), "step": number, "entry": step.entry, **figures})
+        found.append({"lengths": list(lengths), "step": number, "entry": step.entry, **made})
     return found
 
 
@@ -117,7 +123,7 @@ def _compile_step(
     )
     device = GPUTarget(*target)
     compiled = triton.compile(source, target=device, options=dict(binding.options))
-    return _figures(compiled, lanes=device.warp_size)
+    return figures(compiled, device.warp_size)
 
 
 def _load(source: str) -> Any:  # noqa: ANN401 - the module
@@ -134,7 +140,7 @@ def _load(source: str) -> Any:  # noqa: ANN401 - the module
     return module
 
 
-def _figures(compiled: Any, *, lanes: int) -> dict[str, Any]:  # noqa: ANN401
+def figures(compiled: Any, lanes: int) -> dict[str, Any]:  # noqa: ANN401
     """Return the binary, how it is launched, and what in its text a kernel has no use for."""
     text = str(compiled.asm.get("ptx") or compiled.asm.get("amdgcn") or "")
     if "ptx" in compiled.asm:

@@ -1,0 +1,106 @@
+"""What an artifact of a Triton variant brings along, so that its server need not compile.
+
+Each code is audited as it is: what a server loads is what gate G2 has looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retuned.contract import Definition, Solution
+from retuned.lab.audit import refusal
+from retuned.lab.languages.limits import CompileLimits
+from retuned.lab.languages.triton import LIMITS, check_contract, run_compiler, task_of
+from retuned.lab.languages.triton_audit import report_of
+from retuned.runtime.precompiled import MAX_ENTRIES, Entry
+from retuned.runtime.triton_plan import Plan
+
+Shapes = Sequence[Mapping[str, int]]
+
+
+def precompile(
+    solution: Solution,
+    definition: Definition,
+    *,
+    arch: str,
+    shapes: Shapes = (),
+    limits: CompileLimits | None = None,
+) -> tuple[Entry, ...]:
+    """Compile a variant for servers with an architecture and this version of Triton.
+
+    Parameters
+    ----------
+    solution
+        The variant.
+    definition
+        What it computes.
+    arch
+        ``sm_90``, ``gfx942``.
+    shapes
+        Variable axes it will run at. Without any, only code that no length decides is compiled.
+    limits
+        Bounds of the compiler.
+
+    Raises
+    ------
+    ContractViolated
+        If it is outside the contract.
+    CompileFailed
+        If the compiler refuses it, dies or exceeds its limits.
+    CandidateError
+        As `retuned.lab.languages.triton.build`, from the audit of each code.
+    """
+    plan = check_contract(solution, definition, shapes=shapes)
+    lengths = needed_lengths(plan, definition, shapes)
+    if not lengths:
+        return ()
+    task = task_of(solution, definition, lengths, arch, limits or LIMITS) | {"ship": True}
+    made = run_compiler(task, limits or LIMITS)
+    error = refusal([report_of(each, arch=arch) for each in made])
+    if error is not None:
+        raise error
+    by_key = {entry.key: entry for entry in (_entry(each, arch) for each in made)}
+    return tuple(by_key.values())  # steps may share one function with its parameters
+
+
+def needed_lengths(plan: Plan, definition: Definition, shapes: Shapes) -> list[list[int]]:
+    """Return lengths of all axes, one set per code: as many as an artifact takes, largest first.
+
+    Parameters
+    ----------
+    plan
+        The variant's launches.
+    definition
+        What it computes.
+    shapes
+        Variable axes; without any, none are returned where code depends on them.
+    """
+    every = sorted((list(definition.lengths(axes).values()) for axes in shapes), reverse=True)
+    if not every:
+        low, high = (
+            list(definition.lengths(dict.fromkeys(definition.variable_axes, length)).values())
+            for length in (128, 256)
+        )
+        if plan.specialisation(low) != plan.specialisation(high):
+            return []
+        every = [low]
+    distinct = {plan.specialisation(lengths): lengths for lengths in every}
+    return list(distinct.values())[: MAX_ENTRIES // len(plan.steps)]
+
+
+def _entry(made: Mapping[str, Any], arch: str) -> Entry:
+    code = base64.b64decode(made["object"], validate=True)
+    return Entry(
+        key=made["key"],
+        entry=made["entry"],
+        arch=arch,
+        triton=made["triton"],
+        kind=made["kind"],
+        lengths=tuple(made["lengths"]),
+        sha256=hashlib.sha256(code).hexdigest(),
+        code=code,
+        meta=made["meta"],
+    )

@@ -1,0 +1,491 @@
+"""Code that came along is loaded as it is: where its key fits nothing is compiled.
+
+The lab compiles in its own process; the server is played by a device that launches nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from tests.runtime.intercept import strangers
+from tests.runtime.intercept.test_intercept_swapping import World
+
+from retuned.contract import Definition, Solution
+from retuned.lab.languages.triton_precompile import precompile
+from retuned.runtime import host as host_module
+from retuned.runtime import precompiled_triton
+from retuned.runtime.host import Host
+from retuned.runtime.intercept.hook import Interceptor
+from retuned.runtime.precompiled import PRECOMPILED_FILE, Entry, pack
+from retuned.runtime.precompiled_triton import Shipped, Tally
+from retuned.runtime.slots import Slot
+from retuned.runtime.spec import Refused, parse_spec
+from retuned.runtime.triton_steps import TritonSteps
+
+SOURCE = '''"""Two launches with scratch in between, and one that stands for another kernel."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def parts(x, partial, M, N: tl.constexpr, SPLITS: tl.constexpr):
+    row, split = tl.program_id(0), tl.program_id(1)
+    at = split * (N // SPLITS) + tl.arange(0, N // SPLITS)
+    tl.store(partial + split * M + row, tl.sum(tl.load(x + row * N + at), axis=0))
+
+
+@triton.jit
+def total(partial, y, M, SPLITS: tl.constexpr):
+    row = tl.program_id(0)
+    tl.store(y + row, tl.sum(tl.load(partial + tl.arange(0, SPLITS) * M + row), axis=0))
+
+
+@triton.jit
+def copied(x, out, n, TILE: tl.constexpr):
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tl.store(out + at, tl.load(x + at, mask=at < n), mask=at < n)
+'''
+SUMS: dict[str, Any] = {
+    "name": "row_sums",
+    "op_type": "reduction",
+    "axes": {"M": {"type": "var"}, "N": {"type": "const", "value": 64}},
+    "inputs": {"x": {"shape": ["M", "N"], "dtype": "float32"}},
+    "outputs": {"y": {"shape": ["M"], "dtype": "float32"}},
+    "reference": "def run(x):\n    return x.sum(1)\n",
+}
+COPY: dict[str, Any] = {
+    "name": "lifted_copy",
+    "op_type": "lifted",
+    "axes": {"n": {"type": "var"}},
+    "inputs": {"x": {"shape": ["n"], "dtype": "float32"}},
+    "outputs": {"out": {"shape": ["n"], "dtype": "float32"}},
+    "reference": "def run(x):\n    return x\n",
+}
+STEPS: list[dict[str, Any]] = [
+    {"entry": "parts", "grid": ["M", "SPLITS"], "params": {"num_warps": 1}},
+    {"entry": "total", "grid": ["M"]},
+]
+SCRATCH = [{"name": "partial", "dtype": "float32", "shape": ["SPLITS", "M"]}]
+SPLIT = {"SPLITS": 4, "num_warps": 2}
+
+
+def solution(definition: dict[str, Any], **fields: Any) -> Solution:
+    return Solution.model_validate(
+        {
+            "name": "shipped",
+            "definition": definition["name"],
+            "language": "triton",
+            "sources": [{"path": "kernel.py", "content": SOURCE}],
+            "structure": "plain",
+            **fields,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def sums() -> tuple[Entry, ...]:
+    """What the lab ships of the two launches."""
+    made = solution(SUMS, entry="parts", params=SPLIT, steps=STEPS, scratch=SCRATCH)
+    return precompile(made, Definition.model_validate(SUMS), arch="sm_90")
+
+
+@pytest.fixture(scope="module")
+def copied() -> tuple[Entry, ...]:
+    made = solution(COPY, entry="copied", params={"TILE": 64}, grid=["cdiv(n, TILE)"])
+    return precompile(made, Definition.model_validate(COPY), arch="sm_90")
+
+
+@pytest.fixture
+def compiler(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what was compiled, by a Triton whose own cache is empty."""
+    if device is None:
+        pytest.skip("the interpreter compiles nothing")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    made: list[str] = []
+    source = triton.compiler.ASTSource
+    stock = source.make_ir
+
+    def make_ir(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made.append(self.name)
+        return stock(self, *args, **kwargs)
+
+    monkeypatch.setattr(source, "make_ir", make_ir)
+    return made
+
+
+def steps(shipped: Shipped, source: str = SOURCE, **params: Any) -> TritonSteps:
+    return TritonSteps(
+        source,
+        entry="parts",
+        params={**SPLIT, **params},
+        grid=(),
+        tensors=("x", "y"),
+        axes=("M", "N"),
+        steps=STEPS,
+        scratch=SCRATCH,
+        shipped=shipped,
+    )
+
+
+def load(made: TritonSteps, rows: int = 7) -> list[Any]:
+    dtypes = ["float32"] * 3  # inputs, outputs, scratch
+    return [kernel.compile_at([rows, 64], dtypes=dtypes, load=True) for kernel in made.kernels]
+
+
+# --- where the key fits ---------------------------------------------------------------------------
+
+
+def test_every_launch_of_a_variant_is_loaded_and_none_is_compiled(
+    compiler: list[str], sums: tuple[Entry, ...]
+) -> None:
+    shipped = Shipped(sums)
+    loaded = load(steps(shipped))
+    assert compiler == []
+    assert shipped.tally == Tally(shipped=2)
+    assert [each.kernel for each in loaded] == [entry.code for entry in sums]
+    assert [each.name for each in loaded] == ["parts", "total"]
+
+
+def test_the_same_variant_without_code_is_compiled_and_says_so(compiler: list[str]) -> None:
+    shipped = Shipped()
+    load(steps(shipped))
+    assert compiler == ["parts", "total"]
+    assert shipped.tally == Tally(compiled_here=2)
+
+
+def test_what_triton_has_compiled_before_is_counted_apart(compiler: list[str]) -> None:
+    load(steps(Shipped()))
+    again = Shipped()
+    load(steps(again))
+    assert len(compiler) == 2
+    assert again.tally == Tally(cached=2)
+
+
+def test_code_is_for_all_lengths_that_do_not_decide_it(
+    compiler: list[str], sums: tuple[Entry, ...]
+) -> None:
+    shipped = Shipped(sums)
+    for rows in (1, 16, 17, 4096):
+        load(steps(shipped), rows)
+    assert compiler == []
+
+
+def test_nothing_of_triton_stays_changed(compiler: list[str], sums: tuple[Entry, ...]) -> None:
+    del compiler
+    from triton.compiler import compiler as module
+    from triton.runtime import cache
+
+    load(steps(Shipped(sums)))
+    assert module.get_cache_manager is cache.get_cache_manager
+
+
+# --- where it does not ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_stages": 4},
+        {"SPLITS": 8},
+        {"source": SOURCE.replace("axis=0))", "axis=0) * 1.0)")},
+    ],
+)
+def test_other_code_than_was_shipped_is_compiled(
+    compiler: list[str], sums: tuple[Entry, ...], changed: dict[str, Any]
+) -> None:
+    shipped = Shipped(sums)
+    load(steps(shipped, **changed))
+    assert compiler == ["parts", "total"]
+    assert shipped.tally == Tally(compiled_here=2)
+
+
+def test_variables_that_change_what_is_compiled_make_another_key(
+    compiler: list[str], sums: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
+    shipped = Shipped(sums)
+    load(steps(shipped))
+    assert shipped.tally.shipped == 0
+    assert len(compiler) == 2
+
+
+def test_another_device_is_no_error(
+    compiler: list[str], sums: tuple[Entry, ...], device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        type(device),
+        "get_current_target",
+        lambda _: triton.backends.compiler.GPUTarget("cuda", 80, 32),
+    )
+    shipped = Shipped(sums)
+    assert shipped.for_here() == []
+    load(steps(shipped))
+    assert shipped.tally == Tally(compiled_here=2)
+    assert len(compiler) == 2
+
+
+def test_a_triton_that_is_not_as_expected_compiles_as_ever(
+    compiler: list[str], sums: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precompiled_triton, "_MANAGER", "no_such_name")
+    shipped = Shipped(sums)
+    load(steps(shipped))
+    assert shipped.tally == Tally(compiled_here=2)
+    monkeypatch.setenv("RETUNED_COMPILE", "never")
+    assert refusal(lambda: load(steps(shipped))) == "precompiled-unsupported"
+    assert len(compiler) == 2
+
+
+def test_code_that_is_not_what_was_verified_is_never_loaded(
+    compiler: list[str],
+    sums: tuple[Entry, ...],
+    device: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded: list[bytes] = []
+
+    def load_binary(_: Any, name: str, code: bytes, *rest: Any) -> Any:
+        del name, rest
+        loaded.append(code)
+        return 1, 2, 32, 0, 1024
+
+    monkeypatch.setattr(type(device), "load_binary", load_binary)
+    stock = Shipped._place
+
+    def place(self: Shipped, key: str) -> dict[str, str] | None:
+        """Change the file between writing and reading, as only this user could."""
+        files = stock(self, key)
+        for name, path in (files or {}).items():
+            if name.endswith(".cubin"):
+                Path(path).write_bytes(b"another")
+        return files
+
+    monkeypatch.setattr(Shipped, "_place", place)
+    assert refusal(lambda: load(steps(Shipped(sums)))) == "entry-digest-differs"
+    assert (loaded, compiler) == ([], [])
+
+
+# --- where nothing may be compiled ----------------------------------------------------------------
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    with pytest.raises(Refused) as refused:
+        call()
+    return refused.value.reason
+
+
+def test_never_takes_what_came_along_and_refuses_the_rest(
+    compiler: list[str], sums: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETUNED_COMPILE", "never")
+    shipped = Shipped(sums)
+    load(steps(shipped))
+    assert refusal(lambda: load(steps(shipped, num_stages=4))) == "not-shipped"
+    assert refusal(lambda: load(steps(Shipped()))) == "not-shipped"
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    assert refusal(lambda: load(steps(shipped))) == "not-shipped"
+    assert shipped.tally == Tally(shipped=2)
+
+
+def test_never_does_not_take_what_lies_in_a_cache_that_others_may_write(
+    compiler: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(steps(Shipped()))
+    assert len(compiler) == 2
+    monkeypatch.setenv("RETUNED_COMPILE", "never")
+    assert refusal(lambda: load(steps(Shipped()))) == "not-shipped"
+
+
+def test_a_setting_that_cannot_be_understood_allows_nothing(
+    compiler: list[str], sums: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETUNED_COMPILE", "nevr")
+    assert refusal(lambda: load(steps(Shipped(sums)))) == "setting-invalid"
+    assert compiler == []
+
+
+def test_other_threads_compile_meanwhile_as_ever(
+    compiler: list[str], sums: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETUNED_COMPILE", "never")
+    failed: list[BaseException] = []
+
+    def server() -> None:
+        try:
+            strangers.affine.device_caches.clear()
+            floats = torch.float32
+            strangers.affine.warmup(floats, floats, 100, 0.5, BLOCK=16, grid=(1,))
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    def during() -> Any:
+        thread = threading.Thread(target=server)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+        return stock()
+
+    made = steps(Shipped(sums))
+    kernel = made.kernels[0]
+    stock: Callable[[], Any] = lambda: kernel._jit.warmup(  # noqa: E731
+        *kernel.binding.arguments([7, 64], tensors=[torch.float32] * 3, scratch=torch.float32),
+        grid=(1,),
+        **kernel._options,
+    )
+    assert made.kernels[0]._shipped is not None
+    assert made.kernels[0]._shipped.compiled(during).name == "parts"
+    assert failed == []
+    assert compiler == ["affine"]
+
+
+# --- over the control socket ----------------------------------------------------------------------
+
+
+def deliver(
+    folder: Path, definition: dict[str, Any], entries: tuple[Entry, ...], **fields: Any
+) -> tuple[str, str]:
+    """Write an artifact as the daemon does; return its digest and folder."""
+    from retuned.adapters.artifact_folder import manifest_of
+    from retuned.lab.languages.triton import manifest_of as own
+
+    made = solution(definition, **fields)
+    sha256 = hashlib.sha256(SOURCE.encode()).hexdigest()
+    body = manifest_of(made, definition, sha256, file_name="kernel.py")
+    body |= {"grid": list(made.grid), **own(made)}
+    target = folder / made.digest[7:]
+    target.mkdir()
+    if entries:
+        body["precompiled"], data = pack(entries)
+        (target / PRECOMPILED_FILE).write_bytes(data)
+    (target / "kernel.py").write_text(SOURCE)
+    (target / "artifact.json").write_text(json.dumps(body))
+    return made.digest, str(target)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A server with one GPU that computes nothing: its self-check only prepares."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+
+    def prepared(variant: Any, *_: Any, **__: Any) -> int:
+        variant._blocks = None  # scratch needs memory of a device
+        variant.prepare((5,))
+        return 1
+
+    monkeypatch.setattr(host_module, "self_check", prepared)
+    host = Host("server")
+    host.add(Slot(parse_spec(SUMS), original=lambda x: x.sum(1)))
+    return host
+
+
+def prepare(host: Host, delivered: tuple[str, str]) -> dict[str, Any]:
+    order: dict[str, Any] = {
+        "id": "order-1",
+        "kind": "swap",
+        "definition": "row_sums",
+        "artifact": delivered[0],
+        "previous": None,
+        "guard": {"bounds": {}},
+        "epoch": 1,
+    }
+    return host.answer({"op": "prepare", "order": order, "artifact_dir": delivered[1]})
+
+
+FIELDS: dict[str, Any] = {"entry": "parts", "params": SPLIT, "steps": STEPS, "scratch": SCRATCH}
+
+
+def test_prepare_says_what_was_shipped_and_what_was_compiled(
+    compiler: list[str], sums: tuple[Entry, ...], served: Host, tmp_path: Path
+) -> None:
+    said = prepare(served, deliver(tmp_path, SUMS, sums, **FIELDS))
+    assert compiler == []
+    assert (said["shipped"], said["compiled_here"], said["cached"]) == (2, 0, 0)
+
+
+def test_prepare_without_code_compiles_and_says_so(
+    compiler: list[str], served: Host, tmp_path: Path
+) -> None:
+    said = prepare(served, deliver(tmp_path, SUMS, (), **FIELDS))
+    assert compiler == ["parts", "total"]
+    assert (said["shipped"], said["compiled_here"]) == (0, 2)
+
+
+def test_prepare_refuses_what_would_be_compiled_where_nothing_may_be(
+    compiler: list[str], served: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETUNED_COMPILE", "never")
+    delivered = deliver(tmp_path, SUMS, (), **FIELDS)
+    assert refusal(lambda: prepare(served, delivered)) == "not-shipped"
+    assert compiler == []
+
+
+def test_prepare_refuses_changed_code_before_anything_is_loaded(
+    compiler: list[str], sums: tuple[Entry, ...], served: Host, tmp_path: Path
+) -> None:
+    delivered = deliver(tmp_path, SUMS, sums, **FIELDS)
+    path = Path(delivered[1]) / PRECOMPILED_FILE
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert refusal(lambda: prepare(served, delivered)) == "entry-digest-differs"
+    assert compiler == []
+
+
+# --- launches of a stranger's kernel --------------------------------------------------------------
+
+
+def launch(n: int) -> None:
+    x = torch.arange(n, dtype=torch.float32)
+    strangers.plain_length[(1,)](x, torch.zeros_like(x), n, BLOCK=4096)
+
+
+def test_another_source_for_a_strangers_kernel_comes_compiled_too(
+    hook: Interceptor,
+    compiler: list[str],
+    copied: tuple[Entry, ...],
+    device: Any,
+    tmp_path: Path,
+) -> None:
+    strangers.plain_length.device_caches.clear()
+    launch(100)
+    del compiler[:]
+    world = World(hook, tmp_path)
+    body, data = pack(copied)
+    delivered = world.artifact(
+        "plain_length",
+        definition=COPY,
+        source=SOURCE,
+        entry="copied",
+        params={"TILE": 64},
+        grid=["cdiv(n, TILE)"],
+        precompiled=body,
+        intercept={
+            "code": "artifact",
+            "axes": {"n": "n"},
+            "constexprs": {"BLOCK": 4096},
+            "bind": {"x": "x_ptr", "out": "y_ptr"},
+        },
+    )
+    (Path(delivered[1]) / PRECOMPILED_FILE).write_bytes(data)
+    order = world.order("lifted_copy", delivered[0])
+    said = world.host.answer({"op": "prepare", "order": order, "artifact_dir": delivered[1]})
+    assert (said["shipped"], said["compiled_here"]) == (1, 0)
+    world.host.answer({"op": "commit", "order": order})
+    for n in (100, 1, 16, 333, 333):  # lengths that nobody has launched before the swap among them
+        launch(n)
+    assert compiler == []
+    assert world.sample()["swapped_launches"] == 5
+    assert device.launches[-1]["name"] == "copied"
