@@ -25,7 +25,7 @@ API_VERSION: Literal["retuned.dev/v1alpha1"] = "retuned.dev/v1alpha1"
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS)]
 """Name of an object in Kubernetes."""
-Uid = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
+Uid = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9._-]+$")]
 """Unique id of an object in Kubernetes; another object of the same name has another one."""
 KernelName = Annotated[str, Field(max_length=128, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.:-]{0,127}$")]
 """Name of a definition, as `retuned.contract.Name`."""

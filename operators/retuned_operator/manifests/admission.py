@@ -1,0 +1,143 @@
+"""Who may write a decision: checked by the API server itself, whatever channel it comes through.
+
+A ValidatingAdmissionPolicy needs no webhook that could be down. It is evaluated once for every
+SwapProposal of the namespace, and all must agree: those of another name agree to anything, and the
+one that is meant proves uid, digest and author. What it lets through is judged again by the gate;
+an old cache of the API server can admit too much for a moment, never make it count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retuned_operator.crds.values import API_VERSION, GROUP, VERSION
+from retuned_operator.manifests.names import labels
+
+APPROVE = "approve"
+"""Custom verb on swapproposals for whoever may approve."""
+BREAK_GLASS = "break-glass"
+"""Custom verb on swapproposals for whoever may go without the quorum."""
+
+_OTHER = "params.metadata.name != object.spec.proposalRef.name"
+_SAYS_YES = "object.spec.decision in ['Approve', 'BreakGlass']"
+
+
+def decision_policy(*, allow_service_accounts: bool = False) -> tuple[dict[str, Any], ...]:
+    """Return policy and binding for SwapDecisions.
+
+    Parameters
+    ----------
+    allow_service_accounts
+        Whether programs may decide; a gate has to allow it as well.
+    """
+    validations = [
+        _rule(
+            "object.spec.user == request.userInfo.username",
+            "spec.user is not who asks; nobody decides in another's name",
+            reason="Forbidden",
+        ),
+        _rule(
+            "object.spec.groups.all(g, has(request.userInfo.groups)"
+            " && g in request.userInfo.groups)",
+            "spec.groups names a group that the user is not in",
+            reason="Forbidden",
+        ),
+        _rule(
+            f"object.spec.decision != 'Approve' || {_may(APPROVE)}",
+            f"approving needs the verb {APPROVE} on this SwapProposal",
+            reason="Forbidden",
+        ),
+        _rule(
+            f"object.spec.decision != 'BreakGlass' || {_may(BREAK_GLASS)}",
+            f"breaking glass needs the verb {BREAK_GLASS} on this SwapProposal",
+            reason="Forbidden",
+        ),
+        _rule(
+            f"{_OTHER} || params.metadata.uid == object.spec.proposalRef.uid",
+            "the SwapProposal of this name is another one by now; look at it again",
+        ),
+        _rule(
+            f"{_OTHER} || params.spec.artifact.digest == object.spec.digest",
+            "spec.digest is not the artifact of this SwapProposal",
+        ),
+        _rule(
+            f"{_OTHER} || !({_SAYS_YES}) || params.spec.requestedBy.lowerAscii()"
+            " != request.userInfo.username.lowerAscii()",
+            "whoever asked for a swap does not approve it",
+            reason="Forbidden",
+        ),
+    ]
+    if not allow_service_accounts:
+        people = _rule(
+            "!request.userInfo.username.startsWith('system:')",
+            "programs do not decide; act as yourself",
+            reason="Forbidden",
+        )
+        validations.insert(2, people)
+    name = "retuned-swap-decisions"
+    policy = _policy(name, "swapdecisions", validations=validations)
+    policy["spec"]["paramKind"] = {"apiVersion": API_VERSION, "kind": "SwapProposal"}
+    policy["spec"]["auditAnnotations"] = [
+        {
+            "key": "decision",
+            "valueExpression": "object.spec.decision + ' of ' + object.spec.digest + ' for '"
+            " + object.spec.proposalRef.name + ' by ' + request.userInfo.username",
+        }
+    ]
+    binding = _binding(name)
+    # No proposal at all means that there is nothing to decide on.
+    binding["spec"]["paramRef"] = {"selector": {}, "parameterNotFoundAction": "Deny"}
+    return policy, binding
+
+
+def freeze_policy() -> tuple[dict[str, Any], ...]:
+    """Return policy and binding for TuningFreezes: nobody freezes in another's name."""
+    name = "retuned-freezes"
+    own = _rule(
+        "object.spec.user == request.userInfo.username",
+        "spec.user is not who asks; nobody freezes in another's name",
+        reason="Forbidden",
+    )
+    return _policy(name, "tuningfreezes", validations=[own]), _binding(name)
+
+
+def _may(verb: str) -> str:
+    return (
+        f"authorizer.group('{GROUP}').resource('swapproposals').namespace(request.namespace)"
+        f".name(object.spec.proposalRef.name).check('{verb}').allowed()"
+    )
+
+
+def _rule(expression: str, message: str, *, reason: str = "Invalid") -> dict[str, Any]:
+    return {"expression": expression, "message": message, "reason": reason}
+
+
+def _policy(name: str, plural: str, *, validations: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name, "labels": labels("access")},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "resourceRules": [
+                    {
+                        "apiGroups": [GROUP],
+                        "apiVersions": [VERSION],
+                        "operations": ["CREATE"],
+                        "resources": [plural],
+                    }
+                ]
+            },
+            "validations": validations,
+        },
+    }
+
+
+def _binding(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name, "labels": labels("access")},
+        "spec": {"policyName": name, "validationActions": ["Deny", "Audit"]},
+    }

@@ -1,0 +1,283 @@
+"""The sidecar and the runtime as a change to a pod. Pure: a pod in, a pod and its patch out.
+
+Three ways use it: the webhook, the Helm library template (a test compares them) and
+``kubectl retuned inject``. An init container copies the runtime into an empty folder, which
+``PYTHONPATH`` of the server names first, so that workers that the server spawns have it too; the
+sidecar is a native one (an init container that restarts always). Both run as a user of their own,
+whoever the server runs as: the runtime lets that user connect. Neither has a probe, so that a
+sidecar that is ill does not make a server unready.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from retuned_operator.manifests.names import CONTAINER, INJECT, TARGET, without_empty
+from retuned_operator.manifests.sandbox import container_security
+from retuned_operator.manifests.settings import SidecarSettings
+
+SIDECAR = "retuned"
+"""Name of the sidecar; a pod that has it is left as it is."""
+DELIVERY = "retuned-runtime"
+"""Name of the init container that delivers the runtime, and of its volume."""
+RUNTIME_DIR = "/retuned/runtime"
+SITE = f"{RUNTIME_DIR}/retuned/runtime/site"
+"""Folder that ``PYTHONPATH`` names."""
+SOCKET_DIR = "/retuned/sockets"
+"""Mounted whole, so that it is root's: the runtime refuses a folder of another user."""
+TRACE_DIR = "/retuned/traces"
+STATE_DIR = "/retuned/state"
+TOKEN_DIR = "/var/run/secrets/retuned.dev"
+PYTHONPATH = "retuned.dev/pythonpath"
+"""Annotation with the ``PYTHONPATH`` of the image, which nobody can see from outside."""
+
+Patch = tuple[Mapping[str, Any], ...]
+_CHANGED = ("env", "volumeMounts")
+"""What is changed in the container that serves."""
+
+
+class NotInjected(StrEnum):
+    """Stable codes for a pod that is left as it is."""
+
+    NOT_ASKED = "not-asked"
+    ALREADY_THERE = "already-there"
+    NO_CONTAINER = "no-container"
+    PYTHONPATH_ELSEWHERE = "pythonpath-from-elsewhere"
+    NAME_TAKEN = "name-taken"
+    NOT_A_POD = "not-a-pod"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injection:
+    """What becomes of a pod."""
+
+    pod: Mapping[str, Any]
+    """The pod, with the sidecar or as it was."""
+    patch: Patch = ()
+    """The same as a JSON patch; empty where nothing changes."""
+    reason: NotInjected | None = None
+    """Why nothing changes; None where it does."""
+    detail: str = ""
+    """One sentence for whoever made the pod."""
+
+
+def inject(pod: Mapping[str, Any], *, settings: SidecarSettings, always: bool = False) -> Injection:
+    """Put sidecar and runtime into a pod, or say why not. Never raises for what a pod says.
+
+    Doing it twice is doing it once.
+
+    Parameters
+    ----------
+    pod
+        Pod or pod template: ``metadata`` and ``spec``.
+    settings
+        How the sidecar looks.
+    always
+        Whether without the annotation too, for ``kubectl retuned inject``.
+    """
+    spec, annotations = _parts(pod)
+    if spec is None:
+        return _left(pod, NotInjected.NOT_A_POD, "metadata or spec is not that of a pod")
+    asked = str(annotations.get(INJECT, "")).lower()
+    if asked == "false" or (asked != "true" and not always):
+        return _left(pod, NotInjected.NOT_ASKED, f"the annotation {INJECT} does not say true")
+    present = {c.get("name") for c in [*(spec.get("initContainers") or []), *spec["containers"]]}
+    if SIDECAR in present:
+        return _left(pod, NotInjected.ALREADY_THERE, "the sidecar is there")
+    ours = {str(volume["name"]) for volume in _volumes(settings)}
+    taken = sorted(({DELIVERY} & present) | (ours & _names(spec.get("volumes"))))
+    if taken:
+        return _left(pod, NotInjected.NAME_TAKEN, f"the pod has its own {', '.join(taken)}")
+    index = _container(spec["containers"], str(annotations.get(CONTAINER, "")))
+    if index is None:
+        text = f"name the container that serves by the annotation {CONTAINER}"
+        return _left(pod, NotInjected.NO_CONTAINER, text)
+    if any(
+        each.get("name") == "PYTHONPATH" and "valueFrom" in each
+        for each in spec["containers"][index].get("env") or []
+    ):
+        text = "PYTHONPATH comes from elsewhere (valueFrom), so nothing can be put before it"
+        return _left(pod, NotInjected.PYTHONPATH_ELSEWHERE, text)
+    return _injected(pod, index, settings=settings, annotations=annotations)
+
+
+def _injected(
+    pod: Mapping[str, Any],
+    index: int,
+    *,
+    settings: SidecarSettings,
+    annotations: Mapping[str, Any],
+) -> Injection:
+    changed = copy.deepcopy(dict(pod))
+    spec = changed["spec"]
+    server = spec["containers"][index]
+    server["env"] = _server_environment(server.get("env") or [], annotations, settings)
+    server["volumeMounts"] = [*(server.get("volumeMounts") or []), *_server_mounts()]
+    spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(settings)]
+    first = [_delivery(settings), _sidecar(settings, target=str(annotations.get(TARGET, "")))]
+    spec["initContainers"] = [*first, *(spec.get("initContainers") or [])]
+    metadata = changed.setdefault("metadata", {})
+    metadata["labels"] = {**(metadata.get("labels") or {}), INJECT: "true"}
+    at = f"/spec/containers/{index}"
+    patch = [
+        _set(f"{at}/env", server["env"]),
+        _set(f"{at}/volumeMounts", server["volumeMounts"]),
+        _set("/spec/volumes", spec["volumes"]),
+        _set("/spec/initContainers", spec["initContainers"]),
+        _set("/metadata/labels", metadata["labels"]),
+    ]
+    return Injection(pod=changed, patch=tuple(patch))
+
+
+def _set(path: str, value: object) -> Mapping[str, Any]:
+    return {"op": "add", "path": path, "value": value}  # replaces what is there
+
+
+def _left(pod: Mapping[str, Any], reason: NotInjected, detail: str) -> Injection:
+    return Injection(pod=pod, reason=reason, detail=detail)
+
+
+def _parts(pod: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
+    """Return spec and annotations; None where what is read or changed is not as in a pod."""
+    spec, metadata = pod.get("spec"), pod.get("metadata") or {}
+    if not isinstance(spec, Mapping) or not isinstance(metadata, Mapping):
+        return None, {}
+    about = [metadata.get("annotations") or {}, metadata.get("labels") or {}]
+    containers = spec.get("containers")
+    lists = [containers, spec.get("initContainers") or [], spec.get("volumes") or []]
+    if not (all(isinstance(each, Mapping) for each in about) and all(map(_is_list, lists))):
+        return None, {}
+    inside = [each.get(name) or [] for each in spec["containers"] for name in _CHANGED]
+    return (spec, about[0]) if all(map(_is_list, inside)) else (None, {})
+
+
+def _is_list(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(one, Mapping) for one in found)
+
+
+def _names(found: Sequence[Mapping[str, Any]] | None) -> set[str]:
+    return {str(each.get("name")) for each in found or []}
+
+
+def _container(containers: Sequence[Mapping[str, Any]], named: str) -> int | None:
+    """Return which container serves: the one that is named, or the only one."""
+    if named:
+        found = [n for n, each in enumerate(containers) if each.get("name") == named]
+        return found[0] if found else None
+    return 0 if len(containers) == 1 else None
+
+
+def _server_environment(
+    env: Sequence[Mapping[str, Any]], annotations: Mapping[str, Any], settings: SidecarSettings
+) -> list[dict[str, Any]]:
+    """Put our folder before the server's ``PYTHONPATH``; what the server sets itself stays."""
+    own = {str(each.get("name")): each for each in env}
+    behind = str(own.get("PYTHONPATH", {}).get("value") or annotations.get(PYTHONPATH) or "")
+    ours = {
+        "RETUNED_SOCKET_DIR": SOCKET_DIR,
+        "RETUNED_ALLOWED_UIDS": str(settings.user_id),
+        "RETUNED_TRACE_DIR": TRACE_DIR,
+        "RETUNED_SERVER": str(annotations.get(TARGET, "")),
+        "RETUNED_TRUSTED_KEY": settings.trusted_keys,
+    }
+    added = [
+        {"name": name, "value": value} for name, value in ours.items() if value and name not in own
+    ]
+    path = {"name": "PYTHONPATH", "value": ":".join(part for part in (SITE, behind) if part)}
+    kept = [dict(each) for each in env if each.get("name") != "PYTHONPATH"]
+    return [path, *added, *kept]  # first, so that the server's own values may refer to them
+
+
+def _server_mounts() -> list[dict[str, Any]]:
+    return [
+        {"name": DELIVERY, "mountPath": RUNTIME_DIR, "readOnly": True},
+        {"name": "retuned-sockets", "mountPath": SOCKET_DIR},
+        {"name": "retuned-traces", "mountPath": TRACE_DIR},
+    ]
+
+
+def _volumes(settings: SidecarSettings) -> list[dict[str, Any]]:
+    token = {
+        "serviceAccountToken": {
+            "audience": settings.audience,
+            "expirationSeconds": settings.token_s,
+            "path": "token",
+        }
+    }
+    authority = {
+        "configMap": {
+            "name": settings.ca_config_map,
+            "items": [{"key": "ca.crt", "path": "ca.crt"}],
+            "optional": True,  # a server starts without us rather than not at all
+        }
+    }
+    return [
+        {"name": DELIVERY, "emptyDir": {"sizeLimit": "64Mi"}},
+        {"name": "retuned-sockets", "emptyDir": {"sizeLimit": "1Mi"}},
+        {"name": "retuned-traces", "emptyDir": {"sizeLimit": settings.artifacts}},
+        {"name": "retuned-state", "emptyDir": {"sizeLimit": settings.artifacts}},
+        {"name": "retuned-token", "projected": {"sources": [token, authority]}},
+    ]
+
+
+def _delivery(settings: SidecarSettings) -> dict[str, Any]:
+    return {
+        "name": DELIVERY,
+        "image": settings.image,
+        "imagePullPolicy": settings.pull_policy,
+        "command": ["cp", "-r", "/opt/retuned/runtime/.", RUNTIME_DIR],
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "32Mi"},
+            "limits": {"cpu": settings.cpu_limit, "memory": "64Mi"},
+        },
+        "securityContext": container_security(settings.user_id),
+        "volumeMounts": [{"name": DELIVERY, "mountPath": RUNTIME_DIR}],
+    }
+
+
+def _sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
+    values = {
+        "RETUNED_AGENT_URL": settings.agent_url,
+        "RETUNED_TOKEN_FILE": f"{TOKEN_DIR}/token",
+        "RETUNED_CA_FILE": f"{TOKEN_DIR}/ca.crt",
+        "RETUNED_TARGET": target,
+        "RETUNED_SOCKET_DIR": SOCKET_DIR,
+        "RETUNED_WATCH_DIRS": f'["{TRACE_DIR}"]',
+        "RETUNED_STATE_DIR": STATE_DIR,
+        "TMPDIR": STATE_DIR,
+    }
+    fields = {
+        "RETUNED_POD_NAME": "metadata.name",
+        "RETUNED_POD_UID": "metadata.uid",
+        "RETUNED_POD_NAMESPACE": "metadata.namespace",
+    }
+    env: list[dict[str, Any]] = [
+        without_empty({"name": name, "value": value}) for name, value in values.items() if value
+    ]
+    env += [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]
+    return {
+        "name": SIDECAR,
+        "image": settings.image,
+        "imagePullPolicy": settings.pull_policy,
+        "restartPolicy": "Always",
+        "command": ["retuned", "sidecar"],
+        "env": env,
+        "resources": {
+            "requests": {"cpu": settings.cpu, "memory": settings.memory},
+            "limits": {"cpu": settings.cpu_limit, "memory": settings.memory},
+        },
+        "securityContext": container_security(settings.user_id),
+        "volumeMounts": [
+            {"name": "retuned-sockets", "mountPath": SOCKET_DIR},
+            {"name": "retuned-traces", "mountPath": TRACE_DIR},
+            {"name": "retuned-state", "mountPath": STATE_DIR},
+            {"name": "retuned-token", "mountPath": TOKEN_DIR, "readOnly": True},
+        ],
+    }

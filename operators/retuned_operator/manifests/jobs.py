@@ -1,0 +1,307 @@
+"""Jobs of an experiment: compile, generate, search, and the trusted verify.
+
+Every Job begins suspended: the operator, or Kueue, releases it when the budget allows. Production
+that needs the place takes it (priority -100), and a pod that was disrupted is not a failed one. A
+Job is tried once; what it found leaves by its termination message and its results folder, which is
+named by experiment, Job and pod, so that two pods of one Job never write over each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retuned.errors import Refused, UsageError
+from retuned_operator.crds.experiment import JobRole
+from retuned_operator.crds.target import Vendor
+from retuned_operator.crds.values import GROUP
+from retuned_operator.manifests.names import (
+    ATTEMPT,
+    EXPERIMENT_UID,
+    ROLE,
+    child_name,
+    labels,
+    owner,
+    without_empty,
+)
+from retuned_operator.manifests.sandbox import container_security, pod_security
+from retuned_operator.manifests.settings import JobSettings
+
+RUNNER = "runner"
+"""Container that does the work."""
+TASK_KEY = "task.json"
+"""File of the task."""
+FINAL_EXIT_CODES = (3, 4, 64, 65, 66)
+"""Trying again cannot help: unreadable task, no compiler; and the harness' wrong result, compile
+error and breach of the sandbox."""
+MAX_TASK_BYTES = 1_000_000
+"""A ConfigMap holds no more than 1 MiB, names included."""
+_LONGEST_DEADLINE_S = 86_400
+
+TASK_DIR = "/retuned/task"
+WORK_DIR = "/retuned/work"
+RESULTS_DIR = "/retuned/results"
+MESSAGE_PATH = "/dev/termination-log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """One Job that is wanted."""
+
+    role: JobRole
+    """What it does."""
+    experiment: str
+    """Name of the KernelExperiment."""
+    experiment_uid: str
+    """Its uid."""
+    experiment_namespace: str
+    """Its namespace."""
+    attempt: int
+    """Which try, from 1."""
+    task: str
+    """The lab's task, JSON."""
+    vendor: Vendor
+    """Accelerator's vendor."""
+    model: str
+    """Accelerator's model."""
+    deadline_s: int
+    """Longest time that it may run, seconds."""
+    priority_class: str = ""
+    """From the policy; empty is the setting."""
+    avoid_nodes: tuple[str, ...] = ()
+    """Nodes whose servers are slow just now."""
+
+    @property
+    def name(self) -> str:
+        """Name of the Job: the same request has the same one."""
+        return child_name(str(self.role), self.experiment_uid, self.attempt)
+
+
+def job_objects(request: JobRequest, settings: JobSettings) -> tuple[dict[str, Any], ...]:
+    """Return the ConfigMap with the task and the Job, in the order to make them.
+
+    Raises
+    ------
+    Refused
+        ``gpu-model-unknown`` or ``gpu-resource-unknown``: no node is known to have it.
+    UsageError
+        If the task is larger than a ConfigMap, or the deadline is out of bounds.
+    """
+    if len(request.task.encode()) > MAX_TASK_BYTES:
+        raise UsageError(
+            f"the task of {request.experiment} is larger than {MAX_TASK_BYTES} bytes; "
+            "plan fewer shapes or candidates"
+        )
+    if not 1 <= request.deadline_s <= _LONGEST_DEADLINE_S:
+        raise UsageError(f"a Job's deadline is 1 to {_LONGEST_DEADLINE_S} s")
+    return _task_map(request, settings), _job(request, settings)
+
+
+def wants_gpu(role: JobRole, vendor: Vendor) -> bool:
+    """Whether a Job needs an accelerator."""
+    return role in (JobRole.SEARCH, JobRole.VERIFY) and vendor is not Vendor.CPU
+
+
+def _metadata(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
+    namespace = settings.namespace or request.experiment_namespace
+    body: dict[str, Any] = {
+        "name": request.name,
+        "namespace": namespace,
+        "labels": _labels(request),
+        "annotations": {
+            f"{GROUP}/experiment": f"{request.experiment_namespace}/{request.experiment}"
+        },
+    }
+    if namespace == request.experiment_namespace:  # owners of another namespace do not count
+        own = owner("KernelExperiment", name=request.experiment, uid=request.experiment_uid)
+        body["ownerReferences"] = [own]
+    return body
+
+
+def _labels(request: JobRequest) -> dict[str, str]:
+    return labels("experiment") | {
+        EXPERIMENT_UID: request.experiment_uid,
+        ROLE: str(request.role),
+        ATTEMPT: str(request.attempt),
+    }
+
+
+def _task_map(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(request, settings),
+        "immutable": True,
+        "data": {TASK_KEY: request.task},
+    }
+
+
+def _job(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
+    metadata = _metadata(request, settings)
+    if settings.queue:
+        metadata["labels"] |= {"kueue.x-k8s.io/queue-name": settings.queue}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "suspend": True,
+            "parallelism": 1,
+            "completions": 1,
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": request.deadline_s,
+            "ttlSecondsAfterFinished": settings.keep_s,
+            # never two pods of one Job on two accelerators
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "Ignore",
+                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                    },
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {
+                            "containerName": RUNNER,
+                            "operator": "In",
+                            "values": list(FINAL_EXIT_CODES),
+                        },
+                    },
+                ]
+            },
+            "template": {
+                "metadata": {"labels": _labels(request)},
+                "spec": _pod(request, settings),
+            },
+        },
+    }
+
+
+def _pod(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
+    gpu = wants_gpu(request.role, request.vendor)
+    groups = settings.device_groups.get(request.vendor, ()) if gpu else ()
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 5,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "priorityClassName": request.priority_class or settings.priority_class,
+        "securityContext": pod_security(settings.user_id, groups=groups),
+        "containers": [_runner(request, settings, gpu=gpu)],
+        "volumes": _volumes(request, settings),
+    }
+    if settings.user_namespaces:
+        spec["hostUsers"] = False
+    optional = {
+        "runtimeClassName": settings.runtime_class,
+        "imagePullSecrets": [{"name": name} for name in settings.pull_secrets],
+        "tolerations": [dict(each) for each in settings.tolerations] if gpu else [],
+        "nodeSelector": _nodes_of(request.model, settings) if gpu else {},
+        "affinity": _affinity(request.avoid_nodes),
+    }
+    return spec | without_empty(optional)
+
+
+def _nodes_of(model: str, settings: JobSettings) -> dict[str, str]:
+    found = settings.gpu_models.get(model)
+    if not found:
+        error = Refused(
+            f"no node labels are known for the accelerator {model[:63]!r}; "
+            "add it to experiments.gpuModels"
+        )
+        error.code = "gpu-model-unknown"
+        raise error
+    return dict(found)
+
+
+def _affinity(avoid: Sequence[str]) -> dict[str, Any]:
+    if not avoid:
+        return {}
+    term = {
+        "matchFields": [
+            {"key": "metadata.name", "operator": "NotIn", "values": [name]}
+            for name in sorted(set(avoid))
+        ]
+    }
+    required = {"nodeSelectorTerms": [term]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+def _runner(request: JobRequest, settings: JobSettings, *, gpu: bool) -> dict[str, Any]:
+    size = settings.sizes[request.role]
+    resources = {"cpu": size.cpu, "memory": size.memory, "ephemeral-storage": size.work}
+    limits = dict(resources)
+    if gpu:
+        limits[_gpu_resource(request.vendor, settings)] = "1"
+    mounts = [
+        {"name": "task", "mountPath": TASK_DIR, "readOnly": True},
+        {"name": "work", "mountPath": WORK_DIR},
+        {"name": "tmp", "mountPath": "/tmp"},
+        without_empty(
+            {
+                "name": "results",
+                "mountPath": RESULTS_DIR,
+                "subPathExpr": "$(RETUNED_EXPERIMENT_UID)/$(RETUNED_JOB)/$(RETUNED_POD_UID)"
+                if settings.claim
+                else "",
+            }
+        ),
+    ]
+    if gpu:
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    return {
+        "name": RUNNER,
+        "image": settings.image,
+        "imagePullPolicy": settings.pull_policy,
+        "command": ["python", "-m", "retuned.experiment", f"{TASK_DIR}/{TASK_KEY}"],
+        "env": _environment(request, settings),
+        "resources": {"requests": resources, "limits": limits},
+        "securityContext": container_security(),
+        "terminationMessagePath": MESSAGE_PATH,
+        "terminationMessagePolicy": "File",
+        "volumeMounts": mounts,
+    }
+
+
+def _gpu_resource(vendor: Vendor, settings: JobSettings) -> str:
+    name = settings.gpu_resources.get(vendor, "")
+    if not name:
+        error = Refused(f"no resource is named for accelerators of {vendor}")
+        error.code = "gpu-resource-unknown"
+        raise error
+    return name
+
+
+def _environment(request: JobRequest, settings: JobSettings) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": "RETUNED_EXPERIMENT_UID", "value": request.experiment_uid},
+        {"name": "RETUNED_JOB", "value": request.name},
+        {"name": "RETUNED_ROLE", "value": str(request.role)},
+        {"name": "RETUNED_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": "RETUNED_RESULTS_DIR", "value": RESULTS_DIR},
+        {"name": "HOME", "value": WORK_DIR},
+        {"name": "TRITON_CACHE_DIR", "value": f"{WORK_DIR}/triton"},
+    ]
+    if request.role is JobRole.GENERATE and settings.endpoint_secret:
+        secret = {"name": settings.endpoint_secret, "key": "key"}
+        found.append({"name": "RETUNED_ENDPOINT_KEY", "valueFrom": {"secretKeyRef": secret}})
+    return found
+
+
+def _volumes(request: JobRequest, settings: JobSettings) -> list[dict[str, Any]]:
+    size = settings.sizes[request.role]
+    results: Mapping[str, Any] = (
+        {"persistentVolumeClaim": {"claimName": settings.claim}}
+        if settings.claim
+        else {"emptyDir": {"sizeLimit": "64Mi"}}
+    )
+    found: list[dict[str, Any]] = [
+        {"name": "task", "configMap": {"name": request.name, "defaultMode": 0o444}},
+        {"name": "work", "emptyDir": {"sizeLimit": size.work}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "256Mi"}},
+        {"name": "results", **results},
+    ]
+    if wants_gpu(request.role, request.vendor):
+        found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
+    return found

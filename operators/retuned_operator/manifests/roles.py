@@ -1,0 +1,162 @@
+"""Who may do what: the operator's own rights, and roles for people.
+
+The operator reads no secrets but its own certificate, starts no processes in pods and changes no
+workloads. People who approve can write decisions and nothing else; an abort is a decision too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retuned_operator.crds.definitions import KINDS
+from retuned_operator.crds.values import GROUP
+from retuned_operator.manifests.admission import APPROVE, BREAK_GLASS
+from retuned_operator.manifests.names import labels
+
+LEASE = "retuned-operator"
+"""Lease of the leader."""
+_READ = ("get", "list", "watch")
+_ALL_KINDS = tuple(kind.plural for kind in KINDS)
+_MADE_BY_OPERATOR = ("kernelexperiments", "swapproposals")
+
+
+def rule(group: str, resources: Sequence[str], verbs: Sequence[str], *names: str) -> dict[str, Any]:
+    """Return one rule; `names` restricts it to objects of these names."""
+    body: dict[str, Any] = {
+        "apiGroups": [group],
+        "resources": list(resources),
+        "verbs": list(verbs),
+    }
+    return body | ({"resourceNames": list(names)} if names else {})
+
+
+def watching_rules() -> list[dict[str, Any]]:
+    """Return what the operator needs where servers are: its own kinds, and to see pods."""
+    return [
+        rule(GROUP, _ALL_KINDS, _READ),
+        rule(GROUP, _MADE_BY_OPERATOR, ("create", "patch", "delete")),
+        rule(GROUP, [f"{plural}/status" for plural in _ALL_KINDS], ("get", "patch")),
+        rule(GROUP, [f"{plural}/finalizers" for plural in _MADE_BY_OPERATOR], ("update",)),
+        rule("", ("pods",), _READ),
+        rule("events.k8s.io", ("events",), ("create", "patch")),
+    ]
+
+
+def experiment_rules() -> list[dict[str, Any]]:
+    """Return what the operator needs where experiments run."""
+    return [
+        rule("batch", ("jobs",), (*_READ, "create", "patch", "delete")),
+        rule("", ("configmaps",), ("create", "delete")),
+        rule("", ("pods",), _READ),
+    ]
+
+
+def own_rules() -> list[dict[str, Any]]:
+    """Return what the operator needs in its own namespace: the leader's lease, its certificate."""
+    return [
+        rule("coordination.k8s.io", ("leases",), ("create",)),
+        rule("coordination.k8s.io", ("leases",), ("get", "update"), LEASE),
+        rule("", ("secrets",), ("get", "update"), "retuned-webhook-cert"),
+        rule("", ("configmaps",), ("get", "update"), "retuned-agent-ca"),
+    ]
+
+
+def reviewing_rules() -> list[dict[str, Any]]:
+    """Return what the operator may ask the API server about others."""
+    return [
+        rule("authentication.k8s.io", ("tokenreviews",), ("create",)),
+        rule("authorization.k8s.io", ("subjectaccessreviews",), ("create",)),
+        rule(GROUP, ("tuningfreezes",), _READ),
+        rule(GROUP, ("tuningfreezes/status",), ("get", "patch")),
+        rule(
+            "admissionregistration.k8s.io",
+            ("mutatingwebhookconfigurations",),
+            ("get", "patch"),
+            "retuned-sidecar",
+        ),
+    ]
+
+
+def operator_roles(
+    account: str, *, namespace: str, watched: Sequence[str], experiments: str
+) -> tuple[dict[str, Any], ...]:
+    """Return the roles of the operator and their bindings.
+
+    Parameters
+    ----------
+    account
+        Its service account.
+    namespace
+        Its own namespace.
+    watched
+        Namespaces with servers; empty means all of the cluster.
+    experiments
+        Namespace of experiment pods; empty means those with servers.
+    """
+    who = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+    wide, found = reviewing_rules(), []
+    near = watching_rules() + ([] if experiments else experiment_rules())
+    if watched:
+        for each in watched:
+            found += _bound("Role", account, near, who=who, namespace=each)
+    else:
+        wide = wide + near
+    if experiments:
+        name = f"{account}-experiments"
+        found += _bound("Role", name, experiment_rules(), who=who, namespace=experiments)
+    found += _bound("Role", f"{account}-own", own_rules(), who=who, namespace=namespace)
+    found += _bound("ClusterRole", account, wide, who=who)
+    return tuple(found)
+
+
+def people_roles() -> tuple[dict[str, Any], ...]:
+    """Return the roles that are bound to people; the narrow ones add up to the usual ones."""
+    decide = rule(GROUP, ("swapdecisions",), ("create",))
+    read = rule(GROUP, _ALL_KINDS, _READ)
+    manage = rule(
+        GROUP,
+        ("tuningtargets", "kerneltuningpolicies", "tuningfreezes"),
+        ("create", "update", "patch", "delete"),
+    )
+    hold = rule(GROUP, _MADE_BY_OPERATOR, ("patch",))
+    return (
+        _people("retuned-viewer", [read], aggregate="view"),
+        _people("retuned-approver", [read, decide, rule(GROUP, ("swapproposals",), (APPROVE,))]),
+        _people(
+            "retuned-break-glass", [read, decide, rule(GROUP, ("swapproposals",), (BREAK_GLASS,))]
+        ),
+        _people("retuned-admin", [read, manage, hold]),
+    )
+
+
+def _people(name: str, rules: list[dict[str, Any]], *, aggregate: str = "") -> dict[str, Any]:
+    extra = {f"rbac.authorization.k8s.io/aggregate-to-{aggregate}": "true"} if aggregate else {}
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": name, "labels": labels("access") | extra},
+        "rules": rules,
+    }
+
+
+def _bound(
+    kind: str,
+    name: str,
+    rules: list[dict[str, Any]],
+    *,
+    who: dict[str, str],
+    namespace: str = "",
+) -> list[dict[str, Any]]:
+    metadata: dict[str, Any] = {"name": name, "labels": labels("operator")}
+    metadata |= {"namespace": namespace} if namespace else {}
+    version = "rbac.authorization.k8s.io/v1"
+    role = {"apiVersion": version, "kind": kind, "metadata": metadata, "rules": rules}
+    binding = {
+        "apiVersion": version,
+        "kind": f"{kind}Binding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+        "subjects": [who],
+    }
+    return [role, binding]

@@ -1,0 +1,134 @@
+"""What a cluster's administrator decides about pods; all of it are values of the chart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from retuned_operator.crds.experiment import JobRole
+from retuned_operator.crds.target import Vendor
+
+Selector = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What the container of a Job may use, in Kubernetes' quantities."""
+
+    cpu: str
+    """Cores; requested and limited alike: a timing pod that is throttled measures the throttle."""
+    memory: str
+    """Memory, requested and limited alike."""
+    work: str
+    """Disk for sources, compiled objects and caches."""
+
+
+DEFAULT_SIZES: Mapping[JobRole, Size] = MappingProxyType(
+    {
+        JobRole.COMPILE: Size(cpu="2", memory="4Gi", work="4Gi"),
+        JobRole.GENERATE: Size(cpu="500m", memory="512Mi", work="256Mi"),
+        JobRole.SEARCH: Size(cpu="4", memory="16Gi", work="8Gi"),
+        JobRole.VERIFY: Size(cpu="4", memory="16Gi", work="8Gi"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a generator's language model answers; only ``generate`` pods reach it."""
+
+    cidr: str
+    """Addresses, such as ``203.0.113.7/32``."""
+    port: int = 443
+    """TCP port."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """How the pods of experiments look."""
+
+    image: str
+    """Image with the lab, by digest or tag."""
+    namespace: str = ""
+    """Where experiments run; empty is the namespace of the KernelExperiment."""
+    pull_policy: str = "IfNotPresent"
+    """When the image is pulled."""
+    pull_secrets: tuple[str, ...] = ()
+    """Names of the secrets that pull it."""
+    priority_class: str = "retuned-experiment"
+    """Priority class; a policy may name another one."""
+    queue: str = ""
+    """LocalQueue of Kueue, which then releases the Jobs; empty leaves that to the operator."""
+    gpu_resources: Mapping[Vendor, str] = field(
+        default_factory=lambda: MappingProxyType(
+            {Vendor.AMD: "amd.com/gpu", Vendor.NVIDIA: "nvidia.com/gpu"}
+        )
+    )
+    """Name of the resource that a device plugin offers, by vendor."""
+    gpu_models: Mapping[str, Selector] = field(default_factory=dict)
+    """Labels of the nodes that have a model, such as ``{"MI300X": {"amd.com/gpu.family": ...}}``;
+    a model that is not here gets no pod."""
+    device_groups: Mapping[Vendor, tuple[int, ...]] = field(default_factory=dict)
+    """Supplemental groups that may open the device, such as the ``render`` group of AMD's nodes."""
+    runtime_class: str = ""
+    """Sandbox, such as ``gvisor`` (NVIDIA only) or ``kata``; empty is the cluster's default."""
+    user_namespaces: bool = False
+    """Run in a user namespace of its own, where nodes can; GPU plugins often cannot."""
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    """Taints of GPU nodes that are tolerated."""
+    user_id: int = 65532
+    """User and group that the pods run as; never 0."""
+    claim: str = ""
+    """PersistentVolumeClaim that takes the results; empty leaves the termination message alone."""
+    sizes: Mapping[JobRole, Size] = field(default_factory=lambda: DEFAULT_SIZES)
+    """What each kind of Job may use."""
+    keep_s: int = 3600
+    """How long a finished Job stays, so that its results can be read, seconds."""
+    endpoint: Endpoint | None = None
+    """Where ``generate`` pods may connect to; None is nowhere."""
+    endpoint_secret: str = ""
+    """Secret with the endpoint's key, for ``generate`` pods alone."""
+
+    def __post_init__(self) -> None:
+        if self.user_id <= 0:
+            raise ValueError("experiment pods never run as root")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarSettings:
+    """How the sidecar looks that comes into server pods."""
+
+    image: str
+    """Image with sidecar and runtime."""
+    agent_url: str
+    """Address of the operator's agent API, ``https://...``."""
+    pull_policy: str = "IfNotPresent"
+    """When the image is pulled."""
+    ca_config_map: str = "retuned-agent-ca"
+    """ConfigMap with ``ca.crt``, which signs the agent API's certificate."""
+    audience: str = "retuned.dev"
+    """Audience of the token that proves which pod speaks."""
+    token_s: int = 3600
+    """Life of that token, seconds; it is renewed before it ends."""
+    user_id: int = 65532
+    """User of the sidecar; the runtime in the server lets it connect."""
+    trusted_keys: str = ""
+    """Public keys whose artifacts a server loads, hex, by commas; empty trusts none by itself."""
+    cpu: str = "20m"
+    """Requested cores."""
+    cpu_limit: str = "200m"
+    """Most cores."""
+    memory: str = "128Mi"
+    """Memory, requested and limited alike."""
+    artifacts: str = "1Gi"
+    """Disk for sockets, traces and artifacts that both containers see."""
+
+    def __post_init__(self) -> None:
+        if self.user_id <= 0:
+            raise ValueError("the sidecar never runs as root")
+        if not self.agent_url.startswith("https://"):
+            raise ValueError(f"the agent API is reached by https, not {self.agent_url[:40]!r}")
+        if not 600 <= self.token_s <= 86_400:
+            raise ValueError("a projected token lives for 600 to 86400 seconds")

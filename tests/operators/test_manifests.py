@@ -1,0 +1,438 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from tests.operators.security import violations
+from tests.operators.versions import VERSIONS
+
+from retuned.errors import Refused, UsageError
+from retuned_operator.crds import JobRole
+from retuned_operator.crds.target import Vendor
+from retuned_operator.manifests import (
+    Endpoint,
+    JobRequest,
+    JobSettings,
+    SidecarSettings,
+    child_name,
+    decision_policy,
+    experiment_name,
+    experiment_namespace,
+    freeze_policy,
+    inject,
+    job_objects,
+    network_policies,
+    operator_roles,
+    people_roles,
+    priority_class,
+    proposal_name,
+    quota,
+)
+from retuned_operator.manifests.jobs import MAX_TASK_BYTES
+
+SETTINGS = JobSettings(
+    image="registry.example/retuned-experiment@sha256:" + "0" * 64,
+    namespace="retuned-experiments",
+    gpu_models={"MI300X": {"amd.com/gpu.product-name": "MI300X"}, "H100": {"gpu": "h100"}},
+    device_groups={Vendor.AMD: (110,)},
+    tolerations=({"key": "gpu", "operator": "Exists", "effect": "NoSchedule"},),
+)
+REQUEST = JobRequest(
+    role=JobRole.SEARCH,
+    experiment="exp-1",
+    experiment_uid="0b5c-1",
+    experiment_namespace="serving",
+    attempt=1,
+    task='{"plan": {}}',
+    vendor=Vendor.AMD,
+    model="MI300X",
+    deadline_s=1800,
+)
+SIDECAR = SidecarSettings(
+    image="registry.example/retuned-sidecar:1", agent_url="https://retuned.retuned.svc:8443"
+)
+
+
+def job(request: JobRequest = REQUEST, settings: JobSettings = SETTINGS) -> dict[str, Any]:
+    return job_objects(request, settings)[1]
+
+
+def pod(request: JobRequest = REQUEST, settings: JobSettings = SETTINGS) -> dict[str, Any]:
+    spec: dict[str, Any] = job(request, settings)["spec"]["template"]["spec"]
+    return spec
+
+
+def server_pod(**changes: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "chat-0", "annotations": {"retuned.dev/inject": "true"}},
+        "spec": {
+            "containers": [
+                {
+                    "name": "server",
+                    "image": "vllm:1",
+                    "env": [{"name": "PYTHONPATH", "value": "/app"}, {"name": "A", "value": "1"}],
+                }
+            ],
+            **changes,
+        },
+    }
+
+
+def everything() -> list[dict[str, Any]]:
+    jobs = [
+        each
+        for role in JobRole
+        for each in job_objects(
+            replace(REQUEST, role=role, avoid_nodes=("node-b",)),
+            replace(
+                SETTINGS,
+                claim="retuned-artifacts",
+                queue="gpus",
+                runtime_class="kata",
+                user_namespaces=True,
+                pull_secrets=("pull",),
+                endpoint_secret="model-key",
+            ),
+        )
+    ]
+    return [
+        *jobs,
+        experiment_namespace("retuned-experiments"),
+        priority_class("retuned-experiment"),
+        quota(
+            "retuned-experiments",
+            priority="retuned-experiment",
+            gpu_resources=["amd.com/gpu"],
+            max_gpus=2,
+        ),
+        *network_policies("retuned-experiments", endpoint=Endpoint(cidr="203.0.113.7/32")),
+        *decision_policy(),
+        *freeze_policy(),
+        *operator_roles(
+            "retuned-operator",
+            namespace="retuned",
+            watched=["serving", "staging"],
+            experiments="retuned-experiments",
+        ),
+        *operator_roles("retuned-operator", namespace="retuned", watched=[], experiments=""),
+        *people_roles(),
+        dict(inject(server_pod(), settings=SIDECAR).pod),
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid_in_every_supported_version(version: str) -> None:
+    for body in everything():
+        if version == "1.29" and body["kind"].startswith("ValidatingAdmissionPolicy"):
+            # 1.29 has it as v1beta1 only; the chart's toggle leaves it out there
+            body = body | {"apiVersion": "admissionregistration.k8s.io/v1beta1"}
+        kubernetes_validate.validate(body, version, strict=True)
+
+
+def test_every_object_is_plain_json_and_the_same_every_time() -> None:
+    assert json.dumps(everything()) == json.dumps(everything())
+
+
+class TestAnExperimentJob:
+    def test_waits_to_be_released_and_is_tried_once(self) -> None:
+        spec = job()["spec"]
+        assert spec["suspend"] is True
+        assert spec["backoffLimit"] == 0
+        assert spec["parallelism"] == spec["completions"] == 1
+        assert spec["podReplacementPolicy"] == "Failed"
+        assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+    def test_ends_at_its_deadline_and_is_cleared_away(self) -> None:
+        spec = job()["spec"]
+        assert spec["activeDeadlineSeconds"] == 1800
+        assert spec["ttlSecondsAfterFinished"] == 3600
+
+    def test_is_not_failed_by_a_disruption_but_by_a_final_exit_code(self) -> None:
+        ignore, fail = job()["spec"]["podFailurePolicy"]["rules"]
+        assert ignore == {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        }
+        assert fail["action"] == "FailJob"
+        assert set(fail["onExitCodes"]["values"]) >= {64, 65, 66}
+        assert 0 not in fail["onExitCodes"]["values"]
+
+    @pytest.mark.parametrize("role", JobRole)
+    def test_meets_the_restricted_standard(self, role: JobRole) -> None:
+        assert violations(pod(replace(REQUEST, role=role))) == []
+
+    @pytest.mark.parametrize("role", JobRole)
+    def test_has_no_token_no_host_and_a_read_only_root(self, role: JobRole) -> None:
+        spec = pod(replace(REQUEST, role=role))
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        assert "serviceAccountName" not in spec
+        (container,) = spec["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        for volume in spec["volumes"]:
+            if "emptyDir" in volume:
+                assert volume["emptyDir"]["sizeLimit"]
+
+    def test_asks_for_one_accelerator_of_the_model_and_may_open_it(self) -> None:
+        spec = pod()
+        assert spec["containers"][0]["resources"]["limits"]["amd.com/gpu"] == "1"
+        assert spec["nodeSelector"] == {"amd.com/gpu.product-name": "MI300X"}
+        assert spec["securityContext"]["supplementalGroups"] == [110]
+
+    def test_asks_for_the_resource_that_its_vendors_plugin_offers(self) -> None:
+        limits = pod(replace(REQUEST, vendor=Vendor.NVIDIA, model="H100"))["containers"][0][
+            "resources"
+        ]["limits"]
+        assert limits["nvidia.com/gpu"] == "1"
+        assert "amd.com/gpu" not in limits
+
+    @pytest.mark.parametrize("role", [JobRole.COMPILE, JobRole.GENERATE])
+    def test_that_needs_no_accelerator_asks_for_none(self, role: JobRole) -> None:
+        spec = pod(replace(REQUEST, role=role))
+        assert not any("gpu" in name for name in spec["containers"][0]["resources"]["limits"])
+        assert "nodeSelector" not in spec
+        assert "tolerations" not in spec
+        assert "supplementalGroups" not in spec["securityContext"]
+
+    def test_on_a_cpu_target_times_without_an_accelerator(self) -> None:
+        spec = pod(replace(REQUEST, vendor=Vendor.CPU, model="epyc"))
+        assert not any("gpu" in name for name in spec["containers"][0]["resources"]["limits"])
+
+    def test_for_a_model_that_no_node_is_known_for_is_refused(self) -> None:
+        with pytest.raises(Refused, match=r"experiments\.gpuModels") as caught:
+            job(replace(REQUEST, model="MI999"))
+        assert caught.value.code == "gpu-model-unknown"
+
+    def test_for_a_vendor_without_a_resource_is_refused(self) -> None:
+        with pytest.raises(Refused) as caught:
+            job(REQUEST, replace(SETTINGS, gpu_resources={}))
+        assert caught.value.code == "gpu-resource-unknown"
+
+    def test_stays_below_production(self) -> None:
+        assert pod()["priorityClassName"] == "retuned-experiment"
+        assert pod(replace(REQUEST, priority_class="tuning"))["priorityClassName"] == "tuning"
+        assert pod()["terminationGracePeriodSeconds"] == 5
+
+    def test_keeps_off_nodes_whose_servers_are_slow(self) -> None:
+        spec = pod(replace(REQUEST, avoid_nodes=("b", "a", "b")))
+        required = spec["affinity"]["nodeAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]
+        (term,) = required["nodeSelectorTerms"]
+        assert [each["values"] for each in term["matchFields"]] == [["a"], ["b"]]
+        assert {each["operator"] for each in term["matchFields"]} == {"NotIn"}
+
+    def test_is_handed_to_kueue_where_there_is_a_queue(self) -> None:
+        assert "kueue.x-k8s.io/queue-name" not in job()["metadata"]["labels"]
+        queued = job(REQUEST, replace(SETTINGS, queue="gpus"))
+        assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+
+    def test_writes_its_results_where_no_other_pod_does(self) -> None:
+        spec = pod(REQUEST, replace(SETTINGS, claim="artifacts"))
+        (mount,) = [
+            each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "results"
+        ]
+        for part in ("EXPERIMENT_UID", "JOB", "POD_UID"):
+            assert f"$(RETUNED_{part})" in mount["subPathExpr"]
+
+    def test_has_the_key_of_the_model_only_where_nothing_generated_runs(self) -> None:
+        settings = replace(SETTINGS, endpoint_secret="model-key")
+        for role in JobRole:
+            text = json.dumps(pod(replace(REQUEST, role=role), settings))
+            assert ("model-key" in text) is (role is JobRole.GENERATE)
+
+    def test_is_owned_by_its_experiment_where_an_owner_counts(self) -> None:
+        assert "ownerReferences" not in job()["metadata"]  # another namespace
+        near = job(REQUEST, replace(SETTINGS, namespace=""))["metadata"]
+        assert near["namespace"] == "serving"
+        assert near["ownerReferences"][0]["uid"] == REQUEST.experiment_uid
+        assert near["ownerReferences"][0]["controller"] is True
+
+    def test_can_be_found_by_its_experiments_uid(self) -> None:
+        body = job()
+        for metadata in (body["metadata"], body["spec"]["template"]["metadata"]):
+            assert metadata["labels"]["retuned.dev/experiment-uid"] == REQUEST.experiment_uid
+            assert metadata["labels"]["retuned.dev/role"] == "search"
+
+    def test_has_the_same_name_for_the_same_try_and_another_for_the_next(self) -> None:
+        assert job()["metadata"]["name"] == REQUEST.name
+        names = {replace(REQUEST, attempt=n, role=r).name for n in (1, 2) for r in JobRole}
+        assert len(names) == 2 * len(JobRole)
+        assert all(len(name) <= 63 for name in names)
+
+    def test_gets_its_task_from_an_immutable_config_map_of_its_own_name(self) -> None:
+        task, body = job_objects(REQUEST, SETTINGS)
+        assert task["immutable"] is True
+        assert task["data"]["task.json"] == REQUEST.task
+        assert task["metadata"]["name"] == body["metadata"]["name"]
+
+    def test_with_a_task_that_no_config_map_holds_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="larger"):
+            job_objects(replace(REQUEST, task="x" * (MAX_TASK_BYTES + 1)), SETTINGS)
+
+    @pytest.mark.parametrize("deadline_s", [0, -1, 86_401])
+    def test_without_an_end_is_refused(self, deadline_s: int) -> None:
+        with pytest.raises(UsageError, match="deadline"):
+            job_objects(replace(REQUEST, deadline_s=deadline_s), SETTINGS)
+
+    def test_never_runs_as_root(self) -> None:
+        with pytest.raises(ValueError, match="root"):
+            replace(SETTINGS, user_id=0)
+
+
+class TestTheNetworkOfExperiments:
+    def test_is_closed_both_ways(self) -> None:
+        (closed,) = network_policies("x", endpoint=None)
+        assert closed["spec"]["policyTypes"] == ["Ingress", "Egress"]
+        assert "ingress" not in closed["spec"]
+        assert "egress" not in closed["spec"]
+
+    def test_covers_the_pods_of_every_job(self) -> None:
+        (closed,) = network_policies("x", endpoint=None)
+        wanted = closed["spec"]["podSelector"]["matchLabels"].items()
+        for role in JobRole:
+            template = job(replace(REQUEST, role=role))["spec"]["template"]
+            assert wanted <= template["metadata"]["labels"].items()
+
+    def test_opens_to_the_model_for_pods_that_run_nothing_generated(self) -> None:
+        _, opened = network_policies("x", endpoint=Endpoint(cidr="203.0.113.7/32", port=8443))
+        wanted = opened["spec"]["podSelector"]["matchLabels"].items()
+        covered = [
+            role
+            for role in JobRole
+            if wanted
+            <= job(replace(REQUEST, role=role))["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        assert covered == [JobRole.GENERATE]
+        assert opened["spec"]["policyTypes"] == ["Egress"]
+        assert opened["spec"]["egress"] == [
+            {
+                "to": [{"ipBlock": {"cidr": "203.0.113.7/32"}}],
+                "ports": [{"protocol": "TCP", "port": 8443}],
+            }
+        ]
+
+
+def test_the_priority_class_preempts_nobody_and_grows_nothing_unless_told() -> None:
+    body = priority_class("p")
+    assert body["value"] == -100
+    assert body["preemptionPolicy"] == "Never"
+    assert body["globalDefault"] is False
+    assert -10 < priority_class("p", may_scale_up=True)["value"] < 0
+
+
+def test_the_namespace_enforces_the_restricted_standard() -> None:
+    labels = experiment_namespace("x")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_names_are_for_one_thing_each() -> None:
+    assert child_name("a", "b", "c") != child_name("a", "b\x00c", "")
+    assert experiment_name("p", target_uid="t") != experiment_name("p", target_uid="u")
+    assert proposal_name("p", target_uid="t") != proposal_name("q", target_uid="t")
+
+
+class TestRights:
+    def rules(self) -> list[tuple[str, dict[str, Any]]]:
+        roles = [
+            *operator_roles("op", namespace="retuned", watched=["a"], experiments="exp"),
+            *operator_roles("op", namespace="retuned", watched=[], experiments=""),
+            *people_roles(),
+        ]
+        return [
+            (f"{role['kind']} {role['metadata']['name']}", rule)
+            for role in roles
+            for rule in role.get("rules", ())
+        ]
+
+    def test_have_no_wildcard(self) -> None:
+        for _, rule in self.rules():
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+
+    def test_do_not_reach_into_pods_or_workloads(self) -> None:
+        for name, rule in self.rules():
+            forbidden = {"pods/exec", "pods/attach", "pods/portforward", "deployments", "nodes"}
+            assert not forbidden & set(rule["resources"]), name
+            if "pods" in rule["resources"]:
+                assert set(rule["verbs"]) <= {"get", "list", "watch"}
+
+    def test_reach_one_secret_by_its_name(self) -> None:
+        for _, rule in self.rules():
+            if "secrets" in rule["resources"]:
+                assert rule["resourceNames"] == ["retuned-webhook-cert"]
+                assert "list" not in rule["verbs"]
+
+    def test_of_the_operator_do_not_write_decisions_policies_or_freezes(self) -> None:
+        for role, rule in self.rules():
+            writes = set(rule["verbs"]) & {"create", "update", "patch", "delete"}
+            plain = {each for each in rule["resources"] if "/" not in each}
+            if writes and role.split()[1].startswith("op"):
+                assert not plain & {"swapdecisions", "kerneltuningpolicies", "tuningfreezes"}
+
+    def test_to_make_jobs_end_at_the_namespace_of_experiments(self) -> None:
+        roles = operator_roles("op", namespace="retuned", watched=["a"], experiments="exp")
+        where = {
+            role["metadata"].get("namespace")
+            for role in roles
+            for rule in role.get("rules", ())
+            if "jobs" in rule["resources"]
+        }
+        assert where == {"exp"}
+
+    def test_to_approve_are_not_those_to_change_a_decision(self) -> None:
+        for name, rule in self.rules():
+            if "swapdecisions" in rule["resources"] and "Cluster" in name:
+                assert not set(rule["verbs"]) & {"update", "patch", "delete"}, name
+
+    def test_to_approve_and_to_break_glass_are_given_apart(self) -> None:
+        verbs = {
+            role["metadata"]["name"]: {
+                verb
+                for rule in role["rules"]
+                if "swapproposals" in rule["resources"]
+                for verb in rule["verbs"]
+            }
+            for role in people_roles()
+        }
+        assert "approve" in verbs["retuned-approver"]
+        assert "break-glass" not in verbs["retuned-approver"]
+        assert "approve" not in verbs["retuned-admin"]
+        assert "approve" not in verbs["retuned-viewer"]
+
+
+class TestAdmissionOfDecisions:
+    def expressions(self) -> str:
+        policy, _ = decision_policy()
+        return " ".join(each["expression"] for each in policy["spec"]["validations"])
+
+    def test_proves_who_asks_and_that_they_may_approve(self) -> None:
+        said = self.expressions()
+        assert "object.spec.user == request.userInfo.username" in said
+        assert "check('approve').allowed()" in said
+        assert "request.namespace" in said  # the object's own namespace is not sure to be there
+
+    def test_binds_to_uid_digest_and_another_author_than_the_proposals(self) -> None:
+        said = self.expressions()
+        assert "params.metadata.uid == object.spec.proposalRef.uid" in said
+        assert "params.spec.artifact.digest == object.spec.digest" in said
+        assert "params.spec.requestedBy" in said
+
+    def test_refuses_where_there_is_no_proposal_or_the_policy_cannot_be_evaluated(self) -> None:
+        policy, binding = decision_policy()
+        assert policy["spec"]["failurePolicy"] == "Fail"
+        assert binding["spec"]["paramRef"]["parameterNotFoundAction"] == "Deny"
+        assert "Deny" in binding["spec"]["validationActions"]
+
+    def test_lets_programs_decide_only_where_that_is_chosen(self) -> None:
+        assert "startsWith('system:')" in self.expressions()
+        policy, _ = decision_policy(allow_service_accounts=True)
+        assert not any("system:" in r["expression"] for r in policy["spec"]["validations"])
+
+    def test_says_what_is_wrong_in_every_rule(self) -> None:
+        for policy in (decision_policy()[0], freeze_policy()[0]):
+            assert all(rule["message"] for rule in policy["spec"]["validations"])
