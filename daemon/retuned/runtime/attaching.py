@@ -17,6 +17,8 @@ from retuned.runtime.host import Host
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.leftovers import own_path, sweep
 from retuned.runtime.ops import TorchOps
+from retuned.runtime.overrides_binding import Binding
+from retuned.runtime.overrides_taken import Operators
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Key, Refused
@@ -58,6 +60,8 @@ class Runtime:
         self._socket_path = socket_path
         self._credentials = credentials
         self._ops = TorchOps()
+        self._operators = Operators(self._adopt)
+        host.reports["operators"] = self._operators.states
         self._control: ControlSocket | None = None
         self._intercepts = False
         self._starting = threading.Lock()
@@ -103,8 +107,7 @@ class Runtime:
         try:
             slot = Slot(definition, original, key=key)
             if self.enabled:
-                self._host.add(slot)
-                self.listen()
+                self._adopt(slot)
                 return slot
         except Refused as error:
             log.error("no slot, the original stays: %s", error)
@@ -127,6 +130,18 @@ class Runtime:
             The operator; without PyTorch or if it refuses, a function that does the same.
         """
         return self._ops.register(op_type, slots)
+
+    def override(self, *bindings: Binding) -> dict[str, str]:
+        """Put slots behind operators that somebody else has registered, until `close`.
+
+        Returns
+        -------
+        dict
+            ``on`` or a reason code, by operator and key of the dispatcher.
+        """
+        if not self.enabled:
+            return {binding.operator: "runtime-off" for binding in bindings}
+        return self._operators.install(bindings)
 
     def intercept_triton(self) -> dict[str, str]:
         """Intercept launches of Triton kernels until `close`; see `intercept.install`."""
@@ -160,11 +175,16 @@ class Runtime:
         if self._control is not None:
             self._control.close()
             self._control = None
+        self._operators.close()
         self._host.reset()
         self._ops.close()
         if self._intercepts:
             self._intercepts = False
             intercept.uninstall()
+
+    def _adopt(self, slot: Slot) -> None:
+        self._host.add(slot)
+        self.listen()
 
     def listen(self) -> None:
         """Listen from now on, if this process does not yet; cheap to call again. Never raises.

@@ -23,6 +23,7 @@ from retuned.runtime.intercept.slot import KernelSlot
 from retuned.runtime.intercept.variant import KernelVariant
 from retuned.runtime.loaded import LoadedVariant
 from retuned.runtime.orders import Order, parse_order
+from retuned.runtime.overrides_frames import OperatorSlot
 from retuned.runtime.plugins.ranks import ranks
 from retuned.runtime.reports import slot_sample, slot_state
 from retuned.runtime.selfcheck import self_check
@@ -105,6 +106,8 @@ class Host:
         self._graphs = HostedGraphs(interception)
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
+        self.reports: dict[str, Callable[[], object]] = {}
+        """What else a daemon is told when it says hello."""
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "hello": self._hello,
             "slots": self._slots,
@@ -222,6 +225,7 @@ class Host:
             "rank": rank_of_environment(),
             "term": self._fence.term,
             "trust": self._trust.policy,
+            **{name: report() for name, report in list(self.reports.items())},
         }
 
     def _pin(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,6 +335,8 @@ class Host:
             variant, slot, bounds=bounds, tolerance=order.shadow_tolerance, compare=self._compare
         )
         variant.prepare_shipped()
+        if isinstance(slot, OperatorSlot):
+            variant.into = slot.into(variant.allocate())
         return variant, shapes
 
     def _standing(self, request: Mapping[str, Any]) -> dict[str, Any]:

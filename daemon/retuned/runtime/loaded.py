@@ -59,6 +59,8 @@ class LoadedVariant(ABC):
             for index, spec in enumerate(self.spec.inputs)
             if spec.name in artifact.layouts
         ]
+        self.into: Allocate | None = None
+        """Gives served launches their outputs, where they are to lie somewhere; None allocates."""
         self._plain = (self._torch.Tensor, self._torch.nn.Parameter)
         self._dtypes = [_dtype(self._torch, spec.dtype) for spec in self.spec.inputs]
         self._output_dtypes = [_dtype(self._torch, spec.dtype) for spec in self.spec.outputs]
@@ -119,11 +121,11 @@ class LoadedVariant(ABC):
 
     def launcher(self, key: Key) -> Launch:
         """Return what launches at these lengths."""
-        return self.launcher_into(key, self.allocate())
+        return self.launcher_into(key, self.into or self.allocate())
 
     def checked_launcher(self, key: Key) -> Launch:
         """Return the same with outputs poisoned beforehand."""
-        allocate = self.allocate()
+        allocate = self.into or self.allocate()
 
         def poisoned(shape: tuple[int, ...], *, dtype: Any) -> Tensor:  # noqa: ANN401 - torch.dtype
             tensor = allocate(shape, dtype=dtype)

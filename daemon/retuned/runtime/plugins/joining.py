@@ -55,6 +55,27 @@ def follow_graphs(_runtime: Runtime) -> object:
     return process_graphs().reason or "on"
 
 
+def vllm_operators(runtime: Runtime) -> object:
+    """Put slots behind vLLM's operators."""
+    from retuned.runtime.plugins.operators_table import VLLM
+
+    return runtime.override(*VLLM)
+
+
+def sgl_kernel_operators(runtime: Runtime) -> object:
+    """Put slots behind the operators of SGLang's library of kernels."""
+    from retuned.runtime.plugins.operators_table import SGL_KERNEL
+
+    return runtime.override(*SGL_KERNEL)
+
+
+def sglang_operators(runtime: Runtime) -> object:
+    """Put slots behind SGLang's own operators."""
+    from retuned.runtime.plugins.operators_table import SGLANG
+
+    return runtime.override(*SGLANG)
+
+
 PARTS = (
     Part("graphs", "RETUNED_GRAPHS", "torch", follow_graphs),
     Part("triton", "RETUNED_TRITON", "triton", intercept_triton),
@@ -64,6 +85,14 @@ PARTS = (
         "triton.runtime.interpreter",
         intercept_triton,
         only_with="TRITON_INTERPRET",
+    ),
+    Part("vllm-operators", "RETUNED_OPERATORS", "vllm._custom_ops", vllm_operators),
+    Part("sgl-kernel-operators", "RETUNED_OPERATORS", "sgl_kernel", sgl_kernel_operators),
+    Part(
+        "sglang-operators",
+        "RETUNED_OPERATORS",
+        "sglang.kernels.ops.activation.activation",
+        sglang_operators,
     ),
 )
 """What a joined process gets."""

@@ -1,0 +1,200 @@
+"""Where somebody's operator has what: its arguments as tensors of a definition, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retuned.runtime.overrides import Body
+from retuned.runtime.overrides_binding import Binding, Given, Made, View
+from retuned.runtime.overrides_frames import Call, Frame, Keyset, Plan, Target, is_alone, viewed
+from retuned.runtime.shadow import as_outputs
+from retuned.runtime.spec import Refused, Spec, Tensor
+
+
+class Arguments:
+    """Where an operator has what.
+
+    Parameters
+    ----------
+    binding
+        What the arguments are.
+    schema
+        Of the operator.
+
+    Raises
+    ------
+    Refused
+        ``binding-invalid``: a mistake in the binding.
+    """
+
+    def __init__(self, binding: Binding, schema: Any) -> None:  # noqa: ANN401 - torch._C.FunctionSchema
+        self.binding = binding
+        self._all = list(schema.arguments)
+        self._names = [each.name for each in self._all]
+        self._defaults = [each.default_value for each in self._all]
+        self._positional = sum(not each.kwarg_only for each in self._all)
+        self._returns = [_place_of(each, self._all) for each in schema.returns]
+        self._check()
+        place = {name: index for index, name in enumerate(self._names)}
+        self._inputs = [(place[each.argument], each) for each in binding.inputs]
+        self._outputs = [
+            (place[each.argument] if each.argument else None, each) for each in binding.outputs
+        ]
+        tensors = {index for index, _ in (*self._inputs, *self._outputs)}
+        self.values = tuple(index for index in range(len(self._all)) if index not in tensors)
+        """Positions of the numbers."""
+        self.shown = tuple(place[name] for name in binding.shown())
+        """Positions of the tensors that tell launches apart."""
+        self.typed = next(index for index, each in self._inputs if not each.dtype)
+        """Position of the tensor whose element type is the form's."""
+        self.weight = next((index for index, each in self._inputs if each.constant), None)
+        """Position of the first weight."""
+        self.varied = any(each.has_default_value() or each.kwarg_only for each in self._all)
+        """Whether calls come in several forms."""
+        self._in_place = binding.in_place
+
+    def _check(self) -> None:
+        """Every tensor of the operator must be bound, and all that it writes be an output."""
+        binding = self.binding
+        written = {each.argument for each in binding.outputs if each.argument}
+        said = {each.argument for each in binding.inputs} | written
+        said |= {name for name, _ in binding.equal} | {name for _, name in binding.sized}
+        tensors = {each.name for each in self._all if "Tensor" in str(each.type)}
+        writes = {each.name for each in self._all if each.alias_info and each.alias_info.is_write}
+        returned = [each for each in binding.outputs if not each.argument]
+        problems = {
+            "no argument of it": said - {*self._names},
+            "not bound": tensors - said,
+            "written, or not": written ^ writes,
+            "returned in another form": {e.name for e in returned if e.view is not View.EXACT},
+        }
+        if len(returned) != self._returns.count(None):
+            problems["returned"] = {each.name for each in returned}
+        if all(each.dtype for each in binding.inputs):
+            problems["of no form"] = {each.name for each in binding.inputs}
+        found = "; ".join(f"{what}: {sorted(which)}" for what, which in problems.items() if which)
+        if found:
+            raise Refused("binding-invalid", detail=f"{binding.operator}: {found}")
+
+    def caller(self, boxed: Body) -> Call:
+        """Return what calls a kernel with every argument."""
+        count, names = self._positional, self._names[self._positional :]
+        if not names:
+            return lambda keyset, args: boxed(keyset, *args)
+        return lambda keyset, args: boxed(
+            keyset, *args[:count], **dict(zip(names, args[count:], strict=True))
+        )
+
+    def filled(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return every argument, given those that are not at their defaults."""
+        count = self._positional
+        full = (*args, *self._defaults[len(args) : count])
+        if count == len(self._names):
+            return full
+        rest = zip(self._names[count:], self._defaults[count:], strict=True)
+        return (*full, *[named.get(name, default) for name, default in rest])
+
+    def read(self, args: Sequence[Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+        """Return lengths of the tensors and the other values; refuses other element types."""
+        form = self.dtype_of(args)
+        wanted_of = {index: each.dtype or form for index, each in self._inputs}
+        wanted_of |= {index: form for index, _ in self._outputs if index is not None}
+        names, shapes = self._names, {}
+        for index, wanted in wanted_of.items():
+            value = args[index]
+            if not hasattr(value, "shape") or str(value.dtype) != f"torch.{wanted}":
+                raise Refused("dtype-differs", detail=f"{names[index]} is not {wanted}")
+            shapes[names[index]] = tuple(value.shape)
+        return shapes, {names[index]: args[index] for index in self.values}
+
+    def dtype_of(self, args: Sequence[Any]) -> str:
+        """Return the element type of the form."""
+        return str(args[self.typed].dtype).removeprefix("torch.")
+
+    def frame(self, plan: Plan, keyset: Keyset, args: Sequence[Any]) -> Frame:
+        """Begin a launch; raises RuntimeError where memory does not lie as a definition needs."""
+        inputs = tuple(plan.given(args))
+        outputs: list[Tensor | None] = []
+        free = []
+        for target, (_, each) in zip(plan.outputs, self._outputs, strict=True):
+            if target is None:
+                outputs.append(None)
+                continue
+            own = viewed(args[target[0]], target[1])
+            outputs.append(own)
+            if each.argument not in self._in_place and is_alone(own, (*inputs, *outputs[:-1])):
+                free.append(own)
+        return Frame(keyset, args, inputs=inputs, outputs=outputs, free=free)
+
+    def outputs(self, own: Sequence[Tensor | None], raw: Any) -> Any:  # noqa: ANN401
+        """Return the definition's outputs, after the operator has run."""
+        results = [] if raw is None else list(as_outputs(raw))
+        fresh = iter([r for r, at in zip(results, self._returns, strict=True) if at is None])
+        made = tuple(next(fresh) if each is None else each for each in own)
+        return made[0] if len(made) == 1 else made
+
+    def answer(self, args: Sequence[Any], outputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
+        """Return what the operator would have returned."""
+        fresh = iter([v for v, (at, _) in zip(outputs, self._outputs, strict=True) if at is None])
+        values = tuple(next(fresh) if at is None else args[at] for at in self._returns)
+        return None if not values else values[0] if len(values) == 1 else values
+
+    def pattern(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the numbers of a launch in their places, to call the original with later."""
+        return tuple(args[i] if i in self.values else None for i in range(len(self._names)))
+
+    def aside(
+        self,
+        call: Call,
+        keyset: Keyset,
+        pattern: Sequence[Any],
+        inputs: Sequence[Tensor],
+        spec: Spec,
+    ) -> Any:  # noqa: ANN401 - the outputs
+        """Run the original on inputs of the definition, with outputs of its own."""
+        args, taken = list(pattern), dict[int, Tensor]()
+        lengths = {axis: length for axis, length in spec.axes if length is not None}
+        for (place, each), value in zip(self._inputs, inputs, strict=True):
+            lengths.update(zip(each.shape, value.shape, strict=True))
+            taken[place] = value.detach().clone() if each.argument in self._in_place else value
+            args[place] = _flat(taken[place], each)
+        like, own = taken[self.typed], list[Tensor | None]()
+        for index, made in self._outputs:
+            if index is not None and index not in taken:
+                taken[index] = like.new_empty([lengths[axis] for axis in made.shape])
+                args[index] = _flat(taken[index], made)
+            own.append(None if index is None else taken[index])
+        return self.outputs(own, call(keyset, args))
+
+
+def plan_of(arguments: Arguments, lengths: Mapping[str, int]) -> Plan:
+    """Return how launches of certain lengths become tensors of the definition."""
+
+    def target(index: int, each: Given | Made) -> Target:
+        return index, tuple(lengths[axis] for axis in each.shape)
+
+    return Plan(
+        inputs=tuple(target(index, each) for index, each in arguments._inputs),
+        outputs=tuple(
+            None if index is None else target(index, each) for index, each in arguments._outputs
+        ),
+    )
+
+
+def _flat(value: Tensor, each: Given | Made) -> Tensor:
+    """Return a tensor of the definition as the operator takes it."""
+    return value.reshape(value.shape[0], -1) if each.view is View.HEADS else value
+
+
+def _place_of(result: Any, arguments: Sequence[Any]) -> int | None:  # noqa: ANN401 - of a schema
+    """Return which argument an operator gives back; None for a new tensor."""
+    if result.alias_info is None:
+        return None
+    for index, each in enumerate(arguments):
+        if (
+            each.alias_info is not None
+            and each.alias_info.before_set & result.alias_info.before_set
+        ):
+            return index
+    return None
