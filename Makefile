@@ -1,10 +1,10 @@
-# The five commands, the same locally and in CI.
+# The same commands locally and in CI.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lock
+.PHONY: help setup demo test check format lock cluster-tools
 BIN := .venv/bin
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
 
 setup:  ## make the environment in .venv (says first what it downloads)
 	@scripts/setup
@@ -30,3 +30,6 @@ lock: setup  ## renew the locks in requirements/ (they name no index)
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml --group dev --extra nvidia --extra evolve -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt requirements/torch.in -o requirements/torch.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header requirements/backends.in -o requirements/backends.txt
+
+cluster-tools:  ## build the Kubernetes, Helm and kwok that tests run (once, 8 minutes, kept outside)
+	@scripts/cluster-tools

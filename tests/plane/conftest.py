@@ -1,0 +1,29 @@
+"""One real control plane for all tests of this folder; about five seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.plane.control_plane import ControlPlane, tools
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Return a control plane that is ready; absent tools are a failure in CI."""
+    programs = tools()
+    if programs is None:
+        reason = "Kubernetes is not built here: make cluster-tools"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with ControlPlane(tmp_path_factory.mktemp("plane"), programs) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def admin(plane: ControlPlane) -> Path:
+    """Return the kubeconfig of somebody who may do all."""
+    return plane.admin()

@@ -1,0 +1,285 @@
+"""A real Kubernetes control plane without nodes, as processes of the user who runs the tests.
+
+etcd, API server, controllers, scheduler and kwok from `scripts/cluster-tools`; no root, no
+container. ``with ControlPlane(folder, tools) as plane`` is ready when it begins and gone when it
+ends, processes and files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from tests.plane.pki import Authority, Pair
+
+ROOT = Path(__file__).resolve().parents[2]
+_READY_S = 60.0
+_STOP_S = 10.0
+_AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "rules": [
+        {"level": "RequestResponse", "resources": [{"group": "retuned.dev"}]},
+        {"level": "None"},
+    ],
+}
+
+
+class Failed(RuntimeError):
+    """A process of the control plane did not come up; says which, and its last lines."""
+
+
+def tools() -> Path | None:
+    """Return where the control plane was built; None if it was not."""
+    done = subprocess.run(
+        [ROOT / "scripts" / "cluster-tools", "--path"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return Path(done.stdout.strip()) if done.returncode == 0 else None
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports: list[int] = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class ControlPlane:
+    """One control plane in one folder.
+
+    Parameters
+    ----------
+    folder
+        Empty; holds keys, logs and data.
+    programs
+        What `tools` returns.
+    """
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder = folder
+        self.programs = programs
+        self.authority = Authority(folder / "pki")
+        etcd, peer, api, controllers, scheduler, kwok = free_ports(6)
+        self._ports = {"etcd": etcd, "peer": peer, "controllers": controllers}
+        self._ports |= {"scheduler": scheduler, "kwok": kwok}
+        self.url = f"https://127.0.0.1:{api}"
+        self.audit_log = folder / "audit.json"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "logs").mkdir()
+
+    def __enter__(self) -> Self:
+        try:
+            self._start_store()
+            self._start_api()
+            self._start_controllers()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # --- who asks ---------------------------------------------------------------------------------
+
+    def kubeconfig(self, user: str, *, groups: tuple[str, ...] = ()) -> Path:
+        """Return a kubeconfig of a user; ``system:masters`` is the group that may do all."""
+        pair = self.authority.user(user, groups=groups)
+        path = pair.certificate.with_suffix(".kubeconfig")
+        path.write_text(yaml.safe_dump(self._kubeconfig(pair)), "utf-8")
+        return path
+
+    def admin(self) -> Path:
+        """Return the kubeconfig of somebody who may do all."""
+        return self.kubeconfig("admin", groups=("system:masters",))
+
+    def kubectl(self, *arguments: str, kubeconfig: Path, given: str | None = None) -> str:
+        """Run kubectl and return what it said.
+
+        Raises
+        ------
+        subprocess.CalledProcessError
+            If it failed; ``stderr`` says why.
+        """
+        return subprocess.run(
+            [self.programs / "kubectl", "--kubeconfig", str(kubeconfig), *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+
+    def audited(self) -> Iterator[dict[str, Any]]:
+        """Yield what the audit log says of our group's objects, oldest first."""
+        for line in self.audit_log.read_text("utf-8").splitlines():
+            yield json.loads(line)
+
+    # --- its processes ----------------------------------------------------------------------------
+
+    def stop_process(self, name: str, *, with_signal: int = signal.SIGTERM) -> None:
+        """Stop one of them and wait for its end."""
+        process = self._running.pop(name)
+        process.send_signal(with_signal)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def start_api(self) -> None:
+        """Start the API server again after it was stopped."""
+        self._start_api()
+
+    def stop(self) -> None:
+        """Stop all, the API server's clients first."""
+        for name in reversed(list(self._running)):
+            self.stop_process(name)
+
+    def _start_store(self) -> None:
+        client, peer = (f"http://127.0.0.1:{self._ports[name]}" for name in ("etcd", "peer"))
+        self._start(
+            "etcd",
+            f"--data-dir={self.folder / 'etcd'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync=true",
+        )
+        self._await("etcd", f"{client}/health")
+
+    def _start_api(self) -> None:
+        hosts = ("localhost", "127.0.0.1", "kubernetes", "kubernetes.default.svc", "10.0.0.1")
+        server = self.authority.server("apiserver", hosts=hosts)
+        private, public = (
+            self.authority.signing_key()
+            if not (self.folder / "pki" / "tokens.key").exists()
+            else (self.folder / "pki" / "tokens.key", self.folder / "pki" / "tokens.pub")
+        )
+        policy = self.folder / "audit-policy.yaml"
+        policy.write_text(yaml.safe_dump(_AUDIT), "utf-8")
+        self._start(
+            "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{self._ports['etcd']}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self.url.rpartition(':')[2]}",
+            f"--cert-dir={self.folder / 'pki'}",
+            f"--tls-cert-file={server.certificate}",
+            f"--tls-private-key-file={server.key}",
+            f"--client-ca-file={self.authority.certificate}",
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--endpoint-reconciler-type=none",
+            "--allow-privileged=true",
+            f"--service-account-issuer={self.url}/",
+            f"--service-account-key-file={public}",
+            f"--service-account-signing-key-file={private}",
+            f"--audit-policy-file={policy}",
+            f"--audit-log-path={self.audit_log}",
+        )
+        self._await("kube-apiserver", f"{self.url}/readyz")
+
+    def _start_controllers(self) -> None:
+        private = self.folder / "pki" / "tokens.key"
+        masters = ("system:masters",)
+        manager = self.kubeconfig("system:kube-controller-manager", groups=masters)
+        self._start(
+            "kube-controller-manager",
+            f"--kubeconfig={manager}",
+            f"--root-ca-file={self.authority.certificate}",
+            f"--service-account-private-key-file={private}",
+            "--use-service-account-credentials",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._ports['controllers']}",
+            "--leader-elect=false",
+            "--kube-api-qps=200",
+            "--kube-api-burst=400",
+        )
+        self._start(
+            "kube-scheduler",
+            f"--kubeconfig={self.kubeconfig('system:kube-scheduler', groups=masters)}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._ports['scheduler']}",
+            "--leader-elect=false",
+        )
+        self._start(
+            "kwok",
+            f"--kubeconfig={self.kubeconfig('kwok', groups=masters)}",
+            f"--config={ROOT / 'tests' / 'plane' / 'stages.yaml'}",
+            "--manage-all-nodes=true",
+            "--node-ip=10.0.0.254",
+            "--cidr=10.64.0.0/14",
+            "--node-lease-duration-seconds=40",
+            f"--server-address=127.0.0.1:{self._ports['kwok']}",
+        )
+        self._await(
+            "kube-controller-manager", f"https://127.0.0.1:{self._ports['controllers']}/healthz"
+        )
+
+    def _start(self, name: str, *arguments: str) -> None:
+        log = (self.folder / "logs" / f"{name}.log").open("ab")
+        with log:
+            self._running[name] = subprocess.Popen(
+                [str(self.programs / name), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env={"PATH": os.environ["PATH"], "HOME": str(self.folder)},
+                start_new_session=True,
+            )
+
+    def _await(self, name: str, url: str) -> None:
+        context = ssl.create_default_context(cafile=str(self.authority.certificate))
+        if url.startswith("https"):
+            admin = self.authority.user("admin", groups=("system:masters",))
+            context.load_cert_chain(admin.certificate, admin.key)
+            if name != "kube-apiserver":  # signs for itself
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        end = time.monotonic() + _READY_S
+        while True:
+            if self._running[name].poll() is not None:
+                raise Failed(f"{name} ended by itself:\n{self._tail(name)}")
+            try:
+                with urllib.request.urlopen(
+                    url, timeout=2, context=context if url.startswith("https") else None
+                ):
+                    return
+            except (urllib.error.URLError, OSError) as error:
+                if time.monotonic() > end:
+                    raise Failed(f"{name}: {error}\n{self._tail(name)}") from error
+            time.sleep(0.1)
+
+    def _tail(self, name: str) -> str:
+        return (self.folder / "logs" / f"{name}.log").read_text("utf-8", "replace")[-3000:]
+
+    def _kubeconfig(self, pair: Pair) -> dict[str, Any]:
+        cluster = {"server": self.url, "certificate-authority": str(self.authority.certificate)}
+        user = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "tests", "cluster": cluster}],
+            "users": [{"name": "user", "user": user}],
+            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "user"}}],
+            "current-context": "tests",
+        }
