@@ -37,6 +37,8 @@ RESERVED = frozenset(
         "RETUNED_RUNTIME",
         "RETUNED_SERVER",
         "RETUNED_SERVER_TARGET",
+        "RETUNED_SHADOW_BYTES",
+        "RETUNED_SHADOW_STREAM",
         "RETUNED_TORCH",
         "RETUNED_TORCH_INDEX",
         "RETUNED_TRITON",

@@ -20,8 +20,10 @@ from retuned.cli import (
     freezes,
     kernels,
     policy,
+    rearm,
     review,
     run,
+    status,
     validate,
 )
 from retuned.cli.output import JSON_FLAG, say_error, stdout
@@ -76,6 +78,8 @@ for command in (
     review.history,
     freezes.freeze,
     freezes.thaw,
+    rearm.rearm,
+    status.status,
     doctor.doctor,
 ):
     app.command(command.__name__)(command)

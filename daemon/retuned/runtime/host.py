@@ -30,6 +30,7 @@ from retuned.runtime.selfcheck import self_check
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, Tensor, parse_bounds
+from retuned.runtime.status import process_status
 from retuned.runtime.supervising import Supervision
 from retuned.runtime.surroundings import environment
 from retuned.runtime.trust import Trust
@@ -112,6 +113,7 @@ class Host:
             "hello": self._hello,
             "slots": self._slots,
             "samples": self._samples,
+            "status": self._status,
             "trust": self._pin,
             "deliver": self._deliver,
             "prepare": self._prepare,
@@ -247,6 +249,11 @@ class Host:
         graphs = self._graphs
         slots = self._all_slots()
         return {"samples": [graphs.counted(slot, slot_sample(slot)) for slot in slots]}
+
+    def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Say how this process stands, to whoever asks: no lease begins anew."""
+        told = process_status(self._all_slots(), self._supervision, counted=self._graphs.counted)
+        return self._hello(request) | told
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Verify, load, repack and self-check. Slow, and off every lock that a commit needs."""

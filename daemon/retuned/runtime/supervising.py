@@ -47,6 +47,11 @@ class Supervision:
         self._heard_s = clock()
         self._lock = threading.Lock()
 
+    @property
+    def unasked_s(self) -> float:
+        """Seconds since the daemon asked after its orders."""
+        return max(0.0, self._clock() - self._heard_s)
+
     def heard(self) -> None:
         """Note that the daemon asked after its orders: the lease begins anew."""
         self._heard_s = self._clock()
@@ -84,7 +89,7 @@ class Supervision:
 
     def tend(self) -> None:
         """Look after canaries whose daemon has gone; called by the control thread when idle."""
-        silent_s = self._clock() - self._heard_s
+        silent_s = self.unasked_s
         for _, swapped in self._in_force():
             order = swapped.order
             unfinished = order.lease_s > 0.0 and swapped.live.share < BLOCK

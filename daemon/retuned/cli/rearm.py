@@ -1,0 +1,181 @@
+"""``retuned rearm``: let what a server has taken back by itself be swapped in again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from retuned.adapters.runtime_status import ProcessStatus, Standings, opened
+from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
+from retuned.cli.state import ConfigOption, Desk, StateOption, desk, short
+from retuned.cli.status import attached
+from retuned.errors import Refused, RetunedError, TemporaryError, UsageError
+from retuned.ports import Event
+from retuned.settings import load_settings
+
+_LONGEST_REASON = 1000
+_REASONS = 32
+"""Artifacts whose reasons are kept in the trail."""
+
+Failed = list[tuple[str, RetunedError]]
+
+
+def rearm(
+    kernel: Annotated[str, typer.Argument(help="Kernel whose breaker is closed again.")] = "",
+    reason: Annotated[str, typer.Option(help="Why it may come again, for the record.")] = "",
+    all: Annotated[
+        bool, typer.Option("--all", help="Whole processes, with all kernels: after several trips.")
+    ] = False,
+    target: Annotated[str, typer.Option(help="Refuse unless the server is this one.")] = "",
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Close the breaker of a kernel that a server took back by itself.
+
+    Nothing is swapped by it: the variant may be proposed and approved again. It needs a reason,
+    which stands in `retuned history`.
+    """
+    if bool(kernel) == all:
+        raise UsageError("name either a kernel or --all")
+    why = reason.strip()
+    if not why:
+        raise UsageError("--reason is needed: what was found out since it was taken back")
+    if len(why) > _LONGEST_REASON:
+        raise UsageError(f"--reason has {len(why)} characters; {_LONGEST_REASON} are kept")
+    settings = load_settings(config, {"state_dir": state_dir})
+    if target and target != settings.target:
+        raise UsageError(
+            f"these settings are of target {settings.target!r}, not {target!r:.80}; name those of "
+            "the other server with --config"
+        )
+    with desk(config, state_dir) as at:
+        standings = Standings(settings.sockets)
+        processes, silent = attached(standings, settings.sockets)
+        before = _to_arm(processes, kernel, all=all)
+        armed, failed = _arm(standings, processes, kernel or None)
+        failed += silent
+        if armed:
+            _note(at, kernel, settings.target, why, armed, failed, before)
+    _report(kernel, why, armed, failed, before, json=json)
+
+
+def _to_arm(
+    processes: Sequence[ProcessStatus], kernel: str, *, all: bool
+) -> Mapping[str, Mapping[str, str]]:
+    """Return the breakers that will be closed: reasons by slot and artifact.
+
+    Raises
+    ------
+    Refused
+        If nothing is tripped, or the processes' own breaker has to be closed first.
+    """
+    found = opened(processes)
+    whole = [each.breaker.process for each in processes if each.breaker.process]
+    if all:
+        if not found and not whole:
+            raise Refused("nothing is tripped in any process; there is nothing to arm")
+        return found
+    if whole:
+        raise Refused(
+            f"the whole process was taken back ({safe(whole[0], limit=200)}); what is wrong is not "
+            "known to be this kernel's: `retuned rearm --all` closes all breakers"
+        )
+    if kernel not in found:
+        known = {slot.definition for each in processes for slot in each.slots}
+        if kernel not in known:
+            raise Refused(
+                f"no server has a kernel {safe(kernel, limit=80)!r}; see `retuned status`"
+            )
+        raise Refused(f"nothing is tripped for {safe(kernel, limit=80)}; there is nothing to arm")
+    return {kernel: found[kernel]}
+
+
+def _arm(
+    standings: Standings, processes: Sequence[ProcessStatus], kernel: str | None
+) -> tuple[list[str], Failed]:
+    """Arm every process where something is open; one that fails does not keep the others."""
+    armed: list[str] = []
+    failed: Failed = []
+    for each in processes:
+        there = each.breaker.slots if kernel is None else each.breaker.slots.get(kernel, {})
+        if not there and not (kernel is None and each.breaker.process):
+            continue
+        try:
+            if standings.arm(each.process, kernel, term=each.term):
+                armed.append(each.process)
+        except RetunedError as error:
+            failed.append((each.process, error))
+    return armed, failed
+
+
+def _note(
+    at: Desk,
+    kernel: str,
+    target: str,
+    why: str,
+    armed: Sequence[str],
+    failed: Failed,
+    before: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Write down who let what come again, and why."""
+    tripped = [
+        f"{slot} {short(artifact)} {reason}"
+        for slot, artifacts in before.items()
+        for artifact, reason in artifacts.items()
+    ]
+    detail: dict[str, Any] = {
+        "reason": why,
+        "target": target,
+        "tripped": "; ".join(tripped[:_REASONS])[:4000],
+        "processes": ", ".join(armed)[:2000],
+        "failed": ", ".join(name for name, _ in failed)[:2000],
+    }
+    at.store.record(
+        Event(
+            at=at.now,
+            kind="slot",
+            id=kernel or target,
+            what="breaker-armed" if kernel else "breakers-armed",
+            who=at.identity.user,
+            detail=detail,
+        )
+    )
+
+
+def _report(
+    kernel: str,
+    why: str,
+    armed: Sequence[str],
+    failed: Failed,
+    before: Mapping[str, Mapping[str, str]],
+    *,
+    json: bool,
+) -> None:
+    """Say what was done.
+
+    Raises
+    ------
+    TemporaryError
+        If a process was not armed: what it took back stays back there.
+    """
+    for name, error in failed:
+        say(f"retuned: not armed in {name}: {error}")
+    if failed:
+        done = f"armed in {len(armed)}, " if armed else ""
+        names = ", ".join(name for name, _ in failed)
+        raise TemporaryError(f"{done}not armed in {names}; ask again", delay_s=1.0)
+    if json:
+        emit_json({"kernel": kernel or None, "reason": why, "armed": list(armed), "was": before})
+        return
+    what = kernel or "every kernel"
+    line = f"Armed {what} again in {', '.join(armed) or 'no process'}."
+    stdout().print(safe(line, limit=2000), soft_wrap=True)
+    for slot, artifacts in before.items():
+        for artifact, reason in artifacts.items():
+            stdout().print(
+                safe(f"  {slot} {short(artifact)} was taken back for {reason}", limit=500)
+            )
+    stdout().print("Nothing is swapped by this; the variant may be proposed again.")

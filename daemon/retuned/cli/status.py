@@ -1,0 +1,200 @@
+"""``retuned status``: what runs in the servers now, kernel by kernel and process by process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from retuned.adapters.runtime_status import ProcessStatus, SlotStatus, Standings
+from retuned.cli.layout import print_table
+from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
+from retuned.cli.state import ConfigOption, StateOption, short
+from retuned.errors import MissingDependency, RetunedError, TemporaryError
+from retuned.settings import load_settings
+
+Silent = Sequence[tuple[str, RetunedError]]
+
+
+def status(
+    config: ConfigOption = None, state_dir: StateOption = None, json: JsonFlag = False
+) -> None:
+    """Show what is attached, what each kernel runs, and what its checks have found.
+
+    It asks the servers themselves, and needs no daemon. Asking counts as nobody's watch: the lease
+    of a canary goes on.
+    """
+    folder = load_settings(config, {"state_dir": state_dir}).sockets
+    processes, silent = attached(Standings(folder), folder)
+    if json:
+        emit_json(
+            {
+                "socket_dir": str(folder),
+                "processes": [each.model_dump(mode="json") for each in processes],
+                "unanswered": [
+                    {"process": name, "code": error.code, "message": str(error)}
+                    for name, error in silent
+                ],
+            }
+        )
+    else:
+        _print(folder, processes)
+    for name, error in silent:
+        say(f"retuned: {name} is left out: {error}")
+
+
+def attached(standings: Standings, folder: Path) -> tuple[list[ProcessStatus], Silent]:
+    """Return the processes that answer, and those that do not.
+
+    Raises
+    ------
+    MissingDependency
+        If no server is attached.
+    TemporaryError
+        If servers are there and none answers, or the folder cannot be read.
+    """
+    if not folder.exists():
+        raise MissingDependency(_nobody(folder, "there is no such folder"))
+    processes, silent = standings.ask()
+    if not processes and silent:
+        raise TemporaryError(f"{folder}: no server answers: {silent[0][1]}", delay_s=1.0)
+    if not processes:
+        raise MissingDependency(_nobody(folder, "no server listens there"))
+    return processes, silent
+
+
+def _nobody(folder: Path, why: str) -> str:
+    return (
+        f"{folder}: {why}, so nothing is attached; start the server by `retuned attach -- ...` "
+        "with the same socket_dir, or name its folder in the settings. A server listens once it "
+        "launches a kernel"
+    )
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def _print(folder: Path, processes: Sequence[ProcessStatus]) -> None:
+    names = sorted({each.server for each in processes if each.server}) or ["a server without name"]
+    count = len(processes)
+    line = f"{', '.join(names)}: {count} process{'es' * (count > 1)} in {folder}"
+    stdout().print(safe(line, limit=1000), soft_wrap=True)
+    print_table(
+        ("process", "rank", "daemon", "breaker", "checks under way"),
+        [_process_row(each) for each in processes],
+    )
+    rows = [(slot, each) for each in processes for slot in each.slots]
+    if not rows:
+        stdout().print("No kernel has a slot yet: none was launched, or none is intercepted.")
+        return
+    rows.sort(key=lambda row: row[0].definition)  # stable: within a kernel by rank
+    stdout().print("")
+    print_table(_HEADER, [_slot_row(slot, each, many=count > 1) for slot, each in rows])
+    left_out = sum(each.slots_left_out for each in processes)
+    if left_out:
+        stdout().print(f"{left_out} kernels more are not listed.")
+
+
+def _process_row(each: ProcessStatus) -> tuple[str, ...]:
+    daemon = "none yet" if each.term == 0 else f"asked {_seconds(each.unasked_s)} ago"
+    under_way = str(each.checks.in_flight)
+    if each.checks.stuck:
+        under_way += f", {each.checks.stuck} do not come back"
+    return (
+        each.process.removesuffix(".sock"),
+        each.rank or "-",
+        daemon,
+        f"open: {each.breaker.process}" if each.breaker.process else "closed",
+        under_way,
+    )
+
+
+_HEADER = (
+    "kernel",
+    "rank",
+    "serves",
+    "epoch",
+    "share",
+    "swapped",
+    "fallback",
+    "checks",
+    "wrong",
+    "breaker",
+    "lease",
+    "guard",
+    "order",
+    "detail",
+)
+
+
+def _slot_row(slot: SlotStatus, each: ProcessStatus, *, many: bool) -> tuple[str, ...]:
+    order = slot.order
+    return (
+        slot.definition,
+        (each.rank or each.process.removesuffix(".sock")) if many else each.rank or "-",
+        serves(slot),
+        str(slot.epoch),
+        f"{100 * slot.fraction:g}%" if slot.artifact else "-",
+        str(slot.swapped_launches),
+        str(slot.fallback_launches),
+        str(slot.shadow_checks),
+        str(slot.shadow_mismatches + slot.shadow_nonfinite),
+        "open" if slot.breaker or each.breaker.process else "closed",
+        _lease(slot, each),
+        _guard(slot.guard) if slot.artifact else "-",
+        f"{order.kind} {short(order.id)}" if order else "none yet",
+        _detail(slot),
+    )
+
+
+def serves(slot: SlotStatus) -> str:
+    """Say what launches of a slot run."""
+    if slot.state.startswith("tripped:"):
+        return "original (taken back)"
+    if slot.state == "bypassed":
+        return "original (bypassed)"
+    if slot.artifact is None:
+        return "original"
+    return (
+        short(slot.artifact) if slot.fraction > 0 else f"original (shadows {short(slot.artifact)})"
+    )
+
+
+def _lease(slot: SlotStatus, each: ProcessStatus) -> str:
+    if slot.order is None or slot.order.lease_s <= 0 or slot.artifact is None:
+        return "-"
+    if slot.fraction >= 1:
+        return "not needed"
+    if slot.orphaned:
+        return f"over, {slot.order.orphan}"
+    return f"{_seconds(max(0.0, slot.order.lease_s - each.unasked_s))} left"
+
+
+def _guard(guard: Mapping[str, tuple[int, int]]) -> str:
+    return ", ".join(f"{axis} {low}-{high}" for axis, (low, high) in guard.items()) or "all"
+
+
+def _detail(slot: SlotStatus) -> str:
+    parts = []
+    if slot.state.startswith("tripped:"):
+        parts.append(f"taken back: {slot.state.removeprefix('tripped:')}")
+    parts += [f"{short(digest)} may not come: {why}" for digest, why in slot.breaker.items()]
+    if slot.shadow_checks:
+        parts.append(f"worst ratio {slot.worst_ratio:.3g}")
+    if slot.errors:
+        parts.append(f"{slot.errors} launches raised")
+    parts += _counted("could not take", slot.ineligible_launches)
+    parts += _counted("checks without result", slot.dropped_checks)
+    if slot.throttled_checks:
+        parts.append(f"{slot.throttled_checks} checks left out for their cost")
+    return "; ".join(parts)
+
+
+def _counted(what: str, counts: Mapping[str, int]) -> list[str]:
+    said = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+    return [f"{what}: {said}"] if said else []
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
