@@ -102,3 +102,14 @@ def launch_rows(m: int, n: int, *, block: int = 16) -> tuple[Any, Any]:
     y = torch.zeros_like(x)
     rows[(m,)](x, y, n, block)
     return y, x * 2
+
+
+@triton.jit
+def optional(x_ptr, bias_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """A pointer that may be None, which is another kernel."""
+    at = tl.arange(0, BLOCK)
+    inside = at < n
+    value = tl.load(x_ptr + at, mask=inside)
+    if bias_ptr is not None:
+        value += tl.load(bias_ptr + at, mask=inside)
+    tl.store(y_ptr + at, value, mask=inside)
