@@ -1,0 +1,209 @@
+"""What a launch of Liger's kernels costs the host: stock, intercepted, swapped.
+
+    python -m benchmarks.gpu.live.costs [--blocks 15] [--calls 1500] [--device cuda]
+
+Subjects are Liger's RMSNorm and SwiGLU kernels at the shapes of a decode step, launched as Liger
+launches them. The variant that swaps in is what lifting made of the same launches, with another
+number of warps. States are interleaved, in an order drawn anew per block; wall clock of the host,
+between two waits for the device. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retuned import catalog
+from retuned.adapters.local_lab import LocalLab
+from retuned.catalog.own import entry_of
+from retuned.contract import Language
+from retuned.lifting.lift import Lifted, lift_all
+from retuned.runtime.host import Host
+from retuned.runtime.intercept.hook import Interceptor
+from retuned.runtime.intercept.observed import joined
+from retuned.runtime.intercept.service import Interception
+
+ROWS = (1, 3, 16)
+"""Rows that are launched to be lifted; the last is measured."""
+
+
+class Subjects:
+    """Liger's launches, at the sizes of the served model.
+
+    Parameters
+    ----------
+    device
+        ``cuda``, or ``cpu`` for a dry run.
+    hidden, intermediate
+        Widths.
+    """
+
+    def __init__(self, *, device: str, hidden: int, intermediate: int) -> None:
+        from liger_kernel.ops.rms_norm import rms_norm_forward
+        from liger_kernel.ops.swiglu import swiglu_forward
+
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self._norm, self._swiglu = rms_norm_forward, swiglu_forward
+        rows = max(ROWS)
+        self._x = torch.randn(rows, hidden, device=device, dtype=dtype)
+        self._w = torch.ones(hidden, device=device, dtype=dtype)
+        self._a = torch.randn(rows, intermediate, device=device, dtype=dtype)
+        self.device = device
+
+    def norm(self, rows: int = ROWS[-1]) -> object:
+        """Liger's call around its RMSNorm kernel."""
+        return self._norm(self._x[:rows], self._w, 1e-6, 0.0, "llama", None)
+
+    def swiglu(self, rows: int = ROWS[-1]) -> object:
+        """Liger's call around its SwiGLU kernel."""
+        return self._swiglu(self._a[:rows], self._a[:rows])
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+class Bench:
+    """The subjects in three states.
+
+    Parameters
+    ----------
+    subjects
+        What is launched.
+    folder
+        For variants.
+    """
+
+    def __init__(self, subjects: Subjects, folder: Path) -> None:
+        self.subjects = subjects
+        self._hook = Interceptor()
+        self._host = Host("costs", interception=Interception(self._hook))
+        self._epoch = 0
+        self.counted()
+        outcome = lift_all(joined(self._host.answer({"op": "observed"})))
+        self.kept = [f"{k.kernel}: {k.reason}" for k in outcome.kept]
+        self._built = [self._build(one, folder) for one in outcome.lifted]
+
+    def stock(self) -> None:
+        """Intercept nothing."""
+        self._host.reset()
+        self._hook.uninstall()
+
+    def counted(self) -> None:
+        """Intercept, and swap nothing."""
+        self.stock()
+        self._hook.install()
+        for rows in ROWS:
+            for launch in (self.subjects.norm, self.subjects.swiglu):
+                launch(rows)
+
+    def swapped(self) -> None:
+        """Put every variant in force."""
+        self.counted()
+        for name, digest, folder in self._built:
+            self._epoch += 1
+            order = {
+                "id": f"order-{self._epoch}", "kind": "swap", "definition": name,
+                "artifact": digest, "previous": None, "guard": {"bounds": {}},
+                "epoch": self._epoch, "shadow_every": 10**9, "shadow_tolerance": 1e-2,
+            }  # fmt: skip
+            self._host.answer({"op": "prepare", "order": order, "artifact_dir": str(folder)})
+            self._host.answer({"op": "commit", "order": order})
+        self.subjects.wait()
+
+    def engaged(self) -> dict[str, int]:
+        """Return launches that ran a variant, by definition."""
+        samples = self._host.answer({"op": "samples"})["samples"]
+        return {each["definition"]: each["swapped_launches"] for each in samples}
+
+    def _build(self, one: Lifted, folder: Path) -> tuple[str, str, Path]:
+        entry = entry_of(one.own, Language.TRITON)
+        catalog.learn([one.own])
+        before = entry.incumbent.params
+        warps = 4 if before.get("num_warps") != 4 else 8
+        candidate = entry.solution("lifted", {**before, "num_warps": warps})
+        lab = LocalLab(folder, subjects=lambda _: entry, solutions=lambda _: None, generators={})
+        return one.own.name, candidate.digest, lab.build(candidate)
+
+
+def measure(bench: Bench, *, blocks: int, calls: int, seed: int = 0) -> dict[str, list[float]]:
+    """Return ns a call per block, by state and subject."""
+    found: dict[str, list[float]] = {}
+    chance = random.Random(seed)
+    states: Mapping[str, Callable[[], None]] = {
+        "stock": bench.stock, "intercepted": bench.counted, "swapped": bench.swapped
+    }  # fmt: skip
+    for _ in range(blocks):
+        for state in chance.sample(list(states), len(states)):
+            states[state]()
+            for subject in ("norm", "swiglu"):
+                call = getattr(bench.subjects, subject)
+                for _ in range(max(3, calls // 10)):
+                    call()
+                bench.subjects.wait()
+                start_ns = time.perf_counter_ns()
+                for _ in range(calls):
+                    call()
+                took_ns = (time.perf_counter_ns() - start_ns) / calls
+                bench.subjects.wait()
+                found.setdefault(f"{subject}, {state}", []).append(took_ns)
+            if state == "swapped" and min(bench.engaged().values(), default=0) < calls:
+                raise SystemExit(f"a variant did not run: {bench.engaged()}")
+    bench.stock()
+    return found
+
+
+def summary(raw: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return medians, and those of the difference to stock within each block; us."""
+    found: dict[str, Any] = {}
+    for name, values in raw.items():
+        subject = name.partition(",")[0]
+        over = [a - b for a, b in zip(values, raw[f"{subject}, stock"], strict=True)]
+        ordered = sorted(over)
+        off = max(0, round(len(ordered) / 2 - 0.98 * len(ordered) ** 0.5))
+        found[name] = {
+            "median_us": round(statistics.median(values) / 1e3, 3),
+            "over_stock_us": round(statistics.median(over) / 1e3, 3),
+            "over_stock_95": [round(ordered[off] / 1e3, 3), round(ordered[-1 - off] / 1e3, 3)],
+        }
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=1500)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--intermediate", type=int, default=5632)
+    given = parser.parse_args()
+    subjects = Subjects(device=given.device, hidden=given.hidden, intermediate=given.intermediate)
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        bench = Bench(subjects, Path(folder))
+        raw = measure(bench, blocks=given.blocks, calls=given.calls)
+    body = {
+        "method": (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2],
+        "blocks": given.blocks,
+        "calls": given.calls,
+        "rows": ROWS[-1],
+        "not_lifted": bench.kept,
+        "launch": summary(raw),
+        "raw_ns": {name: [round(value) for value in values] for name, values in raw.items()},
+    }
+    sys.stdout.write(json.dumps(body) + "\n")
+
+
+if __name__ == "__main__":
+    main()
