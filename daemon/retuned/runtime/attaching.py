@@ -150,6 +150,16 @@ class Runtime:
         self._intercepts = True
         return intercept.install()
 
+    def tune_files(self) -> dict[str, str]:
+        """Take orders on the tuned-config files of this server; see `runtime.tuned`.
+
+        Returns
+        -------
+        dict
+            By kind of file, the module that reads it here; empty where none does.
+        """
+        return self._host.tuned.turn_on() if self.enabled else {}
+
     def graph(self, *, capture: Callable[[], object]) -> Callable[[], None]:
         """Offer to capture this server's graphs again where changing their nodes is not enough.
 

@@ -34,6 +34,7 @@ from retuned.runtime.status import process_status
 from retuned.runtime.supervising import Supervision
 from retuned.runtime.surroundings import environment
 from retuned.runtime.trust import Trust
+from retuned.runtime.tuned.service import TunedFiles
 from retuned.runtime.underway import CHECKS
 from retuned.runtime.variant import LOADERS
 from retuned.runtime.weights import PackedWeights
@@ -109,6 +110,10 @@ class Host:
         self._supervision = Supervision(self._all_slots)
         self.reports: dict[str, Callable[[], object]] = {}
         """What else a daemon is told when it says hello."""
+        self.tuned = TunedFiles(
+            trust=self._trust, fence=lambda: self._fence, graphs=lambda: self._graphs.answer({})
+        )
+        """Tuned-config files of this process's server."""
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "hello": self._hello,
             "slots": self._slots,
@@ -130,6 +135,7 @@ class Host:
             "recapture": self._recapture,
             "kernels": self._kernels,
             "observed": self._observed,
+            **self.tuned.operations(),
         }
 
     def add(self, slot: Slot) -> None:
@@ -195,6 +201,7 @@ class Host:
         self._fence = Fence()
         self._instance = new_instance()
         self._cache.restart()
+        self.tuned.restart()
         for name, seat in list(self._seats.items()):
             # first, for its new lock: another thread of a child's parent may have held the old one
             seat.slot.restart(first_launch=first_launch)

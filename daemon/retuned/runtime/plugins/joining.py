@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from retuned.runtime.attaching import Runtime, attach, attached
 from retuned.runtime.plugins.startup import ImportWatch, is_loaded
+from retuned.runtime.plugins.tuned import tune_files
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ def sglang_operators(runtime: Runtime) -> object:
 
 PARTS = (
     Part("graphs", "RETUNED_GRAPHS", "torch", follow_graphs),
+    Part("tuned-files", "RETUNED_TUNED", "torch", tune_files),
     Part("triton", "RETUNED_TRITON", "triton", intercept_triton),
     Part(
         "triton-interpreter",

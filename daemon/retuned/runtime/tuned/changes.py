@@ -66,6 +66,8 @@ class Plan:
     """Guarded batch sizes (or keys) worth asking about, with what has to be picked."""
     outside: Mapping[Hashable, Any]
     """The same outside, with what was picked before and has to be again; None is the default."""
+    was: Mapping[Hashable, Any]
+    """What was picked before at `inside`; None is the default."""
 
 
 def parse_change(body: object) -> Change:
@@ -150,6 +152,7 @@ def _plan_moe(name: str, data: bytes | None, change: Change) -> Plan:
         rows=_moe_said(old, pinned.rows, pinned.pins),
         inside={m: picked(pinned.after, m) for m in sorted(inside)},
         outside={m: picked(pinned.before, m) for m in sorted(probes - inside)},
+        was={m: picked(pinned.before, m) for m in sorted(inside)},
     )
 
 
@@ -197,6 +200,7 @@ def _plan_table(table: Table, change: Change) -> Plan:
         ),
         inside=_table_probes(after, shape, change.guard, chain, set(padded.rows), inside=True),
         outside=_table_probes(table, shape, change.guard, chain, set(padded.rows), inside=False),
+        was=_table_probes(table, shape, change.guard, chain, set(padded.rows), inside=True),
     )
 
 
@@ -239,6 +243,7 @@ def _plan_results(name: str, data: bytes, change: Change) -> Plan:
         rows=tuple(said),
         inside={key: after[key] for key in sorted(keys)},
         outside={key: solution for key, solution in before.items() if key not in keys},
+        was={key: before.get(key) for key in sorted(keys)},
     )
 
 
