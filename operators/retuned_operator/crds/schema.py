@@ -85,7 +85,7 @@ class _Writer:
         if nullable:
             found["nullable"] = True
         if node.get("default") is not None:
-            found["default"] = _default(node["default"], found)
+            found["default"] = _without_null(node["default"])
         described = str(node.get("description", ""))
         if described:
             found = {"description": " ".join(described.split()), **found}
@@ -201,11 +201,11 @@ def _type_of(value: object, path: str) -> str:
     raise NotStructural(f"{path}: a constant that is no text, number or truth value")
 
 
-def _default(value: object, schema: Schema) -> object:
-    """Return ``{}`` where that is filled up to the same: the defaults below it say the rest."""
-    if schema.get("type") == "object" and filled({}, schema) == filled(value, schema):
-        return {}
-    return value
+def _without_null(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return a default in full, as rules see it: the server checks it before it fills it up."""
+    if isinstance(value, dict):
+        return {name: _without_null(each) for name, each in value.items() if each is not None}
+    return [_without_null(each) for each in value] if isinstance(value, list) else value
 
 
 def filled(value: Any, schema: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any JSON
