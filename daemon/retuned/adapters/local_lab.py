@@ -19,7 +19,13 @@ from pathlib import Path
 from retuned.adapters.artifact_folder import MANIFEST, keep_artifact, manifest_of
 from retuned.adapters.precompiling import Precompiler
 from retuned.contract import Digest, Solution
-from retuned.errors import HarnessError, TemporaryError, UsageError
+from retuned.errors import (
+    CandidateError,
+    HarnessError,
+    MissingDependency,
+    TemporaryError,
+    UsageError,
+)
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.captured import FOLDER, with_captured
 from retuned.lab.generators.portfolio import Portfolio, TurnFolder
@@ -33,7 +39,7 @@ from retuned.lab.vetting import leave_out_unanswered
 from retuned.plain_files import NotPlain, read_plain
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome, turns_sentence
-from retuned.stages.verdict import JudgeSettings
+from retuned.stages.verdict import JudgeSettings, Status
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +150,10 @@ class LocalLab:
                     yield session.finding(contender)
                 else:
                     contenders.append(contender)
-            yield from session.decide(contenders, deadline=deadline)
+            for finding in session.decide(contenders, deadline=deadline):
+                yield finding
+                if finding.verdict.status is Status.PROMOTE:
+                    self._build_ahead(finding.solution)
             notebook.close()
         finally:
             bay.close()
@@ -173,6 +182,13 @@ class LocalLab:
         )
         keep_artifact(target, built, solution=solution, definition=definition, precompiled=codes)
         return target
+
+    def _build_ahead(self, solution: Solution) -> None:
+        """Build the artifact of a winner now: whoever orders swaps does not wait for compilers."""
+        try:
+            self.build(solution)
+        except (CandidateError, HarnessError, MissingDependency, OSError) as error:
+            log.warning("%s is built when it is ordered: %s", solution.name, error)
 
     def search_left_s(self) -> float:
         """Return how long the search of the plan that runs may still take, seconds."""

@@ -50,20 +50,16 @@ class Precompiler:
         self._arch = arch
 
     def remember(self, definition: str, workloads: Iterable[Workload]) -> None:
-        """Keep the shapes of a plan; those of the latest plan of a definition count.
-
-        Raises
-        ------
-        OSError
-            If they cannot be written.
-        """
+        """Keep the shapes of a plan; those of the latest plan of a definition count."""
         path = self._path(definition)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         shapes = [dict(each.axes) for each in workloads][:MAX_SHAPES]
         partial = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}.partial")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             partial.write_text(json.dumps(shapes), encoding="utf-8")
             partial.replace(path)
+        except OSError as error:
+            log.warning("shapes of %s are not kept: %s", definition, error)
         finally:
             partial.unlink(missing_ok=True)
 
