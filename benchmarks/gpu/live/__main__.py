@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT), str(ROOT / "daemon"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-from benchmarks.gpu.live.looping import Turn  # noqa: E402
+from benchmarks.gpu.live.looping import KERNELS, Turn  # noqa: E402
 from benchmarks.gpu.live.stage import Stage  # noqa: E402
 from benchmarks.gpu.live.traces import kernel_times, pick, publish  # noqa: E402
 
 from retuned.demo.processes import Cores  # noqa: E402
 from retuned.demo.traffic import Phase  # noqa: E402
 
-KERNELS = ("_rms_norm_forward_kernel", "_swiglu_forward_kernel", "_triton_rope")
-"""Liger's, as traces name them."""
 _TRACE_BYTES = 740_000
 """Four of them are below 3 MB."""
 
@@ -70,7 +69,7 @@ class Show:
     @property
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
-        return self.options.minutes * 60.0 - (time.monotonic() - self._started_s)
+        return float(self.options.minutes) * 60.0 - (time.monotonic() - self._started_s)
 
     def say(self, line: str) -> None:
         """Print a line with the seconds since the start."""
@@ -139,11 +138,13 @@ class Show:
                 return
             self.part(f"{mode}: same batches", lambda: stage.exact(seed=7))
             for phase in Phase:
-                self.part(f"{mode}: trace of {phase}", lambda p=phase: self.trace(stage, p))
+                self.part(f"{mode}: trace of {phase}", partial(self.trace, stage, phase))
             self.part(f"{mode}: attached", lambda: self.attached(stage))
             if not options.no_loop:
-                turn = Turn(stage, say=self.say, part=self.part, cores=cores.lab,
-                            quick=options.quick, left_s=lambda: self.left_s)  # fmt: skip
+                turn = Turn(
+                    stage, say=self.say, part=self.part, cores=cores.lab, quick=options.quick,
+                    left_s=lambda: self.left_s, requests=options.requests,
+                )  # fmt: skip
                 turn.run(stack)
             self.part(f"{mode}: decode steps", stage.steps)
             self.part(f"{mode}: answers", lambda: stage.judged(most=150 if options.quick else 600))

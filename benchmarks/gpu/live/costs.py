@@ -11,6 +11,7 @@ between two waits for the device. Prints one JSON object.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import random
 import statistics
@@ -22,12 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.gpu.live.variants import build_all
 
-from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
-from retuned.catalog.own import entry_of
-from retuned.contract import Language
-from retuned.lifting.lift import Lifted, lift_all
 from retuned.runtime.host import Host
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.observed import joined
@@ -49,11 +46,9 @@ class Subjects:
     """
 
     def __init__(self, *, device: str, hidden: int, intermediate: int) -> None:
-        from liger_kernel.ops.rms_norm import rms_norm_forward
-        from liger_kernel.ops.swiglu import swiglu_forward
-
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        self._norm, self._swiglu = rms_norm_forward, swiglu_forward
+        self._norm = importlib.import_module("liger_kernel.ops.rms_norm").rms_norm_forward
+        self._swiglu = importlib.import_module("liger_kernel.ops.swiglu").swiglu_forward
         rows = max(ROWS)
         self._x = torch.randn(rows, hidden, device=device, dtype=dtype)
         self._w = torch.ones(hidden, device=device, dtype=dtype)
@@ -91,9 +86,8 @@ class Bench:
         self._host = Host("costs", interception=Interception(self._hook))
         self._epoch = 0
         self.counted()
-        outcome = lift_all(joined(self._host.answer({"op": "observed"})))
-        self.kept = [f"{k.kernel}: {k.reason}" for k in outcome.kept]
-        self._built = [self._build(one, folder) for one in outcome.lifted]
+        records = joined(self._host.answer({"op": "observed"}))
+        self._built, self.kept = build_all(records, folder)
 
     def stock(self) -> None:
         """Intercept nothing."""
@@ -111,14 +105,11 @@ class Bench:
     def swapped(self) -> None:
         """Put every variant in force."""
         self.counted()
-        for name, digest, folder in self._built:
+        for one in self._built:
             self._epoch += 1
-            order = {
-                "id": f"order-{self._epoch}", "kind": "swap", "definition": name,
-                "artifact": digest, "previous": None, "guard": {"bounds": {}},
-                "epoch": self._epoch, "shadow_every": 10**9, "shadow_tolerance": 1e-2,
-            }  # fmt: skip
-            self._host.answer({"op": "prepare", "order": order, "artifact_dir": str(folder)})
+            order = one.order(epoch=self._epoch, shadow_every=10**9)
+            request = {"op": "prepare", "order": order, "artifact_dir": str(one.folder)}
+            self._host.answer(request)
             self._host.answer({"op": "commit", "order": order})
         self.subjects.wait()
 
@@ -126,15 +117,6 @@ class Bench:
         """Return launches that ran a variant, by definition."""
         samples = self._host.answer({"op": "samples"})["samples"]
         return {each["definition"]: each["swapped_launches"] for each in samples}
-
-    def _build(self, one: Lifted, folder: Path) -> tuple[str, str, Path]:
-        entry = entry_of(one.own, Language.TRITON)
-        catalog.learn([one.own])
-        before = entry.incumbent.params
-        warps = 4 if before.get("num_warps") != 4 else 8
-        candidate = entry.solution("lifted", {**before, "num_warps": warps})
-        lab = LocalLab(folder, subjects=lambda _: entry, solutions=lambda _: None, generators={})
-        return one.own.name, candidate.digest, lab.build(candidate)
 
 
 def measure(bench: Bench, *, blocks: int, calls: int, seed: int = 0) -> dict[str, list[float]]:

@@ -1,16 +1,68 @@
-"""One turn of the loop by the daemon itself, watched from outside."""
+"""One turn of the loop in the running server: the daemon does it, this file watches from outside.
+
+Where the daemon proves no win, a variant without one is put in force by this file through the same
+socket, so that swap, engagement, checks and the way back are shown all the same; the result says so
+under ``ordered_by``.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.gpu.live.stage import Stage
+from benchmarks.gpu.live.traces import kernel_times
+from benchmarks.gpu.live.traffic import Background
+from benchmarks.gpu.live.variants import build_all
+
+from retuned.adapters.runtime_kernels import RuntimeKernels
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.demo.journal import Journal
+from retuned.demo.processes import Child
+from retuned.demo.traffic import Phase
+from retuned.errors import HarnessError
+
+KERNELS = ("_rms_norm_forward_kernel", "_swiglu_forward_kernel", "_triton_rope")
+"""Liger's, as traces name them."""
+POLICY = """apiVersion: retuned.dev/v1alpha1
+kind: KernelTuningPolicy
+metadata: {name: live-show}
+spec:
+  priority: 10
+  mode: Enforce
+  validation: {minSpeedup: 1.01, confidence: 0.99}
+  gates:
+  - {name: by-itself, approvals: {required: 0}}
+"""
+_POLL_S = 0.2
+_SHADOW_EVERY = 200
 
 
 class Turn:
-    """Placeholder."""
+    """One turn.
+
+    Parameters
+    ----------
+    stage
+        Server and control, started.
+    say
+        Prints a line.
+    part
+        Does one part, keeps its result or its error.
+    cores
+        For daemon and lab.
+    quick
+        Fewer blocks.
+    left_s
+        Seconds that are left.
+    requests
+        Of one block.
+    """
 
     def __init__(
         self,
@@ -21,8 +73,287 @@ class Turn:
         cores: Sequence[int],
         quick: bool,
         left_s: Callable[[], float],
+        requests: int,
     ) -> None:
         self._stage = stage
+        self._say = say
+        self._part = part
+        self._cores = tuple(cores)
+        self._quick = quick
+        self._left_s = left_s
+        self._requests = requests
+        self._config = stage.folder / "retuned.yaml"
+        self._traffic: Background | None = None
+        self._daemon: Child | None = None
+        self._ordered_by = "daemon"
+        self._journal = Journal(SqliteStore(stage.folder / "state"))
 
     def run(self, stack: ExitStack) -> None:
-        """Nothing yet."""
+        """Do it, part by part."""
+        mode = self._stage.mode
+        self._traffic = self._begin_traffic()
+        self._part(f"{mode}: baseline", lambda: self._baseline(stack), least_s=100)
+        self._part(f"{mode}: drift", self._drift, least_s=80)
+        self._part(f"{mode}: experiments", self._experiments, least_s=60)
+        self._part(f"{mode}: told", self._told)
+        self._part(f"{mode}: swapped", self._swapped)
+        self._part(f"{mode}: engaged", self._engaged)
+        self._end_traffic()
+        self._part(f"{mode}: same batches, swapped", lambda: self._stage.exact(seed=7))
+        self._part(f"{mode}: rates, swapped", self._rates, least_s=20)
+        self._part(f"{mode}: kernel times", self._times, least_s=15)
+        self._traffic = self._begin_traffic()
+        self._part(f"{mode}: rollback", self._rollback)
+        self._end_traffic()
+        self._part(f"{mode}: same batches, rolled back", lambda: self._stage.exact(seed=7))
+
+    # --- traffic ----------------------------------------------------------------------------------
+
+    def _begin_traffic(self) -> Background:
+        stage = self._stage
+        return Background(
+            stage.urls["server"], model=stage.model, in_flight=stage.in_flight, seed=11
+        )
+
+    def _end_traffic(self) -> None:
+        self._stage.windows(on=False)
+        if self._traffic is not None:
+            self._stage.answers += self._traffic.stop()
+            self._traffic = None
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _baseline(self, stack: ExitStack) -> dict[str, Any]:
+        """Start the daemon under chat traffic, and wait until it knows what is normal."""
+        self._write_config()
+        self._stage.windows(on=True)
+        words = ["-m", "benchmarks.gpu.live.daemon", str(self._config)]
+        started_s = time.monotonic()
+        self._daemon = stack.enter_context(
+            Child("daemon", words, log_dir=self._stage.folder, cores=self._cores)
+        )
+        self._wait("the baseline", lambda: self._journal.event("baseline-learned"), limit_s=90)
+        return {"seconds": round(time.monotonic() - started_s, 1)}
+
+    def _drift(self) -> dict[str, Any]:
+        """Turn the traffic to code; nobody tells the daemon."""
+        assert self._traffic is not None, "traffic runs"
+        self._traffic.phase = Phase.CODE
+        started_s = time.monotonic()
+        found = self._wait("the drift", self._journal.drift, limit_s=75)
+        return {
+            "seconds": round(time.monotonic() - started_s, 1),
+            "sentence": found["sentence"],
+            "distance": found["distance"],
+        }
+
+    def _experiments(self) -> dict[str, Any]:
+        """Wait for experiments and what comes of them; approve what asks for a person."""
+        started_s = time.monotonic()
+        limit_s = min(75.0 if self._quick else 120.0, self._left_s() * 0.4)
+        rested_s = started_s + 25.0
+        asked: set[str] = set()
+        while time.monotonic() - started_s < limit_s:
+            for proposal in self._journal.gated():
+                if proposal["id"] not in asked:
+                    asked.add(proposal["id"])
+                    self._command("approve", str(proposal["id"]))
+            if self._journal.busy() or self._journal.proposals("awaiting", "approved", "swapping"):
+                rested_s = time.monotonic() + 6.0
+            if time.monotonic() > rested_s:
+                break
+            self._check()
+            time.sleep(_POLL_S)
+        return {"seconds": round(time.monotonic() - started_s, 1), "approved": sorted(asked)}
+
+    def _told(self) -> dict[str, Any]:
+        """Return what the store says of all this."""
+        lifted = json.loads(self._command("kernels", "lifted", "--json"))
+        return {
+            "lifted": [
+                {k: each[k] for k in ("name", "kernel", "incumbent", "choices", "grid")}
+                | {"shapes": len(each["shapes"])}
+                for each in lifted["lifted"]
+            ],
+            "not_lifted": lifted["refused"],
+            "hypotheses": self._journal.hypotheses(),
+            "experiments": self._journal.experiments(),
+            "proposals": self._journal.decided(),
+            "swaps": self._journal.swaps(),
+            "drift_windows": len(self._journal.drift_windows(origin_s=0.0)),
+        }
+
+    def _swapped(self) -> dict[str, Any]:
+        """Return what is in force; put something in force if the daemon proved no win."""
+        active = self._active()
+        if not active:
+            self._ordered_by = "script"
+            if self._daemon is not None:
+                self._daemon.__exit__(None, None, None)  # one commander at a time
+                self._daemon = None
+            self._order_by_hand()
+            active = self._active()
+        if not active:
+            raise HarnessError("nothing is in force")
+        return {"ordered_by": self._ordered_by, "active": active}
+
+    def _order_by_hand(self) -> None:
+        folder = self._stage.folder
+        built, kept = build_all(RuntimeKernels(folder / "sockets").observed(), folder / "by-hand")
+        self._say(f"no proven win; {len(built)} variants are ordered by the script, not: {kept}")
+        for epoch, one in enumerate(built, start=1):
+            order = one.order(epoch=epoch, shadow_every=_SHADOW_EVERY)
+            request = {"op": "prepare", "order": order, "artifact_dir": str(one.folder)}
+            self._stage.swapper.ask(request)
+            self._stage.swapper.ask({"op": "commit", "order": order})
+
+    def _engaged(self) -> dict[str, Any]:
+        """Prove by counters that launches and nodes run the variants, and what checks found."""
+        before = {s.definition: s.swapped_launches for s in self._stage.swapper.samples()}
+        time.sleep(4.0)  # traffic goes on: what is counted meanwhile is the proof
+        after = self._stage.swapper.samples()
+        slots = {s["definition"]: s for s in self._slots()}
+        return {
+            sample.definition: {
+                "launches_in_4_s": sample.swapped_launches - before.get(sample.definition, 0),
+                "swapped_launches": sample.swapped_launches,
+                "fallback_launches": sample.fallback_launches,
+                "ineligible": dict(sample.ineligible_launches),
+                "shadow_checks": sample.shadow_checks,
+                "shadow_mismatches": sample.shadow_mismatches,
+                "shadow_nonfinite": sample.shadow_nonfinite,
+                "worst_ratio": sample.worst_ratio,
+                "errors": sample.errors,
+                "tripped": sample.tripped,
+                "graph": slots.get(sample.definition, {}).get("graph"),
+            }
+            for sample in after
+        }
+
+    def _rates(self) -> list[Any]:
+        stage = self._stage
+        sides: dict[str, Callable[[], str]] = {
+            "control": lambda: "control",
+            "off": lambda: stage.bypass(on=True),
+            "on": lambda: stage.bypass(on=False),
+        }
+        blocks = 3 if self._quick else 10
+        try:
+            return [
+                stage.rates(sides, phase, blocks=blocks, requests=self._requests) for phase in Phase
+            ]
+        finally:
+            stage.bypass(on=False)
+
+    def _times(self) -> dict[str, Any]:
+        """Return GPU time per kernel with the originals, and with the variants."""
+        stage, found = self._stage, {}
+        try:
+            for name, originals in (("before", True), ("after", False)):
+                stage.bypass(on=originals)
+                windows = stage.fresh_windows(Phase.CHAT, count=2, requests=self._requests)
+                found[name] = kernel_times(windows, KERNELS)
+        finally:
+            stage.bypass(on=False)
+        return found
+
+    def _rollback(self) -> dict[str, Any]:
+        """Take everything back under traffic; return how long it took and that it holds."""
+        active = self._active()
+        started_s = time.monotonic()
+        if self._ordered_by == "daemon":
+            for definition in active:
+                self._command("rollback", "--slot", definition)
+        else:
+            for number, (definition, digest) in enumerate(active.items(), start=1):
+                order: dict[str, Any] = {
+                    "id": f"back-{number}", "kind": "rollback", "definition": definition,
+                    "artifact": None, "previous": digest, "guard": {"bounds": {}},
+                    "epoch": 1000 + number, "shadow_every": _SHADOW_EVERY,
+                }  # fmt: skip
+                self._stage.swapper.ask({"op": "commit", "order": order})
+        told_s = time.monotonic()
+        self._wait("the rollback", lambda: not self._active() or None, limit_s=30)
+        done_s = time.monotonic()
+        before = {s.definition: s.swapped_launches for s in self._stage.swapper.samples()}
+        time.sleep(2.0)  # traffic goes on: nothing may be counted meanwhile
+        after = {s.definition: s.swapped_launches for s in self._stage.swapper.samples()}
+        return {
+            "kernels": len(active),
+            "commands_s": round(told_s - started_s, 3),
+            "commands_to_originals_s": round(done_s - told_s, 3),
+            "swapped_launches_afterwards": sum(after.values()) - sum(before.values()),
+            "graph": {s["definition"]: s.get("graph") for s in self._slots()},
+        }
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    def _active(self) -> dict[str, str]:
+        slots = self._stage.swapper.slots()
+        return {s.definition: s.active for s in slots if s.active is not None}
+
+    def _slots(self) -> list[Any]:
+        (answer,) = self._stage.swapper.ask({"op": "slots"})
+        found: list[Any] = answer["slots"]
+        return found
+
+    def _command(self, *words: str) -> str:
+        """Run ``retuned`` as a person does."""
+        done = subprocess.run(
+            [sys.executable, "-m", "retuned.cli", *words, "--config", str(self._config)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise HarnessError(f"retuned {' '.join(words)}: {done.stderr[-600:]}")
+        return done.stdout
+
+    def _wait(self, what: str, found: Callable[[], Any], *, limit_s: float) -> Any:  # noqa: ANN401
+        deadline = time.monotonic() + min(limit_s, max(self._left_s(), 5.0))
+        while time.monotonic() < deadline:
+            answer = found()
+            if answer is not None:
+                return answer
+            self._check()
+            time.sleep(_POLL_S)
+        tail = self._daemon.tail(8) if self._daemon is not None else ""
+        raise HarnessError(f"waited {limit_s:g} s for {what}: {tail}")
+
+    def _check(self) -> None:
+        for child in (self._stage.server, self._stage.control, self._daemon):
+            if child is not None:
+                child.check()
+
+    def _write_config(self) -> None:
+        folder = self._stage.folder
+        policy = folder / "policy.yaml"
+        policy.write_text(POLICY, encoding="utf-8")
+        settings = {
+            "state_dir": str(folder / "state"),
+            "watch_dirs": [str(folder / "traces")],
+            "socket_dir": str(folder / "sockets"),
+            "policy_files": [str(policy)],
+            "target": "live",
+            "env": "show",
+            "window_s": 4.0,
+            "settle_s": 0.5,
+            "baseline_windows": 4,
+            "explain_windows": 2,
+            "detector_preset": "demo",
+            "lab_cores": list(self._cores),
+            "lab_language": "triton",
+            "experiments_per_day": 6,
+            "experiment_s_per_day": 150.0,
+            "max_candidates": 12,
+            "max_experiment_s": 40.0,
+            "max_shapes": 4,
+            "max_attempts": 1,
+            "min_saving_ratio": 0.0001,
+            "shadow_every": _SHADOW_EVERY,
+            "observe_poll_s": 0.5,
+            "steer_poll_s": 0.2,
+            "metrics_port": 0,
+        }
+        self._config.write_text(json.dumps(settings, indent=2), encoding="utf-8")  # JSON is YAML

@@ -11,6 +11,7 @@ pool's last column, which nobody attends to. Prefill runs sequence by sequence, 
 from __future__ import annotations
 
 import bisect
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,14 +53,13 @@ class Row:
 
 def build(shape: ModelShape, *, seed: int, device: str) -> Any:  # noqa: ANN401 - LlamaForCausalLM
     """Return the model: Liger's kernels, weights that the seed gives, bfloat16 on a GPU."""
-    from liger_kernel.transformers import apply_liger_kernel_to_llama
-    from transformers.models.llama import modeling_llama
-    from transformers.models.llama.configuration_llama import LlamaConfig
+    liger = importlib.import_module("liger_kernel.transformers")
+    llama = importlib.import_module("transformers.models.llama")
 
-    apply_liger_kernel_to_llama(
+    liger.apply_liger_kernel_to_llama(
         rope=True, cross_entropy=False, fused_linear_cross_entropy=False, rms_norm=True, swiglu=True
     )
-    config = LlamaConfig(
+    config = llama.LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -75,7 +75,7 @@ def build(shape: ModelShape, *, seed: int, device: str) -> Any:  # noqa: ANN401 
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = modeling_llama.LlamaForCausalLM(config)
+            model = llama.modeling_llama.LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
     model.requires_grad_(False).eval()

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import Field, ValidationError
 from starlette.requests import Request
@@ -38,11 +38,13 @@ from retuned.errors import RetunedError
 if TYPE_CHECKING:
     from benchmarks.gpu.live.model import LiveModel
 
+    from retuned.demo.batching import StepHook
     from retuned.demo.profiling import ProfilerWindows
 
 _HOLD_S = 30.0
 """Longest hold: who forgets to let go stops nobody for good."""
 _MAX_BODY_BYTES = 64 * 1024
+R = TypeVar("R", bound=Record)
 Token = Annotated[int, Field(strict=True, ge=0)]
 
 
@@ -148,7 +150,7 @@ class Extras:
         return JSONResponse({"decode_steps": self._model.steps, "graphs": self._model.captured})
 
 
-async def _read(request: Request, kind: type[Record]) -> Record | Response:
+async def _read(request: Request, kind: type[R]) -> R | Response:
     body = await request.body()
     if len(body) > _MAX_BODY_BYTES:
         return refusal(413, f"a body may have {_MAX_BODY_BYTES} bytes")
@@ -203,7 +205,9 @@ def main(arguments: Sequence[str]) -> None:
     )
     gate = Gate()
     windows = None if options.trace_dir is None else windows_of(options)
-    hooks = [gate] if windows is None else [gate, windows]
+    hooks: list[StepHook] = [gate]
+    if windows is not None:
+        hooks.append(windows)
     with ExitStack() as cleanup:
         serve_model(
             model,

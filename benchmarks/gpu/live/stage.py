@@ -163,7 +163,7 @@ class Stage:
         found: dict[str, list[float]] = {name: [] for name in sides}
         failed = 0
         for block in range(blocks):
-            names = list(sides) if block % 2 == 0 else list(reversed(sides))
+            names = list(sides) if block % 2 == 0 else list(sides)[::-1]
             for name in names:
                 played = self.play(sides[name](), phase, requests, seed=1000 + block)
                 found[name].append(played.tokens_per_s)

@@ -1,0 +1,99 @@
+"""The daemon of the show: ``retuned run``'s loop, with other beliefs about what is worth a try.
+
+    python -m benchmarks.gpu.live.daemon CONFIG
+
+Two things differ from ``retuned run``, and nothing else: the cost of a launch is not taken off what
+a better kernel could save (kernels of a few microseconds are worth an experiment in a show, not in
+production), and a lifted kernel that a drift report did not lead to, because the traces name it by
+its operator's shapes, is believed of by this file, at the live shapes and weights that the runtime
+counted. What is tried, judged, proposed, gated, swapped and watched is the product's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from retuned.local import lifting, reasoning
+from retuned.local.context import Context, Kind
+from retuned.local.program import Loop, serve
+from retuned.local.wiring import build
+from retuned.settings import load_settings
+from retuned.stages.hypothesis import Hypothesis, HypothesisSettings
+from retuned.stages.hypothesis.records import named
+from retuned.stages.profile import WorkloadProfile
+
+log = logging.getLogger(__name__)
+
+_SHAPES = 4
+_GAIN = 1.1
+"""Believed by this file of what nobody else believes anything of."""
+
+
+class ShowLoop(Loop):
+    """The loop, which also believes of lifted kernels that nobody bound to the traces."""
+
+    def observe(self) -> None:
+        """As ever; then look for kernels that were left out."""
+        super().observe()
+        if self.ctx.store.list(Kind.DRIFT, phase="explained"):
+            for belief in _left_out(self.ctx):
+                log.info("show: believed by the script: %s", belief.because)
+                reasoning.open_belief(self.ctx, belief)
+
+
+def _left_out(ctx: Context) -> list[Hypothesis]:
+    believed = {s.body["definition"] for s in ctx.store.list(Kind.HYPOTHESIS)}
+    spent: dict[str, int] = {}
+    for window in ctx.store.list(Kind.WINDOW, phase="judged"):
+        for stat in WorkloadProfile.model_validate(window.body["profile"]).stats:
+            name = stat.signature.kernel
+            spent[name] = spent.get(name, 0) + stat.gpu_time_ns
+    total = max(1, sum(spent.values()))
+    found = []
+    for record in lifting.lifted(ctx.store):
+        own = record.own
+        if own.name in believed or own.lifted is None:
+            continue
+        share = spent.get(own.lifted.kernel.rpartition(":")[2].rpartition(".")[2], 0) / total
+        shapes = sorted(record.workloads, key=lambda each: -each.weight)[:_SHAPES]
+        found.append(
+            named(
+                {
+                    "definition": own.name,
+                    "workloads": tuple(shapes),
+                    "share": share,
+                    "expected_gain_ratio": _GAIN,
+                    "expected_saving": share * (1.0 - 1.0 / _GAIN),
+                    "because": f"the show asks for {own.name}, {share:.1%} of GPU time",
+                    "structures": ctx.catalog.structures(own.name),
+                    "world": "",
+                }
+            )
+        )
+    return found
+
+
+def main(config: Path) -> None:
+    """Run until stopped."""
+    settings = load_settings(config, {})
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
+    loop, _ = build(settings)
+    eager = HypothesisSettings(
+        max_shapes=settings.max_shapes,
+        max_attempts=settings.max_attempts,
+        launch_ns=0,
+        min_saving=0.0005,
+        experiment_weight=0.0,
+    )
+    ctx = replace(loop.ctx, settings=replace(loop.ctx.settings, hypothesis=eager))
+    serve(ShowLoop(ctx), observe_s=settings.observe_poll_s, steer_s=settings.steer_poll_s)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
