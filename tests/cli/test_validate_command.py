@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -252,3 +254,39 @@ def test_a_win_of_the_interpreter_is_no_win(
         monkeypatch.setattr("retuned.cli.validate.is_timed", lambda _, timed=timed: timed)
         result = CliRunner().invoke(app, [str(path), "--json"])
         assert result.exit_code == code
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "scale_bias"
+
+
+@pytest.mark.parametrize(
+    ("formula", "code", "said"),
+    [
+        ("{'y': x + bias[:3]}", "reference-failed", "could not be broadcast"),
+        ("{'z': x + residual * scale + bias}", "reference-failed", "no outputs"),
+        ("{'y': x + residual + bias}", "definition-proves-nothing", "depends on input 'scale'"),
+        ("{'y': 2 * (x + residual * scale + bias)}", "incumbent-disagrees", "one of the two"),
+    ],
+)
+def test_a_wrong_reference_of_ones_own_is_an_unreadable_input(
+    formula: str, code: str, said: str, app: typer.Typer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(EXAMPLE, folder)
+    file = folder / "scale_bias.yaml"
+    text = file.read_text().replace('{"y": x + residual * scale + bias}', formula)
+    text = text.replace("name: scale_bias_h1024", f"name: wrong_{len(formula)}_h1024")
+    assert formula in text
+    file.write_text(text)
+    words = [str(folder / "candidate.cpp"), "--definition", str(file), "--seconds", "5"]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, UnreadableInput)
+    assert (error.exit_code, error.code, error.where) == (3, code, str(file))
+    assert said in error.message
+
+
+def test_evidence_is_named_with_the_file_that_keeps_it(app: typer.Typer, tmp_path: Path) -> None:
+    path = written(tmp_path, HEADER + SOFTMAX.replace("/ sum", "/ (sum + 0.01f)"))
+    body = json.loads(CliRunner().invoke(app, [str(path), "--json", "--seconds", "5"]).stdout)
+    kept = Path(body["evidence_file"]).read_bytes()
+    assert body["evidence"] == "sha256:" + hashlib.sha256(kept).hexdigest()

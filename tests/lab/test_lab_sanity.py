@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retuned import catalog
 from retuned.contract import AxisConst, AxisVar, Definition, DType, TensorSpec
 from retuned.errors import HarnessError
-from retuned.lab.harness.sanity import require_meaning, telling_shape
+from retuned.lab.harness.cases import Case, Cell
+from retuned.lab.harness.sanity import require_agreement, require_meaning, telling_shape
 from retuned.lab.subject import Array
 
 SPEC = TensorSpec(shape=("M", "N"), dtype=DType.FLOAT32)
@@ -114,3 +118,37 @@ def test_a_shape_that_says_something_is_chosen() -> None:
     shapes = [{"M": 1}, {"M": 64}, {"M": 16}]
     assert telling_shape(picky, shapes) == {"M": 16}
     assert telling_shape(picky, [{"M": 1}, {"M": 2}]) == {"M": 2}
+
+
+def agreement(answer: Array, reference: Array) -> None:
+    case = Case(
+        cell=Cell(axes={"M": 4}, family="randn"),
+        inputs={},
+        reference={"y": reference},
+        incumbent={"y": answer},
+    )
+    require_agreement(case, name="two_n16")
+
+
+@given(seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(["float32", "float16", "e5m2"]))
+def test_an_incumbent_that_rounds_coarsely_is_one_to_judge_by(seed: int, dtype: str) -> None:
+    truth = np.random.default_rng(seed).standard_normal((4, 16))
+    kept = ml_dtypes.float8_e5m2 if dtype == "e5m2" else np.dtype(dtype)
+    agreement(truth.astype(kept), truth)
+    agreement(np.rint(truth * 40 + 0.4).astype(np.int8), truth * 40)
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 0.5, 2.0, np.nan, np.inf])
+def test_an_incumbent_that_computes_something_else_proves_nothing(factor: float) -> None:
+    """Its error would be as large as the answer: nearly every kernel is better than that."""
+    truth = np.random.default_rng(3).standard_normal((4, 16))
+    with pytest.raises(HarnessError, match="one of the two is wrong") as caught:
+        agreement((truth * factor).astype(np.float32), truth)
+    assert caught.value.code == "incumbent-disagrees"
+
+
+def test_choices_of_other_experts_are_something_else() -> None:
+    truth = np.arange(64.0).reshape(4, 16)
+    agreement(truth.astype(np.int32), truth)
+    with pytest.raises(HarnessError, match="one of the two is wrong"):
+        agreement(truth[::-1].astype(np.int32), truth)

@@ -37,6 +37,7 @@ from retuned.lab.harness.timing import samples_of, units_for
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.toolchain import is_timed, toolchain_for
 from retuned.ports import Finding
+from retuned.report.words import plural
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Status
 
@@ -123,7 +124,7 @@ def measure(
             "no GPU here: Triton would be interpreted, and its times mean nothing. `retuned "
             "validate` says whether a variant is right; --language cpu_cpp measures the processor"
         )
-    shapes = "1 shape" if len(workloads) == 1 else f"{len(workloads)} shapes"
+    shapes = plural(len(workloads), "shape")
     say(f"Measuring {entry.definition.name} at {shapes}, about {seconds:.0f} s.")
     plan = ExperimentPlan(
         id=f"bench-{secrets.token_hex(8)}",

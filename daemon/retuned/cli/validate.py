@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,8 +30,11 @@ from retuned.errors import HarnessError, UnreadableInput, UsageError
 from retuned.experiment import open_lab
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.given import GivenGenerator
+from retuned.lab.harness.sanity import DISAGREES, MEANINGLESS, require_meaning, telling_shape
+from retuned.lab.reference.oracle import FAILED
 from retuned.lab.toolchain import environment_of, is_timed, toolchain_for
 from retuned.ports import Finding
+from retuned.report.words import plural
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason, Status, Verdict
 from retuned.strict_yaml import NotPlainYaml, parse, read_text
@@ -101,17 +106,41 @@ def validate(
     asked = [shape_of_text(text, option="--at") for text in at or ()]
     workloads = workloads_for(entry.definition, asked or list(shapes))
     say(
-        f"Validating {solution.name} against {entry.incumbent.name} at {len(workloads)} shapes, "
-        f"about {seconds:.0f} s."
+        f"Validating {solution.name} against {entry.incumbent.name} at "
+        f"{plural(len(workloads), 'shape')}, about {seconds:.0f} s."
     )
-    verdict = _measure(solution, entry, workloads, seconds=seconds).verdict
+    with _own_definition(entry, where=definition or solution.definition) as own:
+        if own:  # before anything is compiled; the catalog's are known to be worth it
+            require_meaning(entry, telling_shape(entry, [w.axes for w in workloads]), seed=1)
+        found = _measure(solution, entry, workloads, seconds=seconds)
+    verdict = found.verdict
     if not timed and verdict.status is Status.PROMOTE:
         verdict = _without_times(verdict)
+    kept = lab_folder() / "evidence" / f"{(verdict.evidence or '').removeprefix('sha256:')}.json"
+    file = str(kept) if kept.is_file() else None
     if as_json:
-        emit_json({**answer(verdict), "timed": timed})
+        emit_json({**answer(verdict), "timed": timed, "evidence_file": file})
     else:
-        _print(verdict)
+        _print(verdict, file=file)
     raise typer.Exit(0 if verdict.status is Status.PROMOTE else 1)
+
+
+@contextmanager
+def _own_definition(entry: catalog.Entry, *, where: str) -> Iterator[bool]:
+    """Tell whether the definition is a user's; then its faults are an input's, not our machinery's.
+
+    Raises
+    ------
+    UnreadableInput
+        If its reference fails, proves nothing, or says something else than its incumbent.
+    """
+    own = catalog.own_definition(entry.definition.name)
+    try:
+        yield own is not None and not own.judged_by_incumbent
+    except HarnessError as error:
+        if own is None or error.code not in (FAILED, MEANINGLESS, DISAGREES):
+            raise
+        raise UnreadableInput(error.code, where=where, message=str(error)) from error
 
 
 def _without_times(verdict: Verdict) -> Verdict:
@@ -257,7 +286,7 @@ def _first_problem(error: ValidationError) -> str:
     return f"{place}: {first['msg']}"
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: Verdict, *, file: str | None) -> None:
     console = stdout()
     console.print(f"{verdict.status}: {verdict.reason} at gate {verdict.gate}")
     console.print(safe(verdict.detail, limit=2000))
@@ -268,3 +297,5 @@ def _print(verdict: Verdict) -> None:
             f"  {axes}: {shape.incumbent_us:.1f} us -> {shape.candidate_us:.1f} us, "
             f"{speedup.point:.3f}x [{speedup.lower:.3f}, {speedup.upper:.3f}]"
         )
+    if file is not None:
+        console.print(safe(f"  evidence, not signed: {file}", limit=4000), soft_wrap=True)

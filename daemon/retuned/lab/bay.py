@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from retuned.lab.harness.isolation import isolation
 from retuned.lab.harness.placing import duel_bytes
 from retuned.lab.harness.processes import ChildLimits
 from retuned.lab.harness.runs import Runner, arena_bytes
-from retuned.lab.harness.sanity import require_meaning, telling_shape
+from retuned.lab.harness.sanity import require_agreement, require_meaning, telling_shape
 from retuned.lab.harness.timing import SETS, Duel
 from retuned.lab.harness.variant import Variant
 from retuned.lab.harness.worker import Worker
@@ -115,9 +116,20 @@ class Bay:
             self.incumbent = self.compiled(incumbent)
             self.seeds = Seeds()
             self.book = self.open_book(self.seeds, self._stack)
+            self._require_agreement()
         except CandidateError as error:
             self.close()
             raise HarnessError(f"the incumbent itself fails: {error}") from error
+        except HarnessError:
+            self.close()
+            raise
+
+    def _require_agreement(self) -> None:
+        """Ask incumbent and reference about the smallest workload."""
+        ordinary = [cell for cell in self.cells if cell.family == self.subject.families[0]]
+        if ordinary:
+            cell = min(ordinary, key=lambda each: math.prod(each.axes.values()))
+            require_agreement(self.book.case(cell), name=self.subject.definition.name)
 
     def close(self) -> None:
         """End the children and give the memory back."""

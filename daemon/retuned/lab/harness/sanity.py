@@ -13,11 +13,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from retuned.errors import HarnessError, UsageError
+from retuned.lab.harness.cases import Case
+from retuned.lab.number_formats import widened
 from retuned.lab.subject import Array, Subject, make_inputs
 
 _LENGTH = 5
 _LEAST_ELEMENTS = 8
 """Fewer numbers may be equal by chance."""
+DISAGREES = "incumbent-disagrees"
+"""Code where incumbent and reference compute different things."""
+MEANINGLESS = "definition-proves-nothing"
+"""Code where any kernel would be right."""
+_ROUGHLY = 0.25
+"""Largest error of an incumbent (`_distance`). The coarsest formats in use stay below a tenth."""
 
 
 def telling_shape(subject: Subject, shapes: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
@@ -51,7 +59,7 @@ def require_meaning(subject: Subject, axes: Mapping[str, int], *, seed: int) -> 
     Raises
     ------
     HarnessError
-        If a kernel could be right without computing.
+        With code ``definition-proves-nothing``, if a kernel could be right without computing.
     """
     family = subject.families[0]
     name = subject.definition.name
@@ -61,16 +69,57 @@ def require_meaning(subject: Subject, axes: Mapping[str, int], *, seed: int) -> 
         return
     answer = subject.reference(one, axes)
     if all(_constant(array) for array in answer.values()):
-        raise HarnessError(f"{name}: every output is one number over and over; see its reference")
+        raise _meaningless(f"{name}: every output is one number over and over; see its reference")
     copied = [n for n, array in one.items() if any(_same(array, out) for out in answer.values())]
     if copied:
-        raise HarnessError(f"{name}: input '{copied[0]}' comes out unchanged; nothing is computed")
+        raise _meaningless(f"{name}: input '{copied[0]}' comes out unchanged; nothing is computed")
     for changed, array in two.items():
         if _same(array, one[changed]):
             continue  # made without chance: tables, lengths
         other = _answer(subject, {**one, changed: array}, axes)
         if other is not None and all(_same(other[out], answer[out]) for out in answer):
-            raise HarnessError(f"{name}: no output depends on input '{changed}'")
+            raise _meaningless(f"{name}: no output depends on input '{changed}'")
+
+
+def require_agreement(case: Case, *, name: str) -> None:
+    """Make sure that the incumbent computes what the reference does, if only roughly.
+
+    Its error is what a candidate's is measured by: where the two say different things, that error
+    is as large as the answer itself, and nearly every kernel would be right.
+
+    Parameters
+    ----------
+    case
+        Ordinary inputs and both answers.
+    name
+        Of the definition, for the message.
+
+    Raises
+    ------
+    HarnessError
+        With code ``incumbent-disagrees``, if most of an output is something else.
+    """
+    for output, reference in case.reference.items():
+        answer = case.incumbent[output]
+        if not _distance(widened(answer), reference, whole=answer.dtype.kind in "iu") <= _ROUGHLY:
+            error = HarnessError(
+                f"{name}: the incumbent's '{output}' is something else than the reference's at "
+                f"{dict(case.cell.axes)}; one of the two is wrong"
+            )
+            error.code = DISAGREES
+            raise error
+
+
+def _distance(answer: Array, reference: Array, *, whole: bool) -> float:
+    """Return the error's rms over the reference's; of whole numbers, the share that is off."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        there = np.isfinite(reference)
+        truth = np.where(there, reference, 0.0)
+        far = np.where(np.isfinite(answer), np.abs(answer - truth), np.abs(truth))
+        wrong = np.where(there, far, 0.0)
+        if whole:  # one off is a rounding that went the other way
+            return float(np.mean(wrong > 1.0))
+        return float(np.sqrt(np.mean(wrong**2) / np.mean(truth**2))) if truth.any() else 0.0
 
 
 def _answer(
@@ -81,6 +130,12 @@ def _answer(
         return subject.reference(inputs, axes)
     except (ValueError, IndexError, KeyError):
         return None
+
+
+def _meaningless(message: str) -> HarnessError:
+    error = HarnessError(message)
+    error.code = MEANINGLESS
+    return error
 
 
 def _constant(array: Array) -> bool:

@@ -162,7 +162,8 @@ class Duel:
                     return Check(gate=gate, reason=Reason.INPUT_MODIFIED, detail=detail)
         newest = self._newest()
         if newest is None:
-            return Check(gate=gate, detail="no output to check")
+            detail = "later calls wrote over the candidate's outputs; inputs and memory are intact"
+            return Check(gate=gate, detail=detail)
         lengths = definition.lengths(placed.axes)
         got = read_outputs(self._arena, definition, placed.outputs[newest], lengths)
         inputs = {name: array.copy() for name, array in placed.model[newest].items()}

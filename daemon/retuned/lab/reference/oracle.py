@@ -32,6 +32,8 @@ _NOTHING_HOLDS = (
 )
 MOST_OUTPUT_BYTES = 16 * 2**30
 """Most that the outputs of one call take in float64."""
+FAILED = "reference-failed"
+"""Code of a reference that does not answer as its definition says."""
 UNCONFINED = "reference-unconfined"
 """Code of the refusal to run a reference that nothing keeps in."""
 
@@ -86,7 +88,7 @@ class Oracle:
         HarnessError
             If the reference fails, takes too long, needs too much memory or returns something else
             than the definition says: nothing can be concluded about anybody's kernel then. With
-            code ``reference-unconfined`` where nothing keeps it in.
+            code ``reference-failed``, or ``reference-unconfined`` where nothing keeps it in.
         """
         lengths = self._lengths(inputs)
         expected = {n: shape_of(spec, lengths) for n, spec in self._definition.outputs.items()}
@@ -135,7 +137,7 @@ class Oracle:
 class _Broken(Exception):
     """A child that cannot go on, or did not answer well."""
 
-    code = HarnessError.code
+    code = FAILED
 
 
 class _Unconfined(_Broken):
