@@ -1,4 +1,4 @@
-"""Opening files whose paths or folders are strangers': regular files only, and never a wait.
+"""Files among strangers: only regular ones are opened, without a wait; folders are made private.
 
 A path may name a pipe that nobody writes to, a device whose reading never ends or whose opening
 does something, a socket, or by a link a file of `/proc` that blocks or has no size. None of them is
@@ -41,6 +41,20 @@ class NotPlain(OSError):
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(errno.EINVAL, f"it is {what}, and no regular file", str(path))
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and what is missing above it, all of them for this user only.
+
+    Raises
+    ------
+    OSError
+        If one cannot be made.
+    """
+    for above in reversed(folder.parents):
+        if not above.exists():
+            above.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def open_plain(path: Path, *, follow: bool = True) -> BufferedReader:

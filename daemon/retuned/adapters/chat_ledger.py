@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from retuned.errors import HarnessError
+from retuned.plain_files import make_private
 from retuned.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class DayLedger:
     def _locked(self, now: datetime) -> Iterator[None]:
         """Hold the lock, which lies beside the file: the file itself is replaced at times."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self._path.parent)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             lock = os.open(self._path.with_name(self._path.name + _LOCK), flags, 0o600)
             try:

@@ -20,6 +20,7 @@ from typing import Any
 from retuned.adapters.chat_budget import Usage
 from retuned.contract import Digest
 from retuned.errors import Refused, TemporaryError
+from retuned.plain_files import make_private
 from retuned.ports import ChatAnswer, ChatMessage, ChatRequest
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Transcript:
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path.parent)
         self._path = path
         self._max_bytes = max_bytes
         self._file = os.open(

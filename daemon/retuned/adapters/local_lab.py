@@ -36,7 +36,7 @@ from retuned.lab.session import Session
 from retuned.lab.subject import FoundInServer, Subject
 from retuned.lab.toolchain import environment_of, toolchain_for
 from retuned.lab.vetting import leave_out_unanswered
-from retuned.plain_files import NotPlain, read_plain
+from retuned.plain_files import NotPlain, make_private, read_plain
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome, turns_sentence
 from retuned.stages.verdict import JudgeSettings, Status
@@ -105,7 +105,7 @@ class LocalLab:
         self._stop = threading.Event()
         self._precompiler = Precompiler(root)
         self._search_until = math.inf
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(root)
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         """Yield a finding per candidate as soon as it is final; see `Bench.run`."""

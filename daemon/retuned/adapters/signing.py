@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 
 from retuned.adapters.revoking import Revocation, Revocations, fault_of
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
+from retuned.plain_files import make_private
 from retuned.stages.verdict import EvidenceFault
 
 __all__ = ["Ed25519Notary", "FakeNotary", "PublicKey", "key_id", "public_pem"]
@@ -176,7 +177,7 @@ class Ed25519Notary:
         temporary = self._folder / f".{secrets.token_hex(8)}.partial"
         target = self._folder / _PRIVATE
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self._folder)
             # The public half first: no signature may exist that nobody can verify.
             name = key_id(public).removeprefix("ed25519:")
             _write(self._folder / f"{name}.pub", public_pem(public).encode(), mode=0o644)

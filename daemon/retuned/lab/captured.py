@@ -27,6 +27,7 @@ from retuned.contract import Definition, Digest, Name, Record, TensorSpec, Value
 from retuned.errors import UnreadableInput
 from retuned.lab.number_formats import is_float
 from retuned.lab.subject import Array, Subject, make_inputs, numpy_dtype, shape_of
+from retuned.plain_files import make_private
 from retuned.ports import CapturedInputs
 from retuned.runtime.grid import parse_expression
 from retuned.runtime.spec import Refused
@@ -108,7 +109,7 @@ def write_captured(
     OSError
         If it cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(folder.parent)
     partial = folder.parent / f"{_PARTIAL}{folder.name}"
     for old in (folder, partial):
         shutil.rmtree(old, ignore_errors=True)

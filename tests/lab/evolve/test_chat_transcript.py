@@ -57,6 +57,12 @@ def test_what_was_said_is_there_again(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_folders_that_are_made_for_it_are_this_users_only(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "transcripts" / "t.jsonl"
+    Transcript(path).close()
+    assert [stat.S_IMODE(each.stat().st_mode) for each in path.parents[:2]] == [0o700, 0o700]
+
+
 def test_a_try_that_a_kill_left_open_counts_as_paid_and_may_be_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     first = Transcript(path)
