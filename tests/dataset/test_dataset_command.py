@@ -8,6 +8,7 @@ import os
 import socket
 import tracemalloc
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,19 @@ def test_evidence_that_nobody_here_signed_earns_nothing(
     elsewhere.store.close()
     assert run()["left_out"] == {"evidence-key-unknown": 1}
     assert other.digest not in {row["candidate"] for row in rows(tmp_path / "out")}
+
+
+@pytest.mark.parametrize("format", ["sft", "episodes"])
+def test_a_revoked_key_is_named_as_the_reason(state: State, run: Run, format: str) -> None:
+    plan = state.experiment(NORM)
+    one, two = points(NORM, 2)
+    state.failed(plan, one, Reason.COMPILE_FAILED)
+    state.won(plan, two, 2.0)
+    old = state.notary.current()
+    state.notary.rotate()
+    state.notary.revoke(old, at=datetime.now(UTC))
+    with pytest.raises(Refused, match="nothing to export: 2 evidence-key-revoked"):
+        run("--format", format)
 
 
 def test_no_kernel_and_no_source_is_in_two_splits(state: State, run: Run, tmp_path: Path) -> None:

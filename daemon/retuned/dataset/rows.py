@@ -7,7 +7,7 @@ remembers 16 bytes and a split per row and source, and nothing else.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from retuned.contract import Definition, Digest, Environment, Solution, digest_of
@@ -26,7 +26,7 @@ from retuned.dataset.wording import (
     same_variant,
 )
 from retuned.ports import Finding
-from retuned.stages.verdict import Status
+from retuned.stages.verdict import EvidenceFault, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Maker:
             ("no-candidates", not trial.findings),
             ("definition-unknown", definition is None),
             ("incumbent-unknown", incumbent is None),
-            ("no-verified-evidence", environment is None),
+            (_nothing_proven(proven.values()), environment is None),
         ):
             if missing:
                 self.left_out[reason] += max(1, len(trial.findings))
@@ -237,6 +237,16 @@ class Maker:
             return False
         self._places.update(dict.fromkeys(keys, split))
         return True
+
+
+def _nothing_proven(faults: Iterable[str]) -> str:
+    """Return why no evidence of an experiment counts: what is wrong with all of it, if one thing.
+
+    A revoked key is such a thing; a version that signed nothing left no evidence at all.
+    """
+    found = set(faults)
+    alike = len(found) == 1 and EvidenceFault.MISSING not in found
+    return found.pop() if alike else "no-verified-evidence"
 
 
 def _lower(finding: Finding) -> float:
