@@ -60,6 +60,13 @@ def test_the_list_names_the_catalogs_families_and_ones_own(folder: Path) -> None
     text = run("list", "--definition-file", folder)
     assert NAME in text
     assert "rmsnorm_h{H}" in text
+    columns = {
+        line.index(row["description"])
+        for row in body["kernels"]
+        for line in text.splitlines()
+        if line.startswith(row["name"] + " ")
+    }
+    assert len(columns) == 1, "descriptions stand below each other"
 
 
 def test_the_settings_name_ones_own_definitions(
@@ -90,8 +97,13 @@ def test_a_family_is_asked_for_its_lengths(name: str) -> None:
 
 
 def test_an_unknown_name_and_a_broken_file_are_told(folder: Path) -> None:
-    with pytest.raises(UsageError, match="no definition"):
-        run("show", "nonsense_h1")
+    with pytest.raises(UsageError, match="no definition 'qqqq_h1' in the catalog; lengths go up"):
+        run("show", "qqqq_h1")
+    with pytest.raises(UsageError, match=r"is it rmsnorm_h\{H\}") as caught:
+        run("show", "rmsnrom_h1024")
+    assert str(caught.value).count("{H}") <= 3, "the nearest few, not all"
+    with pytest.raises(UsageError, match=f"is it {NAME}"):
+        run("show", "scale_bais_h1024", "--definition-file", folder)
     with pytest.raises(UnreadableInput, match="cannot"):
         run("show", folder / "absent.yaml")
     path = folder / "scale_bias.yaml"

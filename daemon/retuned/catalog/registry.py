@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import lru_cache
 
 from retuned.catalog import (
@@ -181,11 +183,20 @@ def get(definition_name: str, *, language: Language | None = None) -> Entry:
         constants = family.parse(definition_name)
         if constants is not None:
             return _in_language(family, family.build(definition_name, constants), language)
-    templates = ", ".join(family.template for family in _FAMILIES)
     raise UsageError(
-        f"no definition '{definition_name[:80]}' in the catalog; names look like {templates} "
-        f"with lengths up to {LONGEST}"
+        f"no definition '{definition_name[:80]}' in the catalog; {_nearest(definition_name[:80])}"
+        f"lengths go up to {LONGEST}, and `retuned kernels list` prints all names"
     )
+
+
+def _nearest(name: str) -> str:
+    """Return what a name may have been meant to be, to begin a hint with; empty for no idea."""
+    known = {family.template: re.sub(r"\{\w+\}", "", family.template) for family in _FAMILIES}
+    known |= {own.name: re.sub(r"\d", "", own.name) for own in users.every()}
+    bare = re.sub(r"\d", "", name)
+    near = get_close_matches(bare, list(known.values()), n=3, cutoff=0.6)
+    alike = [full for each in dict.fromkeys(near) for full, short in known.items() if short == each]
+    return f"is it {', '.join(alike[:3])}? " if alike else ""
 
 
 def languages(definition_name: str) -> tuple[Language, ...]:

@@ -32,8 +32,8 @@ def audit(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A compiled kernel (.hsaco, .cubin), or a candidate as `retuned validate` takes "
-            "it: a Triton .py, or a .json."
+            help="A compiled kernel (.hsaco, .cubin), or a candidate for GPUs as `retuned "
+            "validate` takes it: Triton (.py), C++ (.cu, .hip), or a .json of either."
         ),
     ],
     arch: Annotated[
@@ -117,7 +117,7 @@ def _of_candidate(
     if arch not in known_architectures():
         known = ", ".join(known_architectures())
         raise UsageError(f"--arch {arch[:40]}: candidates are compiled for {known}")
-    entry = catalog.get(solution.definition, language=Language.CPU_CPP)
+    entry = catalog.get(solution.definition)  # the definition is the same in every language
     audited = triton.audit_solution
     if solution.language is Language.GPU_CPP:
         audited = gpu_cpp.audit_solution

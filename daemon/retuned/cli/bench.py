@@ -57,7 +57,12 @@ def kernelbench(
         Path, typer.Option(help="Folder with problems, such as KernelBench's own, levels and all.")
     ],
     solutions: Annotated[
-        Path | None, typer.Option(help="Folder with NAME.cpp and NAME.py, in folders or not.")
+        Path | None,
+        typer.Option(
+            help="Folder with a kernel per problem, in folders or not: NAME.py (Triton, the first "
+            "choice where there is a GPU) or NAME.cpp (C++ for the processor, the first choice "
+            "elsewhere, where Triton is interpreted and gets no time)."
+        ),
     ] = None,
     generator: Annotated[
         list[str] | None,

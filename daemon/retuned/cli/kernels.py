@@ -69,10 +69,11 @@ def list_kernels(
         emit_json({"kernels": rows})
         return
     out = stdout()
-    width = max(len(str(row["name"])) for row in rows)
+    names = max(len(str(row["name"])) for row in rows)
+    words = max(len(", ".join(row["languages"])) for row in rows)
     for row in rows:
         languages = ", ".join(row["languages"])
-        text = f"{row['name']:{width}}  {languages:16}  {row['description']}"
+        text = f"{row['name']:{names}}  {languages:{words}}  {row['description']}"
         out.print(safe(text, limit=400), soft_wrap=True)
     out.print("Braces stand for lengths: rmsnorm_h{H} is rmsnorm_h1024, rmsnorm_h4096 and so on.")
 
