@@ -1,4 +1,4 @@
-"""Variants of lifted kernels that are only another number of warps, whose gain nobody has proven."""
+"""Variants of lifted kernels with another number of warps, whose gain nobody has proven."""
 
 from __future__ import annotations
 
