@@ -296,8 +296,8 @@ class TunedFiles:
         known = self._graphs()
         graphs = {name: known.get(name, 0) for name in ("count", "captured_before", "following")}
         captured = bool(graphs["count"]) or bool(graphs["captured_before"])
-        reach = "needs-recapture" if captured else "all" if graphs["following"] else "eager-only"
-        return {"reach": reach, "graphs": graphs}
+        reach = "all" if graphs["following"] else "graphs-unknown"
+        return {"reach": "needs-recapture" if captured else reach, "graphs": graphs}
 
     def _ledger(self, server: Server) -> Ledger:
         return self._ledgers.setdefault(str(server.target), Ledger())
