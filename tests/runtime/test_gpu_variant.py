@@ -155,6 +155,16 @@ def test_scratch_is_given_to_every_launch(server: Server, deliver: Deliver) -> N
     assert server.sample["swapped_launches"] == 1
 
 
+def test_its_binary_is_the_code_and_nothing_is_compiled(
+    server: Server, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETUNED_COMPILE", "never")
+    digest, folder = deliver()
+    order = server.kit.order(digest)
+    said = server.runtime._host.answer({"op": "prepare", "order": order, "artifact_dir": folder})
+    assert (said["shipped"], said["compiled_here"]) == (1, 0)
+
+
 def test_a_wrong_variant_fails_the_self_check(server: Server, deliver: Deliver) -> None:
     assert refusal(server, deliver(150)) == "self-check-failed"
 
