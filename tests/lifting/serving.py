@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from retuned.runtime.intercept.observed import joined
 from retuned.runtime.intercept.service import Interception
 
 COLS = 96
+Answers = dict[str, list[Any]]
 
 
 def strangers(folder: Path) -> Any:
@@ -65,7 +67,7 @@ def grow(ops: Any, count: int) -> torch.Tensor:
     return x
 
 
-def answers(ops: Any) -> dict[str, list[Any]]:
+def answers(ops: Any) -> Answers:
     """What the server gives for the same requests each time."""
     found = {"scale": scale(ops, 200), "rows": normalise(ops, 5), "grown": grow(ops, 200)}
     return {name: tensor.tolist() for name, tensor in found.items()}
@@ -76,20 +78,23 @@ def say(body: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
-    """Launch, show, swap, launch again."""
-    ops = strangers(Path(sys.argv[1]))
-    hook = Interceptor()
+def serve(ask: Callable[[], None], answers: Callable[[], Answers], *, hook: Interceptor) -> None:
+    """Show launches, then carry out orders and say whether the answers stayed the same.
+
+    Parameters
+    ----------
+    ask
+        Makes the launches that are shown.
+    answers
+        What the server gives for the same requests.
+    hook
+        Installed.
+    """
     host = Host("server", interception=Interception(hook))
-    states = hook.install()
-    for count in (200, 7, 300, 200):
-        scale(ops, count)
-        grow(ops, count)
-    for rows in (1, 5):
-        normalise(ops, rows)
-    before = answers(ops)
+    ask()
+    before = answers()
     answer = host.answer({"op": "observed"})
-    say({"states": states, "records": joined(answer)})
+    say({"states": hook.install(), "records": joined(answer)})
     for number, line in enumerate(sys.stdin, start=1):
         asked = json.loads(line)
         order = {
@@ -99,12 +104,28 @@ def main() -> None:
         }  # fmt: skip
         prepared = host.answer({"op": "prepare", "order": order, "artifact_dir": asked["folder"]})
         committed = host.answer({"op": "commit", "order": order})
-        after = answers(ops)
+        after = answers()
         for _ in range(asked.get("more", 0)):
-            after = answers(ops)
+            after = answers()
         samples = host.answer({"op": "samples"})["samples"]
         say({"prepared": prepared, "committed": committed, "same": after == before,
              "samples": samples})  # fmt: skip
+
+
+def main() -> None:
+    """Launch, show, swap, launch again."""
+    ops = strangers(Path(sys.argv[1]))
+    hook = Interceptor()
+    hook.install()
+
+    def ask() -> None:
+        for count in (200, 7, 300, 200):
+            scale(ops, count)
+            grow(ops, count)
+        for rows in (1, 5):
+            normalise(ops, rows)
+
+    serve(ask, lambda: answers(ops), hook=hook)
 
 
 if __name__ == "__main__":

@@ -2,64 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.lifting.asking import Server
 
-from retuned.adapters.local_lab import LocalLab
-from retuned.catalog.own import entry_of
-from retuned.contract import Language, Workload
-from retuned.lifting.lift import Outcome, lift_all
+from retuned.contract import Workload
+from retuned.lifting.lift import Lifted, Outcome, lift_all
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
-
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(__file__).with_name("serving.py")
-
-
-class Server:
-    """The program on the other side of two pipes."""
-
-    def __init__(self, folder: Path) -> None:
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        self.said: dict[str, Any] = self.read()
-
-    def read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        found: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return found
-
-    def ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(body) + "\n")
-        self.process.stdin.flush()
-        return self.read()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     found = Server(tmp_path_factory.mktemp("server"))
     yield found
-    found.process.communicate(timeout=60)
+    found.close()
 
 
 @pytest.fixture(scope="module")
 def outcome(server: Server) -> Outcome:
     return lift_all(server.said["records"])
+
+
+def of_type(outcome: Outcome, op_type: str) -> Lifted:
+    (one,) = [each for each in outcome.lifted if each.own.definition.op_type == op_type]
+    return one
 
 
 def test_what_the_runtime_shows_is_lifted(outcome: Outcome) -> None:
@@ -70,12 +40,8 @@ def test_what_the_runtime_shows_is_lifted(outcome: Outcome) -> None:
         "lifted_growing_kernel": ("cdiv(n_elements, BLOCK)",),
         "lifted_rms_norm_forward": ("rows",),
     }
-    assert {w.weight for w in _workloads(outcome, "scale") if w.axes == {"n_elements": 200}} == {3}
-
-
-def _workloads(outcome: Outcome, name: str) -> list[Workload]:
-    found = [each for each in outcome.lifted if name in each.own.definition.op_type]
-    return [workload for each in found for workload in each.workloads]
+    scaled: tuple[Workload, ...] = of_type(outcome, "lifted_scale_kernel").workloads
+    assert {each.weight for each in scaled if each.axes == {"n_elements": 200}} == {3}
 
 
 @pytest.mark.parametrize(
@@ -89,30 +55,16 @@ def _workloads(outcome: Outcome, name: str) -> list[Workload]:
 def test_a_variant_takes_over_the_servers_launches(
     server: Server, outcome: Outcome, tmp_path: Path, op_type: str, params: dict[str, int]
 ) -> None:
-    (one,) = [each for each in outcome.lifted if each.own.definition.op_type == op_type]
-    entry = entry_of(one.own, Language.TRITON)
-    candidate = entry.solution("lifted", {**entry.incumbent.params, **params})
-    lab = LocalLab(tmp_path, subjects=lambda _: entry, solutions=lambda _: None, generators={})
-    folder = lab.build(candidate)
-    said = server.ask(
-        {"definition": one.own.name, "digest": candidate.digest, "folder": str(folder)}
-    )
+    said, sample = server.swap(of_type(outcome, op_type), tmp_path, params=params)
     assert said["same"], "the variant gives the server what it gave before"
-    (sample,) = [each for each in said["samples"] if each["definition"] == one.own.name]
     assert (sample["swapped_launches"], sample["fallback_launches"]) == (1, 0), sample
 
 
 def test_checks_of_what_is_written_over_run_on_copies_taken_before(
     server: Server, outcome: Outcome, tmp_path: Path
 ) -> None:
-    (one,) = [e for e in outcome.lifted if e.own.definition.op_type == "lifted_growing_kernel"]
-    entry = entry_of(one.own, Language.TRITON)
-    candidate = entry.solution("lifted", {**entry.incumbent.params, "BLOCK": 32})
-    lab = LocalLab(tmp_path, subjects=lambda _: entry, solutions=lambda _: None, generators={})
-    folder = lab.build(candidate)
-    ordered = {"definition": one.own.name, "digest": candidate.digest, "folder": str(folder)}
-    said = server.ask({**ordered, "every": 1, "more": 9})
+    one = of_type(outcome, "lifted_growing_kernel")
+    said, sample = server.swap(one, tmp_path, params={"BLOCK": 32}, every=1, more=9)
     assert said["same"], "each launch was applied once, checked or not"
-    (sample,) = [each for each in said["samples"] if each["definition"] == one.own.name]
     assert sample["shadow_checks"] == 10, sample
     assert sample["shadow_mismatches"] == sample["shadow_nonfinite"] == 0, sample

@@ -51,8 +51,8 @@ def flow(source: str, *, pointers: str = "x y", **constants: object) -> Flow:
         ("v = v * SCALE", "global-unknown"),
         ("v = __import__('os').system('true')", "global-unknown"),
         ("v = tl.core.os.system('true')", "source-outside-contract"),
-        ("v = libdevice.tanh(v)", "extern-function"),
-        ("v = tl.extra.cuda.libdevice.tanh(v)", "extern-function"),
+        ("v = libdevice.byte_perm(v, v, v)", "extern-function"),
+        ("v = tl.extra.cuda.libdevice.nanf(v)", "extern-function"),
         ("v = v ** n", "source-outside-contract"),
         ("v = (lambda: v)()", "source-outside-contract"),
         ("tl.store(y + at, v.__class__)", "source-outside-contract"),
@@ -95,7 +95,7 @@ def test_other_spellings_become_the_contracts() -> None:
     source = read_source(
         text(line, before).replace("tl.constexpr", "'tl.constexpr'"), entry="kernel"
     )
-    assert "tl.rsqrt(tl.exp(v)) * tl.sigmoid(v) * TWO" in source.text
+    assert "libdevice.rsqrt(tl.exp(v)) * tl.sigmoid(v) * TWO" in source.text
     assert "TWO = tl.constexpr(2)" in source.text
     assert source.parameters["BLOCK"]
 
@@ -113,11 +113,25 @@ def test_only_what_the_kernel_reaches_is_kept() -> None:
     assert "ONE" not in source.text
 
 
-def test_device_library_functions_that_were_mapped_are_told() -> None:
+@pytest.mark.parametrize(
+    ("line", "before"),
+    [
+        ("v = libdevice.tanh(v)", "from triton.language.extra import libdevice\n"),
+        ("v = libdevice.tanh(v)", "from triton.language.extra.cuda import libdevice\n"),
+        ("v = far(v)", "from triton.language.extra.hip.libdevice import tanh as far\n"),
+        ("v = tl.extra.cuda.libdevice.tanh(v)", ""),
+    ],
+)
+def test_functions_of_device_libraries_stay_what_they_are(line: str, before: str) -> None:
+    source = read_source(text(line, before), entry="kernel")
+    assert "v = libdevice.tanh(v)" in source.text
+    assert "from triton.language.extra import libdevice\n" in source.text
+    check_source(source.text, entry="kernel")
+
+
+def test_what_uses_no_device_library_imports_none() -> None:
     before = "from triton.language.extra import libdevice\n"
-    source = read_source(text("v = libdevice.rsqrt(v)", before), entry="kernel")
-    assert source.mapped == ("libdevice.rsqrt as tl.rsqrt",)
-    assert "tl.rsqrt(v)" in source.text
+    assert "libdevice" not in read_source(text(before=before), entry="kernel").text
 
 
 def test_pointers_are_followed_through_helpers_and_loops() -> None:

@@ -36,7 +36,7 @@ from retuned.lifting.refusing import NotLifted
 from retuned.lifting.roles import Roles, is_whole
 from retuned.lifting.shapes import Axes
 from retuned.lifting.source import Source
-from retuned.lifting.wrapping import literal, whole, wrap
+from retuned.lifting.wrapping import literal, scalar, whole, wrap
 
 LIFTED = "lifted"
 """Tag of every lifted definition."""
@@ -187,7 +187,11 @@ def _arguments(
             same = [passed[other] for other in passed if dtypes[other] == dtypes[name]]
             found[name] = passed[name] if name in passed else same[0]
         elif param.kind == "int":
-            found[name] = whole(axes.ints[name], divisible=divisible)
+            text = whole(axes.ints[name], divisible=divisible)
+            # Triton compiles a live 1 in; other numbers have a type in the live kernel.
+            found[name] = scalar(text, "int32") if text.isdecimal() and text != "1" else text
+        elif param.kind == "float":
+            found[name] = scalar(literal(param.value, what=name), "float32")
         elif name in tiles:
             found[name] = name
         else:
@@ -334,5 +338,4 @@ def _origin(
         options=dict(point.options),
         grid=tuple(grid),
         dtypes={name: str(dtype) for name, dtype in dtypes.items()},
-        notes=tuple(f"reads {each}" for each in source.mapped[:8]),
     )

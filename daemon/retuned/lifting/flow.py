@@ -15,7 +15,7 @@ from itertools import pairwise
 from retuned.lifting.refusing import NotLifted
 from retuned.lifting.source import Source
 from retuned.lifting.values import NOTHING, UNKNOWN, Plain, Value, compared, merged, truth
-from retuned.lifting.words import ATOMICS
+from retuned.lifting.words import ATOMICS, DEVICE_LIBRARY
 
 _MOST_CALLS = 4_000
 _MOST_WORK = 500_000
@@ -339,7 +339,7 @@ def _filled(given: dict[str, Value], function: ast.FunctionDef) -> dict[str, Val
 def _is_module(node: ast.expr) -> bool:
     if isinstance(node, ast.Attribute):
         return _is_module(node.value)
-    return isinstance(node, ast.Name) and node.id in ("tl", "triton")
+    return isinstance(node, ast.Name) and node.id in ("tl", "triton", DEVICE_LIBRARY)
 
 
 def _word(node: ast.expr) -> str:

@@ -38,6 +38,21 @@ class Group:
         return self.observations[0]
 
     @property
+    def count(self) -> int:
+        """Launches that were seen."""
+        return sum(each.count for each in self.observations)
+
+    def parts(self) -> tuple[Group, ...]:
+        """Return a group per choice of constexprs and options, the most frequent first.
+
+        Raises
+        ------
+        NotLifted
+            As `options_of`.
+        """
+        return tuple(Group(observations=each) for each in self.points().values())
+
+    @property
     def dtypes(self) -> dict[str, DType]:
         """Element type per pointer."""
         pointers = self.first.of_kind("pointer")

@@ -13,7 +13,7 @@ from retuned.lifting.flow import Flow, flow_of
 from retuned.lifting.grids import Hints, rule_of
 from retuned.lifting.group import Group, groups_of, launch_of, options_of, other_constants
 from retuned.lifting.records import MAX_OBSERVATIONS, Observation, read_observations
-from retuned.lifting.refusing import NotLifted, harmless
+from retuned.lifting.refusing import MORE, NotLifted, harmless
 from retuned.lifting.roles import Roles, roles_of
 from retuned.lifting.shapes import Axes, axes_of
 from retuned.lifting.source import Source, read_source
@@ -22,6 +22,10 @@ MOST_GROUPS = 256
 """Most groups of launches that are looked at."""
 MOST_POINTS = 8
 """Most definitions that one kernel gives: one per choice of constexprs, the most frequent first."""
+_SETTLED_BY_PARTS = frozenset(
+    (MORE, "shape-unknown", "strides-not-contiguous", "int-unexplained", "grid-unknown")
+)
+"""Reasons that launches with other constexprs may have been the cause of."""
 _LOOKED_UP = re.compile(r"\[\s*[\"'](\w{1,100})[\"']\s*\]")
 
 Bounds = Mapping[str, tuple[int, int | str]]
@@ -96,21 +100,54 @@ def lift_all(
     groups = 0
     for (kernel, digest), observations in by_source.items():
         observations.sort(key=lambda each: -each.count)
+        given = _Given((bounds or {}).get(kernel, {}), (references or {}).get(kernel, ""))
         for group in groups_of(observations[:MAX_OBSERVATIONS]):
             groups += 1
-            count = sum(each.count for each in group.observations)
             try:
                 if groups > MOST_GROUPS:
                     detail = f"there are more than {MOST_GROUPS} kinds of launches"
                     raise NotLifted("too-many-kernels", detail=detail)
-                outcome.lifted += lift(
-                    group,
-                    bounds=(bounds or {}).get(kernel, {}),
-                    reference=(references or {}).get(kernel, ""),
-                )
+                outcome.lifted += lift(group, bounds=given.bounds, reference=given.reference)
             except NotLifted as error:
-                outcome.kept.append(_kept(kernel, digest, error, count))
+                found, told = _by_parts(group, error, given)
+                outcome.lifted += found
+                outcome.kept += [_kept(kernel, digest, each, part.count) for each, part in told]
     return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What somebody said of a kernel."""
+
+    bounds: Bounds
+    reference: str
+
+
+def _by_parts(
+    group: Group, error: NotLifted, given: _Given
+) -> tuple[list[Lifted], list[tuple[NotLifted, Group]]]:
+    """Lift each choice of constexprs by itself where all together could not be explained.
+
+    A length that is compiled in differs between choices and not within one. Where none can be
+    lifted, the reason that held for all of them is told.
+    """
+    found: list[Lifted] = []
+    told: list[tuple[NotLifted, Group]] = []
+    for part in _parts(group) if error.code in _SETTLED_BY_PARTS else ():
+        try:
+            found += lift(part, bounds=given.bounds, reference=given.reference)
+        except NotLifted as problem:
+            told.append((problem, part))
+    return (found, told) if found else ([], [(error, group)])
+
+
+def _parts(group: Group) -> tuple[Group, ...]:
+    """Return what may be looked at by itself; nothing where that is all of it."""
+    try:
+        parts = group.parts()
+    except NotLifted:  # options that no variant may have: the first reason stands
+        return ()
+    return parts[:MOST_POINTS] if len(parts) > 1 else ()
 
 
 def _kept(kernel: str, digest: str, error: NotLifted, launches: int) -> Kept:

@@ -176,7 +176,7 @@ class _Explained:
         factors, times = found
         axes = [str(factor) for factor in factors]
         if times != 1:
-            axes += self._constant_axes(times, axes)
+            axes += self._constant_axes(times, of=name)
         self._used |= set(axes)
         rank = {axis: place for place, axis in enumerate(self._ordered())}
         return tuple(sorted(axes, key=lambda axis: rank.get(axis, len(rank))))
@@ -237,8 +237,15 @@ class _Explained:
             raise NotLifted(MORE, detail=f"the elements of '{what}' may be {told}")
         return found[0] if found else None
 
-    def _constant_axes(self, times: int, taken: Sequence[str]) -> list[str]:
-        """Name a constant number of elements: by constant lengths where they make it."""
+    def _constant_axes(self, times: int, *, of: str = "") -> list[str]:
+        """Name a constant number of elements: by constant lengths where they make it.
+
+        The tensor's own stride comes first: several may be as long, and each must be some tensor's.
+        """
+        own = self._own_stride(of)
+        if own and times % self._atoms[own][0] == 0:
+            rest = times // self._atoms[own][0]
+            return [*(self._constant_axes(rest) if rest > 1 else []), own]
         for pool in (self._atoms, self._constants):
             steady = {n: v[0] for n, v in pool.items() if len(set(v)) == 1 and v[0] > 1}
             for size in (1, 2, 3):
@@ -249,7 +256,7 @@ class _Explained:
             for one, length in steady.items():
                 if length <= times and times % length == 0 and pool is self._atoms:
                     self._fix((one,))
-                    return [*self._constant_axes(times // length, taken), one]
+                    return [*self._constant_axes(times // length), one]
         label, column = f"n{times}", (times,) * len(self._launches)
         given = {*self._ints, *self._numels, *self._launches[0].constants}
         while label in given:
@@ -257,6 +264,17 @@ class _Explained:
         self._atoms[label] = column
         self._sources[label] = "const"
         return [label]
+
+    def _own_stride(self, pointer: str) -> str | None:
+        """Return the constant stride named after a pointer, as `k_row_stride` after `k_ptr`."""
+        stem = pointer.removesuffix("_ptr")
+        found = [
+            name
+            for name, column in self._atoms.items()
+            if stem and name.startswith(f"{stem}_") and "stride" in name.lower()
+            if len(set(column)) == 1 and column[0] > 1
+        ]
+        return max(found, key=lambda name: self._atoms[name][0], default=None)
 
     def _fix(self, factors: Sequence[str]) -> None:
         for name in factors:

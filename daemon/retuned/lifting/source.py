@@ -13,13 +13,15 @@ from dataclasses import dataclass
 
 from retuned.lifting.records import MAX_SOURCE_CHARS
 from retuned.lifting.refusing import NotLifted
-from retuned.lifting.words import FORBIDDEN, function_of, module_of
+from retuned.lifting.words import DEVICE_LIBRARY, FORBIDDEN, function_of, module_of
 from retuned.runtime.spec import Refused
 from retuned.runtime.triton_source import check_source, is_literal
 from retuned.runtime.triton_words import BUILTINS
 
 HEADER = "import triton\nimport triton.language as tl\n"
 """First lines of every source within the contract."""
+DEVICE_HEADER = f"from triton.language.extra import {DEVICE_LIBRARY}\n"
+"""Line of a source that uses a device library."""
 _MOST_NODES = 30_000
 _DECORATORS = frozenset(("jit", "autotune", "heuristics"))
 
@@ -34,16 +36,20 @@ class Source:
     """The kernel and the helpers that it reaches, helpers first."""
     constants: dict[str, ast.expr]
     """Literals of the file that they use, as written behind the name."""
-    mapped: tuple[str, ...]
-    """Functions of the device libraries that are read as Triton's own."""
 
     @property
     def text(self) -> str:
         """The file."""
         lines = [f"{name} = {ast.unparse(value)}" for name, value in self.constants.items()]
-        constants = "\n".join([HEADER, *lines]) if lines else HEADER
+        header = HEADER + (DEVICE_HEADER if self._uses_device_library else "")
+        constants = "\n".join([header, *lines]) if lines else header
         bodies = [ast.unparse(function) for function in self.functions.values()]
         return "\n\n\n".join([constants.rstrip("\n"), *bodies]) + "\n"
+
+    @property
+    def _uses_device_library(self) -> bool:
+        nodes = (node for function in self.functions.values() for node in ast.walk(function))
+        return any(isinstance(node, ast.Name) and node.id == DEVICE_LIBRARY for node in nodes)
 
     @property
     def parameters(self) -> dict[str, bool]:
@@ -105,7 +111,6 @@ class _Reader:
         self._constants: dict[str, ast.expr] = {}
         self._modules = {"tl": "tl", "triton": "triton"}
         self._aliases: dict[str, tuple[str, str]] = {}
-        self._mapped: dict[str, None] = {}
         for node in tree.body:
             self._statement(node)
 
@@ -118,9 +123,7 @@ class _Reader:
             self._reach(entry, functions, constants, begun)
         except RecursionError as error:
             raise NotLifted("source-unreadable", detail="it is nested too deeply") from error
-        return Source(
-            entry=entry, functions=functions, constants=constants, mapped=tuple(self._mapped)
-        )
+        return Source(entry=entry, functions=functions, constants=constants)
 
     def _reach(
         self,
@@ -192,16 +195,15 @@ class _Reader:
         return self.word(*self._aliases[name])
 
     def word(self, module: str, name: str) -> ast.expr:
-        """Return ``tl.name``; of a device library what is the same there."""
+        """Return ``tl.name``, or ``libdevice.name`` for one of a device library."""
         found = function_of(module, name)
         if name in FORBIDDEN:
             raise NotLifted(FORBIDDEN[name], detail=f"the source uses '{name}'")
         if found is None:
-            code = "extern-function" if module == "libdevice" else "source-outside-contract"
+            code = "extern-function" if module == DEVICE_LIBRARY else "source-outside-contract"
             raise NotLifted(code, detail=f"the source uses '{module}.{name}'")
-        if module == "libdevice":
-            self._mapped[f"libdevice.{name} as tl.{found}"] = None
-        return ast.Attribute(ast.Name("tl", ast.Load()), found, ast.Load())
+        home = DEVICE_LIBRARY if module == DEVICE_LIBRARY else "tl"
+        return ast.Attribute(ast.Name(home, ast.Load()), found, ast.Load())
 
     def is_known(self, name: str) -> bool:
         """Whether the file defines a name."""
@@ -263,12 +265,12 @@ class _Speller(ast.NodeTransformer):
         dotted = _dotted(node)
         if dotted and dotted[0] not in self._local:
             module = self._reader.module(dotted[0])
-            if module == "libdevice" and len(dotted) == 2:
+            if module == DEVICE_LIBRARY and len(dotted) == 2:
                 return self._reader.word(module, dotted[1])
             full = ".".join(("triton.language" if module == "tl" else "?", *dotted[1:-1]))
-            if len(dotted) > 2 and module_of(full) == "libdevice":
-                return self._reader.word("libdevice", dotted[-1])
-            if module == "tl" and len(dotted) == 2 and dotted[1] in ("libdevice", "extra"):
+            if len(dotted) > 2 and module_of(full) == DEVICE_LIBRARY:
+                return self._reader.word(DEVICE_LIBRARY, dotted[-1])
+            if module == "tl" and len(dotted) == 2 and dotted[1] in (DEVICE_LIBRARY, "extra"):
                 raise NotLifted("extern-function", detail=f"uses {'.'.join(dotted)}")
         self.generic_visit(node)
         return node

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from retuned.runtime.triton_words import LANGUAGE, MATH
+from retuned.runtime.triton_words import LANGUAGE, LIBDEVICE, MATH
 
-SAME = {
-    "rsqrt": "rsqrt", "sqrt": "sqrt", "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2",
-    "sin": "sin", "cos": "cos", "floor": "floor", "ceil": "ceil", "fabs": "abs", "abs": "abs",
-    "fma": "fma", "erf": "erf",
-}  # fmt: skip
-"""Functions of the vendors' device libraries that Triton's language has as well."""
 _HOMES = (
     "triton.language",
     "triton.language.core",
     "triton.language.math",
     "triton.language.standard",
 )
-_LIBDEVICE = "libdevice"
+DEVICE_LIBRARY = "libdevice"
+"""What the vendors' device libraries are called in the contract, as one."""
 TYPES = {
     "fp64": "float64",
     "fp32": "float32",
@@ -58,13 +53,13 @@ def module_of(dotted: str) -> str | None:
         return "triton"
     if dotted in _HOMES:
         return "tl"
-    if dotted.startswith("triton.language.") and dotted.endswith("." + _LIBDEVICE):
-        return _LIBDEVICE
+    if dotted.startswith("triton.language.") and dotted.endswith("." + DEVICE_LIBRARY):
+        return DEVICE_LIBRARY
     return None
 
 
 def function_of(module: str, name: str) -> str | None:
-    """Return the word of ``tl`` for a function of a module; None where there is none.
+    """Return the contract's word for a function of a module; None where there is none.
 
     Parameters
     ----------
@@ -73,6 +68,6 @@ def function_of(module: str, name: str) -> str | None:
     name
         As the source says it.
     """
-    if module == _LIBDEVICE:
-        return SAME.get(name)
+    if module == DEVICE_LIBRARY:
+        return name if name in LIBDEVICE else None
     return name if name in LANGUAGE or name in MATH else None

@@ -84,6 +84,20 @@ def literal(value: object, *, what: str) -> str:
     raise NotLifted("argument-unknown", detail=f"'{what}' is no plain value")
 
 
+def scalar(text: str, dtype: str) -> str:
+    """Return a number with the type that a launch gives it.
+
+    A bare number would have none: it takes the type of what it is added to, and the lab would not
+    compute what the server does.
+
+    Examples
+    --------
+    >>> scalar("1e-06", "float32")
+    'tl.full((), 1e-06, tl.float32)'
+    """
+    return f"tl.full((), {text}, tl.{dtype})"
+
+
 def whole(factors: Sequence[str | int], *, divisible: Mapping[str, bool]) -> str:
     """Return a whole argument as a product of axes.
 

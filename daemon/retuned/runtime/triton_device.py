@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from retuned.runtime.spec import Refused
-from retuned.runtime.triton_words import BUILTINS, HOST, LANGUAGE, MATH, VALUES
+from retuned.runtime.triton_words import BUILTINS, HOST, LANGUAGE, LIBDEVICE, MATH, VALUES
 
-_MODULES = {"tl": LANGUAGE, "triton": HOST}
+_MODULES = {"tl": LANGUAGE, "triton": HOST, "libdevice": LIBDEVICE}
 _RESERVED = frozenset(_MODULES) | BUILTINS
 _STATEMENTS = (
     ast.Return,
@@ -51,11 +51,19 @@ class DeviceCheck:
         Functions of the file.
     node
         The function; its header has been checked.
+    imported
+        Modules that the file imports, by the names they have there.
     """
 
     def __init__(
-        self, constants: frozenset[str], functions: frozenset[str], node: ast.FunctionDef
+        self,
+        constants: frozenset[str],
+        functions: frozenset[str],
+        node: ast.FunctionDef,
+        *,
+        imported: frozenset[str],
     ) -> None:
+        self._imported = imported
         self._functions = functions
         self._fixed = constants | functions | _RESERVED
         self._node = node
@@ -132,6 +140,8 @@ class DeviceCheck:
         if name.startswith("_"):
             raise _refused(node.lineno, f"uses the private attribute '{name}'")
         if isinstance(base, ast.Name) and base.id in _MODULES:
+            if base.id not in self._imported:
+                raise _refused(node.lineno, f"uses '{base.id}', which the file does not import")
             if name not in _MODULES[base.id]:
                 raise _refused(node.lineno, f"uses '{base.id}.{name}', which is not allowed")
         elif isinstance(base, ast.Attribute) and _is_math(base):

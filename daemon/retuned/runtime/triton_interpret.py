@@ -10,7 +10,10 @@ NaN.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from retuned.runtime.triton_libdevice import mend_libdevice
 
 _MARK = "_retuned_rounds"
 _FLOAT8 = {"fp8e4nv": (7, 0x7F), "fp8e4b8": (8, 0x80)}
@@ -26,12 +29,17 @@ Handle = Any
 
 
 def mend_interpreter() -> None:
-    """Let the interpreter's casts and dot know what the bits mean; idempotent."""
+    """Let the interpreter's casts and dot know what the bits mean, and device libraries compute.
+
+    Idempotent.
+    """
     from triton.runtime import interpreter
 
+    mend_libdevice(interpreter)
     builder = interpreter.InterpreterBuilder
     if getattr(builder, _MARK, False):
         return
+    interpreter._implicit_cvt = _arguments(interpreter)
     dot, cast, convert = builder.create_dot, builder.cast_impl, builder.create_fp_to_fp
 
     def create_dot(self: Any, a: Handle, b: Handle, *rest: Any) -> Handle:  # noqa: ANN401
@@ -49,6 +57,25 @@ def mend_interpreter() -> None:
     builder.create_dot, builder.cast_impl = create_dot, cast_impl
     builder.create_fp_to_fp = create_fp_to_fp
     setattr(builder, _MARK, True)
+
+
+def _arguments(interpreter: Module) -> Callable[[Any], Any]:
+    """Return what makes a launch's argument a value of the kernel.
+
+    A real number is a float32 there, as in compiled kernels, and no number of Python's: it has a
+    type, which may be asked for, and decides what it is added to.
+    """
+    stock = interpreter._implicit_cvt
+
+    def convert(argument: Any) -> Any:  # noqa: ANN401 - a launch's argument
+        if type(argument) is not float:
+            return stock(argument)
+        kind = interpreter.tl.float32
+        with interpreter.np.errstate(over="ignore"):
+            number = interpreter.np.array([argument], dtype=interpreter.np.float32)
+        return interpreter.tl.tensor(interpreter.TensorHandle(number, kind), kind)
+
+    return convert
 
 
 def _cast(interpreter: Module, src: Handle, wanted: Any) -> Handle | None:  # noqa: ANN401 - a type

@@ -1,10 +1,10 @@
 """The static contract of a Triton variant's source: what the file may hold, checked unexecuted.
 
-The file holds a docstring, ``import triton``, ``import triton.language as tl``, constants, and
-``@triton.jit`` functions. Nothing in it then runs on the host: importing it defines functions and
-numbers, and while Triton compiles it, only names of allow-lists are ever looked up (see
-`retuned.runtime.triton_words`). The lab checks a candidate with this, and the server checks it
-again before it executes the file.
+The file holds a docstring, ``import triton``, ``import triton.language as tl``, where they are used
+``from triton.language.extra import libdevice``, constants, and ``@triton.jit`` functions. Nothing
+in it then runs on the host: importing it defines functions and numbers, and while Triton compiles
+it, only names of allow-lists are ever looked up (see `retuned.runtime.triton_words`). The lab
+checks a candidate with this, and the server checks it again before it executes the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from retuned.runtime.triton_words import BUILTINS, DECORATOR
 MAX_SOURCE_CHARS = 256 << 10
 """Longest file."""
 _COOKIE = re.compile(r"coding[:=]")
-_RESERVED = BUILTINS | {"tl", "triton"}
+_IMPORTS: dict[tuple[str | None, int, str, str | None], str] = {
+    (None, 0, "triton", None): "triton",
+    (None, 0, "triton.language", "tl"): "tl",
+    ("triton.language.extra", 0, "libdevice", None): "libdevice",
+}
+"""(from where, dots, what, as what) -> the name that the file then has."""
+_RESERVED = BUILTINS | {"tl", "triton", "libdevice"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,7 @@ def _check_module(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     for number, node in enumerate(tree.body):
         if isinstance(node, ast.Expr) and number == 0 and _is_text(node.value):
             continue
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Import | ast.ImportFrom):
             imported.add(_import(node))
         elif isinstance(node, ast.Assign):
             constants.add(_new(_constant(node, imported), node, constants, functions))
@@ -115,18 +121,24 @@ def _check_module(tree: ast.Module) -> dict[str, ast.FunctionDef]:
         else:
             raise _refused(node.lineno, f"has {type(node).__name__} outside a @triton.jit function")
     for function in functions.values():
-        DeviceCheck(frozenset(constants), frozenset(functions), function).check()
+        DeviceCheck(
+            frozenset(constants), frozenset(functions), function, imported=frozenset(imported)
+        ).check()
     return functions
 
 
-def _import(node: ast.Import) -> str:
+def _import(node: ast.Import | ast.ImportFrom) -> str:
     if len(node.names) == 1:
         name = node.names[0]
-        if (name.name, name.asname) == ("triton", None):
-            return "triton"
-        if (name.name, name.asname) == ("triton.language", "tl"):
-            return "tl"
-    raise _refused(node.lineno, "imports something other than 'triton' and 'triton.language as tl'")
+        home = (node.module, node.level) if isinstance(node, ast.ImportFrom) else (None, 0)
+        said = (*home, name.name, name.asname)
+        if said in _IMPORTS:
+            return _IMPORTS[said]
+    raise _refused(
+        node.lineno,
+        "imports something other than 'triton', 'triton.language as tl' and, from "
+        "'triton.language.extra', 'libdevice'",
+    )
 
 
 def _constant(node: ast.Assign, imported: set[str]) -> str:
@@ -165,7 +177,7 @@ def _check_header(node: ast.FunctionDef, imported: set[str]) -> None:
     line = node.lineno
     if [_dotted(found) for found in node.decorator_list] != [DECORATOR]:
         raise _refused(line, f"decorates '{node.name}' with something other than @triton.jit")
-    if imported != {"triton", "tl"}:
+    if not {"triton", "tl"} <= imported:
         raise _refused(line, "needs 'import triton' and 'import triton.language as tl' before this")
     if node.returns is not None or node.type_comment or getattr(node, "type_params", None):
         raise _refused(line, f"annotates what '{node.name}' returns or its types")

@@ -32,6 +32,16 @@ MATH = _words(
 )
 """Names of ``triton.language.math``."""
 
+LIBDEVICE = _words(
+    """
+    abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh div_rn erf erfc exp exp2
+    expm1 fast_cosf fast_dividef fast_expf fast_log10f fast_log2f fast_logf fast_powf fast_sinf
+    fast_tanf fast_tanhf floor fma fmod hypot log log10 log1p log2 nearbyint pow rint round rsqrt
+    sin sinh sqrt sqrt_rn tan tanh trunc
+    """
+)
+"""Names of ``triton.language.extra.libdevice``: numbers in, a number out, nothing else touched."""
+
 HOST = frozenset(("cdiv", "next_power_of_2"))
 """Names of ``triton``: compile-time arithmetic."""
 

@@ -1,4 +1,4 @@
-"""The sources of vLLM and SGLang from the package index, without what they depend on.
+"""The sources of vLLM, SGLang and Liger from the package index, without what they depend on.
 
 Pinned, so that a release on some day does not refuse somebody's work; by hash where the wheels are
 those noted here, because a part of them is run. RETUNED_TEST_NEWEST=1 tests the newest of the day.
@@ -24,6 +24,10 @@ PINNED = {
     "sglang": (
         "sglang==0.5.23",
         "00b3cd5b265ac76c64185fbb6b95424f324ddd9f428d0306b77bc9db9d859937",
+    ),
+    "liger-kernel": (
+        "liger-kernel==0.8.5",
+        "60789cd576af073ab9b192b570d2597fd0cdad489cd62fb44fb16256d43754c9",
     ),
 }
 """Requirement and the hash of its wheel for CPython 3.11 on x86-64 Linux."""

@@ -1,0 +1,125 @@
+"""Liger's own kernels, from the package index: what of them is lifted, and why the rest is not.
+
+The table in ``docs/lifting.md`` says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.lifting.asking import Server
+from tests.runtime.ways_in.real_servers import sources
+
+from retuned.catalog.own import entry_of
+from retuned.contract import Language
+from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.examiner import Examiner
+from retuned.lab.languages.triton import audit_solution
+from retuned.lifting.lift import Lifted, Outcome, lift_all
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("packaging", reason="Liger imports it")
+pytestmark = [pytest.mark.index, pytest.mark.slow]
+
+PROGRAM = Path(__file__).with_name("liger_serving.py")
+INFERENCE = (
+    "rms_norm:_rms_norm_forward_kernel",
+    "fused_add_rms_norm:_fused_add_rms_norm_forward_kernel",
+    "layer_norm:_layer_norm_forward_kernel",
+    "swiglu:_swiglu_forward_kernel",
+    "swiglu:_swiglu_fused_gate_up_forward_kernel",
+    "geglu:_geglu_tanh_forward_kernel",
+    "softmax:_softmax_single_block_forward_kernel",
+    "rope:_triton_rope",
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    found = Server(sources("liger-kernel"), program=PROGRAM)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def outcome(server: Server) -> Outcome:
+    return lift_all(server.said["records"])
+
+
+def named(outcome: Outcome, name: str) -> Lifted:
+    found = [e for e in outcome.lifted if e.own.lifted and e.own.lifted.kernel.endswith(name)]
+    return found[0]
+
+
+def test_every_kernel_of_an_inference_is_lifted(outcome: Outcome) -> None:
+    assert {each.kernel.rpartition(".")[2]: each.reason for each in outcome.kept} == {
+        "cross_entropy:liger_cross_entropy_kernel": "index-bounds-unknown",
+        "embedding:embedding_forward_kernel": "index-bounds-unknown",
+    }
+    origins = [each.own.lifted for each in outcome.lifted if each.own.lifted]
+    kernels = {origin.kernel.rpartition(".")[2] for origin in origins}
+    assert kernels == {
+        *INFERENCE,
+        "rms_norm:_block_rms_norm_forward_kernel",
+        "swiglu:_swiglu_forward_kernel_tiled",
+    }
+
+
+def test_rotary_embeddings_are_changed_in_place(outcome: Outcome) -> None:
+    definition = named(outcome, "rope:_triton_rope").own.definition
+    assert definition.updated == {"q_ptr_out": "q_ptr", "k_ptr_out": "k_ptr"}
+    assert definition.outputs["k_ptr_out"].shape == ("sl", "k_row_stride")
+
+
+def test_each_choice_that_liger_compiles_in_is_a_definition(outcome: Outcome) -> None:
+    kernel = "rms_norm:_rms_norm_forward_kernel"
+    found = [e.own.lifted for e in outcome.lifted if e.own.lifted]
+    modes = {each.constants["casting_mode"] for each in found if each.kernel.endswith(kernel)}
+    assert modes == {0, 1}
+
+
+def test_tiles_of_columns_are_told_from_rows(outcome: Outcome) -> None:
+    (variant,) = named(outcome, "_swiglu_forward_kernel_tiled").own.variants
+    assert variant.grid == ("rows", "cdiv(n_cols, BLOCK_SIZE)")
+
+
+@pytest.mark.parametrize("kernel", INFERENCE)
+def test_a_lifted_kernel_passes_every_check_of_the_lab_and_compiles_for_both_vendors(
+    outcome: Outcome, tmp_path: Path, kernel: str
+) -> None:
+    one = named(outcome, kernel)
+    one = replace(one, own=one.own.model_copy(update={"families": ("randn",)}))
+    entry = entry_of(one.own, Language.TRITON)
+    candidate = entry.solution("lifted", {**entry.incumbent.params, "num_warps": 8})
+    for arch in ("sm_90", "gfx942"):
+        shapes = [one.workloads[-1].axes]
+        reports = audit_solution(candidate, entry.definition, arch=arch, shapes=shapes)
+        assert [problem for report in reports for problem in report.problems] == []
+    settings = LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=4.0)
+    small = [each for each in one.workloads if 5 in each.axes.values()]
+    bay = Bay(entry, small, incumbent=entry.incumbent, folder=tmp_path, settings=settings)
+    try:
+        examiner = Examiner(bay)
+        variant, checks = examiner.admit(candidate)
+        assert variant is not None, checks
+        checks = (*checks, *examiner.correct(variant))
+        assert [check for check in checks if check.reason is not None] == []
+    finally:
+        bay.close()
+
+
+@pytest.mark.parametrize("kernel", INFERENCE)
+def test_a_variant_takes_over_ligers_launches(
+    server: Server, outcome: Outcome, tmp_path: Path, kernel: str
+) -> None:
+    said, sample = server.swap(
+        named(outcome, kernel), tmp_path, params={"num_warps": 2}, every=2, more=3
+    )
+    assert said["same"]
+    assert sample["swapped_launches"] == 4, sample
+    assert sample["shadow_checks"] >= 1, sample
+    assert sample["shadow_mismatches"] == sample["shadow_nonfinite"] == 0, sample
