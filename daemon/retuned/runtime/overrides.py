@@ -77,14 +77,19 @@ def registrations(dump: str) -> dict[str, list[str]]:
     return found
 
 
-def check(operator: Any, key: str) -> None:  # noqa: ANN401 - torch._ops.OpOverload
+def check(operator: Any, key: str) -> int:  # noqa: ANN401 - torch._ops.OpOverload
     """Make sure that an override of an operator changes what it says and nothing else.
+
+    Returns
+    -------
+    int
+        Kernels registered for the key: one, or none where one for every device stands in.
 
     Raises
     ------
     Refused
         ``original-unreachable``, ``ownership-unknown``, ``composite-implicit``, ``key-missing``,
-        ``overridden``, ``autograd-formula`` or ``inductor-inlines``.
+        ``overridden``, ``inductor-inlines`` or ``autograd-formula``.
     """
     torch, name = loaded_torch(), operator._schema.name
     if key not in KEYS:
@@ -106,21 +111,23 @@ def check(operator: Any, key: str) -> None:  # noqa: ANN401 - torch._ops.OpOverl
             detail=f"{name} is made of other operators, and compiled graphs call those",
         )
     ours = known.get(key, [])
-    if not ours or "fallthrough" in ours[0]:
+    called = ours or known.get("CompositeExplicitAutograd", [])
+    if not called or "fallthrough" in called[0]:
         raise Refused("key-missing", detail=f"{name} has no kernel of its own for {key}")
     if len(ours) > 1 or _has_python_kernel(torch, operator, key):
         raise Refused("overridden", detail=f"somebody has overridden {name}: {ours[0]:.200}")
-    if _has_formula(operator, known):
-        raise Refused(
-            "autograd-formula",
-            detail=f"{name} has a formula for gradients, made for the kernel that is there",
-        )
     if name.partition("::")[0] in BUILT_IN and "torch._inductor.compile_fx" in sys.modules:
         raise Refused(
             "inductor-inlines",
             detail=f"Inductor calls kernels of its own in place of {name}; code that it has "
             "compiled would go on without the override",
         )
+    if _has_formula(operator, known):
+        raise Refused(
+            "autograd-formula",
+            detail=f"{name} has a formula for gradients, made for the kernel that is there",
+        )
+    return len(ours)
 
 
 def _has_python_kernel(torch: Any, operator: Any, key: str) -> bool:  # noqa: ANN401
@@ -166,7 +173,7 @@ class Override:
         self.name: str = operator._name
         self.key = key
         with _LOCK:
-            check(operator, key)
+            self._registered = check(operator, key) + 1
             try:
                 # both are held: the operator's, since it is called; ours, since a launch may be
                 # about to enter it when it is destroyed
@@ -185,7 +192,7 @@ class Override:
         if self._library is None:
             return False
         lines = registrations(loaded_torch()._C._dispatch_dump(self.name)).get(self.key, [])
-        return len(lines) == 2
+        return len(lines) == self._registered
 
     def destroy(self) -> None:
         """Give the operator back; again does nothing."""

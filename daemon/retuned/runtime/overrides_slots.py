@@ -39,6 +39,11 @@ Seat = tuple[Slot, Any, Run, Plan]
 """Slot, its key for these lengths, its original, and how the arguments become its tensors."""
 
 
+_Nobody = tuple[None, None, None, None]
+_NOBODY: _Nobody = (None, None, None, None)
+"""The seat of launches that are the original's."""
+
+
 class _Here(local):
     """The launch that this thread is in."""
 
@@ -108,15 +113,17 @@ class BoundOperator:
         weight = arguments.weight
 
         def launch(keyset: Keyset, *args: Any) -> Any:  # noqa: ANN401 - as the operator
+            seat: Any
+            run: Any
             try:
                 seat = seats[identify(args)]
                 slot = seat[0]
                 cell, run = slot._table[seat[1]]
                 if weight is not None and id(args[weight]) not in slot._constants:
                     self._note(seat, args)
+                cell[0] += 1
             except Exception as error:  # new lengths, mostly; whatever it is, the original runs
-                return first(keyset, args, error)
-            cell[0] += 1
+                seat, run = first(keyset, args, error)
             if run is seat[2]:
                 return call(keyset, args)
             return through(seat, run, keyset, args)
@@ -146,28 +153,25 @@ class BoundOperator:
 
         return identify_one if shown == (typed,) else identify
 
-    def _first(self, keyset: Keyset, args: tuple[Any, ...], error: Exception) -> Any:  # noqa: ANN401
-        """Serve a launch that no seat was found for; find one for those that follow."""
-        found = None
-        if self.faults < MAX_FAULTS:
-            try:
-                if isinstance(error, KeyError):
-                    found = self._found(keyset, args)
-                else:  # not the tensors of the schema: the original's to say
-                    self._pass("unreadable")
-            except Exception as fault:  # a stranger's arguments: whatever is odd is the original's
-                self._fault(fault)
-        if found is None or found[1] is found[0][2]:
-            return self._call(keyset, args)
-        return self._through(*found, keyset, args)
-
-    def _found(self, keyset: Keyset, args: tuple[Any, ...]) -> tuple[Seat, Run] | None:
-        seat = self._seat(keyset, args)
-        if seat is None:
-            return None
-        cell, run = seat[0]._table[seat[1]]
-        self._note(seat, args)
-        cell[0] += 1
+    def _first(
+        self, keyset: Keyset, args: tuple[Any, ...], error: Exception
+    ) -> tuple[Seat | _Nobody, Run | None]:
+        """Find a seat for a launch that has none yet, and for those that follow; never raises."""
+        if self.faults >= MAX_FAULTS:
+            return _NOBODY, None
+        try:
+            if not isinstance(error, KeyError):  # not the tensors of the schema
+                self._pass("unreadable")
+                return _NOBODY, None
+            seat = self._seat(keyset, args)
+            if seat is None:
+                return _NOBODY, None
+            cell, run = seat[0]._table[seat[1]]
+            self._note(seat, args)
+            cell[0] += 1
+        except Exception as fault:  # a stranger's arguments: whatever is odd is the original's
+            self._fault(fault)
+            return _NOBODY, None
         return seat, run
 
     def _through(self, seat: Seat, run: Run, keyset: Keyset, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
