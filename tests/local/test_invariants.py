@@ -13,7 +13,7 @@ from tests.local.test_steering import BUSY, WRONG, ask_for, freeze, propose
 
 from retuned.adapters.approvals import Approvals
 from retuned.errors import HarnessError
-from retuned.local import ordering
+from retuned.local import ordered, returning
 from retuned.local.context import Kind
 from retuned.stages.gate import StopPolicy
 
@@ -92,7 +92,7 @@ class Chaos:
             return
         about = {
             stored.body["artifact"]
-            for stored in ordering.in_phases(
+            for stored in ordered.in_phases(
                 world.loop.ctx,
                 ("watching", "promoted", "rolling-back", "rollback-failed", "swapping"),
             )
@@ -101,9 +101,9 @@ class Chaos:
 
     def propose(self) -> None:
         ctx = self.world.loop.ctx
-        live = ordering.in_force(ctx, KERNEL) or INCUMBENT.digest
+        live = ordered.in_force(ctx, KERNEL) or INCUMBENT.digest
         artifact = self.rng.choice(ARTIFACTS)
-        if artifact.digest not in (live, *ordering.quarantined(ctx)):
+        if artifact.digest not in (live, *returning.quarantined(ctx)):
             number = len(self.world.store.list(Kind.PROPOSAL))
             propose(self.world, artifact, baseline=live, id=f"p{number}")
 
@@ -166,10 +166,10 @@ def test_after_any_trouble_the_server_runs_what_was_ordered_and_it_is_watched(
         chaos.live()
         chaos.heal()
         (slot,) = world.server.slots()
-        assert slot.active == ordering.in_force(world.loop.ctx, KERNEL), chaos.said
+        assert slot.active == ordered.in_force(world.loop.ctx, KERNEL), chaos.said
         owners = {
             stored.body["artifact"]: stored.phase
-            for stored in ordering.in_phases(world.loop.ctx, ordering.IN_PLACE)
+            for stored in ordered.in_phases(world.loop.ctx, ordered.IN_PLACE)
         }
         assert owners.keys() == ({slot.active} if slot.active else set()), chaos.said
         stuck = {"swapping", "rolling-back", "rollback-failed"} & set(world.phases(Kind.PROPOSAL))

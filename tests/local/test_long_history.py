@@ -16,9 +16,9 @@ from tests.local.test_proposing import win
 
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.contract import Guard, digest_of
-from retuned.local import deciding, ordering
+from retuned.local import deciding, ordered
 from retuned.local.context import Kind
-from retuned.local.ordering import latest, orders, owner, retire, swap_order_of
+from retuned.local.ordered import latest, orders, owner, retire, swap_order_of
 from retuned.local.program import Loop
 from retuned.ports import Stored
 from retuned.stages.proposal import Proposal
@@ -53,7 +53,7 @@ def past(world: World, proposal: Mapping[str, Any]) -> None:
             id = digest_of(["ended", number])
             world.store.add(Kind.PROPOSAL, id, {**proposal, "id": id}, phase="superseded")
             body = swap | {"id": f"o{number}", "proposal": id, "epoch": number + 1}
-            phase = "past" if number < ENDED - ordering._KEPT else "done"
+            phase = "past" if number < ENDED - ordered._KEPT else "done"
             world.store.add(Kind.ORDER, f"o{number}", body, phase=phase)
             world.store.add(Kind.DECISION, f"d{number}", {"proposal": id}, phase="given")
 
@@ -87,7 +87,7 @@ def test_with_20_000_ended_proposals_a_step_reads_few_rows_and_is_quick(
     assert statistics.median(took_ms) < MOST_MS
     assert len(counting.ids(Kind.ORDER)) == ENDED  # nothing is lost
     assert [kept.order.epoch for kept in latest(ctx).values()] == [ENDED]
-    assert ordering.fresh_epoch(ctx) == ENDED + 1
+    assert ordered.fresh_epoch(ctx) == ENDED + 1
 
 
 def order(number: int, *, artifact: str, previous: str | None) -> SwapOrder:
@@ -120,7 +120,7 @@ def test_what_the_newest_may_go_back_to_is_never_put_away(world: World) -> None:
     newest = latest(ctx)[KERNEL].order
     assert (newest.epoch, newest.previous) == (len(chain), chain[-2])
     kept = {each.order.artifact for each in orders(ctx)}
-    assert {names[1], *chain[-ordering._KEPT :]} <= kept  # names[1] is in force
+    assert {names[1], *chain[-ordered._KEPT :]} <= kept  # names[1] is in force
     assert names[0] not in kept
     # put away, and found where it is asked for
     found = swap_order_of(ctx, "p1")
@@ -128,4 +128,4 @@ def test_what_the_newest_may_go_back_to_is_never_put_away(world: World) -> None:
     assert found.phase == "past"
     back = order(len(chain) + 1, artifact=names[0], previous=None)
     assert owner(ctx, back.model_copy(update={"kind": SwapKind.ROLLBACK})) == "p1"
-    assert ordering.fresh_epoch(ctx) == len(chain) + 1
+    assert ordered.fresh_epoch(ctx) == len(chain) + 1

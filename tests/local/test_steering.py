@@ -21,7 +21,7 @@ from tests.local.proofs import interval
 from retuned.adapters.approvals import Approvals
 from retuned.contract import Digest, Guard, Solution, TrustClass, digest_of
 from retuned.errors import HarnessError
-from retuned.local import deciding, ordering, swapping, watching
+from retuned.local import deciding, ordered, ordering, swapping, watching
 from retuned.local.context import Kind
 from retuned.local.watching import History
 from retuned.stages.gate import (
@@ -348,7 +348,7 @@ def test_a_way_back_that_is_barred_leads_to_the_original(world: World, failure: 
     assert phase(world, second) == "rolled-back"
     assert phase(world, first) in {"rolled-back", "superseded"}
     look(world, 3)
-    assert [each.order.artifact for each in ordering.latest(world.loop.ctx).values()] == [None]
+    assert [each.order.artifact for each in ordered.latest(world.loop.ctx).values()] == [None]
 
 
 def test_the_original_is_ordered_until_the_server_takes_it(world: World) -> None:

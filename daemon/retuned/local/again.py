@@ -13,7 +13,7 @@ import itertools
 from retuned.contract import Digest
 from retuned.local.context import Context, Kind
 from retuned.local.found import best_finding, findings
-from retuned.local.ordering import in_phases
+from retuned.local.ordered import in_phases
 from retuned.local.reasoning import live_baseline
 from retuned.ports import Stored
 from retuned.stages import proposal as proposal_stage

@@ -11,17 +11,10 @@ from retuned.errors import RetunedError
 from retuned.local import again, asking, proving
 from retuned.local.context import Context, Kind
 from retuned.local.found import best_finding, findings
-from retuned.local.ordering import (
-    IN_PLACE,
-    call_off,
-    in_phases,
-    lapse,
-    latest,
-    quarantined,
-    say,
-)
+from retuned.local.ordered import IN_PLACE, in_phases, latest, say
 from retuned.local.reading import proposals, understood
 from retuned.local.reasoning import live_baseline, share_of
+from retuned.local.returning import call_off, lapse, quarantined
 from retuned.local.swapping import live_guard, roll_back
 from retuned.ports import Event, Stored
 from retuned.stages import gate as gate_stage

@@ -21,7 +21,7 @@ from retuned.adapters.envelopes import seal
 from retuned.errors import RetunedError, TemporaryError, UnreadableInput
 from retuned.local.asking import policy_limits
 from retuned.local.context import Context, Kind
-from retuned.local.ordering import latest, say
+from retuned.local.ordered import latest, say
 from retuned.local.shares import present_share
 from retuned.ports import Event, Stored
 from retuned.stages.gate import EndToEndRule

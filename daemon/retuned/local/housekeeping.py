@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from retuned.contract import Digest
 from retuned.errors import RetunedError
 from retuned.local.context import Context, Kind
-from retuned.local.ordering import STANDING, in_phases, orders, retire
+from retuned.local.ordered import STANDING, in_phases, orders, retire
 from retuned.local.retention import (
     Pins,
     Sort,

@@ -6,7 +6,7 @@ import logging
 
 from retuned.errors import CandidateError, TemporaryError
 from retuned.local.context import Context
-from retuned.local.ordering import say
+from retuned.local.ordered import say
 from retuned.ports import Stored
 from retuned.stages.swap import SwapOrder
 from retuned.stages.watch import (

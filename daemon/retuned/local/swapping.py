@@ -23,23 +23,21 @@ from retuned.errors import (
 from retuned.local.comparing import UNKNOWN, check_before_load
 from retuned.local.context import Context, Kind
 from retuned.local.found import found_solution
-from retuned.local.ordering import (
+from retuned.local.ordered import (
     IN_PLACE,
     OPEN,
     Kept,
-    call_off,
     facts_of,
     fresh_epoch,
-    hold_back,
     in_force,
     in_phases,
     latest,
     live_guard,
-    order_back,
     owner,
     say,
-    start_swaps,
 )
+from retuned.local.ordering import hold_back, start_swaps
+from retuned.local.returning import call_off, order_back
 from retuned.ports import Stored
 from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder

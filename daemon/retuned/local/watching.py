@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from retuned.errors import RetunedError, TemporaryError
 from retuned.local import end_to_end, spreading
 from retuned.local.context import Context, Kind
-from retuned.local.ordering import IN_PLACE, latest, owner, say
+from retuned.local.ordered import IN_PLACE, latest, owner, say
 from retuned.local.swapping import roll_back
 from retuned.ports import Stored
 from retuned.stages import watch as watch_stage
