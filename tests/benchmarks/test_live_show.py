@@ -140,4 +140,5 @@ def test_the_largest_window_that_fits_is_taken(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x" * size)
     paths = [tmp_path / name for name in sizes]
     assert pick(paths, most_bytes=60) == tmp_path / "b"
-    assert pick(paths, most_bytes=5) is None
+    assert pick(paths, most_bytes=5) == tmp_path / "a", "the smallest, where none fits"
+    assert pick([], most_bytes=5) is None

@@ -41,6 +41,9 @@ spec:
 """
 _POLL_S = 0.2
 _SHADOW_EVERY = 200
+_THIN_S = 1.0
+"""Pause of each sender while the lab measures: lab and server share one GPU here, and a win of a
+tenth would drown in the server's launches."""
 
 
 class Turn:
@@ -126,6 +129,8 @@ class Turn:
     def _baseline(self, stack: ExitStack) -> dict[str, Any]:
         """Start the daemon under chat traffic, and wait until it knows what is normal."""
         self._write_config()
+        for window in self._stage.new_windows(0.0):
+            window.unlink()  # of both kinds of traffic: the daemon shall learn chat
         self._stage.windows(on=True)
         words = ["-m", "benchmarks.gpu.live.daemon", str(self._config)]
         started_s = time.monotonic()
@@ -153,6 +158,7 @@ class Turn:
         limit_s = min(75.0 if self._quick else 120.0, self._left_s() * 0.4)
         rested_s = started_s + 25.0
         asked: set[str] = set()
+        assert self._traffic is not None, "traffic runs"
         while time.monotonic() - started_s < limit_s:
             for proposal in self._journal.gated():
                 if proposal["id"] not in asked:
@@ -160,10 +166,12 @@ class Turn:
                     self._command("approve", str(proposal["id"]))
             if self._journal.busy() or self._journal.proposals("awaiting", "approved", "swapping"):
                 rested_s = time.monotonic() + 6.0
+            self._traffic.pause_s = _THIN_S if self._journal.busy() else 0.0
             if time.monotonic() > rested_s:
                 break
             self._check()
             time.sleep(_POLL_S)
+        self._traffic.pause_s = 0.0
         return {"seconds": round(time.monotonic() - started_s, 1), "approved": sorted(asked)}
 
     def _told(self) -> dict[str, Any]:

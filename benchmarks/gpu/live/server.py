@@ -173,7 +173,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-running", type=int, default=16)
     parser.add_argument("--token-budget", type=int, default=1024)
     parser.add_argument("--window-every-s", type=float, default=2.0)
-    parser.add_argument("--window-steps", type=int, default=12)
+    parser.add_argument("--window-steps", type=int, default=8)
     parser.add_argument("--keep-traces", type=int, default=400)
     return parser.parse_args(arguments)
 

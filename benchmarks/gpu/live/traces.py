@@ -29,10 +29,12 @@ _FOLDERS = ("/home/", "/root/", "/tmp/", "/work/", "/opt/", "/usr/", "/var/", "/
 
 
 def pick(windows: Sequence[Path], *, most_bytes: int) -> Path | None:
-    """Return the largest window that fits; None if none does."""
+    """Return the largest window that fits, else the smallest; None if there is none."""
     sizes = [(path.stat().st_size, path) for path in windows]
     fitting = [each for each in sizes if each[0] <= most_bytes]
-    return max(fitting)[1] if fitting else None
+    if fitting:
+        return max(fitting)[1]
+    return min(sizes)[1] if sizes else None
 
 
 def publish(window: Path, target: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -150,12 +150,14 @@ async def _senders(
     *,
     in_flight: int,
     stop: threading.Event | None = None,
+    pause_s: Callable[[], float] = lambda: 0.0,
 ) -> None:
     async def sender(client: httpx.AsyncClient) -> None:
         for number, asked in requests:
             kept[number] = await _ask(client, url, asked)
             if stop is not None and stop.is_set():
                 return
+            await asyncio.sleep(pause_s())
 
     limits = httpx.Limits(max_connections=in_flight, keepalive_expiry=300)
     async with (
@@ -205,6 +207,8 @@ class Background:
 
     def __init__(self, url: str, *, model: str, in_flight: int, seed: int) -> None:
         self.phase = Phase.CHAT
+        self.pause_s = 0.0
+        """Between a sender's requests, seconds."""
         self.answers: dict[int, Answered] = {}
         self._url = url
         self._in_flight = in_flight
