@@ -20,15 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retuned.runtime import shadow_device
-from retuned.runtime.aside import (
-    FAILED,
-    INCUMBENT_FAILED,
-    LATE,
-    STUCK,
-    WEIGHTS_CHANGED,
-    Aside,
-    Place,
-)
+from retuned.runtime.aside import FAILED, INCUMBENT_FAILED, Aside
+from retuned.runtime.aside_result import LATE, STUCK, WEIGHTS_CHANGED, Place
 from retuned.runtime.checker import Checker
 from retuned.runtime.judging import PACE_EVERY, Judge
 from retuned.runtime.keeping import KEEPER, Keeper, budget_of
@@ -634,7 +627,7 @@ def checker(world: World, variant: Callable[..., Any], **fields: Any) -> Checker
         compare=fields.pop("compare", compare_tensors),
         tolerance=1e-3,
         checks=world.checks,
-        device_of=lambda _: world.device,
+        device_of=lambda inputs, *, dense=True: world.device,
     )
 
 

@@ -14,108 +14,30 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
-from retuned.runtime.judging import Judge
+from retuned.runtime.aside_result import About, Place, Results
 from retuned.runtime.keeping import bytes_of
-from retuned.runtime.launching import Ineligible, Launch
-from retuned.runtime.shadow import Form, Sampler, Stratum, as_outputs
+from retuned.runtime.launching import Detached, Ineligible, Launch
+from retuned.runtime.shadow import as_outputs
 from retuned.runtime.shadow_device import MAX_OUTPUTS, ShadowDevice
-from retuned.runtime.shadow_numbers import NUMBERS, check_alike, judged
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Key, Tensor
-from retuned.runtime.underway import CHECKS, NO_ROOM, Checks, Underway
+from retuned.runtime.shadow_numbers import NUMBERS, check_alike
+from retuned.runtime.spec import Tensor
+from retuned.runtime.underway import NO_ROOM, Underway
 
 log = logging.getLogger(__name__)
 
-STUCK = "stuck"
-"""Why a check has no result: it has not come back for long."""
-LATE = "order-gone"
-"""Why a result is not counted: another order is in force, or this one has been taken back."""
-WEIGHTS_CHANGED = "weights-changed"
-"""Why a result is not counted: the server wrote to its weights meanwhile."""
+CAPTURING = "capturing"
+"""Why a check was left out: a graph is being captured."""
 FAILED = "check-failed"
 """Why there is no result: queueing the check failed."""
 INCUMBENT_FAILED = "incumbent-raised"
 """Why there is no result: the incumbent does not take copies."""
 
 
-class Order(Protocol):
-    """The order in force that a check is made for."""
-
-    def trip(self, reason: str, detail: str) -> None:
-        """Take the order back at once."""
-        ...
-
-    def count_error(self, error: Exception) -> None:
-        """Count a launch that raised."""
-        ...
-
-    def stands(self) -> bool:
-        """Whether it is still in force and was not taken back."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a check is made."""
-
-    key: Key
-    """Lengths of the launch."""
-    stratum: Stratum
-    """Its shape bucket."""
-    sampler: Sampler
-    """Chooses the next."""
-
-
-@dataclass(slots=True)
-class _About:
-    """What is needed to judge a check when its numbers are there."""
-
-    at: Place
-    versions: list[tuple[Tensor, int | None]]
-    """Weights, and how often they had been written to."""
-    before: list[Tensor] = field(default_factory=list)
-    """Glimpses of the inputs before the launch."""
-    forms: Sequence[tuple[Form, int]] = ()
-    """Element type and elements of each output."""
-    timed: bool = False
-    """Whether the spans are the incumbent's and the variant's."""
-
-
-class Aside:
-    """Makes the checks of one order on a device.
-
-    Parameters
-    ----------
-    slot
-        Has the original.
-    order
-        Is taken back where a check says so.
-    judge
-        Says so.
-    tolerance
-        Allowed difference.
-    checks
-        Those under way; those of the process by default.
-    """
-
-    def __init__(
-        self,
-        slot: Slot,
-        *,
-        order: Order,
-        judge: Judge,
-        tolerance: float,
-        checks: Checks = CHECKS,
-    ) -> None:
-        self._slot = slot
-        self._order = order
-        self._judge = judge
-        self._tolerance = tolerance
-        self._checks = checks
+class Aside(Results):
+    """Makes the checks of one order on a device."""
 
     # --- on the request path ----------------------------------------------------------------------
 
@@ -166,20 +88,72 @@ class Aside:
             self._judge.cost.spend(time.perf_counter() - begun)
         return served
 
+    def detached(
+        self,
+        device: ShadowDevice,
+        parts: Detached,
+        *,
+        at: Place,
+        inputs: tuple[Any, ...],
+        plain: Launch | None,
+    ) -> Any:  # noqa: ANN401 - what the kernel returned
+        """Serve the server's own code, and queue both kernels aside, each on copies of its own.
+
+        Parameters
+        ----------
+        device, parts, at, inputs
+            The launch, and both sides of its check.
+        plain
+            Serves where the check is left out; None where the original does anyway.
+        """
+        begun = time.perf_counter()
+        check = self._take(device, About(at, []), 2 * parts.size)
+        if check is None and plain is not None:
+            return self._unchecked(plain, at, inputs)
+        at.stratum.ran += 1
+        at.sampler.advance(at.stratum)
+        if check is not None:
+            try:
+                parts.copy()
+                check.held.append(parts)
+            except (RuntimeError, MemoryError):  # the device's own room is used up
+                self._give_up(check)
+                self._judge.stats.drop(NO_ROOM)
+                check = None
+        try:
+            served = self._slot.original(*inputs)
+        except BaseException:  # the server's own
+            self._give_up(check)
+            raise
+        if check is not None:
+            self._queue_both(check, parts)
+            self._judge.cost.spend(time.perf_counter() - begun)
+        return served
+
+    def _unchecked(self, plain: Launch, at: Place, inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        """Serve the variant without a check."""
+        try:
+            output = plain(inputs)
+        except Exception as error:  # a stranger's kernel: whatever it raises, serve
+            self._order.count_error(error)
+            return self._slot.original(*inputs)
+        if output.__class__ is Ineligible:
+            self._judge.stats.skip(output.reason)
+            return self._slot.original(*inputs)
+        at.stratum.ran += 1
+        at.sampler.advance(at.stratum)
+        return output
+
     def _begin(
         self, device: ShadowDevice, at: Place, inputs: tuple[Tensor, ...], *, look: bool
     ) -> tuple[Underway | None, tuple[Tensor, ...]]:
         """Take a place and copy what varies; None where the check is left out, which is counted."""
-        if device.capturing():
-            self._judge.stats.drop("capturing")
-            return None, inputs
         constant = set(self._slot.spec.constant_inputs)
         varying = [position for position in range(len(inputs)) if position not in constant]
         size = bytes_of([inputs[position] for position in varying])
         versions = [(inputs[n], device.version(inputs[n])) for n in sorted(constant)]
-        check = self._checks.begin(device, self, _About(at, versions), size=size)
-        if isinstance(check, str):
-            self._judge.stats.drop(check)
+        check = self._take(device, About(at, versions), size)
+        if check is None:
             return None, inputs
         others = list(inputs)
         try:
@@ -193,6 +167,15 @@ class Aside:
             return None, inputs
         check.held.append(others)
         return check, tuple(others)
+
+    def _take(self, device: ShadowDevice, about: About, size: int) -> Underway | None:
+        """Take a place and room for copies; None where there is none, which is counted."""
+        reason = CAPTURING if device.capturing() else None
+        check = reason or self._checks.begin(device, self, about, size=size)
+        if isinstance(check, str):
+            self._judge.stats.drop(check)
+            return None
+        return check
 
     def _give_up(self, check: Underway | None) -> None:
         """Let go of a check of which nothing is queued aside."""
@@ -282,6 +265,33 @@ class Aside:
         except Exception as error:  # as above
             self._abandon(check, FAILED, error)
 
+    def _queue_both(self, check: Underway, parts: Detached) -> None:
+        """Queue everything after the server's own launch."""
+        device, about, reason = check.device, check.about, INCUMBENT_FAILED
+        try:
+            with device.aside(device.mark()):
+                spans = [device.mark()]
+                theirs = parts.incumbent()
+                spans.append(device.mark())
+                reason = FAILED
+                try:
+                    ours = parts.variant()
+                except Exception as error:  # a stranger's kernel
+                    self._order.count_error(error)
+                    raise
+                if isinstance(ours, Ineligible):
+                    self._judge.stats.skip(ours.reason)
+                    self._end(check)
+                    return
+                spans.append(device.mark())
+                about.timed = self._judge.is_timed(about.at.stratum)
+                check.spans = list(pairwise(spans))
+                glimpses = [[device.glimpse(each) for each in side] for side in parts.kept()]
+                check.held += [ours, theirs, glimpses]
+                self._send(check, ours, theirs, device.changed(*glimpses))
+        except Exception as error:  # the server has its answer; nothing of this is its problem
+            self._abandon(check, reason, error)
+
     def _send(
         self, check: Underway, ours: Sequence[Tensor], theirs: Sequence[Tensor], changed: Tensor
     ) -> None:
@@ -316,45 +326,3 @@ class Aside:
             log.error(
                 "%s: a shadow check is lost, its memory is kept: %r", self._slot.spec.name, lost
             )
-
-    # --- when it is back --------------------------------------------------------------------------
-
-    def arrived(self, check: Underway) -> None:
-        """Fold the numbers of a check in, unless they are about an order that is gone.
-
-        Raises
-        ------
-        ValueError
-            If they are no numbers of a check.
-        """
-        about: _About = check.about
-        self._judge.cost.spend(sum(check.spans_ns) / 1e9)
-        if not self._order.stands():
-            self._judge.stats.drop(LATE)
-            return
-        if any(check.device.version(tensor) != count for tensor, count in about.versions):
-            self._judge.stats.drop(WEIGHTS_CHANGED)
-            return
-        changed, *numbers = check.numbers
-        seen = judged(about.forms, numbers, self._tolerance)
-        at, comparison = about.at, seen.comparison
-        with self._judge.stats.lock:
-            self._judge.stats.mismatched += seen.mismatched
-        untouched = changed == 0
-        reason = self._judge.check(at.key, at.stratum, comparison, untouched=untouched)
-        detail = f"ratio {comparison.ratio:.3g}, rms {comparison.rms_ratio:.3g}"
-        if reason is None and untouched and about.timed:
-            incumbent_ns, variant_ns = check.spans_ns
-            reason = self._judge.pace(at.stratum, variant_ns, incumbent_ns)
-            detail = f"{variant_ns / 1e3:.1f} us, the incumbent {incumbent_ns / 1e3:.1f} us"
-        if reason is not None:
-            self._order.trip(reason, f"{detail} at {at.stratum.ran} launches of {at.key}")
-
-    def lost(self, check: Underway, reason: str) -> None:
-        """Count a check that has no result."""
-        self._judge.stats.drop(reason)
-
-    def stuck(self, check: Underway, seconds: float) -> None:
-        """Count and report a check that does not come back."""
-        self._judge.stats.drop(STUCK)
-        log.error("%s: a check of %s does not come back", self._slot.spec.name, check.about.at.key)

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from retuned.runtime.aside import Aside, Order, Place
+from retuned.runtime.aside import Aside
+from retuned.runtime.aside_result import Order, Place
 from retuned.runtime.judging import Judge
 from retuned.runtime.keeping import KEEPER, Keeper, Kept
-from retuned.runtime.launching import Ineligible, Launch, Variant
+from retuned.runtime.launching import Detached, Ineligible, Launch, Variant
 from retuned.runtime.shadow import Compare, as_outputs, compare_tensors
-from retuned.runtime.shadow_device import DeviceOf, shadow_device
+from retuned.runtime.shadow_device import DeviceOf, ShadowDevice, shadow_device
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Tensor
 from retuned.runtime.underway import CHECKS, NO_ROOM, Checks
@@ -79,14 +80,30 @@ class Checker:
 
     def served(self, launch: Launch, plain: Launch, at: Place, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """Serve the variant's output if the incumbent, run afterwards, agrees."""
-        device = self._device_of(inputs)
-        if device is not None and at.stratum.checks:
-            return self._aside.served(device, launch, plain, at=at, inputs=inputs)
+        device = self._device_of(inputs)  # made with the first, which is waited for anyway
+        if at.stratum.checks:
+            if device is not None:
+                return self._aside.served(device, launch, plain, at=at, inputs=inputs)
+            apart = self._apart(at, inputs)
+            if apart is not None:
+                return self._aside.detached(*apart, at=at, inputs=inputs, plain=plain)
         kept = self._keeper.keep(inputs, constant=self._slot.spec.constant_inputs)
         try:
             return self._served(launch, plain, at, inputs, kept)
         finally:
             self._keeper.release(kept)
+
+    def _apart(self, at: Place, inputs: tuple[Any, ...]) -> tuple[ShadowDevice, Detached] | None:
+        """Return both sides of a launch that writes to the server's memory; None for in line.
+
+        What does not fit into the budget twice is checked in line, on copies of its outputs alone.
+        """
+        detach = getattr(self._variant, "detached", None)
+        parts: Detached | None = None if detach is None else detach(at.key, inputs)
+        if parts is None or 2 * parts.size > self._keeper.budget_bytes:
+            return None
+        device = self._device_of(parts.tensors, dense=False)
+        return None if device is None else (device, parts)
 
     def _served(
         self,
@@ -127,6 +144,9 @@ class Checker:
         device = self._device_of(inputs)
         if device is not None:
             return self._aside.dark(device, launch, at, inputs)
+        apart = self._apart(at, inputs)
+        if apart is not None:
+            return self._aside.detached(*apart, at=at, inputs=inputs, plain=None)
         at.stratum.ran += 1
         at.sampler.advance(at.stratum)
         kept = self._keeper.keep(inputs, constant=self._slot.spec.constant_inputs)
@@ -187,7 +207,7 @@ class Checker:
         return reason
 
 
-def _nowhere(_: tuple[Any, ...]) -> None:
+def _nowhere(inputs: tuple[Any, ...], *, dense: bool = True) -> None:
     """Make no check aside."""
 
 

@@ -21,6 +21,31 @@ Launch = Callable[[tuple[Tensor, ...]], Any]
 """Inputs -> output, tuple of outputs, or `Ineligible`."""
 
 
+class Detached(Protocol):
+    """Both sides of a check of one launch, each in memory of its own."""
+
+    size: int
+    """Bytes that one side needs."""
+    tensors: tuple[Tensor, ...]
+    """What the launch was given."""
+
+    def copy(self) -> None:
+        """Make the memory of both, on the current stream, as it was before the launch."""
+        ...
+
+    def variant(self) -> tuple[Tensor, ...] | Ineligible:
+        """Run the variant in its own; return what was stored to."""
+        ...
+
+    def incumbent(self) -> tuple[Tensor, ...]:
+        """Run the server's own code in its own; return what was stored to."""
+        ...
+
+    def kept(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return what neither may store to, of the incumbent's side and of the variant's."""
+        ...
+
+
 class Variant(Protocol):
     """A loaded artifact."""
 

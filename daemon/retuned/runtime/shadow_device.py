@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -86,8 +86,12 @@ class ShadowDevice(Protocol):
         ...
 
 
-DeviceOf = Callable[[tuple[Any, ...]], ShadowDevice | None]
-"""Inputs of a launch -> the device that a check of it can be made aside on; None for in line."""
+class DeviceOf(Protocol):
+    """Finds devices."""
+
+    def __call__(self, inputs: tuple[Any, ...], *, dense: bool = True) -> ShadowDevice | None:
+        """Return the device that a check of a launch can be made aside on; None for in line."""
+        ...
 
 
 class TorchShadow:
@@ -198,10 +202,11 @@ _DEVICES: dict[int, TorchShadow | None] = {}
 _LOCK = threading.Lock()
 
 
-def shadow_device(inputs: tuple[Any, ...]) -> ShadowDevice | None:
+def shadow_device(inputs: tuple[Any, ...], *, dense: bool = True) -> ShadowDevice | None:
     """Return the device on which a check of a launch can be made aside; None for in line.
 
-    That is where all inputs are plain tensors in the memory of one GPU, row-major without gaps.
+    That is where all inputs are plain tensors in the memory of one GPU, and row-major without gaps
+    if they must be `dense`.
     ``RETUNED_SHADOW_STREAM=off`` makes every check in line: an incumbent that keeps scratch of its
     own must not run twice at the same time.
     """
@@ -212,7 +217,7 @@ def shadow_device(inputs: tuple[Any, ...]) -> ShadowDevice | None:
     if any(type(value) not in plain or not value.is_cuda for value in inputs):
         return None
     index = inputs[0].get_device()
-    if any(v.get_device() != index or not v.is_contiguous() for v in inputs):
+    if any(v.get_device() != index or (dense and not v.is_contiguous()) for v in inputs):
         return None
     try:
         return _DEVICES[index]

@@ -34,16 +34,20 @@ class Copies:
         Arguments of the launch.
     stores
         Place of each pointer that is stored to, with ``write`` or ``update``.
+    whole
+        Copy what is only read as well.
     """
 
-    def __init__(self, values: Sequence[Any], stores: Mapping[int, str]) -> None:
+    def __init__(
+        self, values: Sequence[Any], stores: Mapping[int, str], *, whole: bool = False
+    ) -> None:
         self._values = values
         self._stores = stores
         storages = {self._address(values[place]) for place in stores}
         self._inside = {
             place: value
             for place, value in enumerate(values)
-            if is_pointer(value) and self._address(value) in storages
+            if is_pointer(value) and (whole or self._address(value) in storages)
         }
         """Every pointer into those storages: what reads what another writes must go on doing so."""
         self._read = {
@@ -55,6 +59,10 @@ class Copies:
     @staticmethod
     def _address(tensor: Tensor) -> int:
         return int(tensor.untyped_storage().data_ptr())
+
+    def stored_count(self) -> int:
+        """Return how many of the copies are of what is stored to; those come first."""
+        return len({self._address(self._values[place]) for place in self._stores})
 
     def size_bytes(self) -> int:
         """Return the bytes of one set of copies."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ from retuned.runtime.artifact import Artifact
 from retuned.runtime.inforce import Ineligible, Launch
 from retuned.runtime.intercept.call import Call
 from retuned.runtime.intercept.checking import inputs_sum, stored_to
+from retuned.runtime.intercept.detaching import DetachedLaunch, detached_launch
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.plans import MAX_SIGNATURES, Plan, Signature, raw_of
 from retuned.runtime.intercept.rules import LaunchRule
@@ -232,6 +234,18 @@ class KernelVariant:
             return ours
 
         return launch
+
+    def detached(self, key: Key, inputs: tuple[Any, ...]) -> DetachedLaunch | None:
+        """Return both sides of a check of a launch; None where it is none that can be taken."""
+        call: Call = inputs[0]
+        plan = self._plans.get(call.kernel)
+        try:
+            if plan is None or isinstance(plan.signature(call), Ineligible):
+                return None
+            run = partial(self._run, call, key=key, serve=False)
+            return detached_launch(call, plan.stores, run=run)
+        except ValueError:  # arguments that do not bind
+            return None
 
     def fingerprint(self, inputs: tuple[Any, ...]) -> object:
         """Return a checksum of what the launch must not write to."""
