@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from retuned.lab.notebook import Note, Notebook
 from retuned.lab.session import Session
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
+from retuned.stages.verdict import Status
 
 NAME = "rmsnorm_h64"
 ENTRY = catalog.get(NAME)
@@ -87,6 +89,26 @@ def test_candidates_that_passed_the_search_before_a_kill_are_not_searched_again(
     assert searched == []
     assert {each.solution.digest for each in found} == {each.digest for each in candidates()}
     assert not any((tmp_path / "notes").iterdir()), "a plan at its end leaves no notes"
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_artifact_of_a_winner_is_built_where_it_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    def decided(_: Session, contenders: list[Any], **__: Any) -> Iterator[Any]:
+        for solution, status in zip(candidates(), (Status.PROMOTE, Status.REJECT), strict=True):
+            yield SimpleNamespace(solution=solution, verdict=SimpleNamespace(status=status))
+
+    monkeypatch.setattr(Session, "decide", decided)
+    here = lab(tmp_path)
+    if failing:
+        (tmp_path / "artifacts").write_text("no folder")
+    found = list(here.run(PLAN, known={}))
+    assert len(found) == 2, "what cannot be built is built when it is ordered"
+    if not failing:
+        (built,) = (tmp_path / "artifacts").iterdir()
+        assert built.name == found[0].solution.digest.removeprefix("sha256:")
+        assert here.build(found[0].solution) == built
 
 
 def test_notes_come_back_as_they_were_written(tmp_path: Path) -> None:

@@ -14,20 +14,23 @@ taken from a cache that others may write, is refused.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from retuned.runtime.precompiled import Entry
 from retuned.runtime.spec import Refused
+
+log = logging.getLogger(__name__)
 
 COMPILE = "RETUNED_COMPILE"
 """``auto`` (the default): what was not delivered is compiled at prepare. ``never``: it is not."""
@@ -142,15 +145,22 @@ class Shipped:
     def _place(self, key: str) -> dict[str, str] | None:
         """Return the files of a key, by name, as Triton keeps a compilation; None where unknown.
 
-        They lie in a folder that only this user may enter, for as long as the variant lives.
+        They lie in a folder that only this user may enter, for as long as the variant lives. Where
+        they cannot be written there is no code.
         """
         entry = self.entries.get(key)
-        if entry is None:
+        try:
+            return None if entry is None else self._written(entry)
+        except OSError as error:
+            log.warning("code that came along cannot be handed to Triton: %s", error)
             return None
+
+    def _written(self, entry: Entry) -> dict[str, str]:
+        """Write the files of an entry as Triton reads them; return their paths by name."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="retuned-precompiled-"))
+            self._folder = Path(mkdtemp(prefix="retuned-precompiled-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        folder = self._folder / key
+        folder = self._folder / entry.key
         stem = entry.entry[:150]  # as Triton cuts it
         files = {f"{stem}.json": json.dumps(dict(entry.meta)).encode()}
         files[f"{stem}.{entry.kind}"] = entry.code

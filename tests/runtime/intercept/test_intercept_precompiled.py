@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -93,14 +94,19 @@ def solution(definition: dict[str, Any], **fields: Any) -> Solution:
 
 
 @pytest.fixture(scope="module")
-def sums() -> tuple[Entry, ...]:
+def sums(interpreted: bool) -> tuple[Entry, ...]:
     """What the lab ships of the two launches."""
+    if interpreted:
+        pytest.skip("the interpreter compiles nothing")
     made = solution(SUMS, entry="parts", params=SPLIT, steps=STEPS, scratch=SCRATCH)
     return precompile(made, Definition.model_validate(SUMS), arch="sm_90")
 
 
 @pytest.fixture(scope="module")
-def copied() -> tuple[Entry, ...]:
+def copied(interpreted: bool) -> tuple[Entry, ...]:
+    """What the lab ships of the other one."""
+    if interpreted:
+        pytest.skip("the interpreter compiles nothing")
     made = solution(COPY, entry="copied", params={"TILE": 64}, grid=["cdiv(n, TILE)"])
     return precompile(made, Definition.model_validate(COPY), arch="sm_90")
 
@@ -273,6 +279,54 @@ def test_code_that_is_not_what_was_verified_is_never_loaded(
     monkeypatch.setattr(Shipped, "_place", place)
     assert refusal(lambda: load(steps(Shipped(sums)))) == "entry-digest-differs"
     assert (loaded, compiler) == ([], [])
+
+
+def test_code_that_cannot_be_written_down_is_compiled_instead(
+    compiler: list[str],
+    sums: tuple[Entry, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(**_: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(precompiled_triton, "mkdtemp", full)
+    shipped = Shipped(sums)
+    load(steps(shipped))
+    assert shipped.tally == Tally(compiled_here=2)
+    assert "No space left" in caplog.text
+    monkeypatch.setenv("RETUNED_COMPILE", "never")
+    assert refusal(lambda: load(steps(Shipped(sums)))) == "not-shipped"
+    assert len(compiler) == 2
+
+
+def test_a_child_forked_while_code_is_offered_has_tritons_own_look_up(
+    compiler: list[str], sums: tuple[Entry, ...]
+) -> None:
+    del compiler
+    from triton.compiler import compiler as module
+    from triton.runtime import cache
+
+    status: list[int] = []
+
+    def during() -> Any:
+        assert module.get_cache_manager is not cache.get_cache_manager
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join(60)
+        return kernel.compile_at([7, 64], dtypes=["float32"] * 3)
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            free = precompiled_triton._LOCK.acquire(blocking=False)
+            os._exit(0 if free and module.get_cache_manager is cache.get_cache_manager else 1)
+        status.append(os.waitpid(child, 0)[1])
+
+    kernel = steps(Shipped(sums)).kernels[0]
+    Shipped(sums).compiled(during)
+    assert status == [0]
+    assert module.get_cache_manager is cache.get_cache_manager
 
 
 # --- where nothing may be compiled ----------------------------------------------------------------

@@ -228,15 +228,16 @@ class Plan:
             value = getattr(value, "value", value)
             if value != expected or value.__class__ is not expected.__class__:
                 return _CONSTEXPR
-        numbers, held = [], self._held
+        numbers = []
         for place in self._scalars:
             value = values[place]
             number = value if value.__class__ is int else _scalar(value)
             if number is None:
                 return _KIND
-            if held is not None and not held.allows(place, number):
-                return _OTHER
             numbers.append(number)
+        held = self._held
+        if held is not None and not all(map(held.allows, self._scalars, numbers)):
+            return _OTHER
         if self.live:
             numbers += self._options(call.kwargs)
         return tuple(numbers)
