@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from retuned.adapters.kernelbench.problem_files import discover
 from retuned.adapters.kernelbench.process import ProblemRefused
-from retuned.adapters.kernelbench.running import BenchSettings, KernelBench, discover
+from retuned.adapters.kernelbench.running import BenchSettings, KernelBench
 from retuned.adapters.kernelbench.subject import open_problem
 from retuned.cli.validate import read_candidate
 

@@ -17,14 +17,8 @@ from retuned.catalog.entry import Entry
 from retuned.contract import DType, Solution, TensorSpec, ValueLike, ValueRule, Workload
 from retuned.errors import UnreadableInput
 from retuned.lab.bay import Bay
-from retuned.lab.captured import (
-    Captured,
-    WithCaptured,
-    is_valid,
-    read_captured,
-    with_captured,
-    write_captured,
-)
+from retuned.lab.captured import WithCaptured, with_captured
+from retuned.lab.captured_files import Captured, is_valid, read_captured, write_captured
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.cases import cells_for
 from retuned.lab.subject import make_inputs

@@ -16,7 +16,7 @@ from tests.local.local_world import KERNEL, World, auto_policy
 from retuned.adapters.policy_files import load_policy, permissions_in
 from retuned.adapters.runtime_captures import FakeInputTap
 from retuned.contract import Digest
-from retuned.lab.captured import expiry_of, read_captured, write_captured
+from retuned.lab.captured_files import expiry_of, read_captured, write_captured
 from retuned.lab.notebook import notebook_name
 from retuned.local import capturing
 from retuned.local.context import Captures, Kind

@@ -13,14 +13,9 @@ import typer
 from rich.table import Table
 
 from retuned.adapters.kernelbench.improving import Search
-from retuned.adapters.kernelbench.running import (
-    BenchSettings,
-    KernelBench,
-    Outcome,
-    ProblemFile,
-    discover,
-    read_outcomes,
-)
+from retuned.adapters.kernelbench.outcomes import Outcome, read_outcomes
+from retuned.adapters.kernelbench.problem_files import ProblemFile, discover
+from retuned.adapters.kernelbench.running import BenchSettings, KernelBench
 from retuned.adapters.kernelbench.scoring import Score, table
 from retuned.cli.output import JsonFlag, cell, check_writable, emit_json, safe, say, stdout
 from retuned.cli.shapes import lab_folder

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retuned.errors import CandidateError, RetunedError, TemporaryError
-from retuned.lab.captured import expiry_of, remove_unfinished, write_captured
+from retuned.lab.captured_files import expiry_of, remove_unfinished, write_captured
 from retuned.lab.notebook import notebook_name
 from retuned.local.asking import policy_limits
 from retuned.local.context import Captures, Context

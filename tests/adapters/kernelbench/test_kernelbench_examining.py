@@ -11,15 +11,10 @@ import pytest
 from retuned.adapters.kernelbench import running
 from retuned.adapters.kernelbench.describing import Described
 from retuned.adapters.kernelbench.improving import Search
+from retuned.adapters.kernelbench.outcomes import Outcome, read_outcomes
+from retuned.adapters.kernelbench.problem_files import ProblemFile, discover
 from retuned.adapters.kernelbench.process import ProblemProcess, ProblemRefused
-from retuned.adapters.kernelbench.running import (
-    BenchSettings,
-    KernelBench,
-    Outcome,
-    ProblemFile,
-    discover,
-    read_outcomes,
-)
+from retuned.adapters.kernelbench.running import BenchSettings, KernelBench
 from retuned.adapters.kernelbench.subject import EagerModel
 from retuned.cli.validate import read_candidate
 from retuned.contract import Solution

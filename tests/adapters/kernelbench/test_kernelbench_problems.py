@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from retuned.adapters.kernelbench.problem_files import discover
 from retuned.adapters.kernelbench.process import ProblemLimits, ProblemRefused
-from retuned.adapters.kernelbench.running import discover
 from retuned.adapters.kernelbench.subject import FAMILIES, ProblemSubject, open_problem
 from retuned.contract import AxisConst, DType
 from retuned.errors import HarnessError, UnreadableInput, UsageError

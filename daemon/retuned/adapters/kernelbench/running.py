@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field, ValidationError
 
 from retuned.adapters.kernelbench.describing import definition_name, told
 from retuned.adapters.kernelbench.examining import (
@@ -25,6 +19,8 @@ from retuned.adapters.kernelbench.examining import (
     examine,
 )
 from retuned.adapters.kernelbench.improving import Improved, Search, improve
+from retuned.adapters.kernelbench.outcomes import Outcome, Timing
+from retuned.adapters.kernelbench.problem_files import ProblemFile
 from retuned.adapters.kernelbench.process import ProblemLimits, ProblemRefused
 from retuned.adapters.kernelbench.subject import (
     EagerModel,
@@ -32,98 +28,15 @@ from retuned.adapters.kernelbench.subject import (
     open_compiled,
     open_problem,
 )
-from retuned.contract import Digest, Language, Record, Solution, digest_of
+from retuned.contract import Digest, Language, Solution, digest_of
 from retuned.errors import HarnessError, UnreadableInput, UsageError
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.toolchain import environment_of, is_timed, toolchain_for
-from retuned.stages.verdict import Interval
 
 log = logging.getLogger(__name__)
 
-_MOST_PROBLEMS = 10_000
-_MOST_BYTES = 1_000_000
-_BEGIN = '{"problem":'
-_DIGITS = re.compile(r"([0-9]+)")
-
 FindSolution = Callable[[str, str], Solution | None]
 """Returns the solution of a problem's id for a definition's name; None where there is none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemFile:
-    """One problem on disk; its text was read once, and nothing of it was executed."""
-
-    id: str
-    """Path below the folder, without its ending: ``level1/19_ReLU``."""
-    text: str
-    """Its source."""
-
-    @property
-    def digest(self) -> Digest:
-        """Digest of the source."""
-        return "sha256:" + hashlib.sha256(self.text.encode()).hexdigest()
-
-
-class Timing(Record):
-    """Times beside one baseline."""
-
-    baseline_us: float
-    """Median time of the baseline, microseconds."""
-    candidate_us: float
-    """Median time of the kernel in the same blocks, microseconds."""
-    speedup: Interval
-    """Baseline over kernel."""
-    blocks: int
-    """Blocks it rests on."""
-    threads: int = 1
-    """Threads of the baseline: all, or one where that is faster."""
-
-
-class Outcome(Record):
-    """What came of one problem; one line of the file that a run can be taken up from."""
-
-    problem: str
-    """Its id."""
-    key: Digest
-    """Digest of problem, solution and settings: another outcome is needed where any changes."""
-    status: Annotated[str, Field(pattern=r"^(measured|failed|no-solution|unsupported|error)$")]
-    """``measured``: right, and timed where times mean something. ``failed``: the kernel is wrong.
-    ``unsupported``: the problem cannot be compared with; ``error``: nothing can be concluded."""
-    compiled: bool = False
-    """Whether the kernel met its contract and compiled."""
-    correct: bool = False
-    """Whether it passed every check."""
-    reason: Annotated[str, Field(max_length=80)] = ""
-    """Stable code; empty where it was measured."""
-    gate: Annotated[str, Field(max_length=8)] = ""
-    """Gate that the kernel failed at."""
-    detail: Annotated[str, Field(max_length=1000)] = ""
-    """One sentence."""
-    error_ratio: float | None = None
-    """Largest error against float64, relative to eager's."""
-    language: Language | None = None
-    """Of the kernel."""
-    device: str = ""
-    """Where eager ran: ``cpu`` or ``cuda``."""
-    timed: bool = False
-    """Whether times mean anything: an interpreter's do not."""
-    eager: Timing | None = None
-    """Beside eager PyTorch."""
-    compile: Timing | None = None
-    """Beside ``torch.compile``; None where it was not asked for."""
-    compile_problem: Annotated[str, Field(max_length=500)] = ""
-    """Why ``torch.compile`` was not measured."""
-    solution: Digest | None = None
-    """Digest of the kernel that was measured."""
-    generator: dict[str, object] | None = None
-    """Who looked for something faster, how many were tried, their verdicts, and under ``found`` the
-    kernel that was measured: the start where nothing was faster."""
-    tensors: dict[str, list[dict[str, object]]] = Field(default_factory=dict)
-    """Inputs, weights and outputs of the problem, in launch order."""
-    axes: tuple[int, ...] = ()
-    """Lengths that a C++ kernel gets, in their order."""
-    seconds: float = 0.0
-    """Wall time it took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,90 +222,6 @@ def device_for(language: Language) -> str:
     """Return where PyTorch runs beside kernels of a language here."""
     on_gpu = language is not Language.CPU_CPP and find_gpu() is not None
     return "cuda" if on_gpu else "cpu"
-
-
-def discover(folder: Path) -> list[ProblemFile]:
-    """Read all problems below a folder, in the order in which people count.
-
-    Raises
-    ------
-    UsageError
-        If there is none, or there are too many.
-    UnreadableInput
-        If one cannot be read.
-    """
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: no folder with problems")
-    found = sorted(
-        (path for path in _python_files(folder)),
-        key=lambda path: _counted(path.relative_to(folder).as_posix()),
-    )
-    if not found:
-        raise UsageError(f"{folder}: no .py files; problems are files such as level1/19_ReLU.py")
-    if len(found) > _MOST_PROBLEMS:
-        raise UsageError(f"{folder}: {len(found)} problems are more than {_MOST_PROBLEMS}")
-    return [
-        ProblemFile(id=path.relative_to(folder).with_suffix("").as_posix(), text=_text_of(path))
-        for path in found
-    ]
-
-
-def read_outcomes(path: Path) -> dict[Digest, Outcome]:
-    """Read the outcomes of an earlier run; lines that were cut off are left out.
-
-    Raises
-    ------
-    UnreadableInput
-        If another line is no outcome, or the file cannot be read.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableInput("unreadable", where=str(path), message=str(error)) from None
-    found = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            outcome = Outcome.model_validate_json(line)
-        except ValidationError:
-            if line.startswith(_BEGIN) and not line.endswith("}"):  # cut off by the run's end
-                continue
-            message = "no outcome of a benchmark; name another file with --out"
-            raise UnreadableInput(
-                "bad-outcome", where=f"{path} line {number}", message=message
-            ) from None
-        found[outcome.key] = outcome
-    return found
-
-
-def _python_files(folder: Path) -> Iterator[Path]:
-    for root, folders, names in os.walk(folder):  # follows no links
-        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-        for name in names:
-            path = Path(root, name)
-            hidden = name.startswith((".", "__"))
-            if name.endswith(".py") and not hidden and path.is_file() and not path.is_symlink():
-                yield path
-
-
-def _counted(text: str) -> list[tuple[int, int, str]]:
-    return [(0, int(p[:18]), "") if p.isdigit() else (1, 0, p) for p in _DIGITS.split(text) if p]
-
-
-def _text_of(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(_MOST_BYTES + 1)
-        text = data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableInput("unreadable", where=str(path), message=str(error)) from None
-    if len(data) > _MOST_BYTES:
-        message = f"has more than {_MOST_BYTES} bytes"
-        raise UnreadableInput("too-large", where=str(path), message=message)
-    return text
 
 
 def _outcome(problem: ProblemFile, status: str, *, reason: str, detail: str) -> Outcome:
