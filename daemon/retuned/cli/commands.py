@@ -24,6 +24,7 @@ from retuned.cli import (
     review,
     run,
     status,
+    tuned,
     validate,
 )
 from retuned.cli.output import JSON_FLAG, say_error, stdout
@@ -88,6 +89,7 @@ app.add_typer(evidence.app, name="evidence")
 app.add_typer(policy.app, name="policy")
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(bench.app, name="bench")
+app.add_typer(tuned.app, name="tuned")
 
 
 def run_command_line() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from retuned.runtime.spec import Refused
 from retuned.runtime.trust import Trust
 from retuned.runtime.tuned.changes import Change, parse_change
+from retuned.runtime.tuned.strict import json_object
 
 MAX_CHANGE_BYTES = 192 << 10
 """Longest text of a change; a request has 256 KiB."""
@@ -110,21 +110,10 @@ def _check(
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in pairs}) != len(pairs):
-            raise ValueError("a key stands there twice")
-        return dict(pairs)
-
-    def number(word: str) -> float:
-        raise ValueError(f"{word} is no number of JSON")
-
     try:
-        body = json.loads(text, object_pairs_hook=once, parse_constant=number)
-    except (ValueError, RecursionError) as error:
-        raise _invalid("change", f"is no JSON: {error}"[:200]) from error
-    if not isinstance(body, dict):
-        raise _invalid("change", "is no object")
-    return body
+        return json_object(text)
+    except ValueError as error:
+        raise _invalid("change", f"is no JSON of ours: {error}"[:200]) from error
 
 
 def _text(body: Mapping[str, Any], field: str, *, empty: bool = False) -> str:

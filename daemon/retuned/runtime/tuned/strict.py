@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from typing import Any
 
 from retuned.runtime.spec import Refused
 
@@ -45,3 +47,30 @@ def text_of(name: str, data: bytes) -> str:
 def digest_of(data: bytes | None) -> str | None:
     """Return the digest of a file's bytes; None of a file that is not there."""
     return None if data is None else "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """Return an object from JSON that says everything once, and only numbers of JSON.
+
+    Raises
+    ------
+    ValueError
+        With what is wrong.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key stands there twice")
+        return found
+
+    def number(word: str) -> float:
+        raise ValueError(f"{word} is no number of JSON")
+
+    try:
+        body = json.loads(text, object_pairs_hook=once, parse_constant=number)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(body, dict):
+        raise ValueError("it is no object")
+    return body
