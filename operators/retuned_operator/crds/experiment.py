@@ -267,6 +267,8 @@ class JobRef(ApiModel):
     """What it does."""
     attempt: int = Field(default=1, ge=1)
     """Which try; a preempted one is tried again."""
+    result: Uid | None = None
+    """Uid of the pod whose result counts: the first that was complete; None before."""
 
 
 class Trials(ApiModel):
@@ -290,7 +292,7 @@ class Best(ApiModel):
     speedup: Interval
     """Production-weighted, measured again from zero."""
     result: Uid
-    """Uid of the pod whose result counts: the first that was complete."""
+    """Uid of the pod that measured it."""
 
 
 class KernelExperimentStatus(ApiModel):

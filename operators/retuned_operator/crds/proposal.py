@@ -11,6 +11,7 @@ from retuned.contract import Digest, Guard, TrustClass
 from retuned.stages.gate import GateReason, GateState
 from retuned.stages.proposal import Proposal, Risk, proposal_id
 from retuned.stages.verdict import Interval
+from retuned_operator.crds.target import ActiveKernel
 from retuned_operator.crds.values import (
     Abort,
     ApiModel,
@@ -193,7 +194,7 @@ class GateStatus(ApiModel):
     """Stable code."""
     sentence: Note = ""
     """For people."""
-    name: Code = ""
+    name: str = Field(default="", max_length=253)
     """Gate within the policy; empty where none matched."""
     policy: str = Field(default="", max_length=320)
     """Policy that decided, as ``namespace/name``; empty where none matched."""
@@ -259,6 +260,10 @@ class RolloutStatus(ApiModel):
     """When a pod was last told to swap."""
     back_since: AwareDatetime | None = None
     """When the way back began; None while it has not."""
+    previous: ActiveKernel | None = None
+    """What was in force before, and the way back leads to; None is the original."""
+    quarantine_until: AwareDatetime | None = None
+    """Until when the artifact is not proposed again; None where it did no harm."""
     limited_to: int | None = Field(default=None, ge=1)
     """Most pods that may have it, for a swap that broke glass; None is all of them."""
     pods: tuple[PodOrder, ...] = Field(

@@ -1,0 +1,99 @@
+"""Why a swap goes back: people, pods, freezes, looks and windows, in order of harm."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from retuned.stages import gate
+from retuned.stages.gate import StopPolicy
+from retuned_operator.crds.proposal import ProposalPhase
+from retuned_operator.machine import gating, spreading
+from retuned_operator.machine.case import Case, entry_of
+from retuned_operator.machine.spreading import Harm
+
+SWAP_PATIENCE = timedelta(minutes=10)
+"""A pod that has not swapped by then will not; everybody goes back."""
+_P = ProposalPhase
+
+
+def harm_of(case: Case) -> Harm | None:
+    """Return why a swap goes back; never gated by window, freeze or approval."""
+    resource, facts, asked = case.resource, case.facts, case.asked
+    if resource.spec.abort.requested:
+        return Harm(reason="aborted", detail=resource.spec.abort.reason, blames=False)
+    said_no = _said_no(case)
+    if said_no is not None:
+        return said_no
+    suffered = spreading.harm_in_pods(resource, facts, case.rule)
+    if suffered is not None:
+        return suffered
+    frozen = _frozen_back(case)
+    if frozen is not None:
+        return frozen
+    if case.phase is _P.PROMOTED or case.status.rollout is None:
+        return None
+    late = _late(case)
+    if late is not None:
+        return late
+    rule = case.rule
+    if rule is not None and case.status.analysis.failed > rule.analysis.failure_limit:
+        return Harm(reason="analysis-failed", detail=case.status.analysis.last[-1].detail)
+    if asked is not None and asked.chosen is not None:
+        windows, started = asked.chosen.policy.spec.windows, case.status.rollout.started_at
+        glass = case.status.rollout.limited_to is not None and not (
+            asked.windows is not None and asked.windows.denied
+        )
+        if not glass and not gate.may_finish(windows, started=started, now=case.now):
+            why = asked.windows.why if asked.windows else ""
+            return Harm(reason="window-closed", detail=why, blames=False)
+    return None
+
+
+def _late(case: Case) -> Harm | None:
+    """Whether a pod does not do what it was told; that says nothing against the artifact."""
+    assert case.status.rollout is not None, "the caller has seen it"
+    late = [
+        told.name
+        for told in case.status.rollout.pods
+        if not told.done and case.now >= told.since + SWAP_PATIENCE
+    ]
+    return Harm(reason="swap-timeout", detail=", ".join(late[:8]), blames=False) if late else None
+
+
+def _said_no(case: Case) -> Harm | None:
+    """Whether a person has rejected or aborted this very artifact; it holds whenever it was."""
+    decisions = case.facts.decisions or ()
+    metadata, spec = case.resource.metadata, case.resource.spec
+    for each in decisions:
+        ref = each.spec.proposal_ref
+        if (
+            (ref.name, ref.uid) == (metadata.name, metadata.uid)
+            and each.spec.digest == spec.artifact.digest
+            and each.spec.decision in (gate.DecisionKind.REJECT, gate.DecisionKind.ABORT)
+        ):
+            return Harm(reason="said-no", detail=f"by {each.spec.user}", blames=False)
+    return None
+
+
+def _frozen_back(case: Case) -> Harm | None:
+    """Return the freeze that takes it back: a drain what is under way, a rollback everything."""
+    if case.facts.freezes is None:
+        return None
+    proposal = case.resource.stage_proposal()
+    for each in gating.standing(case.facts.freezes, proposal, now=case.now):
+        drains = each.stop_policy is StopPolicy.HOLD_AND_DRAIN and case.phase is not _P.PROMOTED
+        if drains or each.stop_policy is StopPolicy.HOLD_AND_ROLLBACK:
+            return Harm(reason="freeze", detail=f"{each.id} by {each.user}", blames=False)
+    return None
+
+
+def has_strayed(case: Case) -> bool:
+    """Whether a pod that nobody saw for a while still runs what went back."""
+    artifact, entry = case.resource.spec.artifact.digest, entry_of(case)
+    if entry is not None and entry.digest == artifact:
+        return False
+    again = any(
+        other.spec.artifact.digest == artifact and other.status.phase.is_under_way
+        for other in case.facts.others
+    )
+    return not again and any(pod.active == artifact for pod in case.facts.pods)

@@ -1,0 +1,129 @@
+"""What pods are told: from the status of a proposal to the orders of stage 9, and who has done so.
+
+The status says which pod wants what, under which epoch; the order follows from it. So the agent API
+can hand the same order out again and again, and an operator that starts anew hands out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from retuned.stages.swap import (
+    SlotFacts,
+    Spread,
+    SwapOrder,
+    is_carried_out,
+    is_overtaken,
+    order_rollback,
+    order_swap,
+)
+from retuned_operator.crds.proposal import PodOrder, PodState, RolloutStatus, SwapProposal
+from retuned_operator.crds.target import ActiveKernel
+from retuned_operator.machine.records import PodFact
+
+
+def order_for(resource: SwapProposal, told: PodOrder, *, spread: Spread | None = None) -> SwapOrder:
+    """Return the order of one pod.
+
+    Parameters
+    ----------
+    resource
+        The proposal; its status has a rollout.
+    told
+        What the pod is told, from that rollout.
+    spread
+        How the swap spreads over the launches of the pod's server; all at once by default.
+
+    Raises
+    ------
+    ValueError
+        If the proposal has no rollout, or was made by no API server.
+    """
+    rollout = resource.status.rollout
+    if rollout is None:
+        raise ValueError(f"{resource.metadata.name} has no rollout, so nothing is ordered")
+    back = told.wants is PodState.BACK
+    forward = order_swap(
+        resource.stage_proposal(),
+        epoch=told.epoch - 1 if back else told.epoch,
+        previous=rollout.previous.digest if rollout.previous else None,
+        previous_guard=rollout.previous.guard if rollout.previous else None,
+        spread=spread,
+    )
+    return order_rollback(forward, epoch=told.epoch) if back else forward
+
+
+def slot_of(pod: PodFact, kernel: str) -> SlotFacts:
+    """Return what a pod says, as stage 9 reads it."""
+    return SlotFacts(
+        definition=kernel,
+        active=pod.active,
+        epoch=pod.epoch,
+        newest_epoch=pod.newest_epoch,
+        tripped=pod.tripped,
+    )
+
+
+def observed(
+    resource: SwapProposal, rollout: RolloutStatus, pods: Sequence[PodFact], *, now: datetime
+) -> RolloutStatus:
+    """Return the rollout with what the pods say: done, gone, or to be told under a later epoch."""
+    facts = {pod.uid: pod for pod in pods}
+    present = [told for told in rollout.pods if told.uid in facts]
+    later = next_epoch(rollout, pods)
+    current = resource.model_copy(
+        update={"status": resource.status.model_copy(update={"rollout": rollout})}
+    )
+    found = []
+    for told in present:
+        slot = slot_of(facts[told.uid], resource.spec.kernel)
+        order = order_for(current, told)
+        if is_overtaken(order, [slot]):
+            told = told.model_copy(update={"epoch": later, "since": now, "done": False})
+        else:
+            told = told.model_copy(update={"done": is_carried_out(order, slot)})
+        found.append(told)
+    return rollout.model_copy(update={"pods": tuple(found)})
+
+
+def next_epoch(rollout: RolloutStatus | None, pods: Iterable[PodFact]) -> int:
+    """Return an epoch that every pod will accept, at least 2: a way back has one before it."""
+    told = rollout.pods if rollout else ()
+    before = rollout.previous.epoch if rollout and rollout.previous else 1
+    seen = [max(pod.epoch, pod.newest_epoch) for pod in pods]
+    return 1 + max([before, *(each.epoch for each in told), *seen])
+
+
+def tell(
+    rollout: RolloutStatus,
+    pods: Iterable[PodFact],
+    *,
+    wants: PodState,
+    epoch: int,
+    now: datetime,
+) -> RolloutStatus:
+    """Return the rollout with some pods told something new."""
+    new = {
+        pod.uid: PodOrder(name=pod.name, uid=pod.uid, wants=wants, epoch=epoch, since=now)
+        for pod in pods
+    }
+    if not new:
+        return rollout
+    kept = [told for told in rollout.pods if told.uid not in new]
+    update: dict[str, object] = {"pods": (*kept, *new.values())}
+    if wants is PodState.SWAP:
+        update["last_swap_at"] = now
+    return rollout.model_copy(update=update)
+
+
+def active_entry(resource: SwapProposal, rollout: RolloutStatus, *, now: datetime) -> ActiveKernel:
+    """Return what every pod ought to run once the proposal is promoted."""
+    return ActiveKernel(
+        kernel=resource.spec.kernel,
+        digest=resource.spec.artifact.digest,
+        guard=resource.spec.guard,
+        epoch=max((told.epoch for told in rollout.pods), default=1),
+        proposal=resource.metadata.name,
+        since=now,
+    )
