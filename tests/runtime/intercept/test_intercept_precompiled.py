@@ -195,6 +195,21 @@ def test_nothing_of_triton_stays_changed(compiler: list[str], sums: tuple[Entry,
     assert module.get_cache_manager is cache.get_cache_manager
 
 
+def test_code_for_amd_fits_what_servers_there_ask_for(
+    compiler: list[str], device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = solution(SUMS, entry="parts", params=SPLIT, steps=STEPS, scratch=SCRATCH)
+    entries = precompile(made, Definition.model_validate(SUMS), arch="gfx942")
+    target = triton.backends.compiler.GPUTarget("hip", "gfx942", 64)
+    monkeypatch.setattr(type(device), "get_current_target", lambda _: target)
+    shipped = Shipped(entries)
+    assert shipped.for_here() == list(entries)
+    loaded = load(steps(shipped))
+    assert compiler == []
+    assert shipped.tally == Tally(shipped=2)
+    assert [each.kernel for each in loaded] == [entry.code for entry in entries]
+
+
 # --- where it does not ----------------------------------------------------------------------------
 
 
