@@ -184,6 +184,21 @@ def test_every_process_of_a_server_is_a_row(server: Server, run: Run, folder: Pa
         second.runtime.close()
 
 
+def test_ranks_are_told_in_their_order_with_their_groups(run: Run, folder: Path) -> None:
+    slot = {"definition": "double_m", "state": "original"}
+    sockets = []
+    for number in (10, 2):
+        groups = {"rank": number, "tp_rank": number % 8, "tp_size": 8, "pp_rank": 0, "pp_size": 1}
+        answer = {"pid": number, "ranks": groups, "rank": "7", "slots": [slot]}
+        sockets.append(answering(folder, answer, name=f"{number}.sock"))
+    try:
+        rows = [line for line in run("status").splitlines() if line.startswith("double_m")]
+        assert ["  2 tp 2/8  " in rows[0], "  10 tp 2/8  " in rows[1]] == [True, True]
+    finally:
+        for each in sockets:
+            each.close()
+
+
 def test_asking_does_not_renew_the_lease_that_a_daemon_holds(server: Server, run: Run) -> None:
     supervision = server.runtime._host._supervision
     supervision._heard_s -= 1000.0
@@ -208,8 +223,8 @@ def test_without_a_server_it_says_what_to_do(run: Run, folder: Path, make: bool)
     assert str(folder) in str(caught.value)
 
 
-def answering(folder: Path, answer: dict[str, Any]) -> ControlSocket:
-    return ControlSocket(folder / "1.sock", lambda _: answer)
+def answering(folder: Path, answer: dict[str, Any], *, name: str = "1.sock") -> ControlSocket:
+    return ControlSocket(folder / name, lambda _: answer)
 
 
 def test_an_answer_that_cannot_be_read_hides_no_other_process(
@@ -323,7 +338,7 @@ def test_a_process_that_cannot_be_armed_is_named_and_kept_in_the_trail(
     try:
         for each in (server, second):
             each.swap(each.slot("double_m")).trip("slow", "2 us")
-        with pytest.raises(TemporaryError, match="not armed in 2[.]sock"):
+        with pytest.raises(TemporaryError, match=r"not armed in 2\.sock"):
             run("rearm", "double_m", "--reason", "found")
         (event,) = trail(folder)
         assert event.detail["failed"] == "2.sock"

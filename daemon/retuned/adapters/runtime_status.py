@@ -122,6 +122,8 @@ class ProcessStatus(_Answer):
     """Name of the server, as it calls itself."""
     rank: str = Field(default="", max_length=32)
     """Among the processes of the server; empty where nobody says."""
+    ranks: dict[str, int] = Field(default_factory=dict, max_length=32)
+    """Rank and size in all and per kind of parallelism, as far as the process can tell."""
     instance: str = Field(default="", max_length=300)
     """Name of this start of it."""
     term: int = 0
@@ -138,6 +140,14 @@ class ProcessStatus(_Answer):
     """Kernels that may be swapped."""
     slots_left_out: int = 0
     """Kernels beyond those listed."""
+
+    @property
+    def number(self) -> int | None:
+        """Rank in all; None where nobody says. What PyTorch has made is believed first."""
+        told = self.ranks.get("rank")
+        if told is None and self.rank.isascii() and self.rank.isdigit():
+            return int(self.rank)
+        return told
 
 
 class Standings:
@@ -235,5 +245,4 @@ def opened(processes: Sequence[ProcessStatus]) -> dict[str, dict[str, str]]:
 
 
 def _by_rank(status: ProcessStatus) -> tuple[bool, int, str]:
-    known = status.rank.isascii() and status.rank.isdigit()
-    return (not known, int(status.rank) if known else 0, status.process)
+    return (status.number is None, status.number or 0, status.process)

@@ -101,11 +101,23 @@ def _process_row(each: ProcessStatus) -> tuple[str, ...]:
         under_way += f", {each.checks.stuck} do not come back"
     return (
         each.process.removesuffix(".sock"),
-        each.rank or "-",
+        _rank(each),
         daemon,
         f"open: {each.breaker.process}" if each.breaker.process else "closed",
         under_way,
     )
+
+
+def _rank(each: ProcessStatus) -> str:
+    """Say which rank a process is, and its place in groups of more than one."""
+    if each.number is None:
+        return "-"
+    groups = [
+        f"{kind} {each.ranks[f'{kind}_rank']}/{each.ranks[f'{kind}_size']}"
+        for kind in ("tp", "pp")
+        if each.ranks.get(f"{kind}_size", 1) > 1 and f"{kind}_rank" in each.ranks
+    ]
+    return " ".join([str(each.number), *groups])
 
 
 _HEADER = (
@@ -130,7 +142,7 @@ def _slot_row(slot: SlotStatus, each: ProcessStatus, *, many: bool) -> tuple[str
     order = slot.order
     return (
         slot.definition,
-        (each.rank or each.process.removesuffix(".sock")) if many else each.rank or "-",
+        each.process.removesuffix(".sock") if many and each.number is None else _rank(each),
         serves(slot),
         str(slot.epoch),
         f"{100 * slot.fraction:g}%" if slot.artifact else "-",
