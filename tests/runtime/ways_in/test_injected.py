@@ -104,7 +104,12 @@ def test_what_needs_pytorch_and_triton_is_installed_as_they_come(machine: Any) -
         "print(intercept.current().states['jit'])\n"
     )
     lines = machine.said(program + WATCHING, variables={"TRITON_INTERPRET": None}).splitlines()
-    assert lines == ["['graphs']", "['graphs', 'triton']", "run-signature-unknown", "0"]
+    assert lines == [
+        "['graphs', 'tuned-files']",
+        "['graphs', 'triton', 'tuned-files']",
+        "run-signature-unknown",
+        "0",
+    ]
 
 
 def test_an_import_that_fails_fails_as_without_us_and_a_later_one_joins(machine: Any) -> None:
