@@ -155,8 +155,8 @@ class Turn:
     def _experiments(self) -> dict[str, Any]:
         """Wait for experiments and what comes of them; approve what asks for a person."""
         started_s = time.monotonic()
-        limit_s = min(75.0 if self._quick else 120.0, self._left_s() * 0.4)
-        rested_s = started_s + 25.0
+        limit_s = min(100.0 if self._quick else 160.0, self._left_s() * 0.4)
+        rested_s = started_s + 35.0
         asked: set[str] = set()
         assert self._traffic is not None, "traffic runs"
         while time.monotonic() - started_s < limit_s:
@@ -172,6 +172,10 @@ class Turn:
             self._check()
             time.sleep(_POLL_S)
         self._traffic.pause_s = 0.0
+        self._command("freeze", "--reason", "what is in force is measured now")
+        while self._journal.busy() and time.monotonic() - started_s < limit_s + 30.0:
+            self._check()
+            time.sleep(_POLL_S)
         return {"seconds": round(time.monotonic() - started_s, 1), "approved": sorted(asked)}
 
     def _told(self) -> dict[str, Any]:
@@ -283,14 +287,17 @@ class Turn:
         told_s = time.monotonic()
         self._wait("the rollback", lambda: not self._active() or None, limit_s=30)
         done_s = time.monotonic()
-        before = {s.definition: s.swapped_launches for s in self._stage.swapper.samples()}
-        time.sleep(2.0)  # traffic goes on: nothing may be counted meanwhile
-        after = {s.definition: s.swapped_launches for s in self._stage.swapper.samples()}
+        before = {s.definition: s.fallback_launches for s in self._stage.swapper.samples()}
+        time.sleep(2.0)  # traffic goes on: originals alone may be counted meanwhile
+        after = {s.definition: s for s in self._stage.swapper.samples()}
         return {
             "kernels": len(active),
             "commands_s": round(told_s - started_s, 3),
             "commands_to_originals_s": round(done_s - told_s, 3),
-            "swapped_launches_afterwards": sum(after.values()) - sum(before.values()),
+            "swapped_launches_afterwards": sum(s.swapped_launches for s in after.values()),
+            "originals_launched_in_2_s": {
+                name: s.fallback_launches - before.get(name, 0) for name, s in after.items()
+            },
             "graph": {s["definition"]: s.get("graph") for s in self._slots()},
         }
 
@@ -353,9 +360,9 @@ class Turn:
             "lab_cores": list(self._cores),
             "lab_language": "triton",
             "experiments_per_day": 6,
-            "experiment_s_per_day": 150.0,
-            "max_candidates": 12,
-            "max_experiment_s": 40.0,
+            "experiment_s_per_day": 300.0,
+            "max_candidates": 30,
+            "max_experiment_s": 105.0,
             "max_shapes": 4,
             "max_attempts": 1,
             "min_saving_ratio": 0.0001,

@@ -168,18 +168,18 @@ class Stage:
                 played = self.play(sides[name](), phase, requests, seed=1000 + block)
                 found[name].append(played.tokens_per_s)
                 failed += played.failed
-        base = next(iter(sides))
+        first, *others = sides
+        bases = [first, "off"] if "off" in sides else [first]
         return {
             "phase": phase,
             "blocks": blocks,
             "requests_per_block": requests,
             "failed": failed,
             "tokens_per_s": {name: sorted(v)[len(v) // 2] for name, v in found.items()},
-            f"ratio_to_{base}": {
-                name: dict(
-                    zip(("low", "median", "high"), ratio_interval(v, found[base]), strict=True)
-                )
-                for name, v in found.items()
+            "ratio": {
+                f"{name} / {base}": _interval(found[name], found[base])
+                for base in bases
+                for name in others
                 if name != base
             },
             "raw": found,
@@ -215,6 +215,10 @@ class Stage:
         said.raise_for_status()
         found: list[float] = said.json()["gaps"]
         return found
+
+
+def _interval(one: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+    return dict(zip(("low", "median", "high"), ratio_interval(one, other), strict=True))
 
 
 def _thinned(answers: Sequence[Answered], most: int) -> list[Answered]:
