@@ -60,7 +60,7 @@ def device(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = loaded_torch().cuda
     stream = SimpleNamespace(synchronize=lambda: None, cuda_stream=0)
     monkeypatch.setattr(gpu_variant, "driver_of", here)
-    monkeypatch.setattr(gpu_variant.GpuVariant, "_find_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(gpu_variant.GpuVariant, "_find_gpu", lambda *_: torch.device("cpu"))
     monkeypatch.setattr(gpu_variant.GpuVariant, "_stream_of", lambda _: lambda: 0)
     monkeypatch.setattr(gpu_variant.GpuVariant, "capturing", lambda _: None)
     monkeypatch.setattr(cuda, "device", lambda _: contextlib.nullcontext())

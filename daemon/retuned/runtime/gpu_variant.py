@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from retuned.runtime.artifact import Artifact
+from retuned.runtime.device_variant import DeviceVariant
 from retuned.runtime.gpu_driver import driver_of
-from retuned.runtime.gpu_launch import ALIGN, GpuKernel
+from retuned.runtime.gpu_launch import GpuKernel
 from retuned.runtime.inforce import Ineligible
-from retuned.runtime.loaded import Allocate, LoadedVariant, Runner
+from retuned.runtime.loaded import Runner
 from retuned.runtime.spec import Refused, Tensor
 from retuned.runtime.weights import PackedWeights
 
 
-class GpuVariant(LoadedVariant):
+class GpuVariant(DeviceVariant):
     """One artifact in language ``gpu_cpp``: its binary is a cubin or an AMD code object.
 
     Parameters
@@ -42,7 +42,7 @@ class GpuVariant(LoadedVariant):
 
     def __init__(self, artifact: Artifact, packed: PackedWeights) -> None:
         super().__init__(artifact, packed)
-        self._device = self._find_device()
+        self._device = self._find_gpu("GPU C++")
         spec, scratch = artifact.spec, artifact.scratch_bytes
         self._index = self._device.index or 0
         self._floats = -(-scratch // 4)
@@ -61,11 +61,6 @@ class GpuVariant(LoadedVariant):
             )
 
     @property
-    def device(self) -> Any:  # noqa: ANN401 - torch.device
-        """The GPU."""
-        return self._device
-
-    @property
     def kernel(self) -> GpuKernel:
         """The loaded object."""
         return self._kernel
@@ -74,24 +69,6 @@ class GpuVariant(LoadedVariant):
     def scratch_floats(self) -> int:
         """Workspace of one launch, in float32 elements."""
         return self._floats
-
-    def is_here(self) -> Callable[[Tensor], bool]:
-        """Return whether a tensor is on the device and aligned as compiled code assumes."""
-        index = -1 if self._device.index is None else self._device.index
-
-        def here(value: Tensor) -> bool:
-            return bool(value.get_device() == index and value.data_ptr() % ALIGN == 0)
-
-        return here
-
-    def capturing(self) -> Callable[[], bool] | None:
-        """Return whether the current stream is being captured."""
-        capturing: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
-        return capturing
-
-    def allocate(self) -> Allocate:
-        """Return what allocates an output."""
-        return partial(self._torch.empty, device=self._device)
 
     def runner(self, values: tuple[int, ...]) -> Runner:
         """Return what launches at these lengths."""
@@ -129,16 +106,3 @@ class GpuVariant(LoadedVariant):
             return partial(raw, self._index)
         cuda, device = self._torch.cuda, self._device
         return lambda: int(cuda.current_stream(device).cuda_stream)
-
-    def _find_device(self) -> Any:  # noqa: ANN401 - torch.device
-        """Return the only GPU, or that of the slot's weights."""
-        cuda = self._torch.cuda
-        if not cuda.is_available():
-            raise Refused("gpu-missing", detail="a GPU C++ variant needs a GPU, and none is here")
-        if cuda.device_count() == 1:
-            return self._torch.device("cuda", 0)
-        seen = {weight.device for weight in self.packed.served() if weight.is_cuda}
-        if len(seen) != 1:
-            detail = f"weights on {sorted(map(str, seen)) or 'no GPU yet'}; one is needed"
-            raise Refused("device-unknown", detail=detail)
-        return seen.pop()

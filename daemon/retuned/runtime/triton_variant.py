@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
 
 from retuned.runtime.artifact import Artifact
+from retuned.runtime.device_variant import DeviceVariant
 from retuned.runtime.inforce import Ineligible
-from retuned.runtime.loaded import NOT_COMPILED, Allocate, LoadedVariant, Runner, poison
+from retuned.runtime.loaded import NOT_COMPILED, Runner, poison
 from retuned.runtime.precompiled_triton import NOT_SHIPPED, Shipped
 from retuned.runtime.spaces import Blocks, Lane
 from retuned.runtime.spec import Key, Refused, Tensor
@@ -34,12 +33,11 @@ MAX_PENDING = 64
 """Lengths queued for compiling; what does not fit is queued again by a later launch."""
 MAX_CODES = 64
 """Specialisations compiled for one variant; launches that need more stay the incumbent's."""
-_ALIGN = 16
 _PIECE_ALIGN = 256
 _NO_SCRATCH = Ineligible("no-scratch")
 
 
-class TritonVariant(LoadedVariant):
+class TritonVariant(DeviceVariant):
     """One artifact in language ``triton``: its binary is the text of the source.
 
     Parameters
@@ -77,41 +75,23 @@ class TritonVariant(LoadedVariant):
             shipped=self.shipped,
         )
         self._names = [tensor.dtype for tensor in (*spec.inputs, *spec.outputs)]
-        self._device = self._find_device()
+        interpreted = self._kernel.interpreted
+        self._device = self._torch.device("cpu") if interpreted else self._find_gpu("Triton")
         self._blocks = Blocks(self._torch, self._device) if self._kernel.plan.scratch else None
         self._pending: dict[tuple[int, ...], None] = {}
         self._codes: set[tuple[int, ...]] = set()
         self._failed: set[tuple[int, ...]] = set()
 
     @property
-    def device(self) -> Any:  # noqa: ANN401 - torch.device
-        """The GPU; the CPU under Triton's interpreter."""
-        return self._device
-
-    @property
     def steps(self) -> TritonSteps:
         """Its launches."""
         return self._kernel
-
-    def is_here(self) -> Callable[[Tensor], bool]:
-        """Return whether a tensor is on the device and aligned as compiled code assumes."""
-        index = -1 if self._device.index is None else self._device.index
-
-        def here(value: Tensor) -> bool:
-            return bool(value.get_device() == index and value.data_ptr() % _ALIGN == 0)
-
-        return here
 
     def capturing(self) -> Callable[[], bool] | None:
         """Return whether the current stream is being captured; never under the interpreter."""
         if self._kernel.interpreted:
             return None
-        capturing: Callable[[], bool] = self._torch.cuda.is_current_stream_capturing
-        return capturing
-
-    def allocate(self) -> Allocate:
-        """Return what allocates an output."""
-        return partial(self._torch.empty, device=self._device)
+        return super().capturing()
 
     def prepare(self, key: Key) -> None:
         """Compile and load what launches of these lengths need, and make their scratch.
@@ -272,21 +252,3 @@ class TritonVariant(LoadedVariant):
         if wanted and len(self._pending) < MAX_PENDING:
             self._pending[values] = None
         return None
-
-    def _find_device(self) -> Any:  # noqa: ANN401 - torch.device
-        """Return the only GPU, or that of the slot's weights.
-
-        This thread's current device says nothing of the one that the server's threads have chosen.
-        """
-        if self._kernel.interpreted:
-            return self._torch.device("cpu")
-        cuda = self._torch.cuda
-        if not cuda.is_available():
-            raise Refused("gpu-missing", detail="a Triton variant needs a GPU, and none is here")
-        if cuda.device_count() == 1:
-            return self._torch.device("cuda", 0)
-        seen = {weight.device for weight in self.packed.served() if weight.is_cuda}
-        if len(seen) != 1:
-            detail = f"weights on {sorted(map(str, seen)) or 'no GPU yet'}; one is needed"
-            raise Refused("device-unknown", detail=detail)
-        return seen.pop()
