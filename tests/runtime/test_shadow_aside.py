@@ -23,11 +23,12 @@ from retuned.runtime import shadow_device
 from retuned.runtime.aside import FAILED, INCUMBENT_FAILED, Aside
 from retuned.runtime.aside_result import LATE, STUCK, WEIGHTS_CHANGED, Place
 from retuned.runtime.checker import Checker
+from retuned.runtime.comparing import Form
 from retuned.runtime.judging import PACE_EVERY, Judge
 from retuned.runtime.keeping import KEEPER, Keeper, budget_of
 from retuned.runtime.launching import Ineligible
 from retuned.runtime.orders import parse_order
-from retuned.runtime.shadow import Form, Sampler, Stratum, compare_tensors
+from retuned.runtime.shadow import Sampler, Stratum, compare_tensors
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused
 from retuned.runtime.underway import (

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retuned.runtime import shadow_numbers
-from retuned.runtime.shadow import RATIO_CAP, Comparison, compare_tensors, form_of
+from retuned.runtime.comparing import RATIO_CAP, Comparison, compare_tensors, form_of
 from retuned.runtime.shadow_numbers import NUMBERS, Judged, check_alike, judged, measure
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn"]

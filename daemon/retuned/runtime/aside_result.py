@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from retuned.runtime.comparing import Form
 from retuned.runtime.judging import Judge
-from retuned.runtime.shadow import Form, Sampler, Stratum
+from retuned.runtime.shadow import Sampler, Stratum
 from retuned.runtime.shadow_numbers import judged
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Key, Tensor

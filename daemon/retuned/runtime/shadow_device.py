@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from retuned.runtime.shadow import Form, form_of, glimpse
+from retuned.runtime.comparing import Form, form_of
+from retuned.runtime.fingerprints import glimpse
 from retuned.runtime.shadow_numbers import NUMBERS, measure
 from retuned.runtime.spec import Tensor
 

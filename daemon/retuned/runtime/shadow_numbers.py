@@ -1,7 +1,7 @@
 """A comparison as a handful of numbers, reduced where the outputs lie and read back later.
 
 `measure` only queues work: it never asks the device for a number, so that nobody waits for it. What
-arrives later is judged by `judged`, by the rule of `shadow`. Outputs are taken in parts, so that
+arrives later is judged by `judged`, by the rule of `comparing`. Outputs are taken in parts, so that
 what is needed beside them stays small however large they are.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retuned.runtime.shadow import Comparison, Form, float_comparison, form_of, integer_ratio
+from retuned.runtime.comparing import Comparison, Form, float_comparison, form_of, integer_ratio
 from retuned.runtime.spec import Tensor
 
 NUMBERS = 8
@@ -49,7 +49,7 @@ class Judged:
     """One check of all outputs."""
 
     comparison: Comparison
-    """As `shadow.compare_tensors` would have said."""
+    """As `compare_tensors` would have said."""
     mismatched: int
     """Elements over what is allowed, NaN and Inf that do not agree among them."""
 
@@ -143,7 +143,7 @@ def _measure_integers(torch: Any, ours: Tensor, theirs: Tensor, numbers: Tensor)
 
 
 def judged(forms: Sequence[tuple[Form, int]], numbers: Sequence[float], tolerance: float) -> Judged:
-    """Judge what has arrived, by the rule of `shadow.compare_tensors`.
+    """Judge what has arrived, by the rule of `comparing.compare_tensors`.
 
     Parameters
     ----------

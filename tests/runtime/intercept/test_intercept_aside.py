@@ -13,10 +13,10 @@ from tests.runtime.intercept import strangers
 from tests.runtime.intercept.strangers import cdiv_grid, launch_affine
 from tests.runtime.intercept.test_intercept_swapping import AFFINE, WRONG, World
 
+from retuned.runtime.comparing import Form, form_of
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.keeping import KEEPER, Keeper
-from retuned.runtime.shadow import Form, form_of
 from retuned.runtime.shadow_numbers import measure
 from retuned.runtime.underway import CHECKS
 
