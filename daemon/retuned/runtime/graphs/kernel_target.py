@@ -156,7 +156,7 @@ def _ready(variant: KernelVariant, plan: Any, call: Call, key: Key) -> tuple[Any
     signature = plan.signature(call)
     if isinstance(signature, Ineligible):
         raise Refused(signature.reason, detail="the variant would not take this launch")
-    ready = plan.ready.get(signature)
+    ready = plan.ready_for(signature)
     if ready is None:
         variant._ask(call, signature)
         raise Refused("not-compiled", detail="the variant has no code for this launch yet")

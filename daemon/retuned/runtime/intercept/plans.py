@@ -342,7 +342,11 @@ class Plan:
             return None
         return tuple(numbers) if not self.live else (*numbers, *observation.given.items())
 
-    def known(self, signature: Signature) -> Ready | None:
+    def ready_for(self, signature: Signature) -> Ready | None:
+        """Return what launches under a signature; None where its code is not there."""
+        return self.ready.get(signature) or self._derived(signature)
+
+    def _derived(self, signature: Signature) -> Ready | None:
         """Return what launches under a new signature whose code is there already; else None."""
         if self._held is None or len(self.ready) >= MAX_SIGNATURES:
             return None
@@ -368,7 +372,7 @@ class Plan:
         Refused
             ``compile-failed``, ``out-of-resources``, ``pre-run-hooks``, or as `Shipped.compiled`.
         """
-        if self.known(signature) is not None:
+        if self._derived(signature) is not None:
             return
         if self.kernel.interpreted:
             self._keep(signature, None)

@@ -281,7 +281,7 @@ class KernelVariant:
         if isinstance(signature, Ineligible):
             return signature
         try:
-            ready = plan.ready.get(signature) or plan.known(signature)
+            ready = plan.ready_for(signature)
         except TypeError:  # an option that is no plain value
             return _UNBOUND
         if ready is None:
