@@ -87,6 +87,48 @@ def test_a_new_row_is_spelt_like_its_neighbours() -> None:
     assert json.loads(text)["9"] == json.loads(MOE)["1"]
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from([None, 1, 2, 4, "\t"]),
+    st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["", "\n", "  \n\n"]),
+    st.booleans(),
+    st.integers(1, 200),
+)
+def test_rows_that_stay_keep_their_spelling_in_files_of_any_style(
+    indent: int | str | None,
+    separators: tuple[str, str],
+    newline: str,
+    tail: str,
+    version_last: bool,
+    m: int,
+) -> None:
+    rows = {k: v for k, v in json.loads(MOE).items() if k != "triton_version"}
+    body = rows | {"triton_version": "3.9"} if version_last else {"triton_version": "3.9"} | rows
+    text = (json.dumps(body, indent=indent, separators=separators) + tail).replace("\n", newline)
+    file = read_moe("x.json", text.encode(), version_key=True)
+    assert write_moe(file, file.rows) == text.encode()
+    row = {"M": m, "config": {"BLOCK_SIZE_M": 256, "num_warps": 2}}
+    change = parse_change({"format": "moe-vllm", "guard": [[m, m]], "rows": [row]})
+    written = plan("x.json", text.encode(), change).data.decode()
+    again = read_moe("x.json", written.encode(), version_key=True)
+    assert dict(again.rows)[m] == row["config"]
+    assert again.version == "3.9"
+    assert written.endswith(tail.replace("\n", newline))
+    for member in file.members:
+        assert member.text in written or member.key == str(m)
+    if indent is not None:
+        assert written.count("\r") == (written.count("\n") if newline == "\r\n" else 0)
+
+
+def test_true_is_not_one() -> None:
+    text = '{"1": {"BLOCK_SIZE_M": 16, "USE_TMA": 1}}'
+    row = {"M": 1, "config": {"BLOCK_SIZE_M": 16, "USE_TMA": True}}
+    body = {"format": "moe-sglang", "guard": [[1, None]], "rows": [row]}
+    assert b'"USE_TMA": true' in plan("x.json", text.encode(), parse_change(body)).data
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ from tests.runtime.tuned.test_formats import GEMM, RESULTS
 
 from retuned.adapters.artifact_folder import sign_artifact
 from retuned.adapters.signing import Ed25519Notary
+from retuned.runtime import attach
 from retuned.runtime.epochs import Fence
 from retuned.runtime.host import Host
+from retuned.runtime.plugins import joining
 from retuned.runtime.spec import Refused
 from retuned.runtime.trust import SIGNATURE_FILE, Trust
 from retuned.runtime.tuned.service import TunedFiles
@@ -423,6 +426,60 @@ def test_the_control_socket_knows_the_operations(module: Any, folder: Path) -> N
     json.dumps(host.answer({"op": "tuned"}), allow_nan=False)
     host.reset()
     assert host.answer({"op": "tuned"})["outcomes"] == {}
+
+
+def test_a_commit_of_something_else_under_the_same_name_is_refused(
+    module: Any, folder: Path
+) -> None:
+    body = moe_change((folder / NAME).read_bytes())
+    tuned = files()
+    tuned.prepare(order(body))
+    other = body | {"rows": [{"M": 24, "config": {"BLOCK_SIZE_M": 512}}]}
+    with pytest.raises(Refused, match="not-prepared"):
+        tuned.commit(order(other))
+
+
+def test_a_daemon_drives_a_change_over_the_socket(
+    module: Any, folder: Path, tmp_path: Path
+) -> None:
+    runtime = attach(tmp_path / "c.sock", server="s")
+    assert runtime.tune_files()["moe-vllm"] == fakes.VLLM
+    body = moe_change((folder / NAME).read_bytes())
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(tmp_path / "c.sock"))
+        peer.settimeout(20)
+        with peer.makefile("rw") as stream:
+
+            def ask(op: str, request: dict[str, Any]) -> dict[str, Any]:
+                stream.write(json.dumps({"op": op, "term": 3, **request}) + "\n")
+                stream.flush()
+                answer: dict[str, Any] = json.loads(stream.readline())
+                return answer
+
+            assert ask("tuned-prepare", order(body))["ok"]
+            assert ask("tuned-commit", order(body))["engaged"]
+            assert picks(module, [24])[24] == NEW
+            assert ask("tuned-rollback", back(body))["engaged"]
+            refused = ask("tuned-prepare", order(moe_change(b"x"), epoch=7))
+            assert (refused["ok"], refused["reason"]) == (False, "file-differs")
+    runtime.close()
+
+
+@pytest.mark.parametrize(("switch", "on"), [("", True), ("off", False)])
+def test_a_joined_process_takes_orders_on_files_unless_it_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str, on: bool
+) -> None:
+    monkeypatch.setenv("RETUNED_SOCKET_DIR", str(tmp_path / "s"))
+    monkeypatch.setenv("RETUNED_TUNED", switch)
+    (part,) = (each for each in joining.PARTS if each.name == "tuned-files")
+    process = joining.Joining((part,))
+    runtime = process.join()
+    assert runtime is not None
+    try:
+        assert runtime._host.answer({"op": "tuned"})["on"] is on
+        assert runtime.socket is None
+    finally:
+        process.leave()
 
 
 # --- the other servers ----------------------------------------------------------------------------

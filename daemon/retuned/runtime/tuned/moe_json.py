@@ -120,7 +120,9 @@ def write_moe(file: MoeFile | None, rows: Rows) -> bytes:
     if file is None:
         body = {str(m): dict(config) for m, config in rows}
         return (json.dumps(body, indent=4) + "\n").encode("ascii")
-    if rows == file.rows:
+    if [m for m, _ in rows] == [m for m, _ in file.rows] and all(
+        same(one, other) for (_, one), (_, other) in zip(rows, file.rows, strict=True)
+    ):
         return _joined(file.head, list(file.members), file.tail)
     old = {member.key: member for member in file.members}
     known = dict(file.rows)
@@ -130,7 +132,7 @@ def write_moe(file: MoeFile | None, rows: Rows) -> bytes:
     members: list[_Member] = []
     for m, config in rows:
         key = str(m)
-        if m in known and dict(known[m]) == dict(config):
+        if m in known and same(known[m], config):
             members.append(old[key])
         else:
             members.append(_Member(key, config, lead, _rendered(key, config, style)))

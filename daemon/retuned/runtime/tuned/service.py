@@ -143,8 +143,9 @@ class TunedFiles:
             if done is not None:
                 return {"already": True, **done}
             prepared = self._prepared.get(order.id)
-            if prepared is None:
-                raise Refused("not-prepared", detail=f"{order.id:.80} was not prepared here")
+            if prepared is None or prepared.order != order:
+                detail = f"{order.id:.80} was not prepared here, or said something else"
+                raise Refused("not-prepared", detail=detail)
             ledger = self._ledger(prepared.server)
             ledger.check(order.epoch)
             said = self._carry_out(prepared)
