@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -599,6 +600,55 @@ def test_a_forked_child_starts_without_its_parents_checks() -> None:
     assert (world.checks.count, world.checks.settle()) == (0, 0)
     world.device.play()
     assert world.device.faults == [], "what the parent's device uses is not given back"
+
+
+def test_threads_that_launch_while_the_control_thread_looks_lose_no_place_and_no_byte() -> None:
+    """Every check is handed over once, whoever begins, ends or looks at it meanwhile."""
+    keeper = Keeper(1 << 30)
+    checks = Checks(4, keeper=keeper)
+    device, handed = Played(), []
+    reached = Event()
+    reached.done = True
+    device.received = lambda count, *, place: []  # type: ignore[method-assign]
+
+    class Taking:
+        def arrived(self, check: Any) -> None:
+            handed.append(check)
+
+        def lost(self, check: Any, reason: str) -> None:
+            raise AssertionError(reason)
+
+        def stuck(self, check: Any, seconds: float) -> None:
+            raise AssertionError(seconds)
+
+    begun: list[int] = []
+
+    def launch() -> None:
+        mine = 0
+        for size in range(2_000):
+            check = checks.begin(device, Taking(), None, size=size)
+            if isinstance(check, str):
+                assert check == IN_FLIGHT
+                continue
+            assert checks.grow(check, 5) is None
+            if size % 7 == 0:
+                checks.drop(check)
+                continue
+            mine += 1
+            check.held.append(object())
+            check.count = 1
+            check.end = reached
+        begun.append(mine)
+
+    threads = [threading.Thread(target=launch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        checks.settle()
+    checks.settle()
+    assert len(begun) == 4
+    assert len(handed) == len({id(check) for check in handed}) == sum(begun) > 0
+    assert (checks.count, keeper.held_bytes) == (0, 0)
 
 
 class Kernel:
