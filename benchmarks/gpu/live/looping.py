@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from benchmarks.gpu.live.daemon_settings import write_settings
 from benchmarks.gpu.live.stage import Stage
 from benchmarks.gpu.live.traces import kernel_times
 from benchmarks.gpu.live.traffic import Background
-from benchmarks.gpu.live.variants import build_all
+from benchmarks.gpu.live.variants import order_by_hand, take_back
 
-from retuned.adapters.runtime_kernels import RuntimeKernels
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.demo.journal import Journal
 from retuned.demo.processes import Child
@@ -29,18 +29,7 @@ from retuned.errors import HarnessError
 
 KERNELS = ("_rms_norm_forward_kernel", "_swiglu_forward_kernel", "_triton_rope")
 """Liger's, as traces name them."""
-POLICY = """apiVersion: retuned.dev/v1alpha1
-kind: KernelTuningPolicy
-metadata: {name: live-show}
-spec:
-  priority: 10
-  mode: Enforce
-  validation: {minSpeedup: 1.01, confidence: 0.99}
-  gates:
-  - {name: by-itself, approvals: {required: 0}}
-"""
 _POLL_S = 0.2
-_SHADOW_EVERY = 200
 _THIN_S = 1.0
 """Pause of each sender while the lab measures: lab and server share one GPU here, and a win of a
 tenth would drown in the server's launches."""
@@ -100,7 +89,7 @@ class Turn:
         self._part(f"{mode}: experiments", self._experiments, least_s=60)
         self._part(f"{mode}: told", self._told)
         self._part(f"{mode}: swapped", self._swapped)
-        self._part(f"{mode}: engaged", self._engaged)
+        self._part(f"{mode}: engaged", self._stage.engaged)
         self._end_traffic()
         self._part(f"{mode}: same batches, swapped", lambda: self._stage.exact(seed=7))
         self._part(f"{mode}: rates, swapped", self._rates, least_s=20)
@@ -128,7 +117,7 @@ class Turn:
 
     def _baseline(self, stack: ExitStack) -> dict[str, Any]:
         """Start the daemon under chat traffic, and wait until it knows what is normal."""
-        self._write_config()
+        write_settings(self._stage.folder, self._config, cores=self._cores)
         for window in self._stage.new_windows(0.0):
             window.unlink()  # of both kinds of traffic: the daemon shall learn chat
         self._stage.windows(on=True)
@@ -203,44 +192,12 @@ class Turn:
             if self._daemon is not None:
                 self._daemon.__exit__(None, None, None)  # one commander at a time
                 self._daemon = None
-            self._order_by_hand()
+            kept = order_by_hand(self._stage.swapper, self._stage.folder)
+            self._say(f"no proven win; variants are ordered by the script; not lifted: {kept}")
             active = self._active()
         if not active:
             raise HarnessError("nothing is in force")
         return {"ordered_by": self._ordered_by, "active": active}
-
-    def _order_by_hand(self) -> None:
-        folder = self._stage.folder
-        built, kept = build_all(RuntimeKernels(folder / "sockets").observed(), folder / "by-hand")
-        self._say(f"no proven win; {len(built)} variants are ordered by the script, not: {kept}")
-        for epoch, one in enumerate(built, start=1):
-            order = one.order(epoch=epoch, shadow_every=_SHADOW_EVERY)
-            request = {"op": "prepare", "order": order, "artifact_dir": str(one.folder)}
-            self._stage.swapper.ask(request)
-            self._stage.swapper.ask({"op": "commit", "order": order})
-
-    def _engaged(self) -> dict[str, Any]:
-        """Prove by counters that launches and nodes run the variants, and what checks found."""
-        before = {s.definition: s.swapped_launches for s in self._stage.swapper.samples()}
-        time.sleep(4.0)  # traffic goes on: what is counted meanwhile is the proof
-        after = self._stage.swapper.samples()
-        slots = {s["definition"]: s for s in self._slots()}
-        return {
-            sample.definition: {
-                "launches_in_4_s": sample.swapped_launches - before.get(sample.definition, 0),
-                "swapped_launches": sample.swapped_launches,
-                "fallback_launches": sample.fallback_launches,
-                "ineligible": dict(sample.ineligible_launches),
-                "shadow_checks": sample.shadow_checks,
-                "shadow_mismatches": sample.shadow_mismatches,
-                "shadow_nonfinite": sample.shadow_nonfinite,
-                "worst_ratio": sample.worst_ratio,
-                "errors": sample.errors,
-                "tripped": sample.tripped,
-                "graph": slots.get(sample.definition, {}).get("graph"),
-            }
-            for sample in after
-        }
 
     def _rates(self) -> list[Any]:
         stage = self._stage
@@ -277,13 +234,7 @@ class Turn:
             for definition in active:
                 self._command("rollback", "--slot", definition)
         else:
-            for number, (definition, digest) in enumerate(active.items(), start=1):
-                order: dict[str, Any] = {
-                    "id": f"back-{number}", "kind": "rollback", "definition": definition,
-                    "artifact": None, "previous": digest, "guard": {"bounds": {}},
-                    "epoch": 1000 + number, "shadow_every": _SHADOW_EVERY,
-                }  # fmt: skip
-                self._stage.swapper.ask({"op": "commit", "order": order})
+            take_back(self._stage.swapper, active)
         told_s = time.monotonic()
         self._wait("the rollback", lambda: not self._active() or None, limit_s=30)
         done_s = time.monotonic()
@@ -298,7 +249,7 @@ class Turn:
             "originals_launched_in_2_s": {
                 name: s.fallback_launches - before.get(name, 0) for name, s in after.items()
             },
-            "graph": {s["definition"]: s.get("graph") for s in self._slots()},
+            "graph": {s["definition"]: s.get("graph") for s in self._stage.slots()},
         }
 
     # --- helpers ----------------------------------------------------------------------------------
@@ -306,11 +257,6 @@ class Turn:
     def _active(self) -> dict[str, str]:
         slots = self._stage.swapper.slots()
         return {s.definition: s.active for s in slots if s.active is not None}
-
-    def _slots(self) -> list[Any]:
-        (answer,) = self._stage.swapper.ask({"op": "slots"})
-        found: list[Any] = answer["slots"]
-        return found
 
     def _command(self, *words: str) -> str:
         """Run ``retuned`` as a person does."""
@@ -340,35 +286,3 @@ class Turn:
         for child in (self._stage.server, self._stage.control, self._daemon):
             if child is not None:
                 child.check()
-
-    def _write_config(self) -> None:
-        folder = self._stage.folder
-        policy = folder / "policy.yaml"
-        policy.write_text(POLICY, encoding="utf-8")
-        settings = {
-            "state_dir": str(folder / "state"),
-            "watch_dirs": [str(folder / "traces")],
-            "socket_dir": str(folder / "sockets"),
-            "policy_files": [str(policy)],
-            "target": "live",
-            "env": "show",
-            "window_s": 4.0,
-            "settle_s": 0.5,
-            "baseline_windows": 4,
-            "explain_windows": 2,
-            "detector_preset": "demo",
-            "lab_cores": list(self._cores),
-            "lab_language": "triton",
-            "experiments_per_day": 6,
-            "experiment_s_per_day": 300.0,
-            "max_candidates": 30,
-            "max_experiment_s": 105.0,
-            "max_shapes": 4,
-            "max_attempts": 1,
-            "min_saving_ratio": 0.0001,
-            "shadow_every": _SHADOW_EVERY,
-            "observe_poll_s": 0.5,
-            "steer_poll_s": 0.2,
-            "metrics_port": 0,
-        }
-        self._config.write_text(json.dumps(settings, indent=2), encoding="utf-8")  # JSON is YAML

@@ -33,8 +33,6 @@ SHAPES: Mapping[str, ModelShape] = {
 """Sizes by name: 1.16 billion parameters, and one for tests. One column of the pool is spare."""
 BUCKETS = (1, 2, 4, 8, 16)
 """Rows of a decode step."""
-_NEXT = 32
-"""Warm-up launches use this many prompt tokens."""
 
 
 @dataclass(slots=True)
@@ -179,8 +177,7 @@ class LiveModel:
         with torch.inference_mode():
             if decoding:
                 logits = self._decode(decoding)
-                for chunk in decoding:
-                    found[chunk.cache.number] = logits[chunk.cache.number]
+                found = {c.cache.number: logits[c.cache.number] for c in decoding}
             for chunk in chunks:
                 if chunk.cache.number not in found:
                     last = self._prefill(chunk)
@@ -238,7 +235,7 @@ class LiveModel:
             return self._net.lm_head(self._run(ids[:, None], at[:, None], mask)[:, -1])
 
     def _prefill(self, chunk: Chunk[Row]) -> Tensor:
-        row, start, stop = chunk.cache.number, chunk.cache.used, 0
+        row, start = chunk.cache.number, chunk.cache.used
         stop = start + len(chunk.tokens)
 
         def store(pool: Tensor, new: Tensor) -> Tensor:
@@ -271,8 +268,8 @@ class LiveModel:
     # --- before serving ---------------------------------------------------------------------------
 
     def _warm_up(self) -> None:
-        """Launch every kind of step once: Triton compiles before requests come."""
-        for length in (1, 3, _NEXT):
+        """Launch every kind of step: Triton compiles before requests come."""
+        for length in (1, 3, 32):
             self._prefill(Chunk([1] * length, Row(0), True))
         for bucket in self._buckets:
             self._rows_step(bucket)

@@ -192,6 +192,35 @@ class Stage:
                 self.swapper.bypass(slot.definition, on=on)
         return "server"
 
+    def engaged(self) -> dict[str, Any]:
+        """Prove by counters that launches and nodes run the variants, and what checks found."""
+        before = {s.definition: s.swapped_launches for s in self.swapper.samples()}
+        time.sleep(4.0)  # traffic goes on: what is counted meanwhile is the proof
+        after = self.swapper.samples()
+        slots = {s["definition"]: s for s in self.slots()}
+        return {
+            sample.definition: {
+                "launches_in_4_s": sample.swapped_launches - before.get(sample.definition, 0),
+                "swapped_launches": sample.swapped_launches,
+                "fallback_launches": sample.fallback_launches,
+                "ineligible": dict(sample.ineligible_launches),
+                "shadow_checks": sample.shadow_checks,
+                "shadow_mismatches": sample.shadow_mismatches,
+                "shadow_nonfinite": sample.shadow_nonfinite,
+                "worst_ratio": sample.worst_ratio,
+                "errors": sample.errors,
+                "tripped": sample.tripped,
+                "graph": slots.get(sample.definition, {}).get("graph"),
+            }
+            for sample in after
+        }
+
+    def slots(self) -> list[Any]:
+        """Return what the server says of its slots, graphs included."""
+        (answer,) = self.swapper.ask({"op": "slots"})
+        found: list[Any] = answer["slots"]
+        return found
+
     def judged(self, *, most: int) -> dict[str, Any]:
         """Have the control read the answers of both sides; nothing may be served meanwhile."""
         own, ours = _thinned(self._own, most // 2), _thinned(self.answers, most)

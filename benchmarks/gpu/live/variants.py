@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.live.daemon_settings import SHADOW_EVERY
+
 from retuned import catalog
 from retuned.adapters.local_lab import LocalLab
+from retuned.adapters.runtime_kernels import RuntimeKernels
+from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.catalog.own import entry_of
 from retuned.contract import Language
 from retuned.lifting.lift import Lifted, lift_all
@@ -53,6 +57,41 @@ def build_all(
     outcome = lift_all(records)
     built = [_build(one, folder) for one in outcome.lifted]
     return built, {kept.kernel: kept.reason for kept in outcome.kept}
+
+
+def order_by_hand(swapper: RuntimeSocket, folder: Path) -> dict[str, str]:
+    """Put a variant of every kernel that can be lifted in force; return why others are not lifted.
+
+    Raises
+    ------
+    CandidateError
+        If the server refuses one.
+    TemporaryError
+        If it does not answer.
+    """
+    built, kept = build_all(RuntimeKernels(folder / "sockets").observed(), folder / "by-hand")
+    for epoch, one in enumerate(built, start=1):
+        order = one.order(epoch=epoch, shadow_every=SHADOW_EVERY)
+        request = {"op": "prepare", "order": order, "artifact_dir": str(one.folder)}
+        swapper.ask(request)
+        swapper.ask({"op": "commit", "order": order})
+    return kept
+
+
+def take_back(swapper: RuntimeSocket, active: Mapping[str, str]) -> None:
+    """Order the originals back, by definition and what runs there now; raises as above."""
+    for number, (definition, digest) in enumerate(active.items(), start=1):
+        order: dict[str, Any] = {
+            "id": f"back-{number}",
+            "kind": "rollback",
+            "definition": definition,
+            "artifact": None,
+            "previous": digest,
+            "guard": {"bounds": {}},
+            "epoch": 1000 + number,
+            "shadow_every": SHADOW_EVERY,
+        }
+        swapper.ask({"op": "commit", "order": order})
 
 
 def _build(one: Lifted, folder: Path) -> Built:
