@@ -230,15 +230,23 @@ def test_lengths_outside_the_guard_and_graphs_captured_later(server: Server) -> 
 
 
 def test_a_launch_that_needs_other_code_waits_for_it(server: Server) -> None:
-    server.swap(server.other(), "lifted_scale")
-    graph, pairs = server.capture(64, 101)  # not seen when the order was prepared
-    assert factors(graph, pairs)[0] == -1.0
-    waiting = server.state()["unreachable"]
+    server.swap(server.live(), "lifted_scale")
+    graph, _ = server.capture(64, 101)  # not seen when the order was prepared
+    waiting = server.state()
     server.host.housekeeping()
     server.graphs._tried_at = float("-inf")
     server.host.housekeeping()
-    assert (waiting, server.state()["unreachable"]) == ({"not-compiled": 1}, {})
-    assert factors(graph, pairs) == [-1.0, -1.0]
+    assert (waiting["unreachable"], waiting["swapped"]) == ({"not-compiled": 1}, 1)
+    assert (server.state()["unreachable"], server.state()["swapped"]) == ({}, 2)
+    del graph
+
+
+def test_a_launch_of_another_length_needs_no_other_code_of_another_source(server: Server) -> None:
+    server.swap(server.other(), "lifted_scale")
+    graph, pairs = server.capture(64, 101, 1, 16)
+    assert factors(graph, pairs[:2]) == [-1.0, -1.0]
+    assert server.state()["unreachable"] == {}
+    assert server.state()["swapped"] == 4
 
 
 def test_no_tensor_of_a_captured_launch_is_kept(server: Server) -> None:
