@@ -192,3 +192,34 @@ def test_the_configuration_page_is_current() -> None:
     script = ROOT / "scripts" / "configuration_docs.py"
     done = subprocess.run([sys.executable, str(script), "--check"], check=False)
     assert done.returncode == 0, f"run {script.relative_to(ROOT)}"
+
+
+def test_bounds_of_live_kernels_are_read_from_every_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {"pkg.ops:gather": {"index_ptr": (0, "n_rows - 1"), "count_ptr": (-100, 7)}}
+    text = (
+        'kernel_bounds:\n  "pkg.ops:gather": {index_ptr: [0, n_rows - 1], count_ptr: [-100, 7]}\n'
+    )
+    assert load_settings(write(tmp_path, text)).kernel_bounds == wanted
+    said = '{"pkg.ops:gather": {"index_ptr": [0, "n_rows - 1"], "count_ptr": [-100, 7]}}'
+    monkeypatch.setenv("RETUNED_KERNEL_BOUNDS", said)
+    assert load_settings().kernel_bounds == wanted
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    ["[5, 4]", "[0]", "[0, 1.5]", "[true, 2]", "[0, n + 1]", "[0, n - 1 - 1]", "[n, 5]", "7"],
+)
+def test_bounds_that_say_nothing_are_refused(tmp_path: Path, bounds: str) -> None:
+    text = f'kernel_bounds:\n  "pkg.ops:gather": {{index_ptr: {bounds}}}\n'
+    with pytest.raises(UsageError, match="kernel_bounds"):
+        load_settings(write(tmp_path, text))
+
+
+def test_bounds_in_the_environment_that_are_no_json_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RETUNED_KERNEL_BOUNDS", "index_ptr=5")
+    with pytest.raises(UsageError, match="JSON"):
+        load_settings()

@@ -7,6 +7,7 @@ that shows only at night. ``docs/configuration.md`` is made from the texts below
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -45,6 +46,7 @@ RESERVED = frozenset(
         "RETUNED_TRITON_TIMING",
         "RETUNED_TRUST",
         "RETUNED_TRUSTED_KEY",
+        "RETUNED_TUNED",
     }
 )
 """Names in the environment that are not settings of the daemon: others read them."""
@@ -85,6 +87,28 @@ def _pairs(value: object) -> object:
     return {key.strip(): text.strip() for key, _, text in pairs}
 
 
+def _json(value: object) -> object:
+    """Read JSON, from the environment."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise ValueError("is written as JSON in the environment") from None
+
+
+def _ordered(bounds: tuple[int, int | str]) -> tuple[int, int | str]:
+    low, high = bounds
+    if isinstance(high, int) and low > high:
+        raise ValueError(f"the least number, {low}, is above the largest, {high}")
+    return bounds
+
+
+_Whole = Annotated[int, Field(strict=True, ge=-(2**53), le=2**53)]
+_LastPlace = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,99}( *- *[0-9]{1,9})?$")]
+Bounds = Annotated[tuple[_Whole, _Whole | _LastPlace], AfterValidator(_ordered)]
+"""Least and largest number, both included; the largest may be a length less a number."""
+KernelBounds = Annotated[dict[str, dict[str, Bounds]], BeforeValidator(_json)]
 Folder = Annotated[Path, AfterValidator(Path.expanduser)]
 Paths = Annotated[tuple[Folder, ...], _split(os.pathsep)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0, le=65_535)], ...], BeforeValidator(_cores)]
@@ -149,6 +173,11 @@ class Settings(BaseSettings):
     """How eager the drift detector is: `production` for days of traffic, `demo` for minutes."""
     max_trace_bytes: int = Field(default=16 * 2**30, ge=1)
     """Trace files larger than this after decompression are refused, bytes."""
+
+    kernel_bounds: KernelBounds = Field(default_factory=dict)
+    """Between which numbers a live kernel's whole numbers lie where they are places in another
+    tensor, by kernel and parameter: `{"pkg.ops:gather": {"index_ptr": [0, "n_rows - 1"]}}`; see
+    `docs/lifting.md`. In the environment as JSON."""
 
     lab_language: Literal["auto", "cpu_cpp", "triton"] = "auto"
     """Language of the server's kernels and of the variants: `cpu_cpp` for a server on the CPU,

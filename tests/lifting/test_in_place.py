@@ -16,9 +16,11 @@ from retuned.adapters.flashinfer_bench.reading import NotExportable
 from retuned.catalog import Entry
 from retuned.catalog.own import entry_of
 from retuned.contract import Definition, Language, Solution
+from retuned.errors import HarnessError
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.paired import units_for
+from retuned.lab.harness.sanity import require_meaning
 from retuned.lab.physics import floor_us
 from retuned.lifting.lift import Lifted, lift_all
 from retuned.runtime.intercept.rules import parse_rule
@@ -125,6 +127,16 @@ def test_a_launch_that_applies_itself_twice_is_found(bay: tuple[Bay, Entry]) -> 
     checks = Examiner(opened).correct(variant)
     assert checks[-1].reason is not None
     assert "x_ptr_out" in checks[-1].detail
+
+
+def test_a_kernel_that_changes_nothing_in_place_proves_nothing() -> None:
+    launches = [live.growing(count) for count in (70, 7, 130)]
+    for launch in launches:
+        launch["source"] = launch["source"].replace("x * x * 1e4 + 3.0", "x")
+    (one,) = lift_all(launches).lifted
+    entry = entry_of(one.own, Language.TRITON)
+    with pytest.raises(HarnessError, match="nothing that it updates in place changes"):
+        require_meaning(entry, {"n_elements": 70}, seed=1)
 
 
 def test_nothing_is_certain_to_be_moved_of_what_is_updated() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.lifting import live
 
 from retuned.catalog.own import OwnDefinition
+from retuned.catalog.own.making import allows
 from retuned.contract import AxisVar
 from retuned.lab.reference.incumbent import JUDGED_BY_INCUMBENT
 from retuned.lifting.lift import Kept, Lifted, lift_all
@@ -108,6 +109,87 @@ def test_numbers_that_are_places_need_bounds() -> None:
     rule = own.definition.inputs["Y_ptr"].values
     assert rule is not None
     assert (rule.low, rule.high) == (0.0, 511.0)
+
+
+def test_a_mark_below_zero_is_a_number_with_a_type() -> None:
+    launches = [live.cross_entropy(rows) for rows in (1, 7, 40)]
+    for launch in launches:
+        launch["params"][5]["value"] = -100
+    bounds = {"thirdparty.ops:cross_entropy_kernel": {"Y_ptr": (0, "n_cols - 1")}}
+    text = lifted(*launches, bounds=bounds).own.variants[0].sources[0].content
+    assert "tl.full((), -100, tl.int32)" in text
+    launches[0]["params"][5]["value"] = -7
+    (refusal,) = lift_all(launches, bounds=bounds).kept
+    assert refusal.reason == "int-out-of-range"
+
+
+GATHER = """
+@triton.jit
+def gather_kernel(table_ptr, index_ptr, out_ptr, n_rows, dim, n_out, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    row = tl.load(index_ptr + pid)
+    v = tl.load(table_ptr + row * dim + at, mask=at < dim)
+    tl.store(out_ptr + pid * dim + at, v, mask=at < dim)
+"""
+
+
+def gather(n_rows: int, n_out: int, dim: int = 64) -> dict[str, Any]:
+    params = [
+        live.pointer("table_ptr", "fp32", n_rows * dim), live.pointer("index_ptr", "i32", n_out),
+        live.pointer("out_ptr", "fp32", n_out * dim), live.number("n_rows", n_rows),
+        live.number("dim", dim), live.number("n_out", n_out), live.const("BLOCK", dim),
+    ]  # fmt: skip
+    return live.launch(GATHER, "gather_kernel", params, [n_out])
+
+
+TABLES = [gather(*lengths) for lengths in ((100, 7), (150, 20), (120, 33))]
+
+
+@pytest.mark.parametrize("high", ["n_rows - 1", 99])
+def test_a_table_is_never_made_shorter_than_its_places_reach(high: int | str) -> None:
+    bounds = {"thirdparty.ops:gather_kernel": {"index_ptr": (0, high)}}
+    own = lifted(*TABLES, bounds=bounds).own
+    rule = own.definition.inputs["index_ptr"].values
+    assert rule is not None
+    assert (rule.low, rule.high) == (0.0, 99.0)
+    assert "n_rows >= 100" in own.where.split(" and ")
+    assert "n_out >=" not in own.where
+    own_lengths = {"n_rows": 99, "n_out": 7, "dim": 64}
+    assert not allows(own, own_lengths)
+    assert allows(own, {**own_lengths, "n_rows": 101})
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"table_ptr": (0, 5)}, "bounds-unknown"),
+        ({"index": (0, 5)}, "bounds-unknown"),
+        ({"index_ptr": (0, "nothing - 1")}, "bounds-unknown"),
+        ({"index_ptr": (0, "n_rows - 101")}, "bounds-unknown"),
+        ({"index_ptr": (50, "n_rows - 60")}, "bounds-unknown"),
+        ({}, "index-bounds-unknown"),
+    ],
+)
+def test_bounds_that_cannot_be_are_refused(given: dict[str, Any], reason: str) -> None:
+    outcome = lift_all(TABLES, bounds={"thirdparty.ops:gather_kernel": given})
+    assert outcome.lifted == []
+    assert [each.reason for each in outcome.kept] == [reason]
+
+
+def test_what_is_written_where_numbers_say_keeps_what_lies_elsewhere() -> None:
+    text = GATHER.replace("out_ptr + pid * dim", "out_ptr + row * dim").replace(
+        "table_ptr + row * dim", "table_ptr + pid * dim"
+    )
+    launches = [gather(n_rows, n_out) for n_rows, n_out in ((100, 7), (150, 20), (120, 33))]
+    for launch in launches:
+        launch["source"] = live.HEADER + text
+        table, _, out = launch["params"][:3]
+        table["numel"], out["numel"] = out["numel"], table["numel"]
+    bounds = {"thirdparty.ops:gather_kernel": {"index_ptr": (0, "n_rows - 1")}}
+    definition = lifted(*launches, bounds=bounds).own.definition
+    assert definition.updated == {"out_ptr_out": "out_ptr"}
+    assert "out_ptr" in definition.inputs
 
 
 def test_a_reference_that_somebody_wrote_is_the_oracle() -> None:

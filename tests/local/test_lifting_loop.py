@@ -208,21 +208,40 @@ def test_people_are_told_what_was_lifted_and_what_was_not(
     ctx: Context, tap: FakeKernelTap, world: World
 ) -> None:
     evil = live.scale(7) | {"kernel": "evil\x1b]0;x\x07:scale_kernel"}
-    tap.records = [*tap.records, evil, *(live.rope(n, in_place=True) for n in (1, 7))]
+    told_apart = [live.cross_entropy(rows) for rows in (1, 7)]
+    turned = [live.rope(rows, in_place=True) for rows in (1, 7)]
+    tap.records = [*tap.records, evil, *told_apart, *turned]
     lifting.observe(ctx)
     command = ["kernels", "lifted", "--state-dir", str(world.folder / "state")]
     plain = CliRunner().invoke(app, command)
     assert plain.exit_code == 0, plain.output
     assert "thirdparty.ops:_rms_norm_forward" in plain.output
-    assert "in-place" in plain.output
+    assert "index-bounds-unknown" in plain.output
+    assert "q_ptr_out[rows, q_row_stride] over q_ptr" in plain.output
     assert "\x1b" not in plain.output
-    assert "1 lifted, 2 not." in plain.output
+    assert "2 lifted, 2 not." in plain.output
     told = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
-    (one,) = told["lifted"]
+    one, other = told["lifted"]
+    assert (one["in_place"], other["in_place"]) == ({}, {"q_ptr_out": "q_ptr"})
     assert one["oracle"] == "incumbent"
     assert one["grid"] == ["rows"]
     assert one["shapes"][2] == {"axes": {"rows": 64}, "launches": 10}
-    assert {each["reason"] for each in told["refused"]} == {"in-place", "observation-invalid"}
+    reasons = {each["reason"] for each in told["refused"]}
+    assert reasons == {"index-bounds-unknown", "observation-invalid"}
+
+
+def test_bounds_that_somebody_sets_lift_what_was_seen_before(
+    ctx: Context, tap: FakeKernelTap
+) -> None:
+    tap.records = [live.cross_entropy(rows) for rows in (1, 7, 40)]
+    lifting.observe(ctx)
+    assert list(lifting.lifted(ctx.store)) == []
+    bounds = {"thirdparty.ops:cross_entropy_kernel": {"Y_ptr": (0, "n_cols - 1")}}
+    said = replace(ctx, settings=replace(ctx.settings, kernel_bounds=bounds))
+    lifting.observe(said)
+    (record,) = lifting.lifted(ctx.store)
+    assert record.own.definition.inputs["Y_ptr"].values is not None
+    assert list(lifting.refused(ctx.store)) == []
 
 
 class _Process:

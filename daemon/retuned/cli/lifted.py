@@ -13,7 +13,8 @@ from retuned.local.lifting import LiftedRecord, lifted, refused
 
 _HINTS = {
     "needs-more-launches": "it is looked at again as soon as launches of other lengths are seen",
-    "index-bounds-unknown": "write a definition of your own, which says what its numbers mean",
+    "index-bounds-unknown": "docs/lifting.md says how",
+    "bounds-unknown": "correct the setting kernel_bounds",
 }
 
 

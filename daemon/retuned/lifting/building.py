@@ -114,7 +114,7 @@ def build(
         valid=choice.valid,
         grid=rules,
     )
-    return _checked(definition, variant, lengths, source, roles, axes, grid, point, dtypes)
+    return _checked(definition, variant, lengths, source, roles, axes, grid, point, dtypes, bounds)
 
 
 def _checked(
@@ -127,13 +127,14 @@ def _checked(
     grid: Sequence[str],
     point: Point,
     dtypes: Mapping[str, DType],
+    bounds: Mapping[str, tuple[int, int | str]],
 ) -> OwnDefinition:
     try:
         own = OwnDefinition(
             definition=definition,
             made={n: _made(dtypes[n], spec) for n, spec in definition.inputs.items()},
             families=_families(roles, dtypes),
-            where=_where(axes, lengths, point),
+            where=_where(axes, lengths, point, held=_held(definition, axes, bounds)),
             traces=OwnTraces(
                 op=f"retuned::{definition.op_type}",
                 shapes=tuple(spec.shape for spec in definition.inputs.values()),
@@ -188,8 +189,9 @@ def _arguments(
             found[name] = passed[name] if name in passed else same[0]
         elif param.kind == "int":
             text = whole(axes.ints[name], divisible=divisible)
+            plain = all(isinstance(factor, int) for factor in axes.ints[name])
             # Triton compiles a live 1 in; other numbers have a type in the live kernel.
-            found[name] = scalar(text, "int32") if text.isdecimal() and text != "1" else text
+            found[name] = scalar(text, "int32") if plain and text != "1" else text
         elif param.kind == "float":
             found[name] = scalar(literal(param.value, what=name), "float32")
         elif name in tiles:
@@ -258,16 +260,42 @@ def _spec(
         low, high = bounds.get(pointer, _WHOLE_RANGES[dtype])
         if isinstance(high, str):
             high = _least(high, axes, point)
+        if low > high:
+            detail = f"'{pointer}': the least number, {low}, is above the largest, {high}"
+            raise NotLifted("bounds-unknown", detail=detail)
         rule = rule_of(Made(like=Like.INTEGERS, low=low, high=high))
     return TensorSpec(shape=axes.shapes[pointer], dtype=dtype, values=rule)
 
 
-def _least(expression: str, axes: Axes, point: Point) -> int:
-    """Return an axis' last place where it is shortest: within bounds at every shape."""
-    axis, _, less = expression.partition("-")
-    name = axis.strip()
+def _bound_axis(expression: str, axes: Axes) -> str:
+    """Return the axis that a bound such as ``n_cols - 1`` is about, by its name here."""
+    name = expression.partition("-")[0].strip()
     if name in axes.ints and len(axes.ints[name]) == 1:
         name = str(axes.ints[name][0])
+    return name
+
+
+def _held(
+    definition: Definition, axes: Axes, bounds: Mapping[str, tuple[int, int | str]]
+) -> frozenset[str]:
+    """Return axes that must not be shorter than was seen, or a place would lie beyond its tensor.
+
+    A bound that is a plain number does not say along which axis its places are: then that is every
+    axis but those of the places themselves.
+    """
+    found: set[str] = set()
+    for name in bounds.keys() & definition.inputs.keys():
+        high = bounds[name][1]
+        if isinstance(high, str):
+            found.add(_bound_axis(high, axes))
+        else:
+            found |= {*definition.axes} - {*definition.inputs[name].shape}
+    return frozenset(found)
+
+
+def _least(expression: str, axes: Axes, point: Point) -> int:
+    """Return an axis' last place where it is shortest: within bounds at every shape."""
+    name, less = _bound_axis(expression, axes), expression.partition("-")[2]
     if name not in axes.lengths or not (less.strip() or "0").isdecimal():
         raise NotLifted("bounds-unknown", detail=f"'{expression[:80]}' is no axis less a number")
     shortest = min(row[name] for row in point.rows) - int(less.strip() or "0")
@@ -290,13 +318,19 @@ def _families(roles: Roles, dtypes: Mapping[str, DType]) -> tuple[str, ...]:
     return ORDINARY_FAMILIES if real else ORDINARY_FAMILIES[:1]
 
 
-def _where(axes: Axes, lengths: Mapping[str, AxisConst | AxisVar], point: Point) -> str:
+def _where(
+    axes: Axes, lengths: Mapping[str, AxisConst | AxisVar], point: Point, *, held: frozenset[str]
+) -> str:
     """Bound what arguments vary: no further than was seen, and as divisible as all that was."""
     clauses = []
     for axis, length in lengths.items():
-        if isinstance(length, AxisConst) or axes.sources[axis].startswith("grid"):
+        if isinstance(length, AxisConst):
             continue
         column = [row[axis] for row in point.rows]
+        if axis in held:
+            clauses.append(f"{axis} >= {min(column)}")
+        if axes.sources[axis].startswith("grid"):
+            continue
         clauses.append(f"{axis} <= {max(column)}")
         divisor = _MOST_DIVISOR
         while divisor >= 16 and any(each % divisor for each in column):

@@ -64,7 +64,7 @@ def roles_of(
     Raises
     ------
     NotLifted
-        ``atomic-output``, ``in-place-index``, ``no-outputs``, ``no-inputs``,
+        ``atomic-output``, ``in-place-index``, ``no-outputs``, ``no-inputs``, ``bounds-unknown``,
         ``index-bounds-unknown`` or ``pointer-unused``.
     """
     if flow.atomic:
@@ -79,9 +79,14 @@ def roles_of(
         raise NotLifted("no-outputs", detail="it writes to none of its pointers")
     if not flow.loaded:
         raise NotLifted("no-inputs", detail="it reads none of its pointers")
+    strange = {name for name in bounded if name not in dtypes or not is_whole(dtypes[name])}
+    if strange:
+        detail = f"{_list(strange)}: bounds are given, and it is no pointer to whole numbers"
+        raise NotLifted("bounds-unknown", detail=detail)
     unknown = flow.places - bounded
     if unknown:
-        detail = f"{_list(unknown)}: its numbers are places or counts; give bounds for them"
+        told = _list(unknown)
+        detail = f"{told}: its numbers are places or counts; the setting kernel_bounds takes bounds"
         raise NotLifted("index-bounds-unknown", detail=detail)
     used = flow.loaded | flow.stored
     kept = {dtypes[name] for name in used}

@@ -82,9 +82,16 @@ def axes_of(launches: Sequence[Launch], *, ranges: Collection[str] = ()) -> Axes
 
 
 def _check_numbers(launches: Sequence[Launch]) -> None:
+    """Refuse what is no length; a number that is below zero on every launch is a mark."""
+    marks = {
+        name
+        for name, number in launches[0].ints.items()
+        if -_LONGEST <= number < 0 and "stride" not in name.lower()
+        if all(launch.ints[name] == number for launch in launches)
+    }
     for launch in launches:
         for name, number in launch.ints.items():
-            if not 0 <= number <= _LONGEST:
+            if not 0 <= number <= _LONGEST and name not in marks:
                 raise NotLifted("int-out-of-range", detail=f"'{name}' is {number}")
         for name, count in launch.numels.items():
             if count < 1:
@@ -139,6 +146,9 @@ class _Explained:
     def _take(self, name: str) -> None:
         """Make a number an axis, another name of one, or a plain number."""
         column = self._ints[name]
+        if column[0] < 0:
+            self._names[name] = (column[0],)
+            return
         if set(column) <= {0, 1}:
             if len(set(column)) > 1:
                 raise NotLifted("int-unexplained", detail=f"'{name}' is 0 or 1")

@@ -93,6 +93,8 @@ class LoopSettings:
     """Name of the server that is watched."""
     window: timedelta
     """Length of a window."""
+    kernel_bounds: Mapping[str, Mapping[str, tuple[int, int | str]]] = field(default_factory=dict)
+    """By live kernel and parameter: least and largest of numbers that are places."""
     settle: timedelta
     """How long after a window's end its files may still land."""
     baseline_windows: int

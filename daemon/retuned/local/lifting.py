@@ -80,11 +80,12 @@ def observe(ctx: Context) -> None:
 
 def take(ctx: Context, records: Sequence[Mapping[str, Any]]) -> None:
     """Lift observations and keep what came of them; the same ones again change nothing."""
-    digest = _digest(records)
+    bounds = ctx.settings.kernel_bounds
+    digest = _digest(records, bounds)
     seen = ctx.store.get(Kind.LIFTED, _SEEN)
     if seen is not None and seen.body.get("digest") == digest:
         return
-    outcome = lift_all(records)
+    outcome = lift_all(records, bounds=bounds)
     changed = _keep(ctx, outcome)
     with ctx.store.transaction():
         body = {"digest": digest}
@@ -225,15 +226,15 @@ def _forget_what_was_lifted(ctx: Context, outcome: Outcome) -> None:
             ctx.store.advance(Kind.LIFTED, stored.id, expect="kept", to="settled")
 
 
-def _digest(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return what says whether anything new was seen: launches, not how often."""
+def _digest(records: Sequence[Mapping[str, Any]], bounds: Mapping[str, Any]) -> str:
+    """Return what says whether anything new was seen or said: launches, not how often."""
     told = sorted(
         json.dumps(
             {n: v for n, v in record.items() if n not in _GROWING}, sort_keys=True, default=str
         )
         for record in records
     )
-    return digest_of(told)
+    return digest_of([told, bounds] if bounds else told)
 
 
 def _kernel(own: OwnDefinition) -> str:

@@ -146,6 +146,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
     return LoopSettings(
         target=settings.target,
         window=timedelta(seconds=settings.window_s),
+        kernel_bounds=settings.kernel_bounds,
         settle=timedelta(seconds=max(settings.settle_s, _taken_after_s(settings))),
         baseline_windows=settings.baseline_windows,
         explain_windows=settings.explain_windows,

@@ -70,7 +70,12 @@ def require_meaning(subject: Subject, axes: Mapping[str, int], *, seed: int) -> 
     answer = subject.reference(one, axes)
     if all(_constant(array) for array in answer.values()):
         raise _meaningless(f"{name}: every output is one number over and over; see its reference")
-    copied = [n for n, array in one.items() if any(_same(array, out) for out in answer.values())]
+    # What is updated in place may stay as it was, if another output tells of the launch.
+    kept = {out for out, n in subject.definition.updated.items() if _same(one[n], answer[out])}
+    told = [array for out, array in answer.items() if out not in kept]
+    if not told:
+        raise _meaningless(f"{name}: nothing that it updates in place changes")
+    copied = [n for n, array in one.items() if any(_same(array, out) for out in told)]
     if copied:
         raise _meaningless(f"{name}: input '{copied[0]}' comes out unchanged; nothing is computed")
     for changed, array in two.items():
