@@ -136,6 +136,7 @@ class Show:
         with ExitStack() as stack:
             if self.part(f"{mode}: start", lambda: stage.start(stack, cores=cores.server)) is None:
                 self.say(_tail(folder / "server.log") + _tail(folder / "control.log"))
+                self.keep_logs(mode, folder)
                 return
             self.part(f"{mode}: same batches", lambda: stage.exact(seed=7))
             for phase in Phase:
@@ -149,10 +150,13 @@ class Show:
                 turn.run(stack)
             self.part(f"{mode}: decode steps", stage.steps)
             self.part(f"{mode}: answers", lambda: stage.judged(most=150 if options.quick else 600))
-        self.result[f"{mode}: logs"] = {
-            name: scrubbed(_tail(folder / f"{name}.log", 25)) for name in ("server", "daemon")
-        }
-        self.write()
+        self.keep_logs(mode, folder)
+
+    def keep_logs(self, mode: str, folder: Path) -> None:
+        """Write the ends of the processes' logs beside the results: for whoever looks for why."""
+        names = ("server", "control", "daemon")
+        text = "\n".join(f"--- {name}\n{_tail(folder / f'{name}.log', 300)}" for name in names)
+        (self._out / f"logs-{mode}.txt").write_text(scrubbed(text) + "\n")
 
     def trace(self, stage: Stage, phase: Phase) -> Any:  # noqa: ANN401 - JSON
         """Publish one profiler window of a phase."""
