@@ -19,6 +19,9 @@
 axes, the launch's integers and constexprs (the variant's first), ``grid_0`` to ``grid_2`` of the
 server's own launch and ``numel_<pointer>``. An axis may also be written ``param:NAME`` or
 ``grid:0``. What a launch does not fulfil makes it the server's.
+
+With ``code: artifact`` every whole number of a launch must be an axis, or be named in ``ints`` or
+``constexprs``, and so must all that the source ignores or builds its code from; see `held`.
 """
 
 from __future__ import annotations
