@@ -693,6 +693,35 @@ def test_the_first_launch_of_a_bucket_is_checked_in_line_and_a_wrong_answer_is_n
     assert world.checks.count == 0
 
 
+def test_what_is_checked_in_line_is_the_originals_while_a_graph_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    world.original = lambda x, w: x * 2
+    monkeypatch.setattr("retuned.runtime.checker.captures_under_way", lambda: True)
+    own = checker(world, lambda x, w: x * 3, compare=lambda a, b, t: compare_tensors(a, b, t))
+    x, w = torch.ones(4), torch.ones(4)
+    launch = Kernel(lambda x, w: x * 3).launcher((4,))
+    assert torch.equal(own.served(launch, launch, world.at, (x, w)), x * 2)
+    assert torch.equal(own.dark(launch, world.at, (x, w)), x * 2)
+    assert (world.judge.stats.checks, world.dropped) == (0, {"capturing": 2})
+    assert world.stratum.ran == 0, "the check is still due"
+
+
+def test_a_capture_by_any_thread_is_known() -> None:
+    from retuned.runtime.graphs.process import process_graphs
+
+    graph = type("Graph", (), {})()
+    gate = process_graphs().gate
+    assert not shadow_device.captures_under_way()
+    gate.begin(graph)
+    try:
+        assert shadow_device.captures_under_way()
+    finally:
+        gate.end(graph)
+    assert not shadow_device.captures_under_way()
+
+
 def test_later_launches_and_those_in_the_shadow_are_checked_aside() -> None:
     world = World()
     checks = checker(world, world.variant)

@@ -16,13 +16,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from retuned.runtime.aside import Aside
+from retuned.runtime.aside import CAPTURING, Aside
 from retuned.runtime.aside_result import Order, Place
 from retuned.runtime.judging import Judge
 from retuned.runtime.keeping import KEEPER, Keeper, Kept
 from retuned.runtime.launching import Detached, Ineligible, Launch, Variant
 from retuned.runtime.shadow import Compare, as_outputs, compare_tensors
-from retuned.runtime.shadow_device import DeviceOf, ShadowDevice, shadow_device
+from retuned.runtime.shadow_device import (
+    DeviceOf,
+    ShadowDevice,
+    captures_under_way,
+    shadow_device,
+)
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Tensor
 from retuned.runtime.underway import CHECKS, NO_ROOM, Checks
@@ -87,6 +92,9 @@ class Checker:
             apart = self._apart(at, inputs)
             if apart is not None:
                 return self._aside.detached(*apart, at=at, inputs=inputs, plain=plain)
+        if captures_under_way():  # to wait for a device now would end the capture
+            self._judge.stats.drop(CAPTURING)
+            return self._slot.original(*inputs)
         kept = self._keeper.keep(inputs, constant=self._slot.spec.constant_inputs)
         try:
             return self._served(launch, plain, at, inputs, kept)
@@ -147,6 +155,9 @@ class Checker:
         apart = self._apart(at, inputs)
         if apart is not None:
             return self._aside.detached(*apart, at=at, inputs=inputs, plain=None)
+        if captures_under_way():
+            self._judge.stats.drop(CAPTURING)
+            return self._slot.original(*inputs)
         at.stratum.ran += 1
         at.sampler.advance(at.stratum)
         kept = self._keeper.keep(inputs, constant=self._slot.spec.constant_inputs)

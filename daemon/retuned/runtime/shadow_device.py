@@ -227,6 +227,8 @@ def shadow_device(inputs: tuple[Any, ...], *, dense: bool = True) -> ShadowDevic
 
 
 def _made(torch: Any, index: int) -> TorchShadow | None:  # noqa: ANN401 - the module
+    if captures_under_way():
+        return None  # pinned memory is not made then
     with _LOCK:
         if index not in _DEVICES:
             _DEVICES[index] = None
