@@ -162,6 +162,7 @@ def test_true_is_not_one() -> None:
         ('\ufeff{"1": {"BLOCK_SIZE_M": 1}}', "no ASCII"),
         ('{"1": {"BLOCK_SIZE_M": 1}}\0', "is a zero"),
         (" " * (MAX_FILE_BYTES + 1), "more than"),
+        (json.dumps({m: {"BLOCK_SIZE_M": m} for m in range(1, 1100)}), "more than 1024 rows"),
     ],
 )
 def test_a_hostile_file_is_refused_with_its_name_and_place(text: str, says: str) -> None:

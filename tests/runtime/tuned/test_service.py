@@ -275,7 +275,8 @@ def test_a_file_of_the_package_is_copied_with_the_change_and_never_written(
     (package / "configs").mkdir(parents=True)
     folder.mkdir()
     shipped = package / "configs" / NAME
-    shipped.write_text(json.dumps({"triton_version": "3.9.0"} | OLD))
+    (tmp_path / "store").write_text(json.dumps({"triton_version": "3.9.0"} | OLD))
+    shipped.symlink_to(tmp_path / "store")  # as some installers do
     data = shipped.read_bytes()
     module = load(fakes.VLLM, fakes.vllm(folder, package))
     before = picks(module)

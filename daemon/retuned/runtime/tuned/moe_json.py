@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retuned.runtime.tuned.strict import MAX_M, MAX_ROWS, invalid, text_of
+from retuned.runtime.tuned.strict import MAX_M, invalid, text_of
 
 Value = int | bool | str
 Config = Mapping[str, Value]
@@ -22,6 +22,8 @@ take the one that comes first."""
 
 VERSION_KEY = "triton_version"
 """The one key that is no batch size, in vLLM's files."""
+MAX_ROWS = 1024
+"""Most rows of a file; the longest that ships has 37."""
 MAX_PARAMETERS = 64
 """Most parameters of a row."""
 _MAX_NUMBER = 2**31

@@ -7,6 +7,7 @@ ends of every step picks exactly these steps. So the ends of steps are pinned, a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -72,7 +73,7 @@ def runs_of(rows: Rows) -> tuple[Run, ...]:
 
 def picked(runs: Sequence[Run], m: int) -> Config:
     """Return what is picked for a batch size."""
-    return next(run.config for run in runs if run.first <= m <= run.last)
+    return runs[bisect_right(runs, m, key=_first) - 1].config
 
 
 def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
@@ -153,11 +154,20 @@ def _overlaid(before: Sequence[Run], new: Rows, guard: Guard) -> tuple[Run, ...]
 
 
 def _cut(runs: Sequence[Run], low: int, high: int) -> list[Run]:
+    """Return the part of some steps that lies in a range; none of an empty one."""
+    if low > high:
+        return []
+    begin = max(0, bisect_right(runs, low, key=_first) - 1)
+    end = bisect_right(runs, high, key=_first)
     return [
         Run(max(run.first, low), min(run.last, high), run.config)
-        for run in runs
-        if low <= high and run.first <= high and run.last >= low
+        for run in runs[begin:end]
+        if run.last >= low
     ]
+
+
+def _first(run: Run) -> int:
+    return run.first
 
 
 def _inside(guard: Guard, m: int) -> bool:
@@ -174,11 +184,12 @@ def _table(kept: Rows, new: Rows, pins: Iterable[int], wanted: Sequence[Run]) ->
 
 def _spare(pins: set[int], enough: Callable[[set[int]], bool]) -> None:
     """Take out what is not needed; what was needed for its neighbour's sake may go after it."""
-    while True:
-        spare = next((m for m in sorted(pins) if enough(pins - {m})), None)
-        if spare is None:
-            return
-        pins.remove(spare)
+    before = -1
+    while before != len(pins):
+        before = len(pins)
+        for m in sorted(pins):
+            if enough(pins - {m}):
+                pins.remove(m)
 
 
 def _wrong(wanted: Sequence[Run], found: Sequence[Run]) -> list[tuple[Run, set[int]]]:

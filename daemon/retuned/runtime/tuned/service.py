@@ -203,7 +203,7 @@ class TunedFiles:
 
     def _plan(self, order: TunedOrder) -> _Prepared:
         server = servers.find(order.change)
-        data = _bytes_of(server.source)
+        data = _bytes_of(server.source, server.target)
         expected = data if server.source == server.target else read_file(server.target)
         if digest_of(data) != order.before:
             # another rank of this server, or this one before it was restarted, has written it
@@ -212,14 +212,14 @@ class TunedFiles:
                 detail = f"{server.source} is {digest_of(data)}, the order is for {order.before}"
                 raise Refused("file-differs", detail=detail)
             expected = kept_before(server.target, listed[-1])
-            data = expected if expected is not None else _bytes_of(server.fallback)
+            data = expected if expected is not None else _bytes_of(server.fallback, server.target)
             if digest_of(data) != order.before:
                 detail = f"{server.target} was made from a file that is no more; roll it back first"
                 raise Refused("file-differs", detail=detail)
         return _Prepared(order, server, plan(server.target.name, data, order.change), expected)
 
     def _plan_for(self, order: TunedOrder, server: Server) -> Plan:
-        data = _bytes_of(server.source)
+        data = _bytes_of(server.source, server.target)
         return plan(server.target.name, data, order.change)
 
     def _check_picks(self, prepared: _Prepared) -> None:
@@ -310,8 +310,11 @@ class TunedFiles:
             self._outcomes.popitem(last=False)
 
 
-def _bytes_of(path: Path | None) -> bytes | None:
-    return None if path is None else read_file(path)
+def _bytes_of(path: Path | None, target: Path) -> bytes | None:
+    """Return a file's bytes; what is only read may be a link, as installed packages have them."""
+    if path is None:
+        return None
+    return read_file(path if path == target else path.resolve())
 
 
 def _restored(order: TunedOrder, server: Server) -> bool:
@@ -320,7 +323,8 @@ def _restored(order: TunedOrder, server: Server) -> bool:
         return restore(server.target, order=order.undoes)
     except Refused as error:
         source = servers.find(order.change).source
-        if error.reason == "nothing-to-restore" and digest_of(_bytes_of(source)) == order.before:
+        now = digest_of(_bytes_of(source, server.target))
+        if error.reason == "nothing-to-restore" and now == order.before:
             return False
         raise
 
