@@ -10,14 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retuned.adapters.kernelbench.describing import definition_name, told
-from retuned.adapters.kernelbench.examining import (
-    COMPILED,
-    EAGER,
-    Examined,
-    OpenModel,
-    Ratio,
-    examine,
-)
+from retuned.adapters.kernelbench.eager_timing import COMPILED, EAGER, OpenModel, Ratio
+from retuned.adapters.kernelbench.examining import Examined, examine
 from retuned.adapters.kernelbench.improving import Improved, Search, improve
 from retuned.adapters.kernelbench.outcomes import Outcome, Timing
 from retuned.adapters.kernelbench.problem_files import ProblemFile
