@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import socket
 import sys
@@ -648,3 +649,15 @@ def test_a_pytorch_that_cannot_forget_takes_the_file_at_its_next_start(
     tuned.prepare(order(results_change()))
     assert tuned.commit(order(results_change()))["outcome"] == "needs-restart"
     assert tunable.rows[KEY] == "Gemm_Hipblaslt_12"
+
+
+def test_the_installed_pytorch_has_what_is_asked_for_and_is_off_unless_switched_on(
+    load: Load,
+) -> None:
+    tunable = importlib.import_module(fakes.TUNABLE)
+    load(fakes.TUNABLE, tunable)
+    for name in ("get_results", "get_filename", "read_file", "tuning_is_enabled", "_clear_all"):
+        assert callable(getattr(tunable, name)), name
+    assert not tunable.is_enabled()
+    with pytest.raises(Refused, match="tunable-off"):
+        files().prepare(order(results_change()))

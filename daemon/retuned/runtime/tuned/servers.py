@@ -217,7 +217,7 @@ def _tunable_op() -> Server:
     if _asked(module.tuning_is_enabled):
         detail = "TunableOp tunes in this process and writes its file itself; turn tuning off first"
         raise Refused("tuning-on", detail=detail)
-    target = Path(_asked(module.get_filename) or "tunableop_results0.csv").absolute()
+    target = _folder(_asked(module.get_filename), "PYTORCH_TUNABLEOP_FILENAME")
     if not hasattr(module, "_clear_all"):  # rows that are there are never replaced
         return Server(name="tunable-op", target=target, sources=(target,))
 
