@@ -284,4 +284,4 @@ def test_all_of_this_without_the_interpreter() -> None:
         cwd=Path(__file__).parents[3],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    assert "7 passed, 1 skipped" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "8 passed, 1 skipped" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
