@@ -184,18 +184,15 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     die_with_parent()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from retuned.runtime import attach
-
-    runtime = attach(server=f"live-{options.mode}", socket_dir=options.socket_dir)
     import torch
+    import triton  # noqa: F401 - both are there when Retuned attaches: it follows them at once
     from benchmarks.gpu.live.model import SHAPES, LiveModel
 
+    from retuned.runtime import attach
+
+    attach(server=f"live-{options.mode}", socket_dir=options.socket_dir)
     torch.set_num_threads(1)
     shape = SHAPES[options.model]
-    if runtime.enabled and os.environ.get("RETUNED_TRITON") == "on":
-        import triton  # noqa: F401 - what is there now is intercepted before it launches anything
-
-        runtime.intercept_triton()
     model = LiveModel(
         shape,
         max_sequences=options.max_running,
