@@ -63,21 +63,24 @@ GROUPS = {"ada": ("gpu",), "ben": ("sre",), "eve": ("gpu", "sre"), "lea": ("lead
 _BERLIN = ZoneInfo("Europe/Berlin")
 
 
-def window_is_open(now: datetime) -> bool:
-    """Say it again without cron: six hours from one o'clock, not Sundays from three to five."""
+def _spans(now: datetime, hour: int, length: int) -> list[tuple[int, bool]]:
+    """Return weekday and whether `now` is inside, for spans that begin today and yesterday."""
     today = now.astimezone(_BERLIN).date()
-    days = [today - timedelta(days=back) for back in (0, 1)]
+    found = []
+    for day in (today, today - timedelta(days=1)):
+        start = datetime(day.year, day.month, day.day, hour, tzinfo=_BERLIN).astimezone(UTC)
+        found.append((day.weekday(), start <= now < start + timedelta(hours=length)))
+    return found
 
-    def spans(hour: int, length: int) -> list[tuple[datetime, datetime]]:
-        starts = [
-            datetime(d.year, d.month, d.day, hour, tzinfo=_BERLIN).astimezone(UTC) for d in days
-        ]
-        return [(start, start + timedelta(hours=length)) for start in starts]
 
-    allowed = any(start <= now < end for start, end in spans(1, 6))
-    sundays = zip(days, spans(3, 2), strict=True)
-    denied = any(day.weekday() == 6 and a <= now < b for day, (a, b) in sundays)
-    return allowed and not denied
+def is_denied(now: datetime) -> bool:
+    """Say it again without cron: Sundays, two hours from three o'clock."""
+    return any(inside and weekday == 6 for weekday, inside in _spans(now, 3, 2))
+
+
+def window_is_open(now: datetime) -> bool:
+    """Say it again without cron: six hours from one o'clock, and not denied."""
+    return any(inside for _, inside in _spans(now, 1, 6)) and not is_denied(now)
 
 
 @dataclass
@@ -119,6 +122,7 @@ class World:
         self.readable = True
         self.policy_generation = 1
         self._policy = yaml.safe_load(POLICY)
+        self._read: gate.KernelTuningPolicy | None = None
         self.target = read(TuningTarget, examples.a_target(environment=examples.WORLD, pods=pods))
         self.pods = {f"u{n}": Pod(name=f"chat-{n}", uid=f"u{n}") for n in range(pods)}
         self.proposals: dict[str, SwapProposal] = {}
@@ -159,13 +163,15 @@ class World:
         return name
 
     def policy(self) -> PolicyFact:
-        body = self._policy | {"metadata": {"name": "prod", "namespace": "serving"}}
-        policy = read(PolicyObject, body).stage_policy()
-        return PolicyFact(policy=policy, generation=self.policy_generation)
+        if self._read is None:
+            body = self._policy | {"metadata": {"name": "prod", "namespace": "serving"}}
+            self._read = read(PolicyObject, body).stage_policy()
+        return PolicyFact(policy=self._read, generation=self.policy_generation)
 
     def change_policy(self, **spec: Any) -> None:
         self._policy["spec"] |= spec
         self.policy_generation += 1
+        self._read = None
 
     def say(
         self,

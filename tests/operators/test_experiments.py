@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.operators import examples
+from tests.operators.world import World
+
+from retuned.stages import gate
+from retuned.stages.verdict import Interval
+from retuned_operator.crds import ExperimentPhase as P
+from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget, read
+from retuned_operator.crds.target import Quarantined, TargetMode
+from retuned_operator.machine import (
+    CreateJob,
+    DeleteJob,
+    ExperimentFacts,
+    ExperimentStep,
+    JobFact,
+    JobState,
+    Propose,
+    ResultFact,
+    SetSuspend,
+    experiments,
+)
+from retuned_operator.machine.experiments import MAX_PREEMPTIONS, RESULT_PATIENCE
+
+WINNER = examples.ARTIFACT
+WIN = Interval(lower=1.2, point=1.25, upper=1.3, confidence=0.995)
+
+
+class Lab:
+    """One experiment and the cluster that it runs on."""
+
+    def __init__(self) -> None:
+        self.now = examples.NOW
+        self.resource = read(KernelExperiment, examples.an_experiment())
+        self.facts = ExperimentFacts(
+            target=read(TuningTarget, examples.a_target(environment=examples.WORLD)),
+            policies=(World(examples.NOW).policy(),),
+            live_baseline=examples.BASELINE,
+        )
+
+    def step(self, *, kept: bool = True, acted: bool = True, **changes: Any) -> ExperimentStep:
+        """Do one step; the operator may die before its status or its actions are written."""
+        self.facts = replace(self.facts, **changes)
+        step = experiments.step(self.resource, self.facts, now=self.now)
+        if kept:
+            self.resource = self.resource.model_copy(update={"status": step.status})
+        if kept and acted:
+            for action in step.actions:
+                self.act(action)
+        return step
+
+    def act(self, action: object) -> None:
+        jobs = {job.name: job for job in self.facts.jobs}
+        if isinstance(action, CreateJob):
+            name = f"{action.role}-{action.attempt}"
+            new = JobFact(
+                name=name,
+                uid=f"uid-{name}",
+                role=action.role,
+                attempt=action.attempt,
+                state=JobState.SUSPENDED,
+            )
+            jobs.setdefault(name, new)  # the API server says that it is already there
+        elif isinstance(action, SetSuspend):
+            state = JobState.SUSPENDED if action.suspend else JobState.RUNNING
+            jobs[action.job] = replace(jobs[action.job], state=state)
+        elif isinstance(action, DeleteJob):
+            jobs.pop(action.job, None)
+        self.facts = replace(self.facts, jobs=tuple(jobs.values()))
+
+    def becomes(self, name: str, state: JobState, reason: str = "") -> None:
+        jobs = tuple(
+            replace(job, state=state, reason=reason) if job.name == name else job
+            for job in self.facts.jobs
+        )
+        self.facts = replace(self.facts, jobs=jobs)
+
+    def result(self, job: str, pod: str = "pod-1", **found: Any) -> None:
+        new = ResultFact(job=job, pod_uid=pod, at=found.pop("at", self.now), **found)
+        self.facts = replace(self.facts, results=(*self.facts.results, new))
+
+    def until_running(self) -> None:
+        for _ in range(4):
+            self.step()
+
+    def searched(self, **found: Any) -> None:
+        self.until_running()
+        usual: dict[str, Any] = {"tried": 9, "correct": 5, "finalists": 2}
+        self.result("search-1", **(usual | found))
+        self.becomes("search-1", JobState.COMPLETE)
+        self.until_running()
+
+    def verified(self, **found: Any) -> None:
+        self.searched()
+        usual: dict[str, Any] = {"winner": WINNER, "speedup": WIN}
+        self.result("verify-1", **(usual | found))
+        self.becomes("verify-1", JobState.COMPLETE)
+
+    def phase(self) -> P:
+        return self.resource.status.phase
+
+    def live(self) -> list[str]:
+        return [job.name for job in self.facts.jobs if job.is_live]
+
+
+def test_an_experiment_is_searched_then_verified_then_proposed() -> None:
+    lab = Lab()
+    seen = []
+    for _ in range(4):
+        lab.step()
+        seen.append(lab.phase())
+    assert seen == [P.QUEUED, P.QUEUED, P.RUNNING, P.RUNNING]
+    lab = Lab()
+    lab.verified()
+    step = lab.step()
+    assert step.actions == (Propose(winner=WINNER, result="pod-1"),)
+    assert lab.phase() is P.VERIFYING
+    lab.step(proposal="swp-1")
+    status = lab.resource.status
+    assert lab.phase() is P.SUCCEEDED
+    assert status.proposal == "swp-1"
+    assert status.best is not None
+    assert status.best.speedup == WIN
+    assert status.trials.total == 9
+
+
+def test_a_job_begins_suspended_and_is_released_once_the_budget_allows() -> None:
+    lab = Lab()
+    (made,) = lab.step().actions
+    assert made == CreateJob(role=JobRole.SEARCH, attempt=1)
+    (released,) = lab.step().actions
+    assert released == SetSuspend(job="search-1", suspend=False)
+
+
+def test_in_a_queue_of_kueue_nobody_else_releases_a_job() -> None:
+    lab = Lab()
+    lab.step(queued_elsewhere=True)
+    assert lab.step().actions == ()
+    assert lab.resource.status.reason == "waits-in-queue"
+
+
+def frozen() -> tuple[gate.TuningFreeze, ...]:
+    return (gate.TuningFreeze(id="f", user="ada", at=examples.NOW),)
+
+
+HELD: list[tuple[dict[str, Any], str]] = [
+    ({"freezes": frozen()}, "frozen"),
+    ({"freezes": None}, "unreadable"),
+    ({"policies": None}, "unreadable"),
+    ({"policies": ()}, "no-policy"),
+    ({"slo_firing": True}, "slo-alert"),
+    ({"slo_firing": None}, "slo-alert"),
+    ({"running_experiments": 1}, "too-many-experiments"),
+    ({"gpu_hours_today": 4.0}, "budget-spent"),
+]
+
+
+@pytest.mark.parametrize(("facts", "reason"), HELD)
+def test_what_forbids_it_holds_a_job_back_and_stops_one_that_runs(
+    facts: dict[str, Any], reason: str
+) -> None:
+    lab = Lab()
+    assert lab.step(**facts).actions == ()
+    assert (lab.phase(), lab.resource.status.reason) == (P.QUEUED, reason)
+    lab = Lab()
+    lab.until_running()
+    assert lab.step(**facts).actions == (SetSuspend(job="search-1", suspend=True),)
+    assert lab.phase() is P.QUEUED
+
+
+def test_the_owner_may_hold_it_back() -> None:
+    lab = Lab()
+    spec = lab.resource.spec.model_copy(update={"suspend": True})
+    lab.resource = lab.resource.model_copy(update={"spec": spec})
+    assert lab.step().actions == ()
+    assert lab.resource.status.reason == "suspended"
+
+
+ENDS: list[tuple[dict[str, Any], P, str]] = [
+    ({"target": None}, P.OUTDATED, "target-gone"),
+    ({"live_baseline": WINNER}, P.OUTDATED, "baseline-changed"),
+]
+
+
+@pytest.mark.parametrize(("facts", "phase", "reason"), ENDS)
+def test_an_experiment_whose_world_is_gone_ends_and_frees_its_place(
+    facts: dict[str, Any], phase: P, reason: str
+) -> None:
+    lab = Lab()
+    lab.until_running()
+    assert lab.live() == ["search-1"]
+    lab.step(**facts)
+    assert (lab.phase(), lab.resource.status.reason) == (phase, reason)
+    assert lab.live() == []
+
+
+def test_an_abort_ends_it_and_deletes_what_lives_even_if_the_operator_dies_in_between() -> None:
+    lab = Lab()
+    lab.until_running()
+    abort = lab.resource.spec.abort.model_copy(update={"requested": True})
+    spec = lab.resource.spec.model_copy(update={"abort": abort})
+    lab.resource = lab.resource.model_copy(update={"spec": spec})
+    lab.step(acted=False)
+    assert lab.phase() is P.ABORTED
+    assert lab.live() == ["search-1"]
+    lab.step()
+    assert lab.live() == []
+
+
+def test_a_job_that_fails_fails_the_experiment_with_its_reason() -> None:
+    lab = Lab()
+    lab.until_running()
+    lab.becomes("search-1", JobState.FAILED, "DeadlineExceeded")
+    lab.step()
+    assert lab.phase() is P.FAILED
+    assert "DeadlineExceeded" in lab.resource.status.detail
+
+
+def test_preempted_is_not_failed_and_is_tried_again() -> None:
+    lab = Lab()
+    lab.until_running()
+    lab.becomes("search-1", JobState.DISRUPTED)
+    step = lab.step()
+    assert lab.phase() is P.PREEMPTED
+    assert step.actions == (DeleteJob(job="search-1"),)
+    lab.until_running()
+    assert lab.live() == ["search-2"]
+    assert lab.phase() is P.RUNNING
+
+
+def test_no_two_jobs_of_an_experiment_live_at_one_time_whenever_the_operator_dies() -> None:
+    lab = Lab()
+    lab.until_running()
+    lab.becomes("search-1", JobState.DISRUPTED)
+    lab.step(acted=False)
+    for _ in range(6):
+        lab.step()
+        assert len(lab.live()) <= 1
+    assert lab.live() == ["search-2"]
+
+
+def test_a_search_that_was_done_is_not_done_again_after_a_preemption() -> None:
+    lab = Lab()
+    lab.searched()
+    lab.becomes("verify-1", JobState.DISRUPTED)
+    lab.until_running()
+    lab.step()
+    assert lab.live() == ["verify-2"]
+
+
+def test_a_search_that_was_cleared_away_is_not_done_again() -> None:
+    lab = Lab()
+    lab.searched()
+    jobs = tuple(job for job in lab.facts.jobs if job.role is JobRole.VERIFY)
+    lab.step(jobs=jobs)
+    assert lab.live() == ["verify-1"]
+
+
+def test_a_cluster_without_room_ends_it_after_a_while() -> None:
+    lab = Lab()
+    for _ in range(8 * MAX_PREEMPTIONS):
+        lab.step()
+        for name in lab.live():
+            lab.becomes(name, JobState.DISRUPTED)
+    assert (lab.phase(), lab.resource.status.reason) == (P.FAILED, "preempted-too-often")
+    assert lab.live() == []
+
+
+def test_of_two_pods_of_one_job_the_first_that_was_complete_counts_for_good() -> None:
+    lab = Lab()
+    lab.until_running()
+    lab.result("search-1", "late", at=lab.now + timedelta(seconds=5), tried=1, finalists=1)
+    lab.result("search-1", "first", at=lab.now, tried=7, correct=7, finalists=1)
+    lab.becomes("search-1", JobState.COMPLETE)
+    lab.step()
+    assert lab.resource.status.trials.total == 7
+    lab.result("search-1", "earlier", at=lab.now - timedelta(hours=1), tried=99, finalists=0)
+    lab.step()
+    assert lab.resource.status.trials.total == 7
+    assert lab.phase() is not P.NO_IMPROVEMENT
+
+
+def test_nothing_found_is_no_improvement_and_is_not_verified() -> None:
+    lab = Lab()
+    lab.searched(finalists=0)
+    assert (lab.phase(), lab.resource.status.reason) == (P.NO_IMPROVEMENT, "nothing-found")
+    assert lab.live() == []
+
+
+def test_what_the_search_claims_is_not_proposed_without_the_trusted_job() -> None:
+    lab = Lab()
+    lab.searched(winner=WINNER, speedup=WIN)
+    lab.result("verify-1")
+    lab.becomes("verify-1", JobState.COMPLETE)
+    step = lab.step()
+    assert (lab.phase(), lab.resource.status.reason) == (P.NO_IMPROVEMENT, "not-proven")
+    assert step.actions == ()
+    assert lab.resource.status.best is None
+
+
+def test_a_quarantined_winner_is_not_proposed_until_its_time_is_over() -> None:
+    lab = Lab()
+    lab.verified()
+    target = lab.facts.target
+    assert target is not None
+    entry = Quarantined(digest=WINNER, until=lab.now + timedelta(days=1), reason="tripped")
+    status = target.status.model_copy(update={"quarantine": (entry,)})
+    step = lab.step(target=target.model_copy(update={"status": status}))
+    assert step.actions == ()
+    assert (lab.phase(), lab.resource.status.reason) == (P.NO_IMPROVEMENT, "quarantined")
+
+
+def test_a_win_that_is_not_worth_it_ends_with_the_reason_of_the_stage() -> None:
+    lab = Lab()
+    lab.verified()
+    lab.step(refusal="not-worth-it")
+    assert (lab.phase(), lab.resource.status.reason) == (P.NO_IMPROVEMENT, "not-worth-it")
+
+
+def test_a_complete_job_without_a_result_is_not_waited_for_for_ever() -> None:
+    lab = Lab()
+    lab.until_running()
+    lab.becomes("search-1", JobState.COMPLETE)
+    lab.step()
+    assert lab.phase() is P.RUNNING
+    lab.now += RESULT_PATIENCE - timedelta(seconds=1)
+    lab.step()
+    assert lab.phase() is P.RUNNING
+    lab.now += timedelta(seconds=1)
+    lab.step()
+    assert (lab.phase(), lab.resource.status.reason) == (P.FAILED, "no-result")
+    assert lab.resource.status.trials.without_result == 1
+
+
+def test_what_a_target_or_a_policy_forbids_is_refused() -> None:
+    lab = Lab()
+    target = lab.facts.target
+    assert target is not None
+    observing = target.spec.model_copy(update={"mode": TargetMode.OBSERVE})
+    lab.step(target=target.model_copy(update={"spec": observing}))
+    assert (lab.phase(), lab.resource.status.reason) == (P.REFUSED, "target-mode")
+    lab = Lab()
+    world = World(examples.NOW)
+    world.change_policy(experiments={"maxConcurrent": 0})
+    lab.step(policies=(world.policy(),))
+    assert (lab.phase(), lab.resource.status.reason) == (P.REFUSED, "policy-forbids")
+
+
+def test_who_does_not_lead_does_nothing() -> None:
+    lab = Lab()
+    before = lab.resource
+    assert lab.step(leading=False).actions == ()
+    assert lab.resource == before
+
+
+def test_an_experiment_that_is_over_stays_so() -> None:
+    lab = Lab()
+    lab.verified()
+    lab.step(proposal="swp-1")
+    before = lab.resource.status
+    lab.step(target=None, live_baseline=WINNER)
+    assert lab.resource.status == before

@@ -1,0 +1,287 @@
+"""I1 to I10 as a machine that plays people, time, crashes and broken pods against the operator."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+)
+from tests.operators.world import GROUPS, World, is_denied, window_is_open
+
+from retuned.stages.gate import DecisionKind, StopPolicy
+from retuned_operator.crds import ProposalPhase as P
+from retuned_operator.crds.proposal import PodState
+
+DIGESTS = tuple("sha256:" + digit * 64 for digit in "123")
+STARTS = (
+    datetime(2026, 3, 3, 0, 30, tzinfo=UTC),
+    datetime(2026, 3, 28, 23, 30, tzinfo=UTC),  # the night in which an hour is missing
+    datetime(2026, 10, 24, 22, 30, tzinfo=UTC),  # the night in which an hour comes twice
+)
+
+
+class Operator(RuleBasedStateMachine):
+    """Everything that may happen, in any order."""
+
+    proposed = Bundle("proposed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(STARTS[0], pods=0)
+        self.told: set[tuple[str, str]] = set()
+        self.quarantined: dict[str, datetime] = {}
+
+    @initialize(
+        target=proposed,
+        start=st.sampled_from(STARTS),
+        pods=st.integers(1, 5),
+        rounds=st.sampled_from([0, 1, 3, 8, 12, 20, 30, 45]),
+    )
+    def begins(self, start: datetime, pods: int, rounds: int) -> str:
+        """Begin at any point of a swap that goes well so far."""
+        self.world = World(start, pods=pods)
+        name = self.world.propose(DIGESTS[0])
+        if rounds:
+            self.a_good_night(name, rounds, people=True)
+        return name
+
+    # people and the outside
+
+    @rule(
+        target=proposed, artifact=st.sampled_from(DIGESTS), who=st.sampled_from(["retuned", "ADA"])
+    )
+    def somebody_proposes(self, artifact: str, who: str) -> str:
+        if artifact == self.world.live():
+            artifact = next(each for each in DIGESTS if each != artifact)
+        return self.world.propose(artifact, requested_by=who)
+
+    @rule(name=proposed, user=st.sampled_from([*GROUPS, "mallory"]))
+    def somebody_approves(self, name: str, user: str) -> None:
+        self.world.say(name, user)
+
+    @rule(name=proposed)
+    def two_people_approve(self, name: str) -> None:
+        self.world.say(name, "eve")
+        self.world.say(name, "ben")
+
+    @rule(name=proposed, what=st.sampled_from(["digest", "uid", "generation"]))
+    def somebody_approves_something_else(self, name: str, what: str) -> None:
+        wrong = {"digest": DIGESTS[0][:-1] + "f", "uid": "another", "generation": 99}[what]
+        for user in ("ada", "ben", "eve"):
+            self.world.say(name, user, **{what: wrong})  # type: ignore[arg-type]
+
+    @rule(name=proposed, user=st.sampled_from(["lea", "ada", "mallory"]))
+    def somebody_breaks_glass(self, name: str, user: str) -> None:
+        self.world.say(name, user, DecisionKind.BREAK_GLASS)
+
+    @rule(name=proposed, kind=st.sampled_from([DecisionKind.REJECT, DecisionKind.ABORT]))
+    def somebody_says_no(self, name: str, kind: DecisionKind) -> None:
+        self.world.say(name, "mallory", kind)
+
+    @rule(name=proposed)
+    def somebody_aborts_and_it_goes_back_at_once(self, name: str) -> None:
+        before = self.world.proposals[name].status.phase
+        self.world.abort(name)
+        if not self.world.leading:
+            return
+        self.reconcile(name, dies_after=1)
+        after = self.world.proposals[name].status.phase
+        if before.is_under_way:  # I2
+            assert after.is_going_back or after is P.ROLLED_BACK
+        elif before.is_before_swap:
+            assert after is P.ABORTED
+
+    @rule(policy=st.sampled_from(StopPolicy), hours=st.sampled_from([None, 1, 5]))
+    def somebody_freezes(self, policy: StopPolicy, hours: int | None) -> None:
+        self.world.freeze(policy, hours=hours)
+
+    @rule()
+    def somebody_thaws(self) -> None:
+        self.world.freezes.clear()
+
+    @rule(priority=st.integers(1, 9))
+    def somebody_changes_the_policy(self, priority: int) -> None:
+        self.world.change_policy(priority=priority)
+
+    @rule(minutes=st.sampled_from([1, 2, 5, 6, 15, 61, 180, 600, 3000]))
+    def time_passes(self, minutes: int) -> None:
+        self.world.now += timedelta(minutes=minutes)
+
+    @rule(name=proposed, rounds=st.integers(1, 40), people=st.booleans())
+    def a_good_night(self, name: str, rounds: int, people: bool) -> None:
+        """Without it few runs would come as far as a canary."""
+        world = self.world
+        world.leading = world.readable = True
+        world.freezes.clear()
+        for pod in world.pods.values():
+            pod.ready, pod.report = True, "keep"
+        for _ in range(24):
+            if window_is_open(world.now):
+                break
+            world.now += timedelta(hours=1)
+        if people:
+            self.two_people_approve(name)
+        self.all_are_at_work(minutes=1, rounds=rounds)
+
+    # broken things
+
+    @rule(data=st.data(), report=st.sampled_from(["keep", "keep", "wait", "none", "rollback"]))
+    def a_pod_reports(self, data: st.DataObject, report: str) -> None:
+        self.pod(data).report = report
+
+    @rule(data=st.data(), ready=st.booleans())
+    def a_pod_changes_its_health(self, data: st.DataObject, ready: bool) -> None:
+        self.pod(data).ready = ready
+
+    @rule(data=st.data())
+    def a_pod_is_replaced(self, data: st.DataObject) -> None:
+        self.world.replace_pod(self.pod(data).uid)
+
+    @rule(data=st.data())
+    def a_runtime_takes_its_order_back(self, data: st.DataObject) -> None:
+        pod = self.pod(data)
+        if pod.active is not None:
+            pod.active, pod.tripped = None, "errors"
+
+    @rule(readable=st.booleans())
+    def policies_can_be_read_or_not(self, readable: bool) -> None:
+        self.world.readable = readable
+
+    @rule(leading=st.booleans())
+    def the_lease_is_lost_or_won(self, leading: bool) -> None:
+        self.world.leading = leading
+
+    def pod(self, data: st.DataObject):  # type: ignore[no-untyped-def]  # noqa: ANN201
+        return self.world.pods[data.draw(st.sampled_from(sorted(self.world.pods)))]
+
+    # the operator and the sidecars
+
+    @rule(data=st.data())
+    def a_sidecar_does_what_it_is_told(self, data: st.DataObject) -> None:
+        self.world.sidecar(self.pod(data).uid)
+
+    @rule(minutes=st.sampled_from([0, 1, 5]), rounds=st.integers(1, 6))
+    def all_are_at_work(self, minutes: int, rounds: int) -> None:
+        for _ in range(rounds):
+            for uid in list(self.world.pods):
+                self.world.sidecar(uid)
+            for name in list(self.world.proposals):
+                self.reconcile(name)
+            self.world.now += timedelta(minutes=minutes)
+
+    @rule(name=proposed, dies_after=st.integers(0, 2))
+    def the_operator_dies_in_the_middle(self, name: str, dies_after: int) -> None:
+        self.reconcile(name, dies_after=dies_after)
+
+    def reconcile(self, name: str, *, dies_after: int = 99) -> None:
+        world = self.world
+        before, target = world.proposals[name], world.target
+        step = world.reconcile(name, dies_after=dies_after)
+        after = world.proposals[name]
+        if before.status.phase is not after.status.phase:
+            event(str(after.status.phase))
+        if not world.leading:  # I10
+            assert after == before
+            assert world.target == target
+            assert step.actions == ()
+        known = {t.uid for t in before.status.rollout.pods} if before.status.rollout else set()
+        rollout = after.status.rollout
+        for told in rollout.pods if rollout else ():
+            if told.wants is PodState.SWAP and told.uid not in known:
+                self.may_be_told(name)
+                self.told.add((told.uid, after.spec.artifact.digest))
+        if before.status.phase is not P.PROMOTED and after.status.phase is P.PROMOTED:
+            for pod in world.pods.values():  # I7
+                assert pod.report == "keep"
+                assert pod.active == after.spec.artifact.digest
+            self.told |= {("*", after.spec.artifact.digest)}
+        for entry in world.target.status.quarantine:
+            self.quarantined[entry.digest] = entry.until
+
+    def may_be_told(self, name: str) -> None:
+        """Say it all again, without a word of the code that is tested."""
+        world, proposal = self.world, self.world.proposals[name]
+        agreed, broken = self.agreement(name)
+        assert agreed or broken  # I1, I6, I8
+        assert not world.frozen()  # I4
+        if not (agreed and window_is_open(world.now)):  # I4
+            rollout = proposal.status.rollout
+            assert broken
+            assert not is_denied(world.now)
+            assert rollout is not None
+            assert sum(t.wants is PodState.SWAP for t in rollout.pods) <= 1
+        assert self.quarantined.get(proposal.spec.artifact.digest, world.now) <= world.now  # I9
+        ready = sum(pod.ready for pod in world.pods.values())
+        assert ready * 100 >= 60 * len(world.pods)  # I3
+
+    def agreement(self, name: str) -> tuple[bool, bool]:
+        """Return whether two people of two groups agree, and whether a leader broke glass."""
+        world, proposal = self.world, self.world.proposals[name]
+        mine = [
+            each.spec
+            for each in world.decisions
+            if each.spec.proposal_ref.uid == proposal.metadata.uid
+            and each.spec.digest == proposal.spec.artifact.digest
+        ]
+        assert not any(spec.decision in ("Reject", "Abort") for spec in mine)  # I6
+        asker = proposal.spec.requested_by.lower()
+        bound = [
+            spec
+            for spec in mine
+            if spec.policy_generation == world.policy_generation and spec.user != asker
+        ]
+        yes = {spec.user for spec in bound if spec.decision == "Approve"} & {"ada", "ben", "eve"}
+        pairs = [{"ada", "ben"}, {"ada", "eve"}, {"ben", "eve"}]
+        glass = any(spec.decision == "BreakGlass" and spec.user == "lea" for spec in bound)
+        return any(pair <= yes for pair in pairs), glass
+
+    # what always holds
+
+    @invariant()
+    def a_pod_runs_nothing_that_it_was_not_told(self) -> None:
+        for pod in self.world.pods.values():
+            allowed = {digest for uid, digest in self.told if uid in (pod.uid, "*")}
+            assert pod.active is None or pod.active in allowed  # I1
+
+    @invariant()
+    def few_pods_are_swapped_at_one_time(self) -> None:
+        flying = 0
+        for each in self.world.proposals.values():
+            rollout = each.status.rollout
+            present = [t for t in rollout.pods if t.uid in self.world.pods] if rollout else []
+            uids = [t.uid for t in present]
+            assert len(uids) == len(set(uids))  # I5
+            flying += sum(t.wants is PodState.SWAP and not t.done for t in present)
+        assert flying <= 2  # I3
+
+    def teardown(self) -> None:
+        """Whatever happened, with everybody at work it comes to rest, and says what is so (I5)."""
+        world = self.world
+        world.leading = world.readable = True
+        for pod in world.pods.values():
+            pod.ready = True
+        for name in world.proposals:
+            world.abort(name)
+        world.settle(rounds=40)
+        for proposal in world.proposals.values():
+            assert proposal.status.phase.is_terminal, proposal.status
+            assert proposal.status.phase is not P.PROMOTED or not any(
+                entry.proposal == proposal.metadata.name
+                for entry in world.target.status.active_kernels
+            )
+        for uid in list(world.pods):
+            world.sidecar(uid)
+        entries = world.target.status.active_kernels
+        wanted = entries[0].digest if entries else None
+        assert {pod.active for pod in world.pods.values()} <= {wanted, None}
+
+
+TestOperator = Operator.TestCase
+TestOperator.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
