@@ -27,7 +27,7 @@ format: setup  ## rewrite files to the house format
 
 lock: setup  ## renew the locks in requirements/ (they name no index)
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header requirements/uv.in -o requirements/uv.txt
-	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml --group dev --extra nvidia --extra evolve -o requirements/dev.txt
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml --group dev --extra operator --extra nvidia --extra evolve -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt requirements/torch.in -o requirements/torch.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header requirements/backends.in -o requirements/backends.txt
 
