@@ -380,6 +380,21 @@ def test_broken_glass_reaches_so_many_pods_until_the_others_agree() -> None:
     assert active(w) == [NEW] * 4
 
 
+def test_glass_that_is_broken_in_the_middle_reaches_no_further() -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, P.ANALYZING)
+    w.change_policy(priority=7)
+    w.say(name, "lea", DecisionKind.BREAK_GLASS)
+    for _ in range(30):
+        w.reconcile(name)
+        for uid in w.pods:
+            w.sidecar(uid)
+        w.now += timedelta(minutes=1)
+    assert active(w).count(NEW) == 1
+    assert phase(w, name) is not P.PROMOTED
+
+
 def test_a_window_that_stops_sends_it_back_and_one_that_lets_finish_holds_it() -> None:
     for overrun, ends in (("Finish", P.ANALYZING), ("Stop", P.ROLLED_BACK)):
         w = world()

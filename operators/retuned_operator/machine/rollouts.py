@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from retuned.stages.gate import GateState, Mode, Rollout
+from retuned.stages.gate import GateReason, GateState, Mode, Rollout
 from retuned_operator.crds.proposal import (
     AnalysisStatus,
     GateStatus,
@@ -39,13 +39,8 @@ def after(case: Case) -> Case:
     harm = harm_of(case)
     if harm is not None:
         return back(case, harm)
+    case = _agreed_anew(case, seen)
     may_go_on, why = _may_go_on(case)
-    if case.asked is not None and case.asked.answer.state is GateState.APPROVED:
-        case = noted(case)  # an answer under another policy replaces the one that it began with
-    if seen.limited_to is not None and gating.agreed_without_glass(
-        case.resource, case.facts, now=case.now
-    ):
-        case = case.having(rollout=seen.model_copy(update={"limited_to": None}))
     if case.phase is _P.PAUSED:
         return _paused(case)
     case = told_more(case) if may_go_on else case.to(case.phase, why)
@@ -59,6 +54,23 @@ def _promoted(case: Case) -> Case:
         return case  # another one stands in its place
     harm = harm_of(case)
     return back(case, harm) if harm is not None else case
+
+
+def _agreed_anew(case: Case, rollout: RolloutStatus) -> Case:
+    """Keep the newest answer that lets it go on, and how far it reaches.
+
+    Whoever breaks glass, before or in the middle, moves so many pods and no more; a quorum under
+    the policy in force moves all.
+    """
+    if case.asked is None or case.asked.answer.state is not GateState.APPROVED:
+        return case
+    assert case.asked.chosen is not None, "the gate approved it by a policy"
+    limit = None
+    if case.asked.answer.reason is GateReason.BREAK_GLASS and not gating.agreed_without_glass(
+        case.resource, case.facts, now=case.now
+    ):
+        limit = case.asked.chosen.policy.spec.break_glass.max_pods
+    return noted(case).having(rollout=rollout.model_copy(update={"limited_to": limit}))
 
 
 def _may_go_on(case: Case) -> tuple[bool, str]:
