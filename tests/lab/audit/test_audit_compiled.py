@@ -35,7 +35,8 @@ def compiled(arch: str, which: str) -> dict[str, Any]:
     definition = catalog.get(solution.definition).definition
     binding = language.check_contract(solution, definition)
     lengths = language._specialisations(binding, definition, [])
-    (found,) = language._compile(solution, definition, lengths, arch, language.LIMITS)
+    task = language.task_of(solution, definition, lengths, arch, language.LIMITS)
+    (found,) = language.run_compiler(task, language.LIMITS)
     return found
 
 
