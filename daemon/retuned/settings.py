@@ -35,6 +35,7 @@ RESERVED = frozenset(
         "RETUNED_COMPILE",
         "RETUNED_CONFIG",
         "RETUNED_GRAPHS",
+        "RETUNED_OPERATORS",
         "RETUNED_RUNTIME",
         "RETUNED_SERVER",
         "RETUNED_SERVER_TARGET",

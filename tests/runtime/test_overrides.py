@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,10 +248,19 @@ def test_launches_go_on_while_operators_are_taken_over_and_given_back(define: De
     threads = [threading.Thread(target=serve) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for _ in range(300):
+    for _ in range(1000):
         Override(operator, "CPU", doubled).destroy()
     stop.set()
     for thread in threads:
         thread.join(30)
     assert odd == []
     assert overrides.owned() == []
+
+
+def test_the_page_about_running_names_every_reason() -> None:
+    folder = Path(overrides.__file__).parent
+    said = "".join(path.read_text(encoding="utf-8") for path in folder.glob("overrides*.py"))
+    codes = set(re.findall(r'(?:Refused\(\s*|_pass\()"([a-z-]+)"', said)) | {"slot-exists"}
+    page = (folder.parents[2] / "docs" / "running.md").read_text(encoding="utf-8")
+    assert len(codes) > 10
+    assert {code for code in codes if f"`{code}`" not in page} == set()

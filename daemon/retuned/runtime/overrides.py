@@ -175,8 +175,7 @@ class Override:
         with _LOCK:
             self._registered = check(operator, key) + 1
             try:
-                # both are held: the operator's, since it is called; ours, since a launch may be
-                # about to enter it when it is destroyed
+                # both are held: the operator's, since it is called; ours, see `_RETIRED`
                 self.original = torch.library.get_kernel(operator, key)
                 self._library = torch.library.Library(operator.namespace, "IMPL")
                 self._library.impl(operator, body(self.original.call_boxed), key, with_keyset=True)
@@ -198,6 +197,7 @@ class Override:
         """Give the operator back; again does nothing."""
         with _LOCK:
             if self._library is not None:
+                _RETIRED.append(self._held)
                 self._abandon()
                 del _OWNED[self.name, self.key]
 
@@ -209,6 +209,9 @@ class Override:
 
 _LOCK = threading.RLock()
 _OWNED: dict[tuple[str, str], Override] = {}
+_RETIRED: list[Any] = []
+"""Kernels of ours that are registered no more, for good: a launch that was about to enter one when
+it was taken away would else find memory that is somebody else's. A server makes a dozen."""
 
 
 def owned() -> list[Override]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from retuned.runtime.overrides import Body
 from retuned.runtime.overrides_binding import Binding, Given, Made, View
-from retuned.runtime.overrides_frames import Call, Frame, Keyset, Plan, Target, is_alone, viewed
+from retuned.runtime.overrides_frames import Call, Frame, Keyset, Plan, Target
 from retuned.runtime.shadow import as_outputs
 from retuned.runtime.spec import Refused, Spec, Tensor
 
@@ -53,6 +54,9 @@ class Arguments:
         self.varied = any(each.has_default_value() or each.kwarg_only for each in self._all)
         """Whether calls come in several forms."""
         self._in_place = binding.in_place
+        self._both = tuple(each.argument in self._in_place for each in binding.outputs)
+        self.bound = self._inputs, self._outputs
+        """Positions of the definition's tensors."""
 
     def _check(self) -> None:
         """Every tensor of the operator must be bound, and all that it writes be an output."""
@@ -114,18 +118,7 @@ class Arguments:
 
     def frame(self, plan: Plan, keyset: Keyset, args: Sequence[Any]) -> Frame:
         """Begin a launch; raises RuntimeError where memory does not lie as a definition needs."""
-        inputs = tuple(plan.given(args))
-        outputs: list[Tensor | None] = []
-        free = []
-        for target, (_, each) in zip(plan.outputs, self._outputs, strict=True):
-            if target is None:
-                outputs.append(None)
-                continue
-            own = viewed(args[target[0]], target[1])
-            outputs.append(own)
-            if each.argument not in self._in_place and is_alone(own, (*inputs, *outputs[:-1])):
-                free.append(own)
-        return Frame(keyset, args, inputs=inputs, outputs=outputs, free=free)
+        return Frame(plan, keyset, args, in_place=self._both)
 
     def outputs(self, own: Sequence[Tensor | None], raw: Any) -> Any:  # noqa: ANN401
         """Return the definition's outputs, after the operator has run."""
@@ -136,9 +129,11 @@ class Arguments:
 
     def answer(self, args: Sequence[Any], outputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
         """Return what the operator would have returned."""
+        if not self._returns:
+            return None
         fresh = iter([v for v, (at, _) in zip(outputs, self._outputs, strict=True) if at is None])
         values = tuple(next(fresh) if at is None else args[at] for at in self._returns)
-        return None if not values else values[0] if len(values) == 1 else values
+        return values[0] if len(values) == 1 else values
 
     def pattern(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the numbers of a launch in their places, to call the original with later."""
@@ -168,17 +163,23 @@ class Arguments:
         return self.outputs(own, call(keyset, args))
 
 
-def plan_of(arguments: Arguments, lengths: Mapping[str, int]) -> Plan:
-    """Return how launches of certain lengths become tensors of the definition."""
+def plan_of(arguments: Arguments, lengths: Mapping[str, int], args: Sequence[Any]) -> Plan:
+    """Return how launches like this one become tensors of the definition."""
 
     def target(index: int, each: Given | Made) -> Target:
         return index, tuple(lengths[axis] for axis in each.shape)
 
+    def size(index: int | None, each: Given | Made) -> int:
+        if index is None:
+            return 0
+        return int(prod(target(index, each)[1]) * args[index].element_size())
+
+    inputs, outputs = arguments.bound
     return Plan(
-        inputs=tuple(target(index, each) for index, each in arguments._inputs),
-        outputs=tuple(
-            None if index is None else target(index, each) for index, each in arguments._outputs
-        ),
+        inputs=tuple(target(index, each) for index, each in inputs),
+        outputs=tuple(None if index is None else target(index, each) for index, each in outputs),
+        input_bytes=tuple(size(index, each) for index, each in inputs),
+        output_bytes=tuple(size(index, each) for index, each in outputs),
     )
 
 

@@ -64,6 +64,10 @@ class Plan:
     """In the definition's order."""
     outputs: tuple[Target | None, ...]
     """In the definition's order; None for what the operator returns."""
+    input_bytes: tuple[int, ...]
+    """Of each input that lies without gaps."""
+    output_bytes: tuple[int, ...]
+    """Of each output; 0 for what the operator returns."""
 
     def given(self, args: Sequence[Any]) -> list[Tensor]:
         """Return the inputs of the definition; raises RuntimeError where memory does not allow."""
@@ -75,17 +79,20 @@ class Frame:
 
     __slots__ = (
         *("args", "done", "failure", "inputs", "keyset", "outputs", "raw"),
-        *("_free", "_untouched"),
+        *("_free", "_plan", "_untouched"),
     )
 
     def __init__(
-        self, keyset: Keyset, args: Sequence[Any], *, inputs: tuple[Tensor, ...],
-        outputs: list[Tensor | None], free: list[Tensor],
-    ) -> None:  # fmt: skip
+        self, plan: Plan, keyset: Keyset, args: Sequence[Any], *, in_place: Sequence[bool]
+    ) -> None:
+        self._plan = plan
         self.args = args
         self.keyset = keyset
-        self.inputs = inputs
-        self.outputs = outputs
+        self.inputs = tuple(plan.given(args))
+        self.outputs: list[Tensor | None] = [
+            None if target is None else viewed(args[target[0]], target[1])
+            for target in plan.outputs
+        ]
         """The operator's own, as the definition has them; None for what it returns."""
         self.raw: Any = None
         """What the operator returned, once it has run on what came."""
@@ -93,7 +100,11 @@ class Frame:
         """Whether it has."""
         self.failure: BaseException | None = None
         """What it raised."""
-        self._free = free
+        self._free = [
+            (own, size)
+            for own, size, both in zip(self.outputs, plan.output_bytes, in_place, strict=True)
+            if own is not None and not both
+        ]
         self._untouched = True
 
     def takes(self, inputs: Sequence[Tensor]) -> bool:
@@ -112,12 +123,33 @@ class Frame:
         self.done = True
 
     def give(self, shape: tuple[int, ...], dtype: Any) -> Tensor | None:  # noqa: ANN401 - torch.dtype
-        """Return an output that a variant may write to; None if there is none for this."""
+        """Return an output that a variant may write to; None if there is none for this.
+
+        Whoever asks has looked at the inputs: they lie without gaps.
+        """
         self._untouched = False  # from now on the original runs aside: this may be compared
-        for place, tensor in enumerate(self._free):
-            if tensor.shape == shape and tensor.dtype is dtype and _is_plain(tensor):
-                return self._free.pop(place)
+        for place, (tensor, size) in enumerate(self._free):
+            if tensor.shape == shape and tensor.dtype is dtype:
+                del self._free[place]
+                return tensor if self._is_alone(tensor, size) and _is_plain(tensor) else None
         return None
+
+    def _is_alone(self, own: Tensor, size: int) -> bool:
+        """Whether an output lies without gaps, and on no memory of an input or another output."""
+        if not own.is_contiguous():
+            return False
+        low = own.data_ptr()
+        high = low + size
+        for other, length in zip(self.inputs, self._plan.input_bytes, strict=True):
+            begin = other.data_ptr()
+            if begin < high and low < begin + length:
+                return False
+        for each, length in zip(self.outputs, self._plan.output_bytes, strict=True):
+            if each is not None and each is not own:
+                begin = each.data_ptr()
+                if begin < high and low < begin + length:
+                    return False
+        return True
 
     def ready(self, result: Any) -> tuple[Tensor, ...] | None:  # noqa: ANN401 - what a slot returned
         """Return the outputs to be handed over; None where the original has done that.
@@ -154,25 +186,6 @@ def deliver(torch: Any, frame: Frame, outputs: Sequence[Tensor]) -> None:  # noq
 def viewed(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a tensor with other lengths; raises RuntimeError where its memory does not allow."""
     return value if value.shape == shape else value.view(shape)
-
-
-def is_alone(own: Tensor, others: Sequence[Tensor | None]) -> bool:
-    """Whether an output lies without gaps, and on no memory of the others."""
-    if not own.is_contiguous():
-        return False
-    low = own.data_ptr()
-    high = low + own.numel() * own.element_size()
-    for other in others:
-        if other is None:
-            continue
-        if not other.is_contiguous():
-            if other.untyped_storage().data_ptr() == own.untyped_storage().data_ptr():
-                return False
-            continue
-        begin = other.data_ptr()
-        if begin < high and low < begin + other.numel() * other.element_size():
-            return False
-    return True
 
 
 def _is_plain(tensor: Tensor) -> bool:

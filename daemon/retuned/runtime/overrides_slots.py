@@ -228,7 +228,12 @@ class BoundOperator:
         if slot is None:
             slot = self._slot(definition, keyset, args)
         key = tuple(lengths[axis] for axis in self.binding.variable)
-        seat = slot, key[0] if len(key) == 1 else key, slot.original, plan_of(arguments, lengths)
+        seat = (
+            slot,
+            key[0] if len(key) == 1 else key,
+            slot.original,
+            plan_of(arguments, lengths, args),
+        )
         _room(self._seats)
         self._seats[identity] = seat
         return seat
