@@ -342,3 +342,20 @@ def test_a_second_runtime_finds_an_operator_taken(runtime: Runtime) -> None:
     runtime.close()
     assert other.override(SCALE) == {f"{NAMESPACE}::scale/CPU": "on"}
     other.close()
+
+
+class Noting:
+    """Notes what is recorded into a graph."""
+
+    def wrap(self, _: object, run: Callable[..., Any]) -> Callable[..., Any]:
+        return run
+
+
+def test_operands_that_are_read_and_written_are_not_noted_for_graphs(runtime: Runtime) -> None:
+    runtime.override(SCALE, HEADS)
+    getattr(torch.ops, NAMESPACE).scale(torch.ones(2, 4), torch.arange(4.0))
+    getattr(torch.ops, NAMESPACE).turn(torch.ones(2, 6), 3)
+    for name, noted in (("scale_n4", True), ("turn_q2_d3", False)):
+        slot = slot_of(runtime, name)
+        slot.note_captures(Noting())
+        assert (slot.recorder is not None) is noted
