@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -283,5 +284,5 @@ class Operator(RuleBasedStateMachine):
         assert {pod.active for pod in world.pods.values()} <= {wanted, None}
 
 
-TestOperator = Operator.TestCase
-TestOperator.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestOperator = pytest.mark.slow(Operator.TestCase)
+TestOperator.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -1,0 +1,262 @@
+"""Requests to an API server: who asks, over which connection, with which limits.
+
+The official client reads kubeconfigs, tokens that are renewed and certificates, and opens the
+connections; this sends JSON over them. Nothing is tried twice here and no redirect is followed: who
+asked knows whether asking again is safe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import urllib3
+import yaml
+from kubernetes import config as kubernetes_config
+from kubernetes.client.configuration import Configuration
+from kubernetes.client.rest import RESTClientObject
+
+from retuned.errors import UsageError
+from retuned_operator.runtime.errors import Unavailable, answered, printable
+
+MAX_ANSWER_BYTES = 64 * 2**20
+"""No page of a list is larger."""
+MAX_EVENT_BYTES = 8 * 2**20
+"""No event of a watch is larger: an object is 2 MiB at most."""
+_POOL = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long an API server may take."""
+
+    connect_s: float = 5.0
+    """Seconds until it takes the connection."""
+    answer_s: float = 15.0
+    """Seconds in which something of an answer must arrive."""
+    watch_s: float = 290.0
+    """Seconds after which a watch is to end by itself."""
+    stall_s: float = 70.0
+    """Seconds of silence after which a watch counts as dead; a healthy server sends a bookmark
+    about every minute."""
+
+
+class Transport:
+    """Connections to one API server, shared by all threads.
+
+    Parameters
+    ----------
+    configuration
+        Of the official client: address, certificates, token.
+    timeouts
+        Limits.
+    agent
+        What the server's log says who asks.
+    """
+
+    def __init__(
+        self, configuration: Configuration, *, timeouts: Timeouts, agent: str = "retuned-operator"
+    ) -> None:
+        configuration.connection_pool_maxsize = _POOL
+        self.timeouts = timeouts
+        self._configuration = configuration
+        self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
+        self._agent = agent
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str = "application/json",
+    ) -> Any:  # noqa: ANN401 - any JSON
+        """Return the JSON of an answer.
+
+        Raises
+        ------
+        ApiError
+            What the answer means, or `Unavailable` if there was none.
+        """
+        what = f"{method} {path}"
+        response = self._send(
+            method,
+            path,
+            query=query or {},
+            body=None if body is None else json.dumps(body, allow_nan=False).encode(),
+            content_type=content_type,
+            read_s=self.timeouts.answer_s,
+        )
+        try:
+            text = _bounded(response, what)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _no_answer(what, error) from error
+        finally:
+            response.release_conn()
+        answer = _json(text)
+        if not 200 <= response.status < 300:
+            after = response.headers.get("Retry-After", "")
+            raise answered(what, status=response.status, body=answer, retry_after=after)
+        if answer is None:
+            raise Unavailable(f"{what}: the answer is no JSON", status=response.status)
+        return answer
+
+    def stream(self, path: str, *, query: Mapping[str, str]) -> Stream:
+        """Return an answer that goes on, one JSON object a line.
+
+        Raises
+        ------
+        ApiError
+            As `request`.
+        """
+        what = f"GET {path}"
+        response = self._send("GET", path, query=query, read_s=self.timeouts.stall_s)
+        if response.status == 200:
+            return Stream(response, what)
+        try:
+            body = _json(_bounded(response, what))
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _no_answer(what, error) from error
+        finally:
+            response.release_conn()
+        after = response.headers.get("Retry-After", "")
+        raise answered(what, status=response.status, body=body, retry_after=after)
+
+    def close(self) -> None:
+        """Close all connections that nobody uses."""
+        self._pool.clear()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        read_s: float,
+        body: bytes | None = None,
+        content_type: str = "",
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": "application/json", "User-Agent": self._agent}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        bearer = self._configuration.auth_settings().get("BearerToken")  # renews what is old
+        if bearer and bearer["value"]:
+            headers["Authorization"] = str(bearer["value"])
+        url = f"{self._configuration.host}{path}"
+        if query:
+            url += f"?{urllib3.request.urlencode(dict(query))}"
+        try:
+            return self._pool.request(
+                method,
+                url,
+                body=body,
+                headers=headers,
+                timeout=urllib3.Timeout(connect=self.timeouts.connect_s, read=read_s),
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _no_answer(f"{method} {path}", error) from error
+
+
+class Stream:
+    """An answer that goes on; `close` may be called by another thread and ends it."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
+        self._response = response
+        self._what = what
+
+    def __iter__(self) -> Iterator[Any]:
+        pending = bytearray()
+        try:
+            for chunk in self._response.stream(2**16, decode_content=True):
+                pending += chunk
+                *lines, rest = pending.split(b"\n")
+                for line in filter(None, lines):
+                    yield self._read(bytes(line))
+                pending = bytearray(rest)
+                if len(pending) > MAX_EVENT_BYTES:
+                    raise Unavailable(f"{self._what}: an event is too large")
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise _no_answer(self._what, error) from error
+
+    def close(self) -> None:
+        """End it, also under a thread that waits for more."""
+        try:
+            self._response.shutdown()  # type: ignore[attr-defined]
+        except (OSError, RuntimeError, ValueError):
+            pass  # it has ended already
+        self._response.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self, line: bytes) -> Any:  # noqa: ANN401 - any JSON
+        found = _json(line)
+        if found is None:
+            raise Unavailable(f"{self._what}: an event is no JSON")
+        return found
+
+
+def configuration_of(kubeconfig: Path | None = None, *, context: str | None = None) -> Configuration:
+    """Return how to reach an API server, and as whom.
+
+    Parameters
+    ----------
+    kubeconfig
+        None means: the service account inside a pod, and elsewhere what ``KUBECONFIG`` says.
+    context
+        One of its contexts; None means the current one.
+
+    Raises
+    ------
+    UsageError
+        If nothing says where the API server is, or it cannot be read.
+    """
+    found = Configuration()
+    try:
+        if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            kubernetes_config.load_incluster_config(client_configuration=found)
+        else:
+            kubernetes_config.load_kube_config(
+                config_file=None if kubeconfig is None else str(kubeconfig),
+                context=context,
+                client_configuration=found,
+                persist_config=False,
+            )
+    except (kubernetes_config.ConfigException, OSError, yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"no way to an API server: {printable(str(error))[:300]}") from error
+    return found
+
+
+def _bounded(response: urllib3.BaseHTTPResponse, what: str) -> bytes:
+    parts, size = [], 0
+    for chunk in response.stream(2**18, decode_content=True):
+        size += len(chunk)
+        if size > MAX_ANSWER_BYTES:
+            response.close()
+            raise Unavailable(f"{what}: the answer is too large", status=response.status)
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _json(text: bytes) -> Any:  # noqa: ANN401 - any JSON
+    """Return JSON that is an object; None for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _no_answer(what: str, error: Exception) -> Unavailable:
+    return Unavailable(f"{what}: {type(error).__name__}: {printable(str(error))[:300]}")
