@@ -18,14 +18,14 @@ from retuned import catalog
 from retuned.adapters import runtime_kernels
 from retuned.adapters.runtime_kernels import FakeKernelTap, RuntimeKernels
 from retuned.cli.commands import app
-from retuned.contract import Language, digest_of
+from retuned.contract import AxisConst, Language, digest_of
 from retuned.errors import CandidateError
 from retuned.local import experimenting, lifting
 from retuned.local.context import Context, Kind
 from retuned.local.known_kernels import KnownKernels
 from retuned.local.program import Loop
 from retuned.ports import TraceBatch
-from retuned.stages.profile import Signature, SignatureStat
+from retuned.stages.profile import Signature, SignatureStat, bucket
 from retuned.stages.trace import LaunchRecord
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -158,6 +158,26 @@ def test_a_trace_without_shapes_is_bound_by_name_grid_and_threads(ctx: Context) 
     assert (share.workload.weight, share.part) == (100, 1.0)
     assert lifting.Geometries(ctx).shares_of(stat(65)) == ()
     assert lifting.Geometries(ctx).shares_of(stat(64, threads=512)) == ()
+
+
+def test_a_trace_that_shows_an_operator_s_tensors_is_bound_by_the_largest_of_them(
+    ctx: Context,
+) -> None:
+    """As an eager launch within an autograd function is shown, whose weights are tensors too."""
+    lifting.observe(ctx)
+    (record,) = lifting.lifted(ctx.store)
+    width = next(
+        axis.value for axis in record.own.definition.axes.values() if isinstance(axis, AxisConst)
+    )
+
+    def shown(rows: int) -> SignatureStat:
+        signature = Signature(kernel=KERNEL, dims=((1, rows, width), (width,)))
+        return stat(rows).model_copy(update={"signature": signature})
+
+    for rows in SEEN:
+        (share,) = lifting.Geometries(ctx).shares_of(shown(bucket(rows, ctx.settings.profile)))
+        assert share.workload.axes == {"rows": rows}
+    assert lifting.Geometries(ctx).shares_of(shown(2048)) == ()
 
 
 def test_shapes_of_one_grid_share_its_time_as_they_were_launched(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from retuned.lifting.lift import Kept, Lifted, Outcome, lift_all
 from retuned.lifting.refusing import harmless
 from retuned.local.context import Context, Kind
 from retuned.ports import Event, Store
-from retuned.stages.profile import SignatureStat
+from retuned.stages.profile import Signature, SignatureStat, bucket_low
 
 log = logging.getLogger(__name__)
 
@@ -129,11 +130,24 @@ def refused(store: Store) -> Iterator[Kept]:
             log.warning("%s is left out: an older version wrote it", stored.id)
 
 
-class Geometries:
-    """Which shapes of lifted kernels a launch of some name and grid may have had.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """One live shape of a lifted kernel, as a trace may show it."""
 
-    A trace of a GPU shows a kernel's name and grid. Several shapes may have one grid; then the time
-    is divided as the launches were that the runtime counted.
+    workload: Workload
+    grid: tuple[int, int, int]
+    warps: int
+    numel: int
+    """Elements of its largest input."""
+
+
+class Geometries:
+    """Which shapes of lifted kernels a launch in a trace may have had.
+
+    A trace of a GPU shows a kernel's name and grid, or, where an operator launched it, the shapes
+    of that operator's tensors instead. These are not the kernel's arguments, but its largest input
+    is among them. Where several shapes are possible, the time is divided as the launches were that
+    the runtime counted.
 
     Parameters
     ----------
@@ -142,28 +156,27 @@ class Geometries:
     """
 
     def __init__(self, ctx: Context) -> None:
-        self._found: dict[tuple[str, tuple[int, int, int]], list[tuple[int, Workload]]] = {}
+        self._settings = ctx.settings.profile
+        self._found: dict[str, list[_Shape]] = {}
         for record in lifted(ctx.store):
-            origin = record.own.lifted
+            origin, definition = record.own.lifted, record.own.definition
             if origin is None or not ctx.catalog.family(record.own.name):
                 continue
             entry = origin.kernel.rpartition(":")[2].rpartition(".")[2]
             warps = origin.options.get("num_warps", _USUAL_WARPS)
             for workload, grid in zip(record.workloads, record.grids, strict=True):
-                self._found.setdefault((entry, grid), []).append((warps, workload))
+                lengths = definition.lengths(workload.axes)
+                sizes = [math.prod(lengths[a] for a in t.shape) for t in definition.inputs.values()]
+                shape = _Shape(
+                    workload=workload, grid=grid, warps=warps, numel=max(sizes, default=0)
+                )
+                self._found.setdefault(entry, []).append(shape)
 
     def shares_of(self, stat: SignatureStat) -> tuple[Share, ...]:
-        """Return the shapes of launches that a trace shows without shapes; none for others."""
+        """Return the shapes that launches of lifted kernels may have had; none for others."""
         signature = stat.signature
-        if signature.dims:
-            return ()
-        x, y, z = signature.threads
-        threads = x * max(1, y) * max(1, z)
-        possible = [
-            workload
-            for warps, workload in self._found.get((signature.kernel, signature.blocks), ())
-            if threads == 0 or threads in {warps * each for each in _WARPS}
-        ]
+        fits = self._by_operator(signature) if signature.dims else _by_grid(signature)
+        possible = [each.workload for each in self._found.get(signature.kernel, ()) if fits(each)]
         total = sum(workload.weight for workload in possible)
         if total <= 0:
             return ()
@@ -174,6 +187,22 @@ class Geometries:
             )
             for each in possible
         )
+
+    def _by_operator(self, signature: Signature) -> Callable[[_Shape], bool]:
+        """Fit by the largest tensor of the operator, of which a signature has upper edges."""
+        largest = max(signature.dims, key=math.prod)
+        high = math.prod(largest)
+        low = math.prod(bucket_low(length, self._settings) for length in largest)
+        return lambda shape: low <= shape.numel <= high
+
+
+def _by_grid(signature: Signature) -> Callable[[_Shape], bool]:
+    x, y, z = signature.threads
+    threads = x * max(1, y) * max(1, z)
+    return lambda shape: (
+        shape.grid == signature.blocks
+        and (threads == 0 or threads in {shape.warps * each for each in _WARPS})
+    )
 
 
 def _keep(ctx: Context, outcome: Outcome) -> bool:
