@@ -139,9 +139,10 @@ class Show:
                 self.keep_logs(mode, folder)
                 return
             self.part(f"{mode}: same batches", lambda: stage.exact(seed=7))
+            # before the first profiler window: CUPTI stays in a process that had one
+            self.part(f"{mode}: attached", lambda: self.attached(stage))
             for phase in Phase:
                 self.part(f"{mode}: trace of {phase}", partial(self.trace, stage, phase))
-            self.part(f"{mode}: attached", lambda: self.attached(stage))
             if not options.no_loop:
                 turn = Turn(
                     stage, say=self.say, part=self.part, cores=cores.lab, quick=options.quick,
