@@ -9,6 +9,7 @@ from tests.operators.world import World, with_facts
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.crds import ProposalPhase as P
 from retuned_operator.crds.proposal import LookOutcome, PodState
+from retuned_operator.crds.target import Quarantined
 from retuned_operator.machine import Page, order_for, proposals
 from retuned_operator.machine.rollouts import ROLLBACK_PATIENCE
 
@@ -544,3 +545,88 @@ def test_a_rollout_whose_record_is_lost_goes_back() -> None:
     w.proposals[name] = w.proposals[name].model_copy(update={"status": status})
     until(w, name, P.ROLLED_BACK)
     assert active(w) == [None] * 4
+
+
+def test_few_pods_are_swapped_at_one_time() -> None:
+    w = world(pods=10)
+    name = approved(w)
+    seen = []
+    for _ in range(60):
+        w.reconcile(name)
+        rollout = w.proposals[name].status.rollout
+        assert rollout is not None
+        seen.append(sum(not told.done for told in rollout.pods))
+        for uid in list(w.pods):
+            w.sidecar(uid)
+        w.now += timedelta(minutes=1)
+    assert phase(w, name) is P.PROMOTED
+    assert max(seen) == 2
+
+
+def test_no_further_pod_is_touched_while_too_few_are_healthy() -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, P.ANALYZING)
+    for uid in ("u2", "u3"):
+        w.pods[uid].ready = False
+    w.now += timedelta(minutes=30)
+    for _ in range(5):
+        w.reconcile(name)
+        for uid in w.pods:
+            w.sidecar(uid)
+        w.now += timedelta(minutes=1)
+    assert active(w).count(NEW) == 1
+    for pod in w.pods.values():
+        pod.ready = True
+    until(w, name, P.PROMOTED)
+
+
+def late(w: World) -> str:
+    """Return a proposal whose approvals came in time, and whose time is over by now."""
+    name = approved(w)
+    until(w, name, P.ANALYZING)
+    w.now += timedelta(hours=72)
+    return name
+
+
+def test_after_its_expiry_a_rollout_goes_on_under_the_same_policy_only() -> None:
+    w = world()
+    name = late(w)
+    w.change_policy(priority=7)
+    for _ in range(10):
+        w.reconcile(name)
+        for uid in w.pods:
+            w.sidecar(uid)
+        w.now += timedelta(minutes=1)
+    assert active(w).count(NEW) == 1
+    assert phase(w, name) is P.ANALYZING
+
+
+def test_after_its_expiry_a_rollout_is_still_held_by_a_freeze() -> None:
+    w = world()
+    name = late(w)
+    w.freeze(StopPolicy.HOLD)
+    for _ in range(10):
+        w.reconcile(name)
+        for uid in w.pods:
+            w.sidecar(uid)
+        w.now += timedelta(minutes=1)
+    assert active(w).count(NEW) == 1
+    w.freezes.clear()
+    until(w, name, P.PROMOTED)
+
+
+def test_an_artifact_that_is_quarantined_in_the_middle_goes_no_further() -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, P.ANALYZING)
+    entry = Quarantined(digest=NEW, until=w.now + timedelta(days=1), reason="elsewhere")
+    status = w.target.status.model_copy(update={"quarantine": (entry,)})
+    w.target = w.target.model_copy(update={"status": status})
+    w.now += timedelta(minutes=30)
+    for _ in range(5):
+        w.reconcile(name)
+        for uid in w.pods:
+            w.sidecar(uid)
+        w.now += timedelta(minutes=1)
+    assert active(w).count(NEW) == 1
