@@ -17,7 +17,6 @@ from retuned.adapters.policy_files import load_policy
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.cli import freezes, review
 from retuned.cli.output import safe
-from retuned.cli.state import until
 from retuned.contract import Guard, TrustClass
 from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
 from retuned.local.lock import only_one
@@ -25,6 +24,7 @@ from retuned.ports import Event
 from retuned.stages.gate import GateState, Mode, decide, explain
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.verdict import Interval
+from retuned.terminal.moments import until
 
 ROOT = Path(__file__).resolve().parents[2]
 POLICY = load_policy(ROOT / "policies" / "laptop-demo.yaml")

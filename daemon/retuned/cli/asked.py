@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from retuned.cli.output import emit_json, safe, stdout
-from retuned.cli.state import Desk, short
+from retuned.cli.state import Desk
 from retuned.local.lock import daemon_runs
 from retuned.ports import Store, Stored
+from retuned.terminal.moments import short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from retuned.cli.layout import print_fields
 from retuned.ports import Store, Stored
 from retuned.stages.watch import EndToEndReport
+from retuned.terminal.layout import print_fields
 
 _MEASURING = "measuring"
 

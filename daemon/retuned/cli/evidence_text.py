@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retuned.cli.layout import print_fields
 from retuned.stages.verdict import Doubt, EvidenceDocument, Interval, Timing
+from retuned.terminal.layout import print_fields
 
 _UNBOUNDED = 1e9
 """Above it a bound says that too few blocks are in."""

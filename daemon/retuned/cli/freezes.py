@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from retuned.cli.freeze_text import end_words, scope_words
 from retuned.cli.output import JsonFlag, emit_json, safe, stdout
-from retuned.cli.state import ConfigOption, StateOption, desk, until
+from retuned.cli.state import ConfigOption, StateOption, desk
 from retuned.errors import Refused, UsageError
 from retuned.stages.gate import FreezeScope, StopPolicy, TuningFreeze
+from retuned.terminal.freezes import end_words, scope_words
+from retuned.terminal.moments import until
 
 
 def freeze(

@@ -9,11 +9,12 @@ import typer
 
 from retuned.adapters.runtime_status import ProcessStatus, Standings, opened
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.state import ConfigOption, Desk, StateOption, desk, short
+from retuned.cli.state import ConfigOption, Desk, StateOption, desk
 from retuned.cli.status import attached
 from retuned.errors import Refused, RetunedError, TemporaryError, UsageError
 from retuned.ports import Event
 from retuned.settings import load_settings
+from retuned.terminal.moments import short
 
 _LONGEST_REASON = 1000
 _REASONS = 32

@@ -26,7 +26,6 @@ from retuned.cli.state import (
     gate_of,
     newest,
     read_proposal,
-    short,
 )
 from retuned.cli.turns_text import print_turns, turns_of
 from retuned.errors import Refused, UnreadableInput, UsageError
@@ -41,6 +40,7 @@ from retuned.stages.gate import (
     person,
 )
 from retuned.stages.proposal import Proposal
+from retuned.terminal.moments import short
 
 OPEN = ("awaiting", "approved")
 """Phases before a swap."""

@@ -8,20 +8,29 @@ from typing import Any
 
 from retuned.cli.asked import Asked
 from retuned.cli.evidence_text import gates_line
-from retuned.cli.freeze_text import freeze_line
-from retuned.cli.layout import print_fields, print_table
 from retuned.cli.output import safe, stdout
-from retuned.cli.state import ago, short
 from retuned.local.proving import Read
 from retuned.ports import Event, Stored
 from retuned.stages.gate import (
-    DecisionKind,
     GateDecision,
     SwapDecision,
     TuningFreeze,
     explain,
 )
 from retuned.stages.proposal import Proposal
+from retuned.terminal.freezes import freeze_line
+from retuned.terminal.layout import print_fields, print_table
+from retuned.terminal.moments import ago, short
+from retuned.terminal.proposals import (
+    DECIDED,
+    meaning,
+    origin_fields,
+    proposal_body,
+    saving_words,
+    speedup_words,
+    subject_fields,
+    waiting_words,
+)
 
 Row = tuple[Stored, Proposal, GateDecision | None]
 
@@ -33,17 +42,7 @@ def summary(
     return {
         "id": stored.id,
         "phase": stored.phase,
-        "target": proposal.target,
-        "definition": proposal.definition,
-        "artifact": proposal.artifact,
-        "guard": str(proposal.guard),
-        "speedup": proposal.speedup.model_dump(mode="json"),
-        "share": proposal.share,
-        "expected_saving": proposal.expected_saving,
-        "risk": proposal.risk.value,
-        "trust": proposal.trust.value,
-        "created_at": proposal.created_at.isoformat(),
-        "expires_at": proposal.expires_at.isoformat(),
+        **proposal_body(proposal),
         "gate": None if gate is None else gate.model_dump(mode="json"),
         "sentence": None if gate is None else explain(gate),
         "asked_for": [each.body() for each in asked],
@@ -94,8 +93,8 @@ def print_proposals(
                 short(stored.id),
                 stored.phase,
                 proposal.definition,
-                _speedup(proposal),
-                f"{proposal.expected_saving:.1%}",
+                speedup_words(proposal),
+                saving_words(proposal),
                 proposal.risk.value,
                 ago(proposal.expires_at, now=now) if stored.phase == "awaiting" else "",
                 _asked(asked.get(stored.id, ())) or _waits(stored, gate),
@@ -116,29 +115,12 @@ def print_proposal(
     now: datetime,
 ) -> None:
     """Print everything a person needs to decide."""
-    speedup = proposal.speedup
     rows = [
         ("proposal", stored.id),
         ("phase", stored.phase),
-        ("kernel", f"{proposal.definition} on {proposal.target}"),
-        ("artifact", proposal.artifact),
-        ("replaces", proposal.baseline),
-        ("shapes", str(proposal.guard)),
-        (
-            "speedup",
-            f"{speedup.point:.2f}x ({speedup.lower:.2f} to {speedup.upper:.2f}, each bound at "
-            f"{speedup.confidence:.0%})",
-        ),
-        (
-            "saves",
-            f"{proposal.expected_saving:.2%} of GPU time; it touches {proposal.share:.1%} of it",
-        ),
-        ("risk", "; ".join((proposal.risk.value, *proposal.risk_reasons))),
-        ("source", "generated" if proposal.trust.value == "L" else "audited, other parameters"),
-        ("evidence", proposal.evidence or "none"),
+        *subject_fields(proposal),
         ("gates", _gates(evidence)),
-        ("asked by", f"{proposal.requested_by}, {ago(proposal.created_at, now=now)}"),
-        ("expires", ago(proposal.expires_at, now=now)),
+        *origin_fields(proposal, now=now),
         ("gate", explain(gate) if gate else "not judged yet; is the daemon running?"),
         *((f"{d.decision}", f"by {d.user} {d.comment}") for d in decisions),
         *([("waits for", _asked(asked))] if asked else []),
@@ -152,22 +134,12 @@ def print_proposal(
 
 def print_decision(decision: SwapDecision, proposal: Proposal, *, then: str) -> None:
     """Print what was decided, about exactly what."""
-    names = {
-        DecisionKind.APPROVE: "Approved",
-        DecisionKind.REJECT: "Rejected",
-        DecisionKind.ABORT: "Aborted",
-        DecisionKind.BREAK_GLASS: "Glass broken",
-    }
     out = stdout()
-    out.print(safe(f"{names[decision.decision]} by {decision.user}: proposal {short(proposal.id)}"))
-    out.print(f"  artifact {decision.digest}", soft_wrap=True)
     out.print(
-        safe(
-            f"  means: {proposal.definition} on {proposal.target} for {proposal.guard}, "
-            f"{_speedup(proposal)}"
-        ),
-        soft_wrap=True,
+        safe(f"{DECIDED[decision.decision]} by {decision.user}: proposal {short(proposal.id)}")
     )
+    out.print(f"  artifact {decision.digest}", soft_wrap=True)
+    out.print(safe(f"  means: {meaning(proposal)}"), soft_wrap=True)
     out.print(f"{then[:1].upper()}{then[1:]}; `retuned show` says where it stands.", soft_wrap=True)
 
 
@@ -204,10 +176,6 @@ def _gates(evidence: Read) -> str:
     return f"{said}; NOT VERIFIED, it will not be swapped: {evidence.doubt.detail}"
 
 
-def _speedup(proposal: Proposal) -> str:
-    return f"{proposal.speedup.point:.2f}x (>= {proposal.speedup.lower:.2f})"
-
-
 def _asked(asked: Sequence[Asked]) -> str:
     return "; ".join(each.sentence() for each in asked)
 
@@ -217,6 +185,6 @@ def _waits(stored: Stored, gate: GateDecision | None) -> str:
         return ""
     if gate is None:
         return "the daemon"
-    if gate.missing:
-        return f"{gate.missing} more: {' or '.join(gate.missing_from) or 'anybody'}"
-    return f"{gate.state}: {gate.reason}"
+    return waiting_words(
+        gate.missing, missing_from=gate.missing_from, state=gate.state, reason=gate.reason
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +19,8 @@ from retuned.errors import UnreadableInput, UsageError
 from retuned.ports import Store, Stored
 from retuned.settings import load_settings
 from retuned.stages.gate import GateDecision
-from retuned.stages.gate.values import parse_duration
 from retuned.stages.proposal import Proposal
+from retuned.terminal.moments import short
 
 ConfigOption = Annotated[Path | None, typer.Option(help="YAML or TOML file with settings.")]
 StateOption = Annotated[Path | None, typer.Option(help="Overrides the setting.")]
@@ -129,46 +129,6 @@ def gate_of(store: Store, proposal: str) -> GateDecision | None:
             where=f"gate of {short(proposal)}",
             message=f"does not read as a gate decision ({error.error_count()} problems)",
         ) from error
-
-
-def short(digest: str, *, length: int = 12) -> str:
-    """Return the beginning of an id, enough to name it by hand."""
-    return digest.removeprefix("sha256:")[:length]
-
-
-def until(text: str, *, now: datetime) -> datetime:
-    """Read a moment: ``2h`` from now, or a date and time (local where it names no zone).
-
-    Raises
-    ------
-    UsageError
-        If it is neither, or in the past.
-    """
-    try:
-        moment = now + parse_duration(text)
-    except ValueError:
-        try:
-            moment = datetime.fromisoformat(text).astimezone(UTC)
-        except ValueError:
-            raise UsageError(
-                f"--until {text!r:.60}: write a span like 2h, or a time like 2026-12-24T18:00+01:00"
-            ) from None
-    if moment <= now:
-        raise UsageError(f"--until {text!r:.60} is already past")
-    return moment
-
-
-def ago(moment: datetime, *, now: datetime) -> str:
-    """Say how far away a moment is, in one unit."""
-    span = moment - now
-    size = abs(span)
-    for unit, length in (("d", timedelta(days=1)), ("h", timedelta(hours=1))):
-        if size >= 2 * length:
-            text = f"{size // length}{unit}"
-            break
-    else:
-        text = f"{int(size.total_seconds() // 60)}min"
-    return f"in {text}" if span > timedelta(0) else f"{text} ago"
 
 
 def newest(found: Sequence[Stored]) -> Stored | None:

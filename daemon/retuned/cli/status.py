@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from retuned.adapters.runtime_status import ProcessStatus, SlotStatus, Standings
-from retuned.cli.layout import print_table
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.state import ConfigOption, StateOption, short
+from retuned.cli.state import ConfigOption, StateOption
 from retuned.errors import MissingDependency, RetunedError, TemporaryError
 from retuned.settings import load_settings
+from retuned.terminal.layout import print_table
+from retuned.terminal.moments import short
 
 Silent = Sequence[tuple[str, RetunedError]]
 

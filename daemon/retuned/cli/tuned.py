@@ -19,7 +19,6 @@ import typer
 from rich.text import Text
 
 from retuned import errors
-from retuned.cli.layout import print_fields, print_table
 from retuned.cli.output import JsonFlag, emit_json, safe, stdout
 from retuned.errors import UnreadableInput, UsageError
 from retuned.plain_files import read_plain
@@ -40,6 +39,7 @@ from retuned.runtime.tuned.csv_table import read_table
 from retuned.runtime.tuned.moe_json import VERSION_KEY, read_moe
 from retuned.runtime.tuned.strict import MAX_FILE_BYTES, digest_of, json_object
 from retuned.runtime.tuned.tunable_op import read_results
+from retuned.terminal.layout import print_fields, print_table
 
 T = TypeVar("T")
 app = typer.Typer(help="Tuned-config files that servers read.", no_args_is_help=True)

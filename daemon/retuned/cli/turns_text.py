@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from retuned.cli.layout import print_table
 from retuned.ports import Store
 from retuned.stages.experiment import Turn
+from retuned.terminal.layout import print_table
 
 
 def turns_of(store: Store, experiment: str) -> tuple[Turn, ...]:

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from retuned.cli.output import safe, stdout
+from retuned.terminal.output import safe, stdout
 
 _GAP = "  "
 _INDENT = "  "

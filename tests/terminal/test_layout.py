@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from retuned.cli import layout
-from retuned.cli.layout import field_lines, table_lines
 from retuned.cli.output import stdout
+from retuned.terminal import layout
+from retuned.terminal.layout import field_lines, table_lines
 
 DIGEST = "sha256:" + "cd" * 32
 HEADER = ("id", "kernel", "detail")
