@@ -23,7 +23,7 @@ from retuned.contract import Digest, Guard, Solution, TrustClass, digest_of
 from retuned.errors import HarnessError
 from retuned.local import deciding, ordered, ordering, swapping, watching
 from retuned.local.context import Kind
-from retuned.local.watching import History
+from retuned.observing.seen import History
 from retuned.stages.gate import (
     DecisionKind,
     KernelTuningPolicy,

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from retuned.contract import Definition, Digest, Solution
 from retuned.local.retention import Retention
+from retuned.observing import context as observing
 from retuned.ports import (
     Bench,
     Clock,
@@ -35,13 +36,13 @@ from retuned.stages.watch import EndToEndSettings, WatchSettings
 class Kind(StrEnum):
     """Kinds of records in the store."""
 
-    BATCH = "batch"
+    BATCH = observing.BATCH
     """One trace file, folded: new -> folded."""
-    WINDOW = "window"
+    WINDOW = observing.WINDOW
     """One window of the workload: new -> baseline | judged | skipped."""
-    DETECTOR = "detector"
+    DETECTOR = observing.DETECTOR
     """State of the drift detector: current."""
-    DRIFT = "drift"
+    DRIFT = observing.DRIFT
     """One drift report: new -> explained | noted."""
     HYPOTHESIS = "hypothesis"
     """open -> testing -> tested | refined | abandoned; open -> outdated by a newer belief."""

@@ -20,12 +20,13 @@ from retuned.local import (
     experimenting,
     housekeeping,
     lifting,
-    observing,
     reasoning,
     swapping,
     watching,
 )
 from retuned.local.context import Context
+from retuned.observing import windows
+from retuned.observing.seen import History
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +43,17 @@ class Loop:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self._history = watching.History()
+        self._history = History()
         self._orders = threading.Lock()
         self._stopping = threading.Event()
 
     def observe(self) -> None:
         """Stages 1 to 4: what is running, has it drifted, what might help."""
         lifting.observe(self.ctx)
-        observing.ingest(self.ctx)
-        observing.close_windows(self.ctx)
+        windows.ingest(self.ctx)
+        windows.close_windows(self.ctx)
         reasoning.settle(self.ctx)
-        observing.judge_windows(self.ctx)
+        windows.judge_windows(self.ctx)
         reasoning.explain(self.ctx)
         capturing.settle(self.ctx)
 

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from retuned.errors import TemporaryError
-from retuned.local import counting
-from retuned.local.context import Context, Kind
+from retuned.observing import counts as counting
+from retuned.observing.context import BATCH, DETECTOR, DRIFT, WINDOW, Observing
 from retuned.ports import Event, Stored, TraceBatch
 from retuned.stages import drift as drift_stage
 from retuned.stages import profile as profile_stage
@@ -18,13 +18,13 @@ from retuned.stages.profile import WorkloadProfile
 log = logging.getLogger(__name__)
 
 
-def ingest(ctx: Context) -> int:
+def ingest(ctx: Observing) -> int:
     """Fold every newly completed trace file into a batch; return how many there were."""
     batches = ctx.traces.poll()
     for path, message in ctx.traces.failures():
         log.warning("trace refused: %s", message)
         ctx.telemetry.count("retuned_trace_files_total", outcome="refused")
-        ctx.store.record(_event(ctx, Kind.BATCH, path, what="trace-refused", message=message))
+        ctx.store.record(_event(ctx, BATCH, path, what="trace-refused", message=message))
     for number, batch in enumerate(batches):
         try:
             _keep(ctx, batch)
@@ -34,13 +34,13 @@ def ingest(ctx: Context) -> int:
     return len(batches)
 
 
-def close_windows(ctx: Context) -> int:
+def close_windows(ctx: Observing) -> int:
     """Merge the batches of every window that has ended; return how many windows were closed."""
     window_ns = int(ctx.settings.window.total_seconds() * 1e9)
     deadline = ctx.clock.now() - ctx.settings.settle
     boundary = int(deadline.timestamp() * 1e9) // window_ns * window_ns
     groups: dict[int, list[Stored]] = defaultdict(list)
-    for batch in ctx.store.list(Kind.BATCH, phase="new"):
+    for batch in ctx.store.list(BATCH, phase="new"):
         completed = int(batch.body["completed_at_ns"])
         if completed < boundary:
             groups[completed // window_ns].append(batch)
@@ -49,10 +49,10 @@ def close_windows(ctx: Context) -> int:
     return len(groups)
 
 
-def judge_windows(ctx: Context) -> Sequence[DriftReport]:
+def judge_windows(ctx: Observing) -> Sequence[DriftReport]:
     """Learn the baseline from the first windows, then judge each new one in order."""
-    fresh = ctx.store.list(Kind.WINDOW, phase="new")
-    stored = ctx.store.get(Kind.DETECTOR, "state")
+    fresh = ctx.store.list(WINDOW, phase="new")
+    stored = ctx.store.get(DETECTOR, "state")
     if stored is None:
         _learn(ctx, fresh)
         return ()
@@ -69,7 +69,7 @@ def judge_windows(ctx: Context) -> Sequence[DriftReport]:
     return reports
 
 
-def _keep(ctx: Context, batch: TraceBatch) -> None:
+def _keep(ctx: Observing, batch: TraceBatch) -> None:
     body = {
         "origin": batch.origin,
         "format": batch.format,
@@ -77,13 +77,13 @@ def _keep(ctx: Context, batch: TraceBatch) -> None:
         "skipped": dict(batch.skipped),
         "profile": _fold(ctx, batch).model_dump(mode="json"),
     }
-    if ctx.store.add(Kind.BATCH, batch.digest, body, phase="new"):
+    if ctx.store.add(BATCH, batch.digest, body, phase="new"):
         log.info("trace read: %s, %s launches", batch.origin, f"{len(batch.launches):,}")
         ctx.telemetry.count("retuned_trace_files_total", outcome="read")
         ctx.telemetry.count("retuned_launches_total", len(batch.launches))
 
 
-def _fold(ctx: Context, batch: TraceBatch) -> WorkloadProfile:
+def _fold(ctx: Observing, batch: TraceBatch) -> WorkloadProfile:
     return profile_stage.fold(
         batch.launches,
         window_start_ns=batch.completed_at_ns - batch.span_ns,
@@ -94,13 +94,13 @@ def _fold(ctx: Context, batch: TraceBatch) -> WorkloadProfile:
     )
 
 
-def _close(ctx: Context, start_ns: int, window_ns: int, batches: Sequence[Stored]) -> None:
+def _close(ctx: Observing, start_ns: int, window_ns: int, batches: Sequence[Stored]) -> None:
     merged = profile_stage.merge(
         [WorkloadProfile.model_validate(batch.body["profile"]) for batch in batches]
     ).model_copy(update={"window_start_ns": start_ns, "window_ns": window_ns})
     totals = counting.totals(ctx)
     before: counting.Counts = {}
-    for previous in ctx.store.list(Kind.WINDOW, limit=1):
+    for previous in ctx.store.list(WINDOW, limit=1):
         if int(previous.id.partition(".")[0]) + window_ns == start_ns:  # else hours may lie between
             before = previous.body["totals"]
     counts = counting.since(before, totals)
@@ -112,23 +112,23 @@ def _close(ctx: Context, start_ns: int, window_ns: int, batches: Sequence[Stored
     with ctx.store.transaction():
         # a late file may complete a window that is closed already: it opens a second part of it
         part = 0
-        while not ctx.store.add(Kind.WINDOW, f"{start_ns:020d}.{part}", body, phase="new"):
+        while not ctx.store.add(WINDOW, f"{start_ns:020d}.{part}", body, phase="new"):
             part += 1
         for batch in batches:
-            ctx.store.advance(Kind.BATCH, batch.id, expect="new", to="folded")
+            ctx.store.advance(BATCH, batch.id, expect="new", to="folded")
     ctx.telemetry.gauge("retuned_window_launches", merged.launches)
     log.info("window closed: %s launches, %s", f"{merged.launches:,}", _standing(ctx))
 
 
-def _standing(ctx: Context) -> str:
+def _standing(ctx: Observing) -> str:
     """Say how far the baseline is."""
-    if ctx.store.get(Kind.DETECTOR, "state") is not None:
+    if ctx.store.get(DETECTOR, "state") is not None:
         return "to be judged"
-    fresh = len(ctx.store.ids(Kind.WINDOW, phase="new"))
+    fresh = len(ctx.store.ids(WINDOW, phase="new"))
     return f"window {fresh} of {ctx.settings.baseline_windows} that the baseline needs"
 
 
-def _learn(ctx: Context, fresh: Sequence[Stored]) -> None:
+def _learn(ctx: Observing, fresh: Sequence[Stored]) -> None:
     if len(fresh) < ctx.settings.baseline_windows:
         return
     profiles = [WorkloadProfile.model_validate(window.body["profile"]) for window in fresh]
@@ -136,38 +136,38 @@ def _learn(ctx: Context, fresh: Sequence[Stored]) -> None:
         return
     state = drift_stage.learn(profiles, settings=ctx.settings.drift)
     with ctx.store.transaction():
-        ctx.store.add(Kind.DETECTOR, "state", state.model_dump(mode="json"), phase="current")
+        ctx.store.add(DETECTOR, "state", state.model_dump(mode="json"), phase="current")
         for window in fresh:
-            ctx.store.advance(Kind.WINDOW, window.id, expect="new", to="baseline")
+            ctx.store.advance(WINDOW, window.id, expect="new", to="baseline")
         ctx.store.record(
-            _event(ctx, Kind.DETECTOR, "state", what="baseline-learned", windows=len(fresh))
+            _event(ctx, DETECTOR, "state", what="baseline-learned", windows=len(fresh))
         )
     log.info("baseline learned from %d windows", state.baseline_windows)
 
 
-def _keep_report(ctx: Context, window: Stored, report: DriftReport, state: DetectorState) -> None:
+def _keep_report(ctx: Observing, window: Stored, report: DriftReport, state: DetectorState) -> None:
     retune = report.action is DriftAction.RETUNE
     with ctx.store.transaction():
         ctx.store.add(
-            Kind.DRIFT,
+            DRIFT,
             window.id,
             report.model_dump(mode="json"),
             phase="new" if retune else "noted",
         )
         ctx.store.advance(
-            Kind.DETECTOR,
+            DETECTOR,
             "state",
             expect="current",
             to="current",
             body=state.model_dump(mode="json"),
         )
         phase = "skipped" if report.skipped == "not-counted" else "judged"
-        ctx.store.advance(Kind.WINDOW, window.id, expect="new", to=phase)
+        ctx.store.advance(WINDOW, window.id, expect="new", to=phase)
         if report.detected:
             ctx.store.record(
                 _event(
                     ctx,
-                    Kind.DRIFT,
+                    DRIFT,
                     window.id,
                     what=f"drift-{report.action}",
                     sentence=report.sentence,
@@ -179,5 +179,5 @@ def _keep_report(ctx: Context, window: Stored, report: DriftReport, state: Detec
     log.info("window judged: action=%s %s", report.action, report.sentence)
 
 
-def _event(ctx: Context, kind: Kind, id: str, *, what: str, **detail: object) -> Event:
+def _event(ctx: Observing, kind: str, id: str, *, what: str, **detail: object) -> Event:
     return Event(at=ctx.clock.now(), kind=kind, id=id, what=what, who="retuned", detail=detail)

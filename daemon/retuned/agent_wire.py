@@ -1,0 +1,238 @@
+"""What a sidecar and the operator say to each other: the bodies of the agent API.
+
+Both sides read strictly. Everything that a sidecar says names its pod and its target, so that a
+record that went astray is refused and not believed of another. Times are those of whoever says
+them: nobody compares its clock with the other's, except to tell people that they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AwareDatetime, Field
+
+from retuned.contract import Digest, Name, Record, digest_of
+from retuned.stages.drift import DriftReport
+from retuned.stages.profile import WorkloadProfile
+from retuned.stages.swap import SwapOrder
+from retuned.stages.verdict import ServerEnvironment
+from retuned.stages.watch import WatchReport, WatchSample
+
+AUDIENCE = "retuned.dev"
+"""Audience of the token by which a sidecar proves which pod it is in."""
+VERSION = 1
+"""Of this language; grows when a body changes so that an older side cannot read it."""
+
+MAX_PROCESSES = 256
+"""Most processes of one server."""
+MAX_SLOTS = 1024
+"""Most slots of one server."""
+MAX_WAIT_S = 30.0
+"""Longest time that a question for orders is held, seconds."""
+MAX_ARTIFACT_BYTES = 16 << 20
+"""Largest artifact, all its files: a sidecar holds one in memory while it delivers it."""
+
+PodName = Annotated[str, Field(min_length=1, max_length=253)]
+Code = Annotated[str, Field(max_length=64, pattern=r"^([a-z0-9]+(-[a-z0-9]+)*)?$")]
+Text = Annotated[str, Field(max_length=2048)]
+Short = Annotated[str, Field(max_length=300)]
+OrderId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9:._-]+$")]
+
+
+class PodRef(Record):
+    """One pod; another one of the same name has another uid."""
+
+    namespace: Annotated[str, Field(min_length=1, max_length=63)]
+    """Its namespace."""
+    name: PodName
+    """Its name."""
+    uid: Annotated[str, Field(min_length=1, max_length=64)]
+    """Its uid."""
+
+
+class Said(Record):
+    """Base of what a sidecar says."""
+
+    pod: PodRef
+    """Who speaks; must be who the token says."""
+    target: Annotated[str, Field(min_length=1, max_length=320)]
+    """TuningTarget of the pod, as ``namespace/name``."""
+
+
+class ProcessEnvironment(Record):
+    """What one process of the server runs on; as `ServerEnvironment`."""
+
+    process: Short
+    """Its name, for messages."""
+    cpu: Short = ""
+    """Processor."""
+    device: Short = ""
+    """Architecture of its GPU."""
+    device_name: Short = ""
+    """As the vendor calls it."""
+    driver: Short = ""
+    """Kernel driver of the GPU."""
+    runtime: Short = ""
+    """CUDA or ROCm version of PyTorch."""
+    torch: Short = ""
+    """PyTorch."""
+    triton: Short = ""
+    """Triton."""
+    numerics: dict[Short, Short] = Field(default_factory=dict, max_length=64)
+    """Variables that change what Triton compiles."""
+
+    def environment(self) -> ServerEnvironment:
+        """Return it as stage 6 reads it."""
+        return ServerEnvironment(**self.model_dump())
+
+
+class Hello(Said):
+    """The first thing that a sidecar says, and again every few minutes."""
+
+    version: int = Field(ge=1)
+    """Of this language."""
+    release: Short
+    """Version of Retuned in the sidecar."""
+    at: AwareDatetime
+    """Its wall time: only for people, to see clocks that differ."""
+    environments: tuple[ProcessEnvironment, ...] = Field(default=(), max_length=MAX_PROCESSES)
+    """What the server's processes run on; empty while they do not answer."""
+    spool: int = Field(default=0, ge=0)
+    """Reports that wait to be told."""
+    lost: int = Field(default=0, ge=0)
+    """Reports that were thrown away since the pod began, because the spool was full."""
+
+
+class Welcome(Record):
+    """The operator's answer."""
+
+    version: int = Field(ge=1)
+    """Of this language."""
+    at: AwareDatetime
+    """Its wall time."""
+    key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """Public key that artifacts are signed with, Ed25519, hex; empty shows none."""
+
+
+class ProfileReport(Said):
+    """One window of the pod's workload."""
+
+    id: Short
+    """Of the window; telling it again changes nothing."""
+    profile: WorkloadProfile
+    """The window; its times are the pod's."""
+
+
+class DriftPost(Said):
+    """What stage 3 says of a window in which it has found something."""
+
+    id: Short
+    """Of the window; telling it again changes nothing."""
+    report: DriftReport
+    """What was found."""
+
+
+class SlotWatch(Record):
+    """One slot: what is in force, and what stage 10 makes of it."""
+
+    definition: Name
+    """Slot."""
+    active: Digest | None
+    """Artifact in use; None is the original."""
+    epoch: int = Field(ge=0)
+    """Last order that every process has carried out."""
+    newest_epoch: int = Field(ge=0)
+    """Last order that any process has carried out."""
+    tripped: Short = ""
+    """Why the runtime took the order back by itself; empty if it did not."""
+    proposal: Short = ""
+    """Proposal that `report` is about; empty where nothing was ordered."""
+    sample: WatchSample | None = None
+    """What was counted since the last order; None where the server does not say."""
+    report: WatchReport | None = None
+    """Judged here, where every sample was seen; stays after a way back, until the next order."""
+
+
+class WatchPost(Said):
+    """How the server of a pod stands."""
+
+    at: AwareDatetime
+    """When it was looked at, by the pod's clock."""
+    slots: tuple[SlotWatch, ...] = Field(max_length=MAX_SLOTS)
+    """Every slot."""
+
+
+class Outcome(StrEnum):
+    """What became of an order in one pod."""
+
+    DONE = "done"
+    """Every process has carried it out."""
+    REFUSED = "refused"
+    """It will not be carried out here; the reason says why."""
+    ROLLED_BACK = "rolled-back"
+    """It was in force, did harm, and the pod has gone back by itself."""
+
+
+class OrderDone(Said):
+    """What became of an order."""
+
+    order: OrderId
+    """Id of the order."""
+    proposal: Short
+    """Proposal that it carries out."""
+    definition: Name
+    """Slot."""
+    epoch: int = Field(ge=1)
+    """Of the order."""
+    outcome: Outcome
+    """What became of it."""
+    reason: Code = ""
+    """Why, stable code; empty where it is done."""
+    detail: Text = ""
+    """For people."""
+    at: AwareDatetime
+    """When, by the pod's clock."""
+    took_ns: int | None = Field(default=None, ge=0)
+    """How long the slowest flip took; None where nobody measured it."""
+
+
+class Orders(Record):
+    """All that a pod is to have: the newest order of each slot."""
+
+    revision: int = Field(ge=1)
+    """Names this very set; see `revision_of`."""
+    orders: tuple[SwapOrder, ...] = Field(max_length=MAX_SLOTS)
+    """By slot."""
+
+
+Report = ProfileReport | DriftPost | WatchPost
+"""What is posted; the path follows from the kind."""
+
+
+def revision_of(orders: Sequence[SwapOrder]) -> int:
+    """Return a number that names a set of orders.
+
+    It follows from what is ordered, so an operator that starts anew, or another one that leads now,
+    names the same set alike. It says nothing of earlier or later.
+
+    Examples
+    --------
+    >>> revision_of([]) == revision_of([]) and 1 <= revision_of([]) < 2**53
+    True
+    """
+    bodies = sorted(digest_of(order.model_dump(mode="json")) for order in orders)
+    return 1 + int(digest_of(bodies).removeprefix("sha256:")[:13], 16)
+
+
+def as_orders(orders: Sequence[SwapOrder]) -> Orders:
+    """Return the answer for a set of orders."""
+    ordered = sorted(orders, key=lambda order: (order.definition, order.epoch))
+    return Orders(revision=revision_of(ordered), orders=tuple(ordered))
+
+
+def skew_s(hello: Hello, *, now: datetime) -> float:
+    """Return how far a pod's clock is ahead, seconds; for people."""
+    return (hello.at - now).total_seconds()

@@ -1,0 +1,63 @@
+"""What was seen of orders in force, from look to look."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from retuned.stages.swap import SwapOrder
+from retuned.stages.watch import WatchSample
+
+_HISTORY = 256
+"""Samples kept per order for the slow-decay test; totals survive a restart in the runtime."""
+
+
+@dataclass(slots=True)
+class Series:
+    """What was seen of one order."""
+
+    since_s: float
+    """Monotonic time since which these very processes have had the order, seconds."""
+    samples: deque[WatchSample] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    """Reports, oldest first."""
+
+
+@dataclass(slots=True)
+class History:
+    """Samples seen per order. Not durable: the runtime's totals are.
+
+    A server that was restarted, a worker that came and a daemon that was restarted begin anew: the
+    time to engage counts from when the processes have had the order, never from a wall clock.
+    """
+
+    series: dict[str, Series] = field(default_factory=dict)
+
+    def extend(self, order: SwapOrder, sample: WatchSample, *, now_s: float) -> Series:
+        """Add one sample and return all of that order."""
+        known = self.series.setdefault(order.id, Series(since_s=now_s))
+        if known.samples and _begins_anew(known.samples[-1], sample):
+            known.since_s = now_s
+        known.samples.append(sample)
+        return known
+
+    def restart(self, orders: Collection[str]) -> None:
+        """Begin anew with orders that the server was told, or told again."""
+        for order in orders:
+            self.series.pop(order, None)
+
+    def forget_all_but(self, orders: Collection[str]) -> None:
+        """Drop orders that are no longer in force."""
+        self.restart(self.series.keys() - set(orders))
+
+
+def _begins_anew(last: WatchSample, sample: WatchSample) -> bool:
+    """Whether some process that is counted now is not one that was counted before."""
+    return (
+        (last.epoch, last.artifact) != (sample.epoch, sample.artifact)
+        or last.members != sample.members
+        or last.processes != sample.processes
+        or sample.idle_processes > last.idle_processes
+        or sample.swapped_launches < last.swapped_launches
+        or sample.shadow_checks < last.shadow_checks
+    )
