@@ -18,7 +18,7 @@ from tests.operators.world import GROUPS, World, is_denied, window_is_open
 
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.crds import ProposalPhase as P
-from retuned_operator.crds.proposal import PodState
+from retuned_operator.crds.proposal_status import PodState
 
 DIGESTS = tuple("sha256:" + digit * 64 for digit in "123")
 STARTS = (

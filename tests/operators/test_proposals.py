@@ -8,7 +8,7 @@ from tests.operators.world import World, with_facts
 
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.crds import ProposalPhase as P
-from retuned_operator.crds.proposal import LookOutcome, PodState
+from retuned_operator.crds.proposal_status import LookOutcome, PodState
 from retuned_operator.crds.target import Quarantined
 from retuned_operator.machine import Page, order_for, proposals
 from retuned_operator.machine.rollouts import ROLLBACK_PATIENCE

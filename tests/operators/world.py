@@ -16,7 +16,8 @@ from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned.stages.swap import SwapKind
 from retuned.stages.watch import WatchAction, WatchReport
 from retuned_operator.crds import PolicyObject, SwapDecision, SwapProposal, TuningTarget, read
-from retuned_operator.crds.proposal import PodState, RolloutStatus, proposal_spec
+from retuned_operator.crds.proposal import proposal_spec
+from retuned_operator.crds.proposal_status import PodState, RolloutStatus
 from retuned_operator.crds.target import Quarantined
 from retuned_operator.machine import (
     Activate,

@@ -13,24 +13,17 @@ from retuned_operator.crds.decision import (
     TuningFreezeSpec,
 )
 from retuned_operator.crds.definitions import KINDS, Kind, definition_of, schema_of
-from retuned_operator.crds.experiment import (
+from retuned_operator.crds.experiment import KernelExperiment, KernelExperimentSpec, experiment_spec
+from retuned_operator.crds.experiment_status import (
     ExperimentPhase,
     JobRef,
     JobRole,
-    KernelExperiment,
-    KernelExperimentSpec,
     KernelExperimentStatus,
-    experiment_spec,
 )
 from retuned_operator.crds.objects import read, write
 from retuned_operator.crds.policy import PolicyObject, PolicyStatus
-from retuned_operator.crds.proposal import (
-    ProposalPhase,
-    SwapProposal,
-    SwapProposalSpec,
-    SwapProposalStatus,
-    proposal_spec,
-)
+from retuned_operator.crds.proposal import SwapProposal, SwapProposalSpec, proposal_spec
+from retuned_operator.crds.proposal_status import ProposalPhase, SwapProposalStatus
 from retuned_operator.crds.target import TuningTarget, TuningTargetSpec, TuningTargetStatus
 from retuned_operator.crds.values import (
     API_VERSION,

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from retuned.contract import Digest, Workload
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.profile import ProfileSettings
-from retuned.stages.verdict import Interval
+from retuned_operator.crds.experiment_status import KernelExperimentStatus
 from retuned_operator.crds.values import (
     Abort,
     ApiModel,
     Code,
-    Condition,
     Id,
     KernelName,
     LocalRef,
     Model,
     Note,
     ObjectMeta,
-    ObjectName,
     PolicyRef,
-    Uid,
 )
 
 
@@ -197,135 +193,6 @@ def experiment_spec(
         batch_invariant=plan.batch_invariant,
         policy_ref=policy,
     )
-
-
-class ExperimentPhase(StrEnum):
-    """Where an experiment is; the last six end it."""
-
-    PENDING = "Pending"
-    """Nobody has looked at it yet."""
-    QUEUED = "Queued"
-    """It waits: for its budget, a freeze, an alert, or a queue."""
-    RUNNING = "Running"
-    """Variants are searched."""
-    VERIFYING = "Verifying"
-    """The finalists are measured again by the trusted harness."""
-    PREEMPTED = "Preempted"
-    """Production took its place; it begins again."""
-    SUCCEEDED = "Succeeded"
-    """A winner; its proposal is written."""
-    NO_IMPROVEMENT = "NoImprovement"
-    """Nothing was proven faster."""
-    FAILED = "Failed"
-    """Its pods failed; says nothing of the candidates."""
-    ABORTED = "Aborted"
-    """Somebody ended it."""
-    OUTDATED = "Outdated"
-    """The servers moved on: another baseline or environment."""
-    REFUSED = "Refused"
-    """No policy allows it, or it cannot run here."""
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether nothing follows."""
-        return self in _ENDED
-
-
-_ENDED = frozenset(
-    {
-        ExperimentPhase.SUCCEEDED,
-        ExperimentPhase.NO_IMPROVEMENT,
-        ExperimentPhase.FAILED,
-        ExperimentPhase.ABORTED,
-        ExperimentPhase.OUTDATED,
-        ExperimentPhase.REFUSED,
-    }
-)
-
-
-class JobRole(StrEnum):
-    """What a Job of an experiment does."""
-
-    COMPILE = "compile"
-    """Compiles and audits; no accelerator."""
-    GENERATE = "generate"
-    """Asks a model for source; reaches its endpoint and runs nothing that was generated."""
-    SEARCH = "search"
-    """Times variants in pods that nobody trusts."""
-    VERIFY = "verify"
-    """Measures finalists again with the trusted harness, on seeds nobody saw."""
-
-
-class JobRef(ApiModel):
-    """One Job of an experiment."""
-
-    name: ObjectName
-    """Its name."""
-    uid: Uid
-    """Its uid."""
-    role: JobRole
-    """What it does."""
-    attempt: int = Field(default=1, ge=1)
-    """Which try; a preempted one is tried again."""
-    result: Uid | None = None
-    """Uid of the pod whose result counts: the first that was complete; None before."""
-
-
-class Trials(ApiModel):
-    """How many variants are where."""
-
-    total: int = Field(default=0, ge=0)
-    """Tried so far."""
-    correct: int = Field(default=0, ge=0)
-    """Computed the right thing and were timed."""
-    failed: int = Field(default=0, ge=0)
-    """Refused by a gate."""
-    without_result: int = Field(default=0, ge=0)
-    """Whose numbers never came."""
-
-
-class Best(ApiModel):
-    """The best verified variant."""
-
-    digest: Digest
-    """Artifact."""
-    speedup: Interval
-    """Production-weighted, measured again from zero."""
-    result: Uid
-    """Uid of the pod that measured it."""
-
-
-class KernelExperimentStatus(ApiModel):
-    """What came of it."""
-
-    observed_generation: int = Field(default=0, ge=0)
-    """Generation of the spec that this is about."""
-    phase: ExperimentPhase = ExperimentPhase.PENDING
-    """Where it is."""
-    reason: Code = ""
-    """Why, stable code."""
-    detail: Note = ""
-    """Why, for people."""
-    trials: Trials = Trials()
-    """How many variants are where."""
-    best: Best | None = None
-    """The best verified variant; None before there is one."""
-    job_refs: tuple[JobRef, ...] = Field(
-        default=(), max_length=64, json_schema_extra={"x-map-key": "name"}
-    )
-    """Jobs that were made for it."""
-    preemptions: int = Field(default=0, ge=0)
-    """How often production took its place."""
-    proposal: ObjectName | None = None
-    """SwapProposal that its win became; None where there is none."""
-    started_at: AwareDatetime | None = None
-    """When its first Job was released; None before."""
-    finished_at: AwareDatetime | None = None
-    """When it ended; None before."""
-    conditions: tuple[Condition, ...] = Field(
-        default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
-    )
-    """What is true of it."""
 
 
 class KernelExperiment(ApiModel):

@@ -6,12 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from retuned.stages.gate import Rollout
-from retuned_operator.crds.proposal import (
-    ProposalPhase,
-    Step,
-    SwapProposal,
-    SwapProposalStatus,
-)
+from retuned_operator.crds.proposal import SwapProposal
+from retuned_operator.crds.proposal_status import ProposalPhase, Step, SwapProposalStatus
 from retuned_operator.crds.target import ActiveKernel
 from retuned_operator.machine import gating
 from retuned_operator.machine.gating import Asked

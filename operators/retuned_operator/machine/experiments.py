@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from retuned.stages.gate import Mode
-from retuned_operator.crds.experiment import (
+from retuned_operator.crds.experiment import KernelExperiment
+from retuned_operator.crds.experiment_status import (
     Best,
     ExperimentPhase,
     JobRef,
     JobRole,
-    KernelExperiment,
     KernelExperimentStatus,
     Trials,
 )

@@ -12,7 +12,8 @@ from retuned.stages.gate import GateDecision, GateReason, WindowState
 from retuned.stages.gate.quorum import count
 from retuned.stages.proposal import Proposal
 from retuned_operator.crds.decision import SwapDecision
-from retuned_operator.crds.proposal import GateStatus, SwapProposal, WindowStatus
+from retuned_operator.crds.proposal import SwapProposal
+from retuned_operator.crds.proposal_status import GateStatus, WindowStatus
 from retuned_operator.crds.target import TuningTarget
 from retuned_operator.machine.records import PolicyFact, RolloutFacts
 

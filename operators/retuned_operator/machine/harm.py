@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from retuned.stages import gate
 from retuned.stages.gate import StopPolicy
-from retuned_operator.crds.proposal import ProposalPhase
+from retuned_operator.crds.proposal_status import ProposalPhase
 from retuned_operator.machine import gating, spreading
 from retuned_operator.machine.case import Case, entry_of
 from retuned_operator.machine.spreading import Harm

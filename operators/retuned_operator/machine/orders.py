@@ -18,7 +18,8 @@ from retuned.stages.swap import (
     order_rollback,
     order_swap,
 )
-from retuned_operator.crds.proposal import PodOrder, PodState, RolloutStatus, SwapProposal
+from retuned_operator.crds.proposal import SwapProposal
+from retuned_operator.crds.proposal_status import PodOrder, PodState, RolloutStatus
 from retuned_operator.crds.target import ActiveKernel
 from retuned_operator.machine.records import PodFact
 

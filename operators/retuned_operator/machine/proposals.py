@@ -11,12 +11,8 @@ from datetime import datetime, timedelta
 
 from retuned.stages import gate
 from retuned.stages.gate import GateReason, GateState
-from retuned_operator.crds.proposal import (
-    AnalysisStatus,
-    ProposalPhase,
-    RolloutStatus,
-    SwapProposal,
-)
+from retuned_operator.crds.proposal import SwapProposal
+from retuned_operator.crds.proposal_status import AnalysisStatus, ProposalPhase, RolloutStatus
 from retuned_operator.crds.target import Quarantined, TargetMode
 from retuned_operator.machine import gating, orders, spreading
 from retuned_operator.machine.case import Case, cause_of, entry_of, is_quarantined, noted

@@ -17,8 +17,9 @@ from retuned.stages import gate
 from retuned.stages.verdict import Interval
 from retuned.stages.watch import WatchReport
 from retuned_operator.crds.decision import SwapDecision
-from retuned_operator.crds.experiment import JobRole, KernelExperimentStatus
-from retuned_operator.crds.proposal import LookOutcome, SwapProposal, SwapProposalStatus
+from retuned_operator.crds.experiment_status import JobRole, KernelExperimentStatus
+from retuned_operator.crds.proposal import SwapProposal
+from retuned_operator.crds.proposal_status import LookOutcome, SwapProposalStatus
 from retuned_operator.crds.target import ActiveKernel, Quarantined, TuningTarget
 
 

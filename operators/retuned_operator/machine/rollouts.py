@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from retuned.stages.gate import GateReason, GateState, Mode, Rollout
-from retuned_operator.crds.proposal import (
+from retuned_operator.crds.proposal_status import (
     AnalysisStatus,
     GateStatus,
     PodState,

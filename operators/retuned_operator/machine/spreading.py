@@ -10,14 +10,14 @@ from datetime import datetime
 from retuned.stages.gate import Rollout
 from retuned.stages.gate.limits import RollbackCause
 from retuned.stages.watch import WatchAction
-from retuned_operator.crds.proposal import (
+from retuned_operator.crds.proposal import SwapProposal
+from retuned_operator.crds.proposal_status import (
     AnalysisStatus,
     LookOutcome,
     LookStatus,
     PodState,
     ProposalPhase,
     RolloutStatus,
-    SwapProposal,
 )
 from retuned_operator.machine.records import PodFact, RolloutFacts
 

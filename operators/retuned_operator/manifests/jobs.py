@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retuned.errors import Refused, UsageError
-from retuned_operator.crds.experiment import JobRole
+from retuned_operator.crds.experiment_status import JobRole
 from retuned_operator.crds.target import Vendor
 from retuned_operator.crds.values import GROUP
 from retuned_operator.manifests.names import (

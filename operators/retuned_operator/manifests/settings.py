@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from retuned_operator.crds.experiment import JobRole
+from retuned_operator.crds.experiment_status import JobRole
 from retuned_operator.crds.target import Vendor
 
 Selector = Mapping[str, str]
