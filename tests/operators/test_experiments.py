@@ -5,6 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.operators import examples
 from tests.operators.world import World
 
@@ -365,3 +367,90 @@ def test_an_experiment_that_is_over_stays_so() -> None:
     before = lab.resource.status
     lab.step(target=None, live_baseline=WINNER)
     assert lab.resource.status == before
+
+
+EVENTS = st.sampled_from(
+    [
+        "step",
+        "step",
+        "dies-before-status",
+        "dies-before-actions",
+        "completes",
+        "completes-without-result",
+        "two-results",
+        "disrupted",
+        "fails",
+        "frozen",
+        "thawed",
+        "cleared-away",
+        "aborted",
+        "time",
+    ]
+)
+
+
+def happens(lab: Lab, event: str) -> None:
+    """Let one thing happen to an experiment."""
+    live = [job for job in lab.facts.jobs if job.state is JobState.RUNNING]
+    job = live[0] if live else None
+    if event == "step":
+        lab.step()
+    elif event == "dies-before-status":
+        lab.step(kept=False)
+    elif event == "dies-before-actions":
+        lab.step(acted=False)
+    elif event in ("frozen", "thawed"):
+        lab.facts = replace(lab.facts, freezes=frozen() if event == "frozen" else ())
+    elif event == "time":
+        lab.now += timedelta(minutes=3)
+    elif event == "cleared-away":
+        kept = tuple(each for each in lab.facts.jobs if each.state is not JobState.COMPLETE)
+        lab.facts = replace(lab.facts, jobs=kept)
+    elif event == "aborted":
+        abort = lab.resource.spec.abort.model_copy(update={"requested": True})
+        spec = lab.resource.spec.model_copy(update={"abort": abort})
+        lab.resource = lab.resource.model_copy(update={"spec": spec})
+    elif job is not None and event == "disrupted":
+        lab.becomes(job.name, JobState.DISRUPTED)
+    elif job is not None and event == "fails":
+        lab.becomes(job.name, JobState.FAILED, "BackoffLimitExceeded")
+    elif job is not None:
+        if event != "completes-without-result":
+            proven = {"winner": WINNER, "speedup": WIN} if job.role is JobRole.VERIFY else {}
+            lab.result(job.name, f"pod-{job.name}", tried=3, finalists=1, **proven)
+        if event == "two-results":
+            lab.result(job.name, "pod-late", at=lab.now + timedelta(minutes=1), tried=99)
+        lab.becomes(job.name, JobState.COMPLETE)
+
+
+@settings(deadline=None)
+@given(st.lists(EVENTS, max_size=40))
+def test_whatever_happens_one_job_lives_at_a_time_and_none_when_it_is_over(
+    events: list[str],
+) -> None:
+    lab = Lab()
+    for event in events:
+        over = lab.phase().is_terminal
+        before = lab.resource.status
+        happens(lab, event)
+        assert len(lab.live()) <= 1  # I5
+        assert not over or lab.resource.status == before
+    final = lab.step()
+    proposed = [action for action in final.actions if isinstance(action, Propose)]
+    verified = [r for r in lab.facts.results if r.job.startswith("verify") and r.winner]
+    assert not proposed or verified  # I7
+    lab.facts = replace(lab.facts, freezes=())
+    for _ in range(200):
+        if lab.phase().is_terminal:
+            break
+        lab.now += timedelta(minutes=1)
+        step = lab.step()
+        if any(isinstance(action, Propose) for action in step.actions):
+            lab.facts = replace(lab.facts, proposal="swp-1")
+        happens(lab, "completes")
+    lab.step()
+    assert lab.phase().is_terminal
+    assert lab.live() == []
+    assert len({ref.name for ref in lab.resource.status.job_refs}) == len(
+        lab.resource.status.job_refs
+    )
