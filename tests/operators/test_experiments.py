@@ -27,7 +27,8 @@ from retuned_operator.machine import (
     SetSuspend,
     experiments,
 )
-from retuned_operator.machine.experiments import MAX_PREEMPTIONS, RESULT_PATIENCE
+from retuned_operator.machine.experiments import RESULT_PATIENCE
+from retuned_operator.machine.trial import MAX_PREEMPTIONS
 
 WINNER = examples.ARTIFACT
 WIN = Interval(lower=1.2, point=1.25, upper=1.3, confidence=0.995)

@@ -8,22 +8,18 @@ the experiment, and whatever ends it deletes every Job that still lives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from retuned.stages.gate import Mode
 from retuned_operator.crds.experiment import KernelExperiment
 from retuned_operator.crds.experiment_status import (
     Best,
     ExperimentPhase,
     JobRef,
     JobRole,
-    KernelExperimentStatus,
     Trials,
 )
-from retuned_operator.crds.target import TargetMode
 from retuned_operator.crds.values import Condition, ConditionStatus, with_condition
-from retuned_operator.machine import gating
 from retuned_operator.machine.records import (
     CreateJob,
     DeleteJob,
@@ -32,47 +28,18 @@ from retuned_operator.machine.records import (
     ExperimentStep,
     JobFact,
     JobState,
-    PolicyFact,
     Propose,
     ResultFact,
     SetSuspend,
 )
+from retuned_operator.machine.trial import Trial, ended, held_by
 
 PIPELINE: tuple[JobRole, ...] = (JobRole.SEARCH, JobRole.VERIFY)
 """Jobs of an experiment, in order; the last is the trusted one."""
-MAX_PREEMPTIONS = 8
-"""After so many the cluster has no room for it now."""
 RESULT_PATIENCE = timedelta(minutes=5)
 """A Job that is complete and left no result by then has none: nobody waits for it for ever."""
 _LOOK_AGAIN = timedelta(seconds=30)
 _P = ExperimentPhase
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """One step: the object, what was observed, and the status so far."""
-
-    resource: KernelExperiment
-    facts: ExperimentFacts
-    now: datetime
-    pipeline: tuple[JobRole, ...]
-    status: KernelExperimentStatus
-    actions: tuple[ExperimentAction, ...] = ()
-
-    def to(self, phase: ExperimentPhase, reason: str, detail: str = "") -> _Case:
-        """Return the case in a phase, with its reason."""
-        update: dict[str, object] = {"phase": phase, "reason": reason, "detail": detail[:2048]}
-        if phase.is_terminal and self.status.finished_at is None:
-            update["finished_at"] = self.now
-        return self.having(**update)
-
-    def having(self, **update: object) -> _Case:
-        """Return the case with other fields in its status."""
-        return replace(self, status=self.status.model_copy(update=update))
-
-    def doing(self, *actions: ExperimentAction) -> _Case:
-        """Return the case with more to be done."""
-        return replace(self, actions=(*self.actions, *actions))
 
 
 def step(
@@ -100,7 +67,7 @@ def step(
     status = resource.status.model_copy(
         update={"observed_generation": resource.metadata.generation}
     )
-    case = _Case(resource=resource, facts=facts, now=now, pipeline=pipeline, status=status)
+    case = Trial(resource=resource, facts=facts, now=now, pipeline=pipeline, status=status)
     if not case.status.phase.is_terminal:
         case = _going(_with_results(case))
     if case.status.phase.is_terminal:
@@ -114,7 +81,7 @@ def _cleared(jobs: Sequence[JobFact]) -> tuple[ExperimentAction, ...]:
     return tuple(DeleteJob(job=job.name) for job in jobs if job.is_live)
 
 
-def _with_results(case: _Case) -> _Case:
+def _with_results(case: Trial) -> Trial:
     """Keep which pod's result counts for each Job: the first that was complete, for good."""
     refs = {ref.name: ref for ref in case.status.job_refs}
     for job in case.facts.jobs:
@@ -134,7 +101,7 @@ def _with_results(case: _Case) -> _Case:
     return case.having(job_refs=newest, trials=trials)
 
 
-def _result(case: _Case, ref: JobRef) -> ResultFact | None:
+def _result(case: Trial, ref: JobRef) -> ResultFact | None:
     """Return the result that counts for a Job; None where there is none, or it is not seen now."""
     return next(
         (
@@ -146,11 +113,11 @@ def _result(case: _Case, ref: JobRef) -> ResultFact | None:
     )
 
 
-def _going(case: _Case) -> _Case:
+def _going(case: Trial) -> Trial:
     """Go one step further, or end."""
-    ended = _ended(case)
-    if ended is not None:
-        return ended
+    over = ended(case)
+    if over is not None:
+        return over
     for role in case.pipeline:
         result = _done(case, role)
         if result is None:
@@ -162,7 +129,7 @@ def _going(case: _Case) -> _Case:
     return case.to(_P.FAILED, "no-pipeline")
 
 
-def _done(case: _Case, role: JobRole) -> ResultFact | None:
+def _done(case: Trial, role: JobRole) -> ResultFact | None:
     """Return the result of a role, whichever try brought it, also when its Job is gone by now."""
     for ref in case.status.job_refs:
         if ref.role is role and ref.result is not None:
@@ -170,7 +137,7 @@ def _done(case: _Case, role: JobRole) -> ResultFact | None:
     return None
 
 
-def _due(case: _Case, role: JobRole) -> _Case:
+def _due(case: Trial, role: JobRole) -> Trial:
     """Drive the one Job that is due; others that still live are deleted before."""
     attempt = case.status.preemptions + 1
     job = _job(case, role, attempt)
@@ -180,87 +147,16 @@ def _due(case: _Case, role: JobRole) -> _Case:
         return case.to(_P.QUEUED, "clearing-away").doing(*deleted)
     if job is not None and job.state is JobState.COMPLETE:
         return _without_result(case, role)
-    return _driven(case, role, job, attempt=attempt, held=_held(case))
+    return _driven(case, role, job, attempt=attempt, held=held_by(case))
 
 
-def _ended(case: _Case) -> _Case | None:
-    """End it where somebody said so, or where what it would find could not be used."""
-    spec, facts = case.resource.spec, case.facts
-    if spec.abort.requested:
-        return case.to(_P.ABORTED, "aborted", spec.abort.reason)
-    if facts.target is None:
-        return case.to(_P.OUTDATED, "target-gone")
-    environment = facts.target.status.environment
-    if environment is not None and environment != spec.environment:
-        return case.to(_P.OUTDATED, "environment-changed")
-    if facts.live_baseline is not None and facts.live_baseline != spec.baseline.digest:
-        return case.to(_P.OUTDATED, "baseline-changed")
-    if spec.gpu_model != facts.target.spec.gpu.model:
-        return case.to(_P.REFUSED, "gpu-model-differs")
-    if facts.target.spec.mode is TargetMode.OBSERVE:
-        return case.to(_P.REFUSED, "target-mode")
-    failed = [job for job in facts.jobs if job.state is JobState.FAILED]
-    if failed:
-        detail = f"{failed[0].name}: {failed[0].reason}"
-        return case.to(_P.FAILED, "job-failed", detail)
-    if case.status.preemptions >= MAX_PREEMPTIONS:
-        return case.to(_P.FAILED, "preempted-too-often")
-    chosen = _policy(case)
-    if chosen is not None and not _allows(chosen):
-        return case.to(_P.REFUSED, "policy-forbids")
-    return None
-
-
-def _policy(case: _Case) -> PolicyFact | None:
-    facts = case.facts
-    if facts.policies is None or facts.target is None:
-        return None
-    labels = gating.labels_of(facts.target)
-    return gating.choose(facts.policies, case.resource.spec.kernel.name, labels=labels)[0]
-
-
-def _allows(chosen: PolicyFact) -> bool:
-    spec = chosen.policy.spec
-    budget = spec.experiments.max_concurrent > 0 and spec.experiments.budget.gpu_hours_per_day > 0
-    return budget and spec.mode is not Mode.OBSERVE_ONLY
-
-
-def _held(case: _Case) -> str:
-    """Return why no Job may run now, or nothing. What is not known holds it."""
-    facts, spec = case.facts, case.resource.spec
-    chosen = _policy(case)
-    if spec.suspend:
-        return "suspended"
-    if facts.policies is None or facts.freezes is None:
-        return "unreadable"
-    if chosen is None:
-        return "no-policy"
-    target = case.facts.target
-    assert target is not None, "its absence ends an experiment"
-    frozen = any(
-        (freeze.until is None or case.now < freeze.until)
-        and freeze.scope.covers(target=target.full_name, kernel=spec.kernel.name)
-        for freeze in facts.freezes
-    )
-    rules = chosen.policy.spec.experiments
-    if frozen:
-        return "frozen"
-    if rules.pause_when.slo_alert_firing and facts.slo_firing is not False:
-        return "slo-alert"
-    if facts.running_experiments >= rules.max_concurrent:
-        return "too-many-experiments"
-    if facts.gpu_hours_today >= rules.budget.gpu_hours_per_day:
-        return "budget-spent"
-    return ""
-
-
-def _job(case: _Case, role: JobRole, attempt: int) -> JobFact | None:
+def _job(case: Trial, role: JobRole, attempt: int) -> JobFact | None:
     return next(
         (job for job in case.facts.jobs if job.role is role and job.attempt == attempt), None
     )
 
 
-def _driven(case: _Case, role: JobRole, job: JobFact | None, *, attempt: int, held: str) -> _Case:
+def _driven(case: Trial, role: JobRole, job: JobFact | None, *, attempt: int, held: str) -> Trial:
     """Make, release, hold back or count out the one Job that is due."""
     working = _P.VERIFYING if role is case.pipeline[-1] else _P.RUNNING
     if job is not None and job.state is JobState.DISRUPTED:
@@ -283,7 +179,7 @@ def _driven(case: _Case, role: JobRole, job: JobFact | None, *, attempt: int, he
     return case.having(started_at=started).to(working, "running")
 
 
-def _without_result(case: _Case, role: JobRole) -> _Case:
+def _without_result(case: Trial, role: JobRole) -> Trial:
     """Wait a little for the result of a Job that is complete; then there is none."""
     waiting = case.status.reason == "waiting-for-result"
     since = next((c for c in case.status.conditions if c.type == "WaitingForResult"), None)
@@ -294,7 +190,7 @@ def _without_result(case: _Case, role: JobRole) -> _Case:
     return _marked(case).to(phase, "waiting-for-result")
 
 
-def _marked(case: _Case) -> _Case:
+def _marked(case: Trial) -> Trial:
     if case.status.reason == "waiting-for-result":
         return case
     conditions = tuple(c for c in case.status.conditions if c.type != "WaitingForResult")
@@ -308,7 +204,7 @@ def _marked(case: _Case) -> _Case:
     return case.having(conditions=with_condition(conditions, mark))
 
 
-def _verified(case: _Case, result: ResultFact) -> _Case:
+def _verified(case: Trial, result: ResultFact) -> Trial:
     """Propose what the trusted Job proved; nothing else may."""
     if result.winner is None or result.speedup is None:
         return case.to(_P.NO_IMPROVEMENT, "not-proven")
