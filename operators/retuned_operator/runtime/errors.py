@@ -137,9 +137,9 @@ def answered(what: str, *, status: int, body: object, retry_after: str = "") -> 
 
     Examples
     --------
-    >>> body = {"reason": "AlreadyExists", "message": "jobs \\"a\\" already exists"}
+    >>> body = {"reason": "AlreadyExists", "message": "the job is there"}
     >>> answered("create jobs a", status=409, body=body)
-    AlreadyExists('create jobs a: jobs "a" already exists [409 AlreadyExists]')
+    AlreadyExists('create jobs a: the job is there [409 AlreadyExists]')
     >>> answered("list pods", status=429, body=None, retry_after="7").delay_s
     7.0
     """

@@ -7,12 +7,14 @@ asked knows whether asking again is safe.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlencode
 
 import urllib3
 import yaml
@@ -149,7 +151,7 @@ class Transport:
             headers["Authorization"] = str(bearer["value"])
         url = f"{self._configuration.host}{path}"
         if query:
-            url += f"?{urllib3.request.urlencode(dict(query))}"
+            url += f"?{urlencode(query)}"
         try:
             return self._pool.request(
                 method,
@@ -166,7 +168,7 @@ class Transport:
 
 
 class Stream:
-    """An answer that goes on; `close` may be called by another thread and ends it."""
+    """An answer that goes on; one thread reads it, any thread may interrupt it."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
         self._response = response
@@ -186,12 +188,13 @@ class Stream:
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise _no_answer(self._what, error) from error
 
+    def interrupt(self) -> None:
+        """End it from another thread: who waits for more wakes up with `Unavailable`."""
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # it has ended already
+            self._response.shutdown()
+
     def close(self) -> None:
-        """End it, also under a thread that waits for more."""
-        try:
-            self._response.shutdown()  # type: ignore[attr-defined]
-        except (OSError, RuntimeError, ValueError):
-            pass  # it has ended already
+        """Give the connection back; only the thread that reads may do it."""
         self._response.close()
 
     def __enter__(self) -> Self:
@@ -207,7 +210,9 @@ class Stream:
         return found
 
 
-def configuration_of(kubeconfig: Path | None = None, *, context: str | None = None) -> Configuration:
+def configuration_of(
+    kubeconfig: Path | None = None, *, context: str | None = None
+) -> Configuration:
     """Return how to reach an API server, and as whom.
 
     Parameters

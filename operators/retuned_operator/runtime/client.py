@@ -1,0 +1,343 @@
+"""An API server as the operator uses it: objects are JSON data, refusals are typed.
+
+``connect()`` finds it; ``Api`` has one method a verb. A write can be guarded: the guard is called
+before each and raises if the operator must not act any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retuned_operator.manifests.names import MANAGER
+from retuned_operator.runtime.errors import AlreadyExists, Conflict, Gone
+from retuned_operator.runtime.resources import Obj, Resource
+from retuned_operator.runtime.transport import Timeouts, Transport, configuration_of
+from retuned_operator.runtime.watching import Listing, Watch
+
+_PAGE = 500
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_JSON_PATCH = "application/json-patch+json"
+
+
+class Api:
+    """One API server, seen by one identity; safe for threads.
+
+    Parameters
+    ----------
+    transport
+        How it is reached.
+    guard
+        Called before each write; raises if nothing may be written any more.
+    manager
+        Field manager of server-side apply.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        guard: Callable[[], None] | None = None,
+        manager: str = MANAGER,
+    ) -> None:
+        self._transport = transport
+        self._guard = guard
+        self._manager = manager
+
+    def guarded(self, guard: Callable[[], None]) -> Api:
+        """Return the same API server for who may write only while `guard` does not raise."""
+        return Api(self._transport, guard=guard, manager=self._manager)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Obj:
+        """Return one object.
+
+        Raises
+        ------
+        ApiError
+            `NotFound`, or any other.
+        """
+        return self._object("GET", resource.path(namespace=namespace, name=name))
+
+    def list(
+        self, resource: Resource, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> Listing:
+        """Return all objects that are selected, as they stand now.
+
+        Parameters
+        ----------
+        resource
+            Their kind.
+        namespace
+            Empty means all namespaces.
+        labels, fields
+            Selectors as kubectl takes them.
+
+        Raises
+        ------
+        ApiError
+            If the list cannot be had whole.
+        """
+        chosen = partial(self.pages, resource, namespace=namespace, labels=labels, fields=fields)
+        try:
+            pages = tuple(chosen())
+        except Gone:  # the list changed too much while it was read; so all of it at once
+            pages = tuple(chosen(limit=0))
+        items = tuple(each for page in pages for each in page.items)
+        return Listing(items=items, version=pages[-1].version)
+
+    def pages(
+        self,
+        resource: Resource,
+        *,
+        namespace: str = "",
+        labels: str = "",
+        fields: str = "",
+        limit: int = _PAGE,
+    ) -> Iterator[Listing]:
+        """Yield the objects of a `list` in parts, so that they need not all be held at once.
+
+        Parameters
+        ----------
+        resource, namespace, labels, fields
+            As `list`.
+        limit
+            Objects a part; 0 means all at once.
+
+        Raises
+        ------
+        ApiError
+            `Gone` if so much changed meanwhile that the rest cannot be had, or any other.
+        """
+        query = _selection(labels, fields) | ({"limit": str(limit)} if limit else {})
+        path = resource.path(namespace=namespace)
+        following = "?"
+        while following:
+            page = self._object("GET", path, query=query)
+            metadata = page.get("metadata") or {}
+            # the items of built-in kinds do not say what they are
+            items = tuple(_typed(resource, each) for each in page.get("items") or ())
+            yield Listing(items=items, version=str(metadata.get("resourceVersion", "")))
+            following = str(metadata.get("continue") or "")
+            query = query | {"continue": following}
+
+    def watch(
+        self,
+        resource: Resource,
+        *,
+        version: str,
+        namespace: str = "",
+        labels: str = "",
+        fields: str = "",
+    ) -> Watch:
+        """Return what happens to the selected objects from a version on.
+
+        Raises
+        ------
+        ApiError
+            `Gone` if the version is too old, here or while it is read; `Unavailable` if nothing
+            was heard for too long.
+        """
+        query = _selection(labels, fields) | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(max(1, round(self._transport.timeouts.watch_s))),
+        }
+        path = resource.path(namespace=namespace)
+        return Watch(self._transport.stream(path, query=query), resource)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def create(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
+        """Make an object and return it; also asks for a review, which is no object.
+
+        Raises
+        ------
+        ApiError
+            `AlreadyExists` if there is one of that name, or any other.
+        """
+        self._may_write()
+        path = resource.path(namespace=_namespace(resource, body))
+        return self._object("POST", path, body=_typed(resource, body))
+
+    def create_once(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
+        """Make an object, or return the one that was made before for the same owner.
+
+        For children with deterministic names: after a crash the same is asked for again.
+
+        Raises
+        ------
+        ApiError
+            `Conflict` if the one that is there belongs to somebody else, or any other.
+        """
+        try:
+            return self.create(resource, body)
+        except AlreadyExists as error:
+            wanted = body["metadata"]
+            found = self.get(resource, wanted["name"], namespace=_namespace(resource, body))
+            if _owner(found) == _owner(body):
+                return found
+            text = f"{resource.plural} {wanted['name']} is there and belongs to somebody else"
+            raise Conflict(text, status=409, reason="AlreadyExists") from error
+
+    def apply(self, resource: Resource, body: Mapping[str, Any], *, force: bool = True) -> Obj:
+        """Make the fields of an object what they are in `body`; others stay as they are.
+
+        Fields that this manager once applied and now leaves out go away.
+
+        Parameters
+        ----------
+        resource
+            Its kind.
+        body
+            The fields that this manager answers for; with a ``resourceVersion`` they are applied
+            to that version only.
+        force
+            Whether to take fields over from other managers; else they are a `Conflict`.
+        """
+        self._may_write()
+        path = resource.path(
+            namespace=_namespace(resource, body), name=str(body["metadata"]["name"])
+        )
+        query = {"fieldManager": self._manager, "force": str(force).lower()}
+        return self._object(
+            "PATCH", path, query=query, body=_typed(resource, body), content_type=_APPLY
+        )
+
+    def patch(
+        self, resource: Resource, name: str, *, change: Mapping[str, Any], namespace: str = ""
+    ) -> Obj:
+        """Merge a change into an object; None takes a field away.
+
+        With a ``resourceVersion`` in its metadata it is for that version only.
+        """
+        self._may_write()
+        path = resource.path(namespace=namespace, name=name)
+        return self._object("PATCH", path, query=self._named(), body=change, content_type=_MERGE)
+
+    def patch_status(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        status: Mapping[str, Any],
+        namespace: str = "",
+        version: str = "",
+    ) -> Obj:
+        """Replace the whole status of an object.
+
+        Parameters
+        ----------
+        resource, name, namespace
+            Which.
+        status
+            The new one.
+        version
+            ``resourceVersion`` that it was decided on: another one is a `Conflict`. Empty writes
+            over whatever is there.
+        """
+        self._may_write()
+        change: list[Obj] = [{"op": "add", "path": "/status", "value": dict(status)}]
+        if version:
+            change.append({"op": "replace", "path": "/metadata/resourceVersion", "value": version})
+        path = resource.path(namespace=namespace, name=name, subresource="status")
+        return self._object(
+            "PATCH", path, query=self._named(), body=change, content_type=_JSON_PATCH
+        )
+
+    def replace(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
+        """Write over an object; its ``resourceVersion`` must be the newest, else `Conflict`."""
+        self._may_write()
+        path = resource.path(
+            namespace=_namespace(resource, body), name=str(body["metadata"]["name"])
+        )
+        return self._object("PUT", path, query=self._named(), body=_typed(resource, body))
+
+    def delete(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        namespace: str = "",
+        uid: str = "",
+        version: str = "",
+    ) -> None:
+        """Ask for the end of an object and, after it, of what it owns.
+
+        Parameters
+        ----------
+        resource, name, namespace
+            Which.
+        uid, version
+            Only if it still is this one; else `Conflict`. Empty means whichever it is.
+
+        Raises
+        ------
+        ApiError
+            `NotFound` if it is not there, or any other.
+        """
+        self._may_write()
+        body: Obj = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        body["propagationPolicy"] = "Background"
+        preconditions = {"uid": uid, "resourceVersion": version}
+        preconditions = {key: value for key, value in preconditions.items() if value}
+        if preconditions:
+            body["preconditions"] = preconditions
+        self._object("DELETE", resource.path(namespace=namespace, name=name), body=body)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    # --- within -----------------------------------------------------------------------------------
+
+    def _object(self, method: str, path: str, **more: Any) -> Obj:  # noqa: ANN401 - passed on
+        found: Obj = self._transport.request(method, path, **more)
+        return found
+
+    def _named(self) -> dict[str, str]:
+        return {"fieldManager": self._manager}
+
+    def _may_write(self) -> None:
+        if self._guard is not None:
+            self._guard()
+
+
+def connect(
+    kubeconfig: Path | None = None,
+    *,
+    context: str | None = None,
+    timeouts: Timeouts | None = None,
+) -> Api:
+    """Return the API server that a kubeconfig, the environment or the pod names.
+
+    Raises
+    ------
+    UsageError
+        If nothing says where it is.
+    """
+    configuration = configuration_of(kubeconfig, context=context)
+    return Api(Transport(configuration, timeouts=timeouts or Timeouts()))
+
+
+def _selection(labels: str, fields: str) -> dict[str, str]:
+    query = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: value for name, value in query.items() if value}
+
+
+def _namespace(resource: Resource, body: Mapping[str, Any]) -> str:
+    return str(body.get("metadata", {}).get("namespace", "")) if resource.namespaced else ""
+
+
+def _typed(resource: Resource, body: Mapping[str, Any]) -> Obj:
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+
+
+def _owner(body: Mapping[str, Any]) -> tuple[str, ...]:
+    owners = body.get("metadata", {}).get("ownerReferences") or ()
+    return tuple(sorted(str(each.get("uid", "")) for each in owners))
