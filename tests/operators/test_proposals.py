@@ -630,3 +630,27 @@ def test_an_artifact_that_is_quarantined_in_the_middle_goes_no_further() -> None
             w.sidecar(uid)
         w.now += timedelta(minutes=1)
     assert active(w).count(NEW) == 1
+
+
+@pytest.mark.parametrize("at", [P.CANARY, P.ANALYZING, P.PROMOTING, P.WATCHING, P.PROMOTED])
+def test_a_step_that_changes_nothing_writes_nothing(at: P) -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, at)
+    w.reconcile(name)
+    before = w.proposals[name]
+    w.now += timedelta(seconds=1)
+    w.reconcile(name)
+    assert w.proposals[name] == before
+
+
+def test_a_proposal_that_waits_is_not_written_again_and_again() -> None:
+    w = world()
+    name = w.propose(NEW)
+    w.reconcile(name)
+    before = w.proposals[name]
+    w.now += timedelta(seconds=1)
+    step = w.reconcile(name)
+    assert w.proposals[name] == before
+    assert step.look_again_at is not None
+    assert step.look_again_at > w.now

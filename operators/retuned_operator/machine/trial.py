@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from retuned.stages.gate import Mode
+from retuned.stages.gate import Mode, limits_of
 from retuned_operator.crds.experiment import KernelExperiment
 from retuned_operator.crds.experiment_status import (
     ExperimentPhase,
@@ -90,9 +90,8 @@ def _policy(case: Trial) -> PolicyFact | None:
 
 
 def _allows(chosen: PolicyFact) -> bool:
-    spec = chosen.policy.spec
-    budget = spec.experiments.max_concurrent > 0 and spec.experiments.budget.gpu_hours_per_day > 0
-    return budget and spec.mode is not Mode.OBSERVE_ONLY
+    policy = chosen.policy
+    return limits_of(policy).experiments and policy.spec.mode is not Mode.OBSERVE_ONLY
 
 
 def held_by(case: Trial) -> str:
