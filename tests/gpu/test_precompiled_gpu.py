@@ -28,10 +28,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     if not torch.cuda.is_available():
         pytest.skip("PyTorch sees no GPU")
     made = Server(tmp_path, torch.device("cuda", 0))
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    precise = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
     made.launch(64)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))  # empty: nothing is found
     yield made
+    torch.backends.cuda.matmul.allow_tf32 = precise
     made.runtime.close()
 
 
