@@ -35,6 +35,12 @@ MAX_WAIT_S = 30.0
 MAX_ARTIFACT_BYTES = 16 << 20
 """Largest artifact, all its files: a sidecar holds one in memory while it delivers it."""
 
+MAX_ARTIFACT_FILES = 8
+"""Most files of one artifact."""
+MAX_BUNDLE_LINE_BYTES = 8 << 10
+"""Longest first line of an artifact on the wire."""
+
+FileName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}$")]
 PodName = Annotated[str, Field(min_length=1, max_length=253)]
 Code = Annotated[str, Field(max_length=64, pattern=r"^([a-z0-9]+(-[a-z0-9]+)*)?$")]
 Text = Annotated[str, Field(max_length=2048)]
@@ -206,6 +212,29 @@ class Orders(Record):
     """Names this very set; see `revision_of`."""
     orders: tuple[SwapOrder, ...] = Field(max_length=MAX_SLOTS)
     """By slot."""
+
+
+class BundleFile(Record):
+    """One file of an artifact."""
+
+    size_bytes: int = Field(ge=0, le=MAX_ARTIFACT_BYTES)
+    """Its length."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Of its bytes, hex."""
+
+
+class Bundle(Record):
+    """First line of an artifact on the wire; the bytes of its files follow in this order."""
+
+    digest: Digest
+    """Which artifact."""
+    files: dict[FileName, BundleFile] = Field(min_length=1, max_length=MAX_ARTIFACT_FILES)
+    """By name."""
+
+    @property
+    def size_bytes(self) -> int:
+        """All files together."""
+        return sum(file.size_bytes for file in self.files.values())
 
 
 Report = ProfileReport | DriftPost | WatchPost

@@ -1,0 +1,34 @@
+"""The agent API: what sidecars say, and what they are told. HTTPS, and nothing but their own pod.
+
+``identity`` decides who speaks, ``authentication`` asks the API server, ``bodies`` reads strictly,
+``limits`` holds back, ``waiting`` wakes who waits for orders, ``desired`` is what a pod is to have,
+``artifacts`` how code is handed out, ``reports`` what was said last, ``app`` ties them together and
+``serving`` is the server with its certificates. What it needs of the cluster is in ``ports``.
+"""
+
+from retuned_operator.agent.app import AgentSettings, agent_app
+from retuned_operator.agent.desired import desired_orders
+from retuned_operator.agent.identity import Caller
+from retuned_operator.agent.ports import Fleet, Inbox, PodRecord, Receipt, Said, Tokens
+from retuned_operator.agent.reports import Reports, pod_fact
+from retuned_operator.agent.reviews import TokenReviews
+from retuned_operator.agent.serving import AgentServer
+from retuned_operator.agent.waiting import Hub
+
+__all__ = [
+    "AgentServer",
+    "AgentSettings",
+    "Caller",
+    "Fleet",
+    "Hub",
+    "Inbox",
+    "PodRecord",
+    "Receipt",
+    "Reports",
+    "Said",
+    "TokenReviews",
+    "Tokens",
+    "agent_app",
+    "desired_orders",
+    "pod_fact",
+]

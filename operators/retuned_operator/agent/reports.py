@@ -1,0 +1,164 @@
+"""What each pod said last, in memory, and what the state machines read of it.
+
+Windows and drift go on to an archive that lasts; how slots stand is told anew every few seconds, so
+an operator that starts knows it soon, and until then knows nothing of it, which starts nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from retuned.agent_wire import DriftPost, Hello, OrderDone, ProfileReport, SlotWatch, WatchPost
+from retuned.stages.watch import WatchAction, WatchReport
+from retuned_operator.agent.ports import Inbox, PodRecord, Receipt, Said
+from retuned_operator.machine.records import PodFact
+
+FRESH = timedelta(seconds=60)
+"""How long what a pod said of its slots is news; harm that it told stays."""
+MAX_PODS = 20_000
+"""Most pods that are remembered, those heard of last."""
+_MAX_DONE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSaid:
+    """What one pod said last."""
+
+    pod: PodRecord
+    """Which."""
+    heard_at: datetime
+    """When it last said anything."""
+    hello: Hello | None = None
+    """Who it is; None before."""
+    watch: WatchPost | None = None
+    """How its slots stand; None before."""
+    watched_at: datetime | None = None
+    """When that came; None before."""
+    done: tuple[OrderDone, ...] = ()
+    """What became of its last orders, oldest first."""
+    profiled_at: datetime | None = None
+    """When its last window came; None before."""
+    kernels: int = 0
+    """Kernels in that window."""
+
+
+class Reports:
+    """The `Inbox` of the operator.
+
+    Parameters
+    ----------
+    archive
+        Takes windows and drift, for good.
+    changed
+        Called with the target of a pod that said something which decisions read.
+    """
+
+    def __init__(self, archive: Inbox, *, changed: Callable[[str], None] = lambda _: None) -> None:
+        self._archive = archive
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._said: OrderedDict[str, PodSaid] = OrderedDict()
+
+    def take(self, receipt: Receipt, said: Said) -> None:
+        """Keep what was said; see `Inbox.take`."""
+        if isinstance(said, ProfileReport | DriftPost):
+            self._archive.take(receipt, said)  # first: what cannot be kept is told again
+        with self._lock:
+            before = self._said.get(receipt.pod.uid)
+            known = before or PodSaid(pod=receipt.pod, heard_at=receipt.at)
+            after = replace(_with(known, receipt, said), pod=receipt.pod, heard_at=receipt.at)
+            self._said[receipt.pod.uid] = after
+            self._said.move_to_end(receipt.pod.uid)
+            while len(self._said) > MAX_PODS:
+                self._said.popitem(last=False)
+        self._changed(receipt.pod.target)
+
+    def of(self, uid: str) -> PodSaid | None:
+        """Return what a pod said last; None where nothing was heard of it."""
+        with self._lock:
+            return self._said.get(uid)
+
+    def forget_all_but(self, uids: Collection[str]) -> None:
+        """Drop pods that are gone."""
+        with self._lock:
+            for uid in self._said.keys() - set(uids):
+                del self._said[uid]
+
+
+def _with(known: PodSaid, receipt: Receipt, said: Said) -> PodSaid:
+    match said:
+        case Hello():
+            return replace(known, hello=said)
+        case WatchPost():
+            return replace(known, watch=said, watched_at=receipt.at)
+        case OrderDone():
+            others = tuple(
+                each
+                for each in known.done
+                if (each.order, each.outcome) != (said.order, said.outcome)
+            )
+            return replace(known, done=(*others, said)[-_MAX_DONE:])
+        case ProfileReport():
+            kernels = {stat.signature.kernel for stat in said.profile.stats}
+            return replace(known, profiled_at=receipt.at, kernels=len(kernels))
+        case DriftPost():
+            return known
+
+
+def pod_fact(
+    said: PodSaid | None,
+    *,
+    name: str,
+    uid: str,
+    ready: bool,
+    kernel: str,
+    proposal: str,
+    now: datetime,
+    crashed: bool = False,
+) -> PodFact:
+    """Return what a step of a proposal reads of one pod.
+
+    Parameters
+    ----------
+    said
+        What it said last; None where it never did.
+    name, uid, ready, crashed
+        As the cluster knows it.
+    kernel
+        Slot that the proposal is about.
+    proposal
+        Id of the stage's record, see `SwapProposal.stage_proposal`: what the pod says of another
+        proposal in the same slot says nothing of this one.
+    now
+        The operator's time.
+    """
+    slot = _slot(said, kernel)
+    if said is None or slot is None:
+        return PodFact(name=name, uid=uid, ready=ready, crashed=crashed)
+    return PodFact(
+        name=name,
+        uid=uid,
+        ready=ready,
+        active=slot.active,
+        epoch=slot.epoch,
+        newest_epoch=slot.newest_epoch,
+        tripped=slot.tripped if slot.proposal in ("", proposal) else "",
+        crashed=crashed,
+        report=_report(said, slot, proposal=proposal, now=now),
+    )
+
+
+def _slot(said: PodSaid | None, kernel: str) -> SlotWatch | None:
+    slots = said.watch.slots if said is not None and said.watch is not None else ()
+    return next((each for each in slots if each.definition == kernel), None)
+
+
+def _report(said: PodSaid, slot: SlotWatch, *, proposal: str, now: datetime) -> WatchReport | None:
+    if slot.report is None or slot.proposal != proposal or said.watched_at is None:
+        return None
+    fresh = now - said.watched_at <= FRESH
+    return slot.report if fresh or slot.report.action is WatchAction.ROLLBACK else None
