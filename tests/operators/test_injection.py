@@ -220,3 +220,56 @@ def test_no_field_of_a_container_makes_it_raise(env: Any, mounts: Any, volumes: 
 def test_settings_that_would_be_unsafe_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"https|root|token"):
         SidecarSettings(**{"image": "i", "agent_url": "https://x"} | wrong)
+
+
+def limited(**more: Any) -> dict[str, Any]:
+    return {"name": "a", "resources": {"limits": {"cpu": "8", "memory": "64Gi"} | more}}
+
+
+def test_a_pod_whose_containers_all_have_limits_keeps_its_class() -> None:
+    pod = inject(server_pod(containers=[limited()]), settings=SIDECAR).pod
+    for name in ("retuned", "retuned-runtime"):
+        resources = container(pod, name)["resources"]
+        assert resources["requests"] == resources["limits"]
+    other = server_pod(containers=[limited()], initContainers=[{"name": "b"}])
+    resources = container(inject(other, settings=SIDECAR).pod, "retuned")["resources"]
+    assert resources["requests"] != resources["limits"]
+
+
+def mounting(path: str) -> dict[str, Any]:
+    mounts = [{"name": "own", "mountPath": path}]
+    return server_pod(containers=[{"name": "server", "volumeMounts": mounts}])
+
+
+UNFIT = [
+    (server_pod(os={"name": "windows"}), NotInjected.WINDOWS),
+    (server_pod(nodeSelector={"kubernetes.io/os": "windows"}), NotInjected.WINDOWS),
+    (server_pod(resources={"limits": {"cpu": "8"}}), NotInjected.POD_RESOURCES),
+    (mounting("/retuned/traces"), NotInjected.MOUNT_TAKEN),
+    (mounting("/retuned//sockets/"), NotInjected.MOUNT_TAKEN),
+]
+
+
+@pytest.mark.parametrize(("pod", "reason"), UNFIT)
+def test_a_pod_that_would_not_start_with_it_is_left_as_it_is(
+    pod: dict[str, Any], reason: NotInjected
+) -> None:
+    result = inject(pod, settings=SIDECAR)
+    assert (result.reason, result.patch) == (reason, ())
+    assert result.pod is pod
+    assert reason.is_trouble
+
+
+def test_a_kubelets_own_pod_is_left_as_it_is() -> None:
+    pod = server_pod()
+    pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "abc"
+    assert inject(pod, settings=SIDECAR).reason is NotInjected.STATIC
+
+
+@given(strange, strange, strange)
+def test_nothing_about_system_nodes_or_resources_makes_it_raise(
+    system: Any, nodes: Any, resources: Any
+) -> None:
+    pod = server_pod(os=system, nodeSelector=nodes)
+    pod["spec"]["containers"][0]["resources"] = resources
+    inject(pod, settings=SIDECAR)

@@ -11,31 +11,34 @@ sidecar that is ill does not make a server unready.
 from __future__ import annotations
 
 import copy
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeGuard
 
-from retuned_operator.manifests.names import CONTAINER, INJECT, TARGET, without_empty
-from retuned_operator.manifests.sandbox import container_security
+from retuned_operator.manifests.names import CONTAINER, INJECT, TARGET
 from retuned_operator.manifests.settings import SidecarSettings
+from retuned_operator.manifests.sidecar import (
+    DELIVERY,
+    RUNTIME_DIR,
+    SIDECAR,
+    SOCKET_DIR,
+    TRACE_DIR,
+    delivery,
+    server_mounts,
+    sidecar,
+    volumes,
+)
 
-SIDECAR = "retuned"
-"""Name of the sidecar; a pod that has it is left as it is."""
-DELIVERY = "retuned-runtime"
-"""Name of the init container that delivers the runtime, and of its volume."""
-RUNTIME_DIR = "/retuned/runtime"
 SITE = f"{RUNTIME_DIR}/retuned/runtime/site"
 """Folder that ``PYTHONPATH`` names."""
-SOCKET_DIR = "/retuned/sockets"
-"""Mounted whole, so that it is root's: the runtime refuses a folder of another user."""
-TRACE_DIR = "/retuned/traces"
-STATE_DIR = "/retuned/state"
-TOKEN_DIR = "/var/run/secrets/retuned.dev"
 PYTHONPATH = "retuned.dev/pythonpath"
 """Annotation with the ``PYTHONPATH`` of the image, which nobody can see from outside."""
 
 Patch = tuple[Mapping[str, Any], ...]
+_OS = "kubernetes.io/os"
+_MIRROR = "kubernetes.io/config.mirror"
 _CHANGED = ("env", "volumeMounts")
 """What is changed in the container that serves."""
 
@@ -49,6 +52,15 @@ class NotInjected(StrEnum):
     PYTHONPATH_ELSEWHERE = "pythonpath-from-elsewhere"
     NAME_TAKEN = "name-taken"
     NOT_A_POD = "not-a-pod"
+    WINDOWS = "windows-pod"
+    STATIC = "static-pod"
+    MOUNT_TAKEN = "mount-taken"
+    POD_RESOURCES = "pod-level-resources"
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether somebody asked for the sidecar and does not get it."""
+        return self not in (NotInjected.NOT_ASKED, NotInjected.ALREADY_THERE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +100,7 @@ def inject(pod: Mapping[str, Any], *, settings: SidecarSettings, always: bool = 
     present = {c.get("name") for c in [*(spec.get("initContainers") or []), *spec["containers"]]}
     if SIDECAR in present:
         return _left(pod, NotInjected.ALREADY_THERE, "the sidecar is there")
-    ours = {str(volume["name"]) for volume in _volumes(settings)}
+    ours = {str(volume["name"]) for volume in volumes(settings)}
     taken = sorted(({DELIVERY} & present) | (ours & _names(spec.get("volumes"))))
     if taken:
         return _left(pod, NotInjected.NAME_TAKEN, f"the pod has its own {', '.join(taken)}")
@@ -96,13 +108,43 @@ def inject(pod: Mapping[str, Any], *, settings: SidecarSettings, always: bool = 
     if index is None:
         text = f"name the container that serves by the annotation {CONTAINER}"
         return _left(pod, NotInjected.NO_CONTAINER, text)
+    unfit = _unfit(spec, annotations) or _unfit_server(spec["containers"][index])
+    if unfit is not None:
+        return _left(pod, *unfit)
+    return _injected(pod, index, settings=settings, annotations=annotations)
+
+
+def _unfit(
+    spec: Mapping[str, Any], annotations: Mapping[str, Any]
+) -> tuple[NotInjected, str] | None:
+    """Say why a pod with the sidecar would not start, or would not be what it was."""
+    system, nodes = spec.get("os") or {}, spec.get("nodeSelector") or {}
+    named = [each.get(key) for each, key in ((system, "name"), (nodes, _OS)) if _is_mapping(each)]
+    if "windows" in named:
+        return NotInjected.WINDOWS, "the sidecar and the runtime are for Linux"
+    if _MIRROR in annotations:
+        return NotInjected.STATIC, "a kubelet's own pod can have no token"
+    if spec.get("resources"):
+        text = "what the pod may use as a whole leaves no room that is known for the sidecar"
+        return NotInjected.POD_RESOURCES, text
+    return None
+
+
+def _unfit_server(server: Mapping[str, Any]) -> tuple[NotInjected, str] | None:
+    """Say why the container that serves cannot be given the runtime."""
     if any(
-        each.get("name") == "PYTHONPATH" and "valueFrom" in each
-        for each in spec["containers"][index].get("env") or []
+        each.get("name") == "PYTHONPATH" and "valueFrom" in each for each in server.get("env") or []
     ):
         text = "PYTHONPATH comes from elsewhere (valueFrom), so nothing can be put before it"
-        return _left(pod, NotInjected.PYTHONPATH_ELSEWHERE, text)
-    return _injected(pod, index, settings=settings, annotations=annotations)
+        return NotInjected.PYTHONPATH_ELSEWHERE, text
+    ours = {str(each["mountPath"]) for each in server_mounts()}
+    theirs = {
+        posixpath.normpath(str(each.get("mountPath"))) for each in server.get("volumeMounts") or []
+    }
+    if ours & theirs:
+        text = f"it mounts something at {', '.join(sorted(ours & theirs))} already"
+        return NotInjected.MOUNT_TAKEN, text
+    return None
 
 
 def _injected(
@@ -116,9 +158,12 @@ def _injected(
     spec = changed["spec"]
     server = spec["containers"][index]
     server["env"] = _server_environment(server.get("env") or [], annotations, settings)
-    server["volumeMounts"] = [*(server.get("volumeMounts") or []), *_server_mounts()]
-    spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(settings)]
-    first = [_delivery(settings), _sidecar(settings, target=str(annotations.get(TARGET, "")))]
+    server["volumeMounts"] = [*(server.get("volumeMounts") or []), *server_mounts()]
+    spec["volumes"] = [*(spec.get("volumes") or []), *volumes(settings)]
+    first = [delivery(settings), sidecar(settings, target=str(annotations.get(TARGET, "")))]
+    if _is_limited(spec):
+        for each in first:
+            each["resources"]["requests"] = dict(each["resources"]["limits"])
     spec["initContainers"] = [*first, *(spec.get("initContainers") or [])]
     metadata = changed.setdefault("metadata", {})
     metadata["labels"] = {**(metadata.get("labels") or {}), INJECT: "true"}
@@ -131,6 +176,19 @@ def _injected(
         _set("/metadata/labels", metadata["labels"]),
     ]
     return Injection(pod=changed, patch=tuple(patch))
+
+
+def _is_limited(spec: Mapping[str, Any]) -> bool:
+    """Whether every container has limits, so that the pod's class may be ``Guaranteed``.
+
+    It then must stay so: who loses that class loses cores of its own and is evicted earlier.
+    """
+    for each in [*(spec.get("initContainers") or []), *spec["containers"]]:
+        resources = each.get("resources")
+        limits = resources.get("limits") if _is_mapping(resources) else None
+        if not _is_mapping(limits) or not {"cpu", "memory"} <= set(limits):
+            return False
+    return True
 
 
 def _set(path: str, value: object) -> Mapping[str, Any]:
@@ -153,6 +211,10 @@ def _parts(pod: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, Mapping[st
         return None, {}
     inside = [each.get(name) or [] for each in spec["containers"] for name in _CHANGED]
     return (spec, about[0]) if all(map(_is_list, inside)) else (None, {})
+
+
+def _is_mapping(found: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(found, Mapping)
 
 
 def _is_list(found: object) -> bool:
@@ -190,94 +252,3 @@ def _server_environment(
     path = {"name": "PYTHONPATH", "value": ":".join(part for part in (SITE, behind) if part)}
     kept = [dict(each) for each in env if each.get("name") != "PYTHONPATH"]
     return [path, *added, *kept]  # first, so that the server's own values may refer to them
-
-
-def _server_mounts() -> list[dict[str, Any]]:
-    return [
-        {"name": DELIVERY, "mountPath": RUNTIME_DIR, "readOnly": True},
-        {"name": "retuned-sockets", "mountPath": SOCKET_DIR},
-        {"name": "retuned-traces", "mountPath": TRACE_DIR},
-    ]
-
-
-def _volumes(settings: SidecarSettings) -> list[dict[str, Any]]:
-    token = {
-        "serviceAccountToken": {
-            "audience": settings.audience,
-            "expirationSeconds": settings.token_s,
-            "path": "token",
-        }
-    }
-    authority = {
-        "configMap": {
-            "name": settings.ca_config_map,
-            "items": [{"key": "ca.crt", "path": "ca.crt"}],
-            "optional": True,  # a server starts without us rather than not at all
-        }
-    }
-    return [
-        {"name": DELIVERY, "emptyDir": {"sizeLimit": "64Mi"}},
-        {"name": "retuned-sockets", "emptyDir": {"sizeLimit": "1Mi"}},
-        {"name": "retuned-traces", "emptyDir": {"sizeLimit": settings.artifacts}},
-        {"name": "retuned-state", "emptyDir": {"sizeLimit": settings.artifacts}},
-        {"name": "retuned-token", "projected": {"sources": [token, authority]}},
-    ]
-
-
-def _delivery(settings: SidecarSettings) -> dict[str, Any]:
-    return {
-        "name": DELIVERY,
-        "image": settings.image,
-        "imagePullPolicy": settings.pull_policy,
-        "command": ["cp", "-r", "/opt/retuned/runtime/.", RUNTIME_DIR],
-        "resources": {
-            "requests": {"cpu": "10m", "memory": "32Mi"},
-            "limits": {"cpu": settings.cpu_limit, "memory": "64Mi"},
-        },
-        "securityContext": container_security(settings.user_id),
-        "volumeMounts": [{"name": DELIVERY, "mountPath": RUNTIME_DIR}],
-    }
-
-
-def _sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
-    values = {
-        "RETUNED_AGENT_URL": settings.agent_url,
-        "RETUNED_TOKEN_FILE": f"{TOKEN_DIR}/token",
-        "RETUNED_CA_FILE": f"{TOKEN_DIR}/ca.crt",
-        "RETUNED_TARGET": target,
-        "RETUNED_SOCKET_DIR": SOCKET_DIR,
-        "RETUNED_WATCH_DIRS": f'["{TRACE_DIR}"]',
-        "RETUNED_STATE_DIR": STATE_DIR,
-        "TMPDIR": STATE_DIR,
-    }
-    fields = {
-        "RETUNED_POD_NAME": "metadata.name",
-        "RETUNED_POD_UID": "metadata.uid",
-        "RETUNED_POD_NAMESPACE": "metadata.namespace",
-    }
-    env: list[dict[str, Any]] = [
-        without_empty({"name": name, "value": value}) for name, value in values.items() if value
-    ]
-    env += [
-        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in fields.items()
-    ]
-    return {
-        "name": SIDECAR,
-        "image": settings.image,
-        "imagePullPolicy": settings.pull_policy,
-        "restartPolicy": "Always",
-        "command": ["retuned", "sidecar"],
-        "env": env,
-        "resources": {
-            "requests": {"cpu": settings.cpu, "memory": settings.memory},
-            "limits": {"cpu": settings.cpu_limit, "memory": settings.memory},
-        },
-        "securityContext": container_security(settings.user_id),
-        "volumeMounts": [
-            {"name": "retuned-sockets", "mountPath": SOCKET_DIR},
-            {"name": "retuned-traces", "mountPath": TRACE_DIR},
-            {"name": "retuned-state", "mountPath": STATE_DIR},
-            {"name": "retuned-token", "mountPath": TOKEN_DIR, "readOnly": True},
-        ],
-    }

@@ -17,6 +17,8 @@ from retuned_operator.manifests.names import labels
 LEASE = "retuned-operator"
 """Lease of the leader."""
 _READ = ("get", "list", "watch")
+_APPLY = ("get", "create", "patch")
+"""Of one object by name: to apply it asks for the name even where it is not there yet."""
 _ALL_KINDS = tuple(kind.plural for kind in KINDS)
 _MADE_BY_OPERATOR = ("kernelexperiments", "swapproposals")
 
@@ -32,13 +34,17 @@ def rule(group: str, resources: Sequence[str], verbs: Sequence[str], *names: str
 
 
 def watching_rules() -> list[dict[str, Any]]:
-    """Return what the operator needs where servers are: its own kinds, and to see pods."""
+    """Return what the operator needs where servers are: its own kinds, pods, and its authority.
+
+    Sidecars mount the authority of the agent API from their own namespace.
+    """
     return [
         rule(GROUP, _ALL_KINDS, _READ),
         rule(GROUP, _MADE_BY_OPERATOR, ("create", "patch", "delete")),
         rule(GROUP, [f"{plural}/status" for plural in _ALL_KINDS], ("get", "patch")),
         rule(GROUP, [f"{plural}/finalizers" for plural in _MADE_BY_OPERATOR], ("update",)),
         rule("", ("pods",), _READ),
+        rule("", ("configmaps",), _APPLY, "retuned-agent-ca"),
         rule("events.k8s.io", ("events",), ("create", "patch")),
     ]
 
@@ -57,8 +63,7 @@ def own_rules() -> list[dict[str, Any]]:
     return [
         rule("coordination.k8s.io", ("leases",), ("create",)),
         rule("coordination.k8s.io", ("leases",), ("get", "update"), LEASE),
-        rule("", ("secrets",), ("get", "update"), "retuned-webhook-cert"),
-        rule("", ("configmaps",), ("get", "update"), "retuned-agent-ca"),
+        rule("", ("secrets",), _APPLY, "retuned-webhook-cert"),
     ]
 
 
