@@ -10,6 +10,7 @@ import json
 import sys
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.text import Text
 
@@ -26,6 +27,11 @@ def emit_json(body: Any) -> None:  # noqa: ANN401 - any JSON-able object
     """Print one object on stdout and nothing else; ASCII, so that no name reaches a terminal."""
     json.dump(body, sys.stdout, ensure_ascii=True, indent=2, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def emit_yaml(body: Any) -> None:  # noqa: ANN401 - any JSON-able object
+    """Print one object as YAML on stdout and nothing else; ASCII as well."""
+    yaml.safe_dump(body, sys.stdout, allow_unicode=False, sort_keys=False, width=1000)
 
 
 def stdout() -> Console:
