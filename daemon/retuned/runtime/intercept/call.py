@@ -107,7 +107,11 @@ class Call:
     def grid_numbers(self) -> GridNumbers:
         """Return the grid of the server's own launch; raises ValueError if it is none."""
         if self._grid is None:
-            self._grid = self.grid_for({})
+            grid = self.grid
+            if grid.__class__ is tuple and len(grid) == 1 and grid[0].__class__ is int:
+                self._grid = (grid[0], 1, 1)  # the usual one
+            else:
+                self._grid = self.grid_for({})
         return self._grid
 
     def grid_for(self, changed: Mapping[str, Any]) -> GridNumbers:

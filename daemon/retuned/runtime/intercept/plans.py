@@ -19,7 +19,7 @@ from retuned.runtime.intercept.arguments import ALIGN, Observation, dtype_name, 
 from retuned.runtime.intercept.call import Call, GridNumbers
 from retuned.runtime.intercept.held import Held
 from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.rules import Known, LaunchRule, known_names
+from retuned.runtime.intercept.rules import GRID_NAMES, Known, LaunchRule, known_names
 from retuned.runtime.precompiled_triton import Shipped
 from retuned.runtime.spec import Key, Refused, Spec
 from retuned.runtime.triton_bind import LAUNCH_OPTIONS
@@ -55,8 +55,8 @@ class Ready:
         """Launches of the variant under this signature."""
         self.fits: dict[Key, bool] = {}
         """Whether launches of these lengths, and elements, are of the definition."""
-        self.grids: dict[Key, GridNumbers] = {}
-        """The variant's grids, where lengths and signature decide them."""
+        self.grids: dict[Any, GridNumbers] = {}
+        """The variant's grids, where lengths, signature and the server's grid decide them."""
         self.runners: dict[GridNumbers, Any] = {}
 
 
@@ -152,7 +152,8 @@ class Plan:
         self._numels = [
             (order[n], parse_expression(rule.numels[n], axes)) for n in _in(order, rule.numels)
         ]
-        self._settled = self._grid is not None and used <= own
+        self._settled = self._grid is not None and used <= {*own, *GRID_NAMES}
+        self._by_grid = not used.isdisjoint(GRID_NAMES)
         idle = sorted(constants.keys() - self._taken - used)
         if idle:
             raise _mismatch(f"the params {idle} are neither the entry's nor in the grid")
@@ -266,13 +267,17 @@ class Plan:
     def grid(self, call: Call, ready: Ready, key: Key) -> GridNumbers | Ineligible:
         """Return the programs of the variant's launch."""
         try:
+            mark = (key, call.grid_numbers()) if self._by_grid else key
+            known = ready.grids.get(mark)
+            if known is not None:
+                return known
             if self._grid is None:
                 return call.grid_for(self.changed)
             found = self._grid.at(Known(call, {**self._spec.lengths(key), **self._numbers}))
             if self._settled:
                 if len(ready.grids) >= MAX_RUNNERS:
                     ready.grids.clear()
-                ready.grids[key] = found
+                ready.grids[mark] = found
             return found
         except (Refused, ValueError, TypeError, KeyError):
             return _GRID

@@ -141,6 +141,14 @@ def key_reader(rule: LaunchRule, spec: Spec, kernel: Kernel) -> Callable[[Call],
             return tuple([_length(values[place]) for place in places])
 
         return quick
+    if all(text in GRID_NAMES for text in texts):
+        dimensions = [GRID_NAMES.index(text) for text in texts]
+
+        def of_grid(call: Call) -> Key:
+            grid = call.grid_numbers()
+            return tuple([grid[dimension] for dimension in dimensions])
+
+        return of_grid
     names = known_names(kernel)
     evaluators = [parse_expression(text, names) for text in texts]
 

@@ -290,7 +290,7 @@ class KernelVariant:
         problem = plan.hindrance(call)
         if problem is None and not plan.fits(call, ready, key):
             problem = _OTHER
-        grid = problem or ready.grids.get(key) or plan.grid(call, ready, key)
+        grid = problem or plan.grid(call, ready, key)
         if isinstance(grid, Ineligible):
             return grid
         plan.launch(ready, call, values, grid)
