@@ -74,8 +74,13 @@ def unbounded(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
 
 def invalid(value: object, schema: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with an object, as the server's validation says it."""
-    validator = jsonschema.Draft4Validator(_as_draft4(schema))
-    return [f"{list(error.path)}: {error.message}" for error in validator.iter_errors(value)]
+    errors = validator(schema).iter_errors(value)
+    return [f"{list(error.path)}: {error.message}" for error in errors]
+
+
+def validator(schema: Mapping[str, Any]) -> jsonschema.Draft4Validator:
+    """Return what checks objects against a schema, unknown fields included."""
+    return jsonschema.Draft4Validator(_as_draft4(schema))
 
 
 def _node(schema: Mapping[str, Any], path: str) -> Iterator[str]:

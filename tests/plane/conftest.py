@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.plane.control_plane import ControlPlane, tools
+from tests.plane.control_plane import ROOT, ControlPlane, tools
+
+DEFINITIONS = tuple(sorted((ROOT / "charts" / "retuned" / "files" / "crds").glob("*.yaml")))
+"""Our CRDs; they are there from the start."""
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +22,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    with ControlPlane(tmp_path_factory.mktemp("plane"), programs) as started:
+    folder = tmp_path_factory.mktemp("plane")
+    with ControlPlane(folder, programs, definitions=DEFINITIONS) as started:
         yield started
 
 

@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +35,22 @@ _AUDIT = {
         {"level": "None"},
     ],
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a control plane listens, and who its nodes are."""
+
+    address: str = "127.0.0.1"
+    """Where the API server listens."""
+    services: str = "10.0.0.0/24"
+    """Cluster IPs of services."""
+    first_service: str = "10.0.0.1"
+    """The first of them is the API server's own."""
+    kubelets: bool = False
+    """Whether nodes are real ones, with pods that reach the API server; else kwok plays them."""
+    before: tuple[str, ...] = ()
+    """What starts each program, such as one that ends it together with who started it."""
 
 
 class Failed(RuntimeError):
@@ -70,24 +87,39 @@ class ControlPlane:
         Empty; holds keys, logs and data.
     programs
         What `tools` returns.
+    place
+        Loopback and nodes that are played, if nothing else is said.
+    definitions
+        Files of CRDs that are in force before the controllers start: the one that collects
+        garbage looks for new kinds only every half a minute.
     """
 
-    def __init__(self, folder: Path, programs: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        programs: Path,
+        *,
+        place: Place | None = None,
+        definitions: tuple[Path, ...] = (),
+    ) -> None:
         self.folder = folder
+        self._definitions = definitions
         self.programs = programs
+        self._place = place or Place()
         self.authority = Authority(folder / "pki")
         etcd, peer, api, controllers, scheduler, kwok = free_ports(6)
         self._ports = {"etcd": etcd, "peer": peer, "controllers": controllers}
         self._ports |= {"scheduler": scheduler, "kwok": kwok}
-        self.url = f"https://127.0.0.1:{api}"
+        self.url = f"https://{self._place.address}:{api}"
         self.audit_log = folder / "audit.json"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        (folder / "logs").mkdir()
+        (folder / "logs").mkdir(exist_ok=True)
 
     def __enter__(self) -> Self:
         try:
             self._start_store()
             self._start_api()
+            self._define()
             self._start_controllers()
         except BaseException:
             self.stop()
@@ -148,10 +180,10 @@ class ControlPlane:
         """Start the API server again after it was stopped."""
         self._start_api()
 
-    def stop(self) -> None:
+    def stop(self, *, with_signal: int = signal.SIGTERM) -> None:
         """Stop all, the API server's clients first."""
         for name in reversed(list(self._running)):
-            self.stop_process(name)
+            self.stop_process(name, with_signal=with_signal)
 
     def _start_store(self) -> None:
         client, peer = (f"http://127.0.0.1:{self._ports[name]}" for name in ("etcd", "peer"))
@@ -168,7 +200,9 @@ class ControlPlane:
         self._await("etcd", f"{client}/health")
 
     def _start_api(self) -> None:
-        hosts = ("localhost", "127.0.0.1", "kubernetes", "kubernetes.default.svc", "10.0.0.1")
+        place = self._place
+        names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
+        hosts = (*names, place.address, place.first_service)
         server = self.authority.server("apiserver", hosts=hosts)
         private, public = (
             self.authority.signing_key()
@@ -180,15 +214,14 @@ class ControlPlane:
         self._start(
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{self._ports['etcd']}",
-            "--bind-address=127.0.0.1",
+            f"--bind-address={place.address}",
             f"--secure-port={self.url.rpartition(':')[2]}",
             f"--cert-dir={self.folder / 'pki'}",
             f"--tls-cert-file={server.certificate}",
             f"--tls-private-key-file={server.key}",
             f"--client-ca-file={self.authority.certificate}",
-            "--authorization-mode=RBAC",
-            "--service-cluster-ip-range=10.0.0.0/24",
-            "--endpoint-reconciler-type=none",
+            *self._for_nodes(),
+            f"--service-cluster-ip-range={place.services}",
             "--allow-privileged=true",
             f"--service-account-issuer={self.url}/",
             f"--service-account-key-file={public}",
@@ -197,6 +230,27 @@ class ControlPlane:
             f"--audit-log-path={self.audit_log}",
         )
         self._await("kube-apiserver", f"{self.url}/readyz")
+
+    def _for_nodes(self) -> tuple[str, ...]:
+        if not self._place.kubelets:
+            return ("--authorization-mode=RBAC", "--endpoint-reconciler-type=none")
+        asks = self.authority.user("kube-apiserver", groups=("system:masters",))
+        return (
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            f"--advertise-address={self._place.address}",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--kubelet-client-certificate={asks.certificate}",
+            f"--kubelet-client-key={asks.key}",
+            f"--kubelet-certificate-authority={self.authority.certificate}",
+        )
+
+    def _define(self) -> None:
+        admin = self.admin()
+        files = [f"--filename={path}" for path in self._definitions]
+        if files:
+            self.kubectl("apply", "--server-side", *files, kubeconfig=admin)
+            self.kubectl("wait", *files, "--for=condition=Established", kubeconfig=admin)
 
     def _start_controllers(self) -> None:
         private = self.folder / "pki" / "tokens.key"
@@ -221,6 +275,13 @@ class ControlPlane:
             f"--secure-port={self._ports['scheduler']}",
             "--leader-elect=false",
         )
+        if not self._place.kubelets:
+            self._start_kwok(masters)
+        self._await(
+            "kube-controller-manager", f"https://127.0.0.1:{self._ports['controllers']}/healthz"
+        )
+
+    def _start_kwok(self, masters: tuple[str, ...]) -> None:
         self._start(
             "kwok",
             f"--kubeconfig={self.kubeconfig('kwok', groups=masters)}",
@@ -231,15 +292,12 @@ class ControlPlane:
             "--node-lease-duration-seconds=40",
             f"--server-address=127.0.0.1:{self._ports['kwok']}",
         )
-        self._await(
-            "kube-controller-manager", f"https://127.0.0.1:{self._ports['controllers']}/healthz"
-        )
 
     def _start(self, name: str, *arguments: str) -> None:
         log = (self.folder / "logs" / f"{name}.log").open("ab")
         with log:
             self._running[name] = subprocess.Popen(
-                [str(self.programs / name), *arguments],
+                [*self._place.before, str(self.programs / name), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.plane.control_plane import ROOT, ControlPlane
 
 pytestmark = pytest.mark.plane
 
-CRDS = sorted((ROOT / "charts" / "retuned" / "files" / "crds").glob("*.yaml"))
 DIGEST = "sha256:" + "a" * 64
 DECISION: dict[str, Any] = {
     "apiVersion": "retuned.dev/v1alpha1",
@@ -32,15 +30,6 @@ DECISION: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def crds(plane: ControlPlane, admin: Path) -> None:
-    for path in CRDS:
-        plane.kubectl("apply", "--server-side", "-f", str(path), kubeconfig=admin)
-    names = [yaml.safe_load(path.read_text("utf-8"))["metadata"]["name"] for path in CRDS]
-    plane.kubectl("wait", "crd", *names, "--for=condition=Established", "--timeout=20s",
-                  kubeconfig=admin)  # fmt: skip
-
-
 def apply(plane: ControlPlane, kubeconfig: Path, body: dict[str, Any], *more: str) -> str:
     return plane.kubectl("apply", "-f", "-", *more, kubeconfig=kubeconfig, given=json.dumps(body))
 
@@ -54,7 +43,7 @@ def refused(plane: ControlPlane, kubeconfig: Path, body: dict[str, Any]) -> str:
 def test_there_are_six_and_none_is_without_structure(plane: ControlPlane, admin: Path) -> None:
     found = json.loads(plane.kubectl("get", "crd", "-o", "json", kubeconfig=admin))["items"]
     ours = [crd for crd in found if crd["spec"]["group"] == "retuned.dev"]
-    assert len(ours) == len(CRDS) == 6
+    assert len(ours) == 6
     for crd in ours:
         states = {each["type"]: each["status"] for each in crd["status"]["conditions"]}
         assert states["Established"] == "True"

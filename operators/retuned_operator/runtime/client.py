@@ -163,7 +163,7 @@ class Api:
         """
         self._may_write()
         path = resource.path(namespace=_namespace(resource, body))
-        return self._object("POST", path, body=_typed(resource, body))
+        return self._object("POST", path, query=self._named(), body=_typed(resource, body))
 
     def create_once(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
         """Make an object, or return the one that was made before for the same owner.
@@ -204,7 +204,7 @@ class Api:
         path = resource.path(
             namespace=_namespace(resource, body), name=str(body["metadata"]["name"])
         )
-        query = {"fieldManager": self._manager, "force": str(force).lower()}
+        query = self._named() | {"force": str(force).lower()}
         return self._object(
             "PATCH", path, query=query, body=_typed(resource, body), content_type=_APPLY
         )
@@ -301,7 +301,8 @@ class Api:
         return found
 
     def _named(self) -> dict[str, str]:
-        return {"fieldManager": self._manager}
+        # an unknown field is a mistake or an older schema; left out quietly it would be neither
+        return {"fieldManager": self._manager, "fieldValidation": "Strict"}
 
     def _may_write(self) -> None:
         if self._guard is not None:
