@@ -1,0 +1,174 @@
+"""What controllers do to the cluster: each write may be repeated.
+
+A status is written for the version that was looked at; children have names that follow from what
+they are for, and "already there" is a success; what is to be deleted and is not there is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from retuned.ports import Clock, Telemetry
+from retuned_operator.controllers.ports import Said, Writes
+from retuned_operator.controllers.telling import event_of
+from retuned_operator.crds import (
+    KernelExperiment,
+    PolicyObject,
+    SwapDecision,
+    SwapProposal,
+    TuningFreeze,
+    TuningTarget,
+    TuningTargetStatus,
+    read,
+)
+from retuned_operator.crds.values import ApiModel
+from retuned_operator.machine import Page
+from retuned_operator.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound
+from retuned_operator.runtime.resources import EVENTS, JOBS, TARGETS, Obj, Resource
+
+log = logging.getLogger(__name__)
+
+S = TypeVar(
+    "S", TuningTarget, PolicyObject, KernelExperiment, SwapProposal, SwapDecision, TuningFreeze
+)
+
+
+class Remembers(Protocol):
+    """Takes in what was just written, until the caches show it."""
+
+    def wrote(self, resource: Resource, body: Obj) -> None:
+        """Remember an object as the API server has returned it."""
+        ...
+
+
+class Acting:
+    """The writes of controllers.
+
+    Parameters
+    ----------
+    api
+        The API server, guarded by the lease.
+    memory
+        Told of every write.
+    clock
+        Dates of Events.
+    telemetry
+        Counts what people are woken for.
+    """
+
+    def __init__(
+        self, api: Writes, *, memory: Remembers, clock: Clock, telemetry: Telemetry
+    ) -> None:
+        self._api = api
+        self._memory = memory
+        self._clock = clock
+        self._telemetry = telemetry
+
+    def status(self, resource: Resource, seen: S, status: ApiModel) -> S:
+        """Write the status of an object as it was seen; nothing is written where it is the same.
+
+        Raises
+        ------
+        ApiError
+            `Conflict` if somebody else has written meanwhile, or any other.
+        """
+        if status == seen.status:
+            return seen
+        metadata = seen.metadata
+        body = self._api.patch_status(
+            resource,
+            metadata.name,
+            status=status.model_dump(mode="json", by_alias=True, exclude_none=True),
+            namespace=metadata.namespace,
+            version=metadata.resource_version,
+        )
+        self._memory.wrote(resource, body)
+        return read(type(seen), body)
+
+    def make(self, resource: Resource, body: Mapping[str, Any]) -> None:
+        """Make a child whose name says what it is for; one that is there is the same one."""
+        try:
+            self._memory.wrote(resource, self._api.create(resource, body))
+        except AlreadyExists:
+            log.debug("%s %s is there", resource.plural, body["metadata"]["name"])
+
+    def suspend_job(self, name: str, *, namespace: str, suspend: bool) -> None:
+        """Hold a Job back, or let it go; one that is gone needs neither."""
+        change = {"spec": {"suspend": suspend}}
+        try:
+            body = self._api.patch(JOBS, name, change=change, namespace=namespace)
+        except NotFound:
+            return
+        self._memory.wrote(JOBS, body)
+
+    def delete(self, resource: Resource, name: str, *, namespace: str, uid: str = "") -> None:
+        """Delete an object; one that is gone, or is another one by now, is left alone."""
+        try:
+            self._api.delete(resource, name, namespace=namespace, uid=uid)
+        except NotFound:
+            return
+        except Conflict:
+            log.info("%s %s/%s is another one by now", resource.plural, namespace, name)
+
+    def raw_status(self, resource: Resource, body: Obj, status: Mapping[str, Any]) -> None:
+        """Write the status of an object that cannot be read; nothing where it is the same."""
+        if body.get("status") == status:
+            return
+        metadata = body["metadata"]
+        after = self._api.patch_status(
+            resource,
+            metadata["name"],
+            status=status,
+            namespace=metadata.get("namespace", ""),
+            version=metadata.get("resourceVersion", ""),
+        )
+        self._memory.wrote(resource, after)
+
+    def finalizers(self, resource: Resource, body: Obj, finalizers: Sequence[str]) -> Obj:
+        """Write what must be done before an object may go; for this version of it only."""
+        metadata = body["metadata"]
+        change = {
+            "metadata": {
+                "finalizers": list(finalizers),
+                "resourceVersion": metadata.get("resourceVersion", ""),
+            }
+        }
+        name, namespace = metadata["name"], metadata.get("namespace", "")
+        after = self._api.patch(resource, name, change=change, namespace=namespace)
+        self._memory.wrote(resource, after)
+        return after
+
+    def change_target(
+        self, seen: TuningTarget, change: Callable[[TuningTargetStatus], TuningTargetStatus]
+    ) -> TuningTarget:
+        """Change the status of a target as it is now, and return it; it may be newer than `seen`.
+
+        Raises
+        ------
+        ApiError
+            `Conflict` if somebody else has written in between, or any other.
+        """
+        metadata = seen.metadata
+        body = self._api.get(TARGETS, metadata.name, namespace=metadata.namespace)
+        current = read(TuningTarget, body)
+        if current.metadata.uid != metadata.uid:
+            raise Conflict(f"tuningtargets {seen.full_name} is another one by now", status=409)
+        return self.status(TARGETS, current, change(current.status))
+
+    def say(self, *said: Said) -> None:
+        """Leave Events for people; that one cannot be left holds nothing up."""
+        for each in said:
+            body = event_of(each, now=self._clock.now())
+            try:
+                self._api.create(EVENTS, body)
+            except AlreadyExists:
+                continue
+            except ApiError as error:
+                log.warning("no event %s: %s", each.reason, error)
+
+    def page(self, resource: SwapProposal, page: Page) -> None:
+        """Wake somebody, by a number that an alert looks at."""
+        log.error("%s: %s: %s", resource.target, page.reason, page.detail)
+        self._telemetry.count("retuned_pages_total", reason=page.reason)

@@ -1,0 +1,225 @@
+"""KernelExperiments: Jobs that are made, released, held back and cleared away; wins proposed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from retuned.errors import Refused, TemporaryError, UsageError
+from retuned.ports import Telemetry
+from retuned_operator.controllers import telling, trials
+from retuned_operator.controllers.acting import Acting
+from retuned_operator.controllers.ports import BY_EXPERIMENT
+from retuned_operator.controllers.proposals import FINALIZER, NOT_KNOWN_S
+from retuned_operator.controllers.swaps import World
+from retuned_operator.crds import (
+    KernelExperiment,
+    KernelExperimentStatus,
+    TuningTarget,
+    proposal_spec,
+    read,
+    write,
+)
+from retuned_operator.crds.values import API_VERSION
+from retuned_operator.machine import (
+    CreateJob,
+    DeleteJob,
+    ExperimentFacts,
+    ExperimentStep,
+    SetSuspend,
+    experiments,
+)
+from retuned_operator.machine.records import ExperimentAction
+from retuned_operator.manifests import JobRequest, JobSettings, job_objects, proposal_name
+from retuned_operator.manifests.names import labels, owner
+from retuned_operator.runtime.resources import CONFIG_MAPS, EXPERIMENTS, JOBS, PROPOSALS, TARGETS
+
+__all__ = ["Experiments"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """One experiment with what was seen of it."""
+
+    resource: KernelExperiment
+    """As it is."""
+    facts: ExperimentFacts
+    """Everything else."""
+
+
+class Experiments:
+    """Controller; its keys are experiments, ``namespace/name``.
+
+    Budgets are shared by all experiments of a policy, so one is looked at after the other.
+
+    Parameters
+    ----------
+    world
+        What is observed.
+    acting
+        What is done.
+    jobs
+        How pods look.
+    telemetry
+        Numbers.
+    """
+
+    def __init__(
+        self, world: World, acting: Acting, *, jobs: JobSettings, telemetry: Telemetry
+    ) -> None:
+        self._world = world
+        self._acting = acting
+        self._jobs = jobs
+        self._telemetry = telemetry
+        self._turn = threading.Lock()
+
+    def reconcile(self, key: str) -> float | None:
+        """Take an experiment one step further; return when to look again, seconds.
+
+        Raises
+        ------
+        RetunedError
+            If it could not be read, or a write was refused.
+        """
+        with self._turn:
+            body = self._world.caches.get(EXPERIMENTS, key)
+            if body is None:
+                return self._orphaned(key)
+            return self._step(read(KernelExperiment, body))
+
+    def _step(self, resource: KernelExperiment) -> float | None:
+        if resource.status.phase.is_terminal:
+            return self._cleared(resource)
+        facts = trials.facts_of(
+            self._world,
+            resource,
+            namespace=self._namespace(resource),
+            queued=bool(self._jobs.queue),
+        )
+        if facts is None:
+            return NOT_KNOWN_S
+        return self._go(_Looked(resource=resource, facts=facts))
+
+    def _orphaned(self, key: str) -> float | None:
+        """Delete what is left of one that is gone: owners of other namespaces do not count."""
+        jobs = self._world.caches.by(JOBS, BY_EXPERIMENT, key)
+        if jobs is None or not self._world.caches.knows(EXPERIMENTS):
+            return NOT_KNOWN_S
+        for body in jobs:
+            metadata = body["metadata"]
+            name, namespace = metadata["name"], metadata.get("namespace", "")
+            self._acting.delete(JOBS, name, namespace=namespace, uid=metadata.get("uid", ""))
+            self._acting.delete(CONFIG_MAPS, name, namespace=namespace)
+        return None
+
+    def _cleared(self, resource: KernelExperiment) -> float | None:
+        """Delete what an experiment that is over still holds; nothing else is asked about it."""
+        jobs = trials.jobs_of(self._world, resource, namespace=self._namespace(resource))
+        if jobs is None:
+            return NOT_KNOWN_S
+        for job in jobs:  # in another namespace nothing else would take the task away
+            self._acting.delete(CONFIG_MAPS, job.name, namespace=self._namespace(resource))
+        facts = ExperimentFacts(jobs=jobs)
+        return self._go(_Looked(resource=resource, facts=facts))
+
+    def _go(self, looked: _Looked) -> float | None:
+        """Decide, write the status, and only then act."""
+        now, resource = self._world.clock.now(), looked.resource
+        step = experiments.step(resource, looked.facts, now=now)
+        status = telling.with_experiment_conditions(resource, step.status, now=now)
+        after = self._acting.status(EXPERIMENTS, resource, status)
+        self._tell(resource, status)
+        for action in step.actions:
+            self._act(_Looked(resource=after, facts=looked.facts), action)
+        return _seconds(step, now=now)
+
+    def _tell(self, resource: KernelExperiment, status: KernelExperimentStatus) -> None:
+        for event in telling.experiment_events(resource, resource.status, status):
+            self._telemetry.count("retuned_experiment_phases_total", phase=event.reason)
+            self._acting.say(event)
+
+    def _act(self, looked: _Looked, action: ExperimentAction) -> None:
+        namespace = self._namespace(looked.resource)
+        if isinstance(action, CreateJob):
+            self._make(looked, action)
+        elif isinstance(action, SetSuspend):
+            self._acting.suspend_job(action.job, namespace=namespace, suspend=action.suspend)
+        elif isinstance(action, DeleteJob):
+            uid = next((job.uid for job in looked.facts.jobs if job.name == action.job), "")
+            self._acting.delete(JOBS, action.job, namespace=namespace, uid=uid)
+            self._acting.delete(CONFIG_MAPS, action.job, namespace=namespace)
+        else:
+            self._propose(looked)
+
+    def _make(self, looked: _Looked, action: CreateJob) -> None:
+        """Make a Job with its task, both suspended and the same after every crash."""
+        target = looked.facts.target
+        assert target is not None, "its absence ends an experiment"
+        request = self._request(looked, action, target)
+        try:
+            task, job = job_objects(request, self._jobs)
+        except (Refused, UsageError) as error:
+            raise TemporaryError(f"{request.experiment}: {error}", delay_s=60.0) from error
+        self._acting.make(CONFIG_MAPS, task)
+        self._acting.make(JOBS, job)
+
+    def _request(self, looked: _Looked, action: CreateJob, target: TuningTarget) -> JobRequest:
+        resource = looked.resource
+        chosen = trials.chosen_for(resource, looked.facts.policies, target)
+        return JobRequest(
+            role=action.role,
+            experiment=resource.metadata.name,
+            experiment_uid=resource.metadata.uid,
+            experiment_namespace=resource.metadata.namespace,
+            attempt=action.attempt,
+            task=self._world.ledger.task(resource, action.role),
+            vendor=target.spec.gpu.vendor,
+            model=target.spec.gpu.model,
+            deadline_s=trials.deadline_s(resource, chosen),
+            priority_class=chosen.policy.spec.experiments.priority_class_name if chosen else "",
+        )
+
+    def _propose(self, looked: _Looked) -> None:
+        """Write the proposal of a win; its name follows from what it is about."""
+        target, resource = looked.facts.target, looked.resource
+        now, results = self._world.clock.now(), looked.facts.results
+        weighed = trials.weigh(self._world, resource, target, results=results, now=now)
+        if weighed.proposal is None or target is None:
+            return
+        spec = proposal_spec(
+            weighed.proposal,
+            target=target.metadata.name,
+            gpu_model=resource.spec.gpu_model,
+            experiment=resource.metadata.name,
+        )
+        name = proposal_name(weighed.proposal.id, target_uid=target.metadata.uid)
+        self._acting.make(PROPOSALS, proposal_body(name, write(spec), target=target))
+
+    def _namespace(self, resource: KernelExperiment) -> str:
+        return self._jobs.namespace or resource.metadata.namespace
+
+
+def proposal_body(name: str, spec: dict[str, Any], *, target: TuningTarget) -> dict[str, Any]:
+    """Return a SwapProposal that goes with its target."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": PROPOSALS.kind,
+        "metadata": {
+            "name": name,
+            "namespace": target.metadata.namespace,
+            "labels": labels("experiment"),
+            "finalizers": [FINALIZER],
+            "ownerReferences": [
+                owner(TARGETS.kind, name=target.metadata.name, uid=target.metadata.uid)
+            ],
+        },
+        "spec": spec,
+    }
+
+
+def _seconds(step: ExperimentStep, *, now: datetime) -> float | None:
+    if step.look_again_at is None:
+        return None
+    return max(0.0, (step.look_again_at - now).total_seconds())

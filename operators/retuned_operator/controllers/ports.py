@@ -1,0 +1,208 @@
+"""What controllers need of the outside, one small Protocol each.
+
+Every look-up may answer "not known"; what is not known holds, and is never taken for "there is
+none".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from retuned.contract import Solution, TrustClass
+from retuned.stages.gate.limits import Metric
+from retuned.stages.proposal import Proposal
+from retuned.stages.verdict import EvidenceFault, Verdict
+from retuned_operator.agent.reports import PodSaid
+from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
+from retuned_operator.crds.proposal_status import LookOutcome
+from retuned_operator.crds.values import ApiModel
+from retuned_operator.machine import ResultFact
+from retuned_operator.runtime.resources import Obj, Resource
+
+BY_TARGET = "target"
+"""Index of experiments and proposals: ``namespace/name`` of their target."""
+BY_PROPOSAL = "proposal"
+"""Index of decisions: ``namespace/name`` of the proposal that they name."""
+BY_EXPERIMENT = "experiment"
+"""Index of Jobs: uid of their experiment, and its ``namespace/name``."""
+BY_BUDGET = "budget"
+"""Index of experiments that use a policy's budget: ``namespace/policy@`` and ``open``, or the day
+on which they ended."""
+BY_LABEL = "label"
+"""Index of pods: ``namespace/key=value`` for each of their labels."""
+
+
+class Caches(Protocol):
+    """Copies of what is watched, at least as new as what this process has written itself."""
+
+    def knows(self, resource: Resource) -> bool:
+        """Whether the copies of a kind are whole and not too old."""
+        ...
+
+    def get(self, resource: Resource, key: str) -> Obj | None:
+        """Return one object by ``namespace/name``; None if it is not there."""
+        ...
+
+    def list(self, resource: Resource, *, namespace: str = "") -> Sequence[Obj] | None:
+        """Return all of a kind; None while that is not known."""
+        ...
+
+    def by(self, resource: Resource, index: str, word: str) -> Sequence[Obj] | None:
+        """Return what an index finds; None while that is not known."""
+        ...
+
+
+class Writes(Protocol):
+    """The writes of an API server that controllers make; errors are those of the runtime."""
+
+    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Obj:
+        """Return one object as it is now."""
+        ...
+
+    def create(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
+        """Make an object."""
+        ...
+
+    def patch(
+        self, resource: Resource, name: str, *, change: Mapping[str, Any], namespace: str = ""
+    ) -> Obj:
+        """Merge a change into an object."""
+        ...
+
+    def patch_status(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        status: Mapping[str, Any],
+        namespace: str = "",
+        version: str = "",
+    ) -> Obj:
+        """Replace the status of an object, of this version only."""
+        ...
+
+    def delete(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        namespace: str = "",
+        uid: str = "",
+        version: str = "",
+    ) -> None:
+        """Ask for the end of an object."""
+        ...
+
+
+class Reports(Protocol):
+    """What sidecars say."""
+
+    def of(self, uid: str) -> PodSaid | None:
+        """Return what the sidecar of a pod said last; None before it said anything."""
+        ...
+
+
+class Signals(Protocol):
+    """What a monitoring system says of the service."""
+
+    def slo_firing(self, target: TuningTarget) -> bool | None:
+        """Whether an alert on the service level fires; None while nobody knows."""
+        ...
+
+    def looks(self, target: TuningTarget, metrics: Sequence[Metric]) -> Mapping[str, LookOutcome]:
+        """Return what each metric says now; one that is left out has no data."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Win:
+    """What a trusted Job proved."""
+
+    verdict: Verdict
+    """What the judge said; its evidence is signed, and in the store."""
+    trust: TrustClass
+    """Class of the author."""
+
+
+class Ledger(Protocol):
+    """The operator's store, as controllers see it: results, evidence and beliefs."""
+
+    def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
+        """Return the complete results that the experiment's pods have left.
+
+        Raises
+        ------
+        TemporaryError
+            If they cannot be read now.
+        """
+        ...
+
+    def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> Win | None:
+        """Return what a pod proved, its evidence checked and signed; None where it does not hold.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be read or kept now.
+        """
+        ...
+
+    def task(self, experiment: KernelExperiment, role: JobRole) -> str:
+        """Return what the pods of a Job are to do, as JSON.
+
+        Raises
+        ------
+        TemporaryError
+            If what it is made from cannot be read now.
+        """
+        ...
+
+    def share(self, hypothesis: str) -> float:
+        """Return the share of GPU time that a belief is about; 0 where nobody knows it."""
+        ...
+
+    def doubt(self, proposal: Proposal) -> EvidenceFault | None:
+        """Return why evidence does not carry a proposal; None where it does.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be read now, which says nothing about it.
+        """
+        ...
+
+
+class Kernels(Protocol):
+    """The catalog, as far as the operator asks it."""
+
+    def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
+        """Return what such servers come with; None for a kernel that nobody knows."""
+        ...
+
+
+class Queue(Protocol):
+    """Where a controller says that another object is to be looked at."""
+
+    def add(self, key: str) -> None:
+        """Have a key looked at."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One thing that people should see beside an object: a Kubernetes Event."""
+
+    resource: Resource
+    """Kind of the object."""
+    about: ApiModel
+    """The object."""
+    reason: str
+    """Stable code, CamelCase."""
+    note: str
+    """For people."""
+    warning: bool = False
+    """Whether somebody should worry."""
+    once: str = ""
+    """What makes it the same event as an earlier one; the reason by default."""

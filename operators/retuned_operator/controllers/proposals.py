@@ -1,0 +1,208 @@
+"""SwapProposals: all of one target, one after the other, because they share its pods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from retuned.errors import RetunedError
+from retuned.ports import Telemetry
+from retuned_operator.controllers import telling
+from retuned_operator.controllers.acting import Acting
+from retuned_operator.controllers.swaps import Rollouts, World, facts_of, rollouts_of
+from retuned_operator.crds import (
+    SwapProposal,
+    SwapProposalStatus,
+    TuningTarget,
+    TuningTargetStatus,
+    read,
+)
+from retuned_operator.crds.target import ActiveKernel, Quarantined
+from retuned_operator.crds.values import GROUP, Abort
+from retuned_operator.machine import Activate, Deactivate, Page, Quarantine, RolloutStep, proposals
+from retuned_operator.machine.records import RolloutAction
+from retuned_operator.runtime.errors import Conflict
+from retuned_operator.runtime.resources import PROPOSALS, Obj
+
+NOT_KNOWN_S = 5.0
+"""When to look again while the caches are not complete, seconds."""
+FINALIZER = f"{GROUP}/rollout"
+"""A proposal stays until no pod is on its way to or from its artifact."""
+_KEPT = 256
+
+
+class Proposals:
+    """Controller; its keys are targets, ``namespace/name``.
+
+    Parameters
+    ----------
+    world
+        What is observed.
+    acting
+        What is done.
+    telemetry
+        Numbers.
+    """
+
+    def __init__(self, world: World, acting: Acting, *, telemetry: Telemetry) -> None:
+        self._world = world
+        self._acting = acting
+        self._telemetry = telemetry
+
+    def reconcile(self, key: str) -> float | None:
+        """Take every proposal of a target one step further; return when to look again, seconds.
+
+        Raises
+        ------
+        RetunedError
+            The first that came; the other proposals went back where they had to.
+        """
+        rollouts = rollouts_of(self._world, key)
+        if rollouts is None:
+            return NOT_KNOWN_S
+        return self._all(rollouts)
+
+    def _all(self, rollouts: Rollouts) -> float | None:
+        due: list[datetime] = []
+        failed: RetunedError | None = None
+        for resource in rollouts.proposals:
+            try:
+                rollouts, step = self._one(rollouts, resource)
+            except RetunedError as error:  # others may go back, and nobody goes on
+                failed = failed or error
+                rollouts = replace(rollouts, unreadable=(*rollouts.unreadable, str(error)))
+                continue
+            due += [step.look_again_at] if step.look_again_at else []
+        if failed is not None:
+            raise failed
+        now = self._world.clock.now()
+        return max(0.0, (min(due) - now).total_seconds()) if due else None
+
+    def _one(self, rollouts: Rollouts, resource: SwapProposal) -> tuple[Rollouts, RolloutStep]:
+        """Decide, write the status, and only then act; return how things stand after it."""
+        now = self._world.clock.now()
+        resource = self._kept(resource)
+        facts = facts_of(self._world, rollouts, resource)
+        step = proposals.step(leaving(resource), facts, now=now)
+        status = telling.with_proposal_conditions(resource, step.status, now=now)
+        after = self._acting.status(PROPOSALS, resource, status)
+        self._tell(resource, status)
+        target = rollouts.target
+        for action in step.actions:
+            target = self._act(target, after, action)
+        if not step.actions:
+            self._let_go(after)
+        return _with(replace(rollouts, target=target), after), step
+
+    def _kept(self, resource: SwapProposal) -> SwapProposal:
+        """Make sure that a proposal does not vanish while pods are told something."""
+        metadata, body = resource.metadata, self._body(resource)
+        known = finalizers_of(body)
+        going = metadata.deletion_timestamp is not None or resource.status.phase.is_terminal
+        if body is None or going or FINALIZER in known:
+            return resource
+        return read(SwapProposal, self._acting.finalizers(PROPOSALS, body, (*known, FINALIZER)))
+
+    def _let_go(self, resource: SwapProposal) -> None:
+        """Let a deleted proposal go once nothing of it is left to be done."""
+        body = self._body(resource)
+        known = finalizers_of(body)
+        over = resource.status.phase.is_terminal
+        if body is None or resource.metadata.deletion_timestamp is None or not over:
+            return
+        if FINALIZER in known:
+            rest = [each for each in known if each != FINALIZER]
+            self._acting.finalizers(PROPOSALS, body, rest)
+
+    def _body(self, resource: SwapProposal) -> Obj | None:
+        metadata = resource.metadata
+        return self._world.caches.get(PROPOSALS, f"{metadata.namespace}/{metadata.name}")
+
+    def _tell(self, resource: SwapProposal, status: SwapProposalStatus) -> None:
+        for event in telling.proposal_events(resource, resource.status, status):
+            self._telemetry.count("retuned_swap_phases_total", phase=event.reason)
+            self._acting.say(event)
+
+    def _act(
+        self, target: TuningTarget | None, resource: SwapProposal, action: RolloutAction
+    ) -> TuningTarget | None:
+        if isinstance(action, Page):
+            self._acting.page(resource, action)
+            return target
+        if target is None:
+            return None
+        known = target.status.active_kernels
+        return self._acting.change_target(target, lambda now: applied(now, action, known=known))
+
+
+def leaving(resource: SwapProposal) -> SwapProposal:
+    """Return a proposal as the machine is to see it: who deletes it takes it back everywhere.
+
+    Without its object nobody could tell a new pod what to run.
+    """
+    if resource.metadata.deletion_timestamp is None:
+        return resource
+    abort = Abort(requested=True, reason="the proposal was deleted")
+    return resource.model_copy(update={"spec": resource.spec.model_copy(update={"abort": abort})})
+
+
+def finalizers_of(body: Obj | None) -> list[str]:
+    """Return what must be done before an object may go."""
+    found = (body or {}).get("metadata", {}).get("finalizers")
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def applied(
+    status: TuningTargetStatus,
+    action: Activate | Deactivate | Quarantine,
+    *,
+    known: tuple[ActiveKernel, ...],
+) -> TuningTargetStatus:
+    """Return a target's status with an action done.
+
+    Parameters
+    ----------
+    status
+        As it is now.
+    action
+        What is to be done.
+    known
+        Active kernels that the action was decided on.
+
+    Raises
+    ------
+    Conflict
+        If what is active is not what the action was decided on: it is to be decided anew.
+    """
+    if isinstance(action, Quarantine):
+        return _quarantined(status, action.entry)
+    kernel = action.entry.kernel if isinstance(action, Activate) else action.kernel
+    if _entry(status.active_kernels, kernel) != _entry(known, kernel):
+        raise Conflict(f"{kernel} has changed hands meanwhile", status=409)
+    rest = tuple(each for each in status.active_kernels if each.kernel != kernel)
+    new = (action.entry,) if isinstance(action, Activate) else ()
+    return status.model_copy(update={"active_kernels": (*rest, *new)})
+
+
+def _entry(entries: tuple[ActiveKernel, ...], kernel: str) -> ActiveKernel | None:
+    return next((each for each in entries if each.kernel == kernel), None)
+
+
+def _quarantined(status: TuningTargetStatus, entry: Quarantined) -> TuningTargetStatus:
+    """Return the status with one more artifact kept away; the longest time counts."""
+    known = next((each for each in status.quarantine if each.digest == entry.digest), None)
+    if known is not None and known.until >= entry.until:
+        return status
+    rest = sorted(
+        (each for each in status.quarantine if each.digest != entry.digest),
+        key=lambda each: each.until,
+    )
+    return status.model_copy(update={"quarantine": (*rest[-_KEPT + 1 :], entry)})
+
+
+def _with(rollouts: Rollouts, after: SwapProposal) -> Rollouts:
+    """Return the rollouts with one proposal as it was just written: the next step counts on it."""
+    found = tuple(
+        after if each.metadata.uid == after.metadata.uid else each for each in rollouts.proposals
+    )
+    return replace(rollouts, proposals=found)

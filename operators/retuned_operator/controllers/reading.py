@@ -1,0 +1,257 @@
+"""Objects of the API server to what the state machines look at. Pure.
+
+What cannot be read is "not known", which is None, and never left out silently: a policy, decision
+or freeze that cannot be read may be one that forbids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from retuned.errors import UnreadableInput
+from retuned.stages import gate
+from retuned_operator.crds import (
+    JobRole,
+    KernelExperiment,
+    PolicyObject,
+    SwapDecision,
+    SwapProposal,
+    TuningFreeze,
+    TuningTarget,
+    read,
+)
+from retuned_operator.crds.values import GROUP
+from retuned_operator.machine import JobFact, JobState, PolicyFact
+from retuned_operator.manifests.names import ATTEMPT, EXPERIMENT_UID, ROLE
+from retuned_operator.manifests.sidecar import SIDECAR
+from retuned_operator.runtime.resources import Obj
+
+R = TypeVar("R", TuningTarget, PolicyObject, KernelExperiment, SwapProposal, SwapDecision)
+EXPERIMENT = f"{GROUP}/experiment"
+"""Annotation of a Job: ``namespace/name`` of its experiment."""
+RELEASED = "released"
+"""Reason of an experiment whose Job was let go a moment ago."""
+_FINISHED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSeen:
+    """One server pod as Kubernetes knows it."""
+
+    name: str
+    """Its name."""
+    uid: str
+    """Its uid."""
+    ready: bool
+    """Whether it serves and is not on its way out."""
+    ended_at: datetime | None
+    """When its server last ended; None where it did not, and was not restarted."""
+
+
+def all_of(model: type[R], bodies: Iterable[Obj]) -> tuple[tuple[R, ...], tuple[str, ...]]:
+    """Return the objects that can be read, and why others cannot."""
+    found: list[R] = []
+    faults: list[str] = []
+    for body in bodies:
+        try:
+            found.append(read(model, body))
+        except UnreadableInput as error:
+            faults.append(str(error))
+    return tuple(found), tuple(faults)
+
+
+def policies(bodies: Sequence[Obj] | None) -> tuple[PolicyFact, ...] | None:
+    """Return the policies of a namespace; None while one of them is not known."""
+    if bodies is None:
+        return None
+    found, faults = all_of(PolicyObject, bodies)
+    if faults:
+        return None
+    return tuple(
+        PolicyFact(policy=each.stage_policy(), generation=each.metadata.generation)
+        for each in found
+        if each.metadata.deletion_timestamp is None
+    )
+
+
+def freezes(bodies: Sequence[Obj] | None) -> tuple[gate.TuningFreeze, ...] | None:
+    """Return every freeze; None while one of them is not known."""
+    if bodies is None:
+        return None
+    try:
+        return tuple(read(TuningFreeze, body).stage_freeze() for body in bodies)
+    except (UnreadableInput, ValueError):
+        return None
+
+
+def decisions(bodies: Sequence[Obj] | None) -> tuple[SwapDecision, ...] | None:
+    """Return what was said about a proposal; None while a word on it cannot be read.
+
+    Parameters
+    ----------
+    bodies
+        Decisions that name it, as far as that can be seen; None while that is not known.
+    """
+    if bodies is None:
+        return None
+    found, faults = all_of(SwapDecision, bodies)
+    return None if faults else found
+
+
+def proposal_word(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return under which word a decision is found: its proposal, and ``?`` where none is named."""
+    spec = body.get("spec")
+    ref = spec.get("proposalRef") if isinstance(spec, Mapping) else None
+    name = ref.get("name") if isinstance(ref, Mapping) else None
+    namespace = str(body.get("metadata", {}).get("namespace", ""))
+    return (f"{namespace}/{name if isinstance(name, str) and name else '?'}",)
+
+
+def target_word(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return under which word an experiment or proposal is found: its target."""
+    spec = body.get("spec")
+    ref = spec.get("targetRef") if isinstance(spec, Mapping) else None
+    name = ref.get("name") if isinstance(ref, Mapping) else None
+    namespace = str(body.get("metadata", {}).get("namespace", ""))
+    return (f"{namespace}/{name}",) if isinstance(name, str) and name else ()
+
+
+def label_words(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return under which words a pod is found: ``namespace/key=value`` of each label."""
+    metadata = body.get("metadata", {})
+    namespace = str(metadata.get("namespace", ""))
+    return tuple(f"{namespace}/{key}={value}" for key, value in _labels(body).items())
+
+
+def experiment_words(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return under which words a Job is found: uid of its experiment, and ``namespace/name``."""
+    notes = _part(_part(body, "metadata"), "annotations")
+    words = (_labels(body).get(EXPERIMENT_UID), notes.get(EXPERIMENT))
+    return tuple(word for word in words if isinstance(word, str) and word)
+
+
+def budget_words(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return under which words an experiment is found that has used, or uses, an accelerator."""
+    spec, status = _part(body, "spec"), _part(body, "status")
+    policy = _part(spec, "policyRef").get("name")
+    namespace = str(_part(body, "metadata").get("namespace", ""))
+    if not (status.get("startedAt") or status.get("reason") == RELEASED):
+        return ()
+    ended = moment(status.get("finishedAt"))
+    return (f"{namespace}/{policy}@{ended.astimezone(UTC).date() if ended else 'open'}",)
+
+
+def selected(body: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
+    """Whether an object carries all of some labels; nobody is selected by none."""
+    labels = _labels(body)
+    return bool(wanted) and all(labels.get(key) == value for key, value in wanted.items())
+
+
+def pod_seen(body: Mapping[str, Any], *, container: str) -> PodSeen | None:
+    """Return a server pod; None where it has ended, or has no sidecar that could be told anything.
+
+    Parameters
+    ----------
+    container
+        Container that serves.
+    """
+    metadata, spec, status = (_part(body, key) for key in ("metadata", "spec", "status"))
+    containers = [*_parts(spec, "initContainers"), *_parts(spec, "containers")]
+    names = {each.get("name") for each in containers}
+    if status.get("phase") in _FINISHED or SIDECAR not in names or not metadata.get("uid"):
+        return None
+    conditions = {each.get("type"): each.get("status") for each in _parts(status, "conditions")}
+    return PodSeen(
+        name=str(metadata.get("name", "")),
+        uid=str(metadata["uid"]),
+        ready=conditions.get("Ready") == "True" and not metadata.get("deletionTimestamp"),
+        ended_at=_ended_at(status, container),
+    )
+
+
+def _ended_at(status: Mapping[str, Any], container: str) -> datetime | None:
+    for each in _parts(status, "containerStatuses"):
+        if each.get("name") == container:
+            states = (_part(each, "state"), _part(each, "lastState"))
+            times = [_part(state, "terminated").get("finishedAt") for state in states]
+            return max(filter(None, map(moment, times)), default=None)
+    return None
+
+
+def job_fact(body: Mapping[str, Any]) -> JobFact | None:
+    """Return a Job of an experiment; None where it is none, or is on its way out."""
+    metadata, spec, status = (_part(body, key) for key in ("metadata", "spec", "status"))
+    labels = _labels(body)
+    role, attempt = labels.get(ROLE, ""), labels.get(ATTEMPT, "")
+    known = role in set(JobRole) and attempt.isdecimal() and len(attempt) < 10
+    if not known or metadata.get("deletionTimestamp") or not metadata.get("uid"):
+        return None
+    state, reason = _state_of(spec, status)
+    return JobFact(
+        name=str(metadata.get("name", "")),
+        uid=str(metadata["uid"]),
+        role=JobRole(role),
+        attempt=int(attempt),
+        state=state,
+        reason=reason,
+    )
+
+
+def _state_of(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[JobState, str]:
+    conditions = {each.get("type"): each for each in _parts(status, "conditions")}
+    true = {name for name, each in conditions.items() if each.get("status") == "True"}
+    if "Complete" in true:
+        return JobState.COMPLETE, ""
+    for name in ("Failed", "FailureTarget"):
+        if name in true:
+            return JobState.FAILED, str(conditions[name].get("reason", ""))[:128]
+    return (JobState.SUSPENDED if spec.get("suspend") else JobState.RUNNING), ""
+
+
+def with_disruption(fact: JobFact, pods: Iterable[Mapping[str, Any]]) -> JobFact:
+    """Return a Job with what happened to its pods.
+
+    A pod that was evicted or preempted, or whose node went, does not fail its Job; that it was
+    taken away is said by the pod alone.
+    """
+    taken = any(
+        each.get("type") == "DisruptionTarget" and each.get("status") == "True"
+        for body in pods
+        for each in _parts(_part(body, "status"), "conditions")
+    )
+    going = fact.state in (JobState.RUNNING, JobState.SUSPENDED)
+    return replace(fact, state=JobState.DISRUPTED) if taken and going else fact
+
+
+def owner_uid(body: Mapping[str, Any]) -> str:
+    """Return the uid of the object that controls an object; empty where none does."""
+    owners = _parts(_part(body, "metadata"), "ownerReferences")
+    return next((str(each.get("uid", "")) for each in owners if each.get("controller")), "")
+
+
+def moment(text: object) -> datetime | None:
+    """Return a time of the API server; None where there is none."""
+    if not isinstance(text, str):
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
+
+
+def _labels(body: Mapping[str, Any]) -> Mapping[str, str]:
+    return _part(_part(body, "metadata"), "labels")
+
+
+def _part(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = body.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _parts(body: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+    found = body.get(key)
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []

@@ -1,0 +1,224 @@
+"""What a step of a proposal looks at, gathered from the caches and from what sidecars say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from retuned.contract import Digest
+from retuned.errors import TemporaryError
+from retuned.ports import Clock
+from retuned.stages.gate.limits import Metric
+from retuned_operator.agent.reports import pod_fact
+from retuned_operator.controllers import reading
+from retuned_operator.controllers.ports import (
+    BY_LABEL,
+    BY_PROPOSAL,
+    BY_TARGET,
+    Caches,
+    Kernels,
+    Ledger,
+    Reports,
+    Signals,
+)
+from retuned_operator.controllers.reading import PodSeen
+from retuned_operator.crds import SwapProposal, TuningTarget, read
+from retuned_operator.crds.proposal_status import PodOrder, PodState
+from retuned_operator.machine import PodFact, RolloutFacts, gating
+from retuned_operator.machine.records import PolicyFact
+from retuned_operator.runtime.resources import (
+    DECISIONS,
+    FREEZES,
+    PODS,
+    POLICIES,
+    PROPOSALS,
+    TARGETS,
+    Obj,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Everything that is observed, by way of ports."""
+
+    caches: Caches
+    """Objects of the API server."""
+    reports: Reports
+    """What sidecars say."""
+    signals: Signals
+    """What monitoring says."""
+    ledger: Ledger
+    """The operator's store."""
+    kernels: Kernels
+    """The catalog."""
+    clock: Clock
+    """Time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """One target with all its proposals, as they are at one moment."""
+
+    target: TuningTarget | None
+    """The servers; None where there is no such target."""
+    proposals: tuple[SwapProposal, ...]
+    """Those that can be read, oldest first."""
+    unreadable: tuple[str, ...]
+    """Why others cannot be read; any of them may be under way."""
+    pods: tuple[PodSeen, ...]
+    """Server pods with a sidecar."""
+
+
+def rollouts_of(world: World, key: str) -> Rollouts | None:
+    """Return a target with its proposals; None while that is not known.
+
+    Raises
+    ------
+    UnreadableInput
+        If the target itself cannot be read.
+    """
+    bodies = world.caches.by(PROPOSALS, BY_TARGET, key)
+    target = target_of(world, key)
+    pods = () if target is None else pods_of(world, target)
+    if bodies is None or pods is None or not world.caches.knows(TARGETS):
+        return None
+    found, faults = reading.all_of(SwapProposal, bodies)
+    ordered = sorted(found, key=lambda each: (_made(each), each.metadata.name))
+    return Rollouts(target=target, proposals=tuple(ordered), unreadable=faults, pods=pods)
+
+
+def _made(resource: SwapProposal) -> str:
+    at = resource.metadata.creation_timestamp
+    return at.isoformat() if at else ""
+
+
+def target_of(world: World, key: str) -> TuningTarget | None:
+    """Return a target; None where there is none, or it is on its way out.
+
+    Raises
+    ------
+    UnreadableInput
+        If it cannot be read.
+    """
+    body = world.caches.get(TARGETS, key)
+    found = None if body is None else read(TuningTarget, body)
+    return None if found is None or found.metadata.deletion_timestamp else found
+
+
+def pods_of(world: World, target: TuningTarget) -> tuple[PodSeen, ...] | None:
+    """Return the server pods of a target that have a sidecar; None while they are not known."""
+    labels = target.spec.selector.match_labels
+    if not labels:
+        return ()
+    first = next(f"{target.metadata.namespace}/{k}={v}" for k, v in sorted(labels.items()))
+    bodies = world.caches.by(PODS, BY_LABEL, first)
+    if bodies is None:
+        return None
+    mine = [body for body in bodies if reading.selected(body, labels)]
+    seen = [reading.pod_seen(body, container=target.spec.container) for body in mine]
+    return tuple(pod for pod in seen if pod is not None)
+
+
+def facts_of(world: World, rollouts: Rollouts, resource: SwapProposal) -> RolloutFacts:
+    """Return all that a step of one proposal looks at."""
+    namespace, name = resource.metadata.namespace, resource.metadata.name
+    target, now = rollouts.target, world.clock.now()
+    policies = reading.policies(world.caches.list(POLICIES, namespace=namespace))
+    said = _together(
+        world.caches.by(DECISIONS, BY_PROPOSAL, f"{namespace}/{name}"),
+        world.caches.by(DECISIONS, BY_PROPOSAL, f"{namespace}/?"),
+    )
+    checked, fault = _evidence(world, resource)
+    metrics = _metrics(policies, resource, target)
+    return RolloutFacts(
+        target=target,
+        pods=tuple(_pod(world, resource, pod, now=now) for pod in rollouts.pods),
+        policies=None if rollouts.unreadable else policies,
+        decisions=reading.decisions(said),
+        freezes=reading.freezes(world.caches.list(FREEZES)),
+        others=tuple(o for o in rollouts.proposals if o.metadata.uid != resource.metadata.uid),
+        live_baseline=None if target is None else baseline(world, target, resource.spec.kernel),
+        evidence_fault=fault,
+        evidence_checked=checked,
+        metrics=world.signals.looks(target, metrics) if target and metrics else {},
+        slo_firing=None if target is None else world.signals.slo_firing(target),
+    )
+
+
+def baseline(world: World, target: TuningTarget, kernel: str) -> Digest | None:
+    """Return what ought to run in a slot now, the original included; None where nobody knows."""
+    entries = target.status.active_kernels
+    active = next((each.digest for each in entries if each.kernel == kernel), None)
+    if active is not None:
+        return active
+    original = world.kernels.incumbent(kernel, target=target)
+    return None if original is None else original.digest
+
+
+def _together(first: Sequence[Obj] | None, second: Sequence[Obj] | None) -> Sequence[Obj] | None:
+    return None if first is None or second is None else [*first, *second]
+
+
+def _evidence(world: World, resource: SwapProposal) -> tuple[bool, str | None]:
+    """Return whether evidence was looked at, and what is wrong with it; only before a swap."""
+    if not resource.status.phase.is_before_swap:
+        return True, None
+    try:
+        fault = world.ledger.doubt(resource.stage_proposal())
+    except TemporaryError:
+        return False, None
+    return True, None if fault is None else str(fault)
+
+
+def _metrics(
+    policies: tuple[PolicyFact, ...] | None, resource: SwapProposal, target: TuningTarget | None
+) -> tuple[Metric, ...]:
+    """Return the metrics that are to be asked for: those of the policy, while it is under way."""
+    if policies is None or target is None or not resource.status.phase.is_under_way:
+        return ()
+    labels = gating.labels_of(target)
+    chosen, _ = gating.choose(policies, resource.spec.kernel, labels=labels)
+    return chosen.policy.spec.rollout.analysis.metrics if chosen else ()
+
+
+def _pod(world: World, resource: SwapProposal, pod: PodSeen, *, now: datetime) -> PodFact:
+    rollout, kernel = resource.status.rollout, resource.spec.kernel
+    orders: Mapping[str, PodOrder] = {o.uid: o for o in rollout.pods} if rollout else {}
+    said, told = world.reports.of(pod.uid), orders.get(pod.uid)
+    since = told.since if told else rollout.started_at if rollout else None
+    crashed = since is not None and pod.ended_at is not None and pod.ended_at > since
+    slots = said.watch.slots if said is not None and said.watch is not None else ()
+    if all(slot.definition != kernel for slot in slots):
+        return replace(presumed(resource, pod, told), crashed=crashed)
+    return pod_fact(
+        said,
+        name=pod.name,
+        uid=pod.uid,
+        ready=pod.ready,
+        kernel=kernel,
+        proposal=resource.stage_proposal().id,
+        now=now,
+        crashed=crashed,
+    )
+
+
+def presumed(resource: SwapProposal, pod: PodSeen, told: PodOrder | None) -> PodFact:
+    """Return a pod that has not said anything to this process, as the status has it last.
+
+    An operator that has just begun must not take the silence for a swap that never was. A pod of
+    which nothing is known is not told anything: it counts as one that does not serve yet.
+    """
+    if told is None or not told.done:
+        return PodFact(name=pod.name, uid=pod.uid, ready=False)
+    rollout = resource.status.rollout
+    previous = rollout.previous.digest if rollout and rollout.previous else None
+    active = resource.spec.artifact.digest if told.wants is PodState.SWAP else previous
+    return PodFact(
+        name=pod.name,
+        uid=pod.uid,
+        ready=pod.ready,
+        active=active,
+        epoch=told.epoch,
+        newest_epoch=told.epoch,
+    )

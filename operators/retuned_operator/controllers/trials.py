@@ -1,0 +1,243 @@
+"""What a step of an experiment looks at, and what a win is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from retuned.errors import TemporaryError
+from retuned.stages.proposal import Proposal, Refusal, RefusalReason, propose
+from retuned_operator.controllers import reading
+from retuned_operator.controllers.ports import BY_BUDGET, BY_EXPERIMENT, BY_LABEL, BY_TARGET
+from retuned_operator.controllers.swaps import World, baseline, target_of
+from retuned_operator.crds import ExperimentPhase, JobRole, KernelExperiment, TuningTarget
+from retuned_operator.machine import ExperimentFacts, JobFact, PolicyFact, ResultFact, gating
+from retuned_operator.manifests.names import EXPERIMENT_UID, proposal_name
+from retuned_operator.runtime.resources import (
+    EXPERIMENTS,
+    FREEZES,
+    JOBS,
+    PODS,
+    POLICIES,
+    PROPOSALS,
+    Obj,
+)
+
+DAY = timedelta(days=1)
+PROPOSAL_TTL = timedelta(days=3)
+"""How long a proposal may wait, where its gate does not end it before."""
+_HOLDING = (ExperimentPhase.RUNNING, ExperimentPhase.VERIFYING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """What became of a win."""
+
+    proposal: Proposal | None = None
+    """To be written; None where there is none."""
+    refusal: str | None = None
+    """Why not, stable code; None where there is a proposal, or nothing was asked."""
+    name: str | None = None
+    """Object that it has become; None where there is none yet."""
+
+
+def facts_of(
+    world: World, experiment: KernelExperiment, *, namespace: str, queued: bool
+) -> ExperimentFacts | None:
+    """Return all that a step of an experiment looks at; None while that is not known.
+
+    Parameters
+    ----------
+    namespace
+        Where its pods run.
+    queued
+        Whether a queue releases its Jobs.
+
+    Raises
+    ------
+    TemporaryError
+        If the store cannot be read now.
+    UnreadableInput
+        If the target cannot be read.
+    """
+    metadata, spec = experiment.metadata, experiment.spec
+    key = f"{metadata.namespace}/{spec.target_ref.name}"
+    jobs = jobs_of(world, experiment, namespace=namespace)
+    made = world.caches.by(PROPOSALS, BY_TARGET, key)
+    target = target_of(world, key)
+    policies = reading.policies(world.caches.list(POLICIES, namespace=metadata.namespace))
+    rivals = _rivals(world, experiment, chosen_for(experiment, policies, target))
+    if jobs is None or rivals is None or made is None:
+        return None
+    results = tuple(world.ledger.results(experiment))
+    now = world.clock.now()
+    weighed = weigh(world, experiment, target, results=results, now=now)
+    weighed = _become(experiment, made, weighed, target)
+    return ExperimentFacts(
+        jobs=jobs,
+        results=results,
+        target=target,
+        policies=policies,
+        freezes=reading.freezes(world.caches.list(FREEZES)),
+        running_experiments=sum(map(_holds, rivals)),
+        gpu_hours_today=sum(hours_of(each, now=now) for each in (*rivals, experiment)),
+        live_baseline=None if target is None else baseline(world, target, spec.kernel.name),
+        slo_firing=None if target is None else world.signals.slo_firing(target),
+        queued_elsewhere=queued,
+        proposal=weighed.name,
+        refusal=weighed.refusal,
+    )
+
+
+def jobs_of(
+    world: World, experiment: KernelExperiment, *, namespace: str
+) -> tuple[JobFact, ...] | None:
+    """Return the Jobs of an experiment; None while they are not known."""
+    uid = experiment.metadata.uid
+    bodies = world.caches.by(JOBS, BY_EXPERIMENT, uid)
+    pods = world.caches.by(PODS, BY_LABEL, f"{namespace}/{EXPERIMENT_UID}={uid}")
+    if bodies is None or pods is None:
+        return None
+    found = []
+    for body in bodies:
+        fact = reading.job_fact(body)
+        mine = [each for each in pods if reading.owner_uid(each) == body["metadata"].get("uid")]
+        if fact is not None:
+            found.append(reading.with_disruption(fact, mine))
+    return tuple(found)
+
+
+def _rivals(
+    world: World, experiment: KernelExperiment, chosen: PolicyFact | None
+) -> tuple[KernelExperiment, ...] | None:
+    """Return the other experiments that use the same budget now or did so in the last day.
+
+    The policy that allowed an experiment is the one whose budget it uses.
+    """
+    name = chosen.policy.metadata.name if chosen else experiment.spec.policy_ref.name
+    today = world.clock.now().astimezone(UTC).date()
+    bodies: list[Obj] = []
+    for word in ("open", str(today), str(today - DAY)):
+        word = f"{experiment.metadata.namespace}/{name}@{word}"
+        found = world.caches.by(EXPERIMENTS, BY_BUDGET, word)
+        if found is None:
+            return None
+        bodies += found
+    read, _ = reading.all_of(KernelExperiment, bodies)
+    return tuple(each for each in read if each.metadata.uid != experiment.metadata.uid)
+
+
+def chosen_for(
+    experiment: KernelExperiment,
+    policies: tuple[PolicyFact, ...] | None,
+    target: TuningTarget | None,
+) -> PolicyFact | None:
+    """Return the policy that decides about an experiment; None where none does."""
+    if policies is None or target is None:
+        return None
+    kernel = experiment.spec.kernel.name
+    return gating.choose(policies, kernel, labels=gating.labels_of(target))[0]
+
+
+def _holds(experiment: KernelExperiment) -> bool:
+    """Whether an experiment holds an accelerator, or is about to."""
+    status = experiment.status
+    return status.phase in _HOLDING or (
+        status.phase is ExperimentPhase.QUEUED and status.reason == reading.RELEASED
+    )
+
+
+def hours_of(experiment: KernelExperiment, *, now: datetime) -> float:
+    """Return the device time of an experiment in the last day, hours: it has one Job at a time."""
+    started = experiment.status.started_at
+    if started is None:
+        return 0.0
+    ended = experiment.status.finished_at or now
+    return max(0.0, (ended - max(started, now - DAY)).total_seconds()) / 3600.0
+
+
+def deadline_s(experiment: KernelExperiment, chosen: PolicyFact | None) -> int:
+    """Return how long a Job may run, seconds: the search, and one more trial at its worst."""
+    trial = (
+        chosen.policy.spec.experiments.budget.trial_deadline if chosen else timedelta(minutes=15)
+    )
+    seconds = experiment.spec.budget.max_seconds + trial.total_seconds()
+    return max(60, min(86_400, int(seconds)))
+
+
+def weigh(
+    world: World,
+    experiment: KernelExperiment,
+    target: TuningTarget | None,
+    *,
+    results: Sequence[ResultFact],
+    now: datetime,
+) -> Weighed:
+    """Ask stage 7 about what the trusted Job proved.
+
+    Raises
+    ------
+    TemporaryError
+        If its evidence cannot be read now.
+    """
+    won = winner_of(experiment, results)
+    if won is None or target is None:
+        return Weighed()
+    win = world.ledger.win(experiment, job=won.job, pod_uid=won.pod_uid)
+    if win is None:
+        return Weighed(refusal="evidence-doubtful")
+    live = baseline(world, target, experiment.spec.kernel.name)
+    if live is None:
+        raise TemporaryError("nobody knows what runs in the slot", delay_s=10.0)
+    entry = next(
+        (e for e in target.status.active_kernels if e.kernel == experiment.spec.kernel.name), None
+    )
+    answer = propose(
+        win.verdict,
+        plan=experiment.spec.stage_plan(),
+        share=world.ledger.share(experiment.spec.hypothesis),
+        target=target.full_name,
+        now=now,
+        ttl=PROPOSAL_TTL,
+        quarantined={q.digest for q in target.status.quarantine if now < q.until},
+        live_baseline=live,
+        live_guard=entry.guard if entry else None,
+        trust=win.trust,
+        first_swap=entry is None,
+    )
+    if isinstance(answer, Refusal):
+        return Weighed(refusal=str(answer.reason))
+    return Weighed(proposal=answer)
+
+
+def winner_of(experiment: KernelExperiment, results: Sequence[ResultFact]) -> ResultFact | None:
+    """Return the result that counts of the trusted Job, if it has a winner."""
+    refs = {
+        (ref.name, ref.result)
+        for ref in experiment.status.job_refs
+        if ref.role is JobRole.VERIFY and ref.result is not None
+    }
+    mine = (each for each in results if (each.job, each.pod_uid) in refs)
+    return next((each for each in mine if each.winner is not None), None)
+
+
+def _become(
+    experiment: KernelExperiment, made: Sequence[Obj], weighed: Weighed, target: TuningTarget | None
+) -> Weighed:
+    """Return which proposal the win has become; one that was decided on before is a refusal."""
+    mine = {
+        name: body
+        for body in made
+        if (name := str(body.get("metadata", {}).get("name", "")))
+        and body.get("spec", {}).get("experimentRef") == experiment.metadata.name
+        and body.get("spec", {}).get("plan") == experiment.spec.plan
+    }
+    if mine:
+        return Weighed(name=min(mine))
+    if weighed.proposal is None or target is None:
+        return weighed
+    name = proposal_name(weighed.proposal.id, target_uid=target.metadata.uid)
+    if any(body.get("metadata", {}).get("name") == name for body in made):
+        return Weighed(refusal=str(RefusalReason.ALREADY_DECIDED))
+    return weighed

@@ -1,0 +1,134 @@
+"""SwapDecisions and TuningFreezes: what people said, and what the operator makes of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from retuned.errors import UnreadableInput
+from retuned.ports import Telemetry
+from retuned.stages.gate import DecisionKind
+from retuned_operator.controllers.acting import Acting
+from retuned_operator.controllers.swaps import World
+from retuned_operator.controllers.telling import condition
+from retuned_operator.crds import SwapDecision, SwapProposal, TuningFreeze, read
+from retuned_operator.crds.values import with_condition
+from retuned_operator.runtime.resources import DECISIONS, FREEZES, PROPOSALS
+
+_COUNTS_ALWAYS = (DecisionKind.REJECT, DecisionKind.ABORT)
+
+
+class Decisions:
+    """Controller; its keys are decisions, ``namespace/name``. It says what the gate has said.
+
+    Parameters
+    ----------
+    world
+        What is observed.
+    acting
+        What is done.
+    telemetry
+        Numbers.
+    """
+
+    def __init__(self, world: World, acting: Acting, *, telemetry: Telemetry) -> None:
+        self._world = world
+        self._acting = acting
+        self._telemetry = telemetry
+
+    def reconcile(self, key: str) -> float | None:
+        """Note on a decision whether it counts.
+
+        Raises
+        ------
+        RetunedError
+            If it cannot be read, or the write was refused.
+        """
+        body = self._world.caches.get(DECISIONS, key)
+        if body is None:
+            return None
+        decision = read(SwapDecision, body)
+        counts, reason = counted(decision, self._proposal(decision))
+        known = condition(
+            "Counted", counts, reason=reason, message="", generation=1, now=self._world.clock.now()
+        )
+        if not decision.status.conditions:
+            spec = decision.spec
+            self._telemetry.count(
+                "retuned_swap_decisions_total", decision=str(spec.decision), channel=spec.channel
+            )
+        conditions = with_condition(decision.status.conditions, known)
+        status = decision.status.model_copy(update={"conditions": conditions})
+        self._acting.status(DECISIONS, decision, status)
+        return None
+
+    def _proposal(self, decision: SwapDecision) -> SwapProposal | None:
+        key = f"{decision.metadata.namespace}/{decision.spec.proposal_ref.name}"
+        body = self._world.caches.get(PROPOSALS, key)
+        try:
+            return None if body is None else read(SwapProposal, body)
+        except UnreadableInput:
+            return None
+
+
+def counted(decision: SwapDecision, proposal: SwapProposal | None) -> tuple[bool, str]:
+    """Return whether a decision counts, as far as the proposal's status shows, and why not."""
+    spec = decision.spec
+    if proposal is None or proposal.metadata.uid != spec.proposal_ref.uid:
+        return False, "proposal-unknown"
+    if spec.digest != proposal.spec.artifact.digest:
+        return False, "other-artifact"
+    if spec.decision in _COUNTS_ALWAYS:
+        return True, "said-no"
+    gate = proposal.status.gate
+    if gate is not None and spec.user in gate.received:
+        return True, "counted"
+    return False, "not-counted"
+
+
+class Freezes:
+    """Controller; its keys are freezes, by name.
+
+    Parameters
+    ----------
+    world
+        What is observed.
+    acting
+        What is done.
+    """
+
+    def __init__(self, world: World, acting: Acting) -> None:
+        self._world = world
+        self._acting = acting
+
+    def reconcile(self, key: str) -> float | None:
+        """Note on a freeze whether it stands; return when it ends, seconds.
+
+        Raises
+        ------
+        RetunedError
+            If it cannot be read, in which case it stands, or the write was refused.
+        """
+        body = self._world.caches.get(FREEZES, key)
+        if body is None:
+            return None
+        freeze, now = read(TuningFreeze, body), self._world.clock.now()
+        stands = is_standing(freeze, now=now)
+        reason = "standing" if stands else "over"
+        known = condition(
+            "Active",
+            stands,
+            reason=reason,
+            message=freeze.spec.reason,
+            generation=freeze.metadata.generation,
+            now=now,
+        )
+        conditions = with_condition(freeze.status.conditions, known)
+        status = freeze.status.model_copy(update={"conditions": conditions})
+        self._acting.status(FREEZES, freeze, status)
+        until = freeze.spec.until
+        return (until - now).total_seconds() if stands and until is not None else None
+
+
+def is_standing(freeze: TuningFreeze, *, now: datetime) -> bool:
+    """Whether a freeze stands now."""
+    return freeze.spec.until is None or now < freeze.spec.until

@@ -1,0 +1,389 @@
+"""A whole cluster in one process and in virtual time: API server, Jobs, pods, sidecars, people.
+
+The API server is the fake one without HTTP, so that schemas, rules, versions and finalizers count.
+An operator can die at any write, before or after it; the next one knows what the API server knows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TypeVar
+from unittest import mock
+
+import yaml
+from tests.fakeapi import objects as fake_objects
+from tests.fakeapi.objects import Objects, Place, Writer
+from tests.fakeapi.storage import Storage
+from tests.operators import examples
+from tests.operators.controllers.memory import (
+    KERNEL,
+    WIN,
+    FakeKernels,
+    FakeLedger,
+    FakeSignals,
+    MemoryApi,
+    NoArchive,
+)
+from tests.operators.world import GROUPS, POLICY
+
+from retuned.adapters.clock import FakeClock
+from retuned.adapters.telemetry import FakeTelemetry
+from retuned.agent_wire import Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
+from retuned.contract import Digest
+from retuned.errors import RetunedError
+from retuned.stages.gate import DecisionKind, StopPolicy
+from retuned.stages.swap import SwapKind
+from retuned.stages.watch import WatchAction, WatchReport
+from retuned_operator.agent import Receipt, Reports, desired_orders
+from retuned_operator.agent.ports import PodRecord
+from retuned_operator.controllers import (
+    Acting,
+    Decisions,
+    Experiments,
+    Freezes,
+    Policies,
+    Proposals,
+    Targets,
+    World,
+)
+from retuned_operator.controllers.caches import INDICES, StoreCaches
+from retuned_operator.controllers.targets import environment_of
+from retuned_operator.crds import JobRole, KernelExperiment, SwapProposal, TuningTarget, read
+from retuned_operator.machine import ResultFact
+from retuned_operator.manifests import JobSettings
+from retuned_operator.manifests.sidecar import SIDECAR
+from retuned_operator.runtime.resources import (
+    DECISIONS,
+    EXPERIMENTS,
+    FREEZES,
+    JOBS,
+    NAMESPACES,
+    PODS,
+    POLICIES,
+    PROPOSALS,
+    TARGETS,
+    Obj,
+    Resource,
+)
+from retuned_operator.runtime.store import Store, key_of
+
+T = TypeVar("T")
+OURS = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES, PODS, JOBS)
+KEY = "serving/chat"
+SERVER = ProcessEnvironment(process="1", device="gfx942", triton="3.9.0")
+
+
+@dataclass
+class Server:
+    """One server pod with its sidecar."""
+
+    name: str
+    uid: str
+    active: Digest | None = None
+    epoch: int = 0
+    proposal: str = ""
+    says: str = "keep"
+    """keep, wait, rollback; or none: the sidecar is silent."""
+    tripped: str = ""
+    swaps: list[tuple[int, Digest | None]] = field(default_factory=list)
+
+
+class Cluster:
+    """Everything but the operator."""
+
+    def __init__(self, now: datetime, *, pods: int = 3, jobs: JobSettings | None = None) -> None:
+        self.clock = FakeClock(now)
+        self.objects = Objects(Storage())
+        self.api = MemoryApi(self.objects)
+        self.ledger = FakeLedger()
+        self.signals = FakeSignals()
+        self.telemetry = FakeTelemetry()
+        self.jobs = jobs or JobSettings(image="lab", gpu_models={"MI300X": {"model": "MI300X"}})
+        self.servers: dict[str, Server] = {}
+        self.skew = timedelta(0)
+        self._count = 0
+        for namespace in ("default", "serving", "lab"):
+            self.put(
+                NAMESPACES,
+                {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
+            )
+        self.put(TARGETS, examples.a_target())
+        body = yaml.safe_load(POLICY) | {"metadata": {"name": "prod", "namespace": "serving"}}
+        self.put(POLICIES, body)
+        for n in range(pods):
+            self.start_pod(f"chat-{n}")
+        self.operator = Operator(self)
+
+    # --- the API server as people use it ----------------------------------------------------------
+
+    def put(self, resource: Resource, body: Obj) -> Obj:
+        """Make an object as somebody else than the operator."""
+        metadata = {
+            key: value
+            for key, value in body["metadata"].items()
+            if key in ("name", "namespace", "labels", "ownerReferences", "annotations")
+        }
+        place = Place(resource=resource, namespace=metadata.get("namespace", ""))
+        body = copy.deepcopy({k: v for k, v in body.items() if k != "status"})
+        return self._now(
+            lambda: self.objects.create(place, body | {"metadata": metadata}, Writer())
+        )
+
+    def change(self, resource: Resource, name: str, change: Obj, *, namespace: str = "serving",
+               subresource: str = "") -> Obj:  # fmt: skip
+        """Change an object as somebody else than the operator."""
+        place = Place(resource=resource, namespace=namespace, name=name, subresource=subresource)
+        kind = "application/merge-patch+json"
+        return self._now(lambda: self.objects.patch(place, change, kind, Writer()))
+
+    def remove(self, resource: Resource, name: str, *, namespace: str = "serving") -> None:
+        """Delete an object as somebody else than the operator."""
+        place = Place(resource=resource, namespace=namespace, name=name)
+        self._now(lambda: self.objects.delete(place, {}))
+
+    def all(self, resource: Resource) -> list[Obj]:
+        """Return every object of a kind."""
+        return self.objects.storage.select(resource, "", lambda _: True)
+
+    def proposals(self) -> list[SwapProposal]:
+        """Return every proposal, in the order of names."""
+        return [read(SwapProposal, body) for body in self.all(PROPOSALS)]
+
+    def experiments(self) -> list[KernelExperiment]:
+        """Return every experiment, in the order of names."""
+        return [read(KernelExperiment, body) for body in self.all(EXPERIMENTS)]
+
+    def target(self) -> TuningTarget:
+        """Return the target."""
+        return read(TuningTarget, self.all(TARGETS)[0])
+
+    def _now(self, do: Callable[[], T]) -> T:
+        with self.virtual_time(), self.objects.storage.changed:
+            return do()
+
+    def virtual_time(self) -> AbstractContextManager[object]:
+        """Let the API server's clock be the virtual one, in whole seconds as it writes them."""
+        stamp = (self.clock.now() + self.skew).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return mock.patch.object(fake_objects, "_now", return_value=stamp)
+
+    # --- pods -------------------------------------------------------------------------------------
+
+    def start_pod(self, name: str) -> Server:
+        """Start a server pod with a sidecar."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "serving", "labels": {"app": "chat"}},
+            "spec": {
+                "initContainers": [{"name": SIDECAR, "image": "sidecar"}],
+                "containers": [{"name": "server", "image": "vllm"}],
+            },
+        }
+        made = self.put(PODS, body)
+        ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.change(PODS, name, {"status": ready}, subresource="status")
+        server = Server(name=name, uid=made["metadata"]["uid"])
+        self.servers[server.uid] = server
+        return server
+
+    def sidecars(self) -> None:
+        """Let every sidecar ask for its orders, carry them out and tell how its server stands."""
+        for server in self.servers.values():
+            if server.says == "silent":
+                continue
+            target, proposals = self.target(), self.proposals()
+            for order in desired_orders(
+                server.name, server.uid, target=target, proposals=proposals
+            ):
+                if order.epoch > server.epoch:
+                    server.swaps.append((order.epoch, order.artifact))
+                    server.epoch, server.active = order.epoch, order.artifact
+                    server.proposal, server.tripped = order.proposal, ""
+                    if order.kind is SwapKind.ROLLBACK:
+                        server.says = "keep"
+            self.tell(server)
+
+    def tell(self, server: Server) -> None:
+        """Let one sidecar tell how its server stands."""
+        pod = PodRecord(namespace="serving", name=server.name, uid=server.uid, target=KEY)
+        receipt = Receipt(pod=pod, at=self.clock.now())
+        ref = PodRef(namespace="serving", name=server.name, uid=server.uid)
+        now = self.clock.now() + self.skew
+        self.operator.reports.take(
+            receipt,
+            Hello(pod=ref, target=KEY, version=1, release="1", at=now, environments=(SERVER,)),
+        )
+        report = None
+        if server.says != "none" and server.proposal:
+            report = WatchReport(action=WatchAction(server.says), reason="shadow-mismatch")
+        slot = SlotWatch(
+            definition=KERNEL,
+            active=server.active,
+            epoch=server.epoch,
+            newest_epoch=server.epoch,
+            tripped=server.tripped,
+            proposal=server.proposal,
+            report=report,
+        )
+        self.operator.reports.take(receipt, WatchPost(pod=ref, target=KEY, at=now, slots=(slot,)))
+
+    # --- Jobs -------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Let Jobs that were let go run to their end and leave what they found."""
+        for body in self.all(JOBS):
+            metadata, spec = body["metadata"], body["spec"]
+            if spec["suspend"] or body.get("status", {}).get("conditions"):
+                continue
+            role, name = metadata["labels"]["retuned.dev/role"], metadata["name"]
+            verified = role == JobRole.VERIFY
+            self.ledger.found.append(
+                ResultFact(
+                    job=name,
+                    pod_uid=f"pod-{name}",
+                    at=self.clock.now(),
+                    tried=9,
+                    correct=5,
+                    finalists=2,
+                    winner=examples.ARTIFACT if verified else None,
+                    speedup=WIN if verified else None,
+                )
+            )
+            self.finish(name, namespace=metadata["namespace"])
+
+    def finish(self, name: str, *, namespace: str = "serving", type: str = "Complete") -> None:
+        """Let a Job end."""
+        done = {"type": type, "status": "True"}
+        self.change(
+            JOBS,
+            name,
+            {"status": {"conditions": [done]}},
+            namespace=namespace,
+            subresource="status",
+        )
+
+    # --- people -----------------------------------------------------------------------------------
+
+    def experiment(self, name: str = "exp-1") -> None:
+        """Ask for an experiment."""
+        body = examples.an_experiment(environment=WORLD)
+        body["metadata"]["name"] = name
+        self.put(EXPERIMENTS, body)
+
+    def say(self, user: str, kind: DecisionKind = DecisionKind.APPROVE, *, on: str = "") -> None:
+        """Let a person say something about a proposal, as they see it now."""
+        proposal = next(p for p in self.proposals() if on in ("", p.metadata.name))
+        gate = proposal.status.gate
+        assert gate is not None
+        self._count += 1
+        spec = {
+            "proposalRef": {"name": proposal.metadata.name, "uid": proposal.metadata.uid},
+            "digest": proposal.spec.artifact.digest,
+            "decision": str(kind),
+            "user": user,
+            "groups": list(GROUPS.get(user, ())),
+            "comment": "because",
+            "policyGeneration": gate.policy_generation,
+            "policyDigest": gate.policy_digest,
+        }
+        self.put(DECISIONS, examples.an_object("SwapDecision", f"swd-{self._count}", spec))
+
+    def freeze(self, policy: StopPolicy = StopPolicy.HOLD, name: str = "stop") -> None:
+        """Put up a stop sign."""
+        body = examples.a_freeze(stopPolicy=str(policy))
+        body["metadata"]["name"] = name
+        self.put(FREEZES, body)
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def turn(self, *, seconds: float = 30.0) -> None:
+        """Let everybody be at work once, and time pass."""
+        self.sidecars()
+        self.work()
+        with self.virtual_time():
+            self.operator.look()
+        self.clock.advance(seconds)
+
+    def until(self, reached: Callable[[], bool], *, turns: int = 400) -> None:
+        """Let time pass until something is so."""
+        for _ in range(turns):
+            if reached():
+                return
+            self.turn()
+        states = [(p.metadata.name, p.status.phase, p.status.reason) for p in self.proposals()]
+        trials = [(e.metadata.name, e.status.phase, e.status.reason) for e in self.experiments()]
+        raise AssertionError(f"not reached: {states} {trials} {self.operator.errors[-3:]}")
+
+    def restart(self) -> None:
+        """Begin with an operator that knows nothing."""
+        self.operator = Operator(self)
+
+
+WORLD = environment_of(
+    Hello(
+        pod=PodRef(namespace="n", name="n", uid="u"),
+        target="n/n",
+        version=1,
+        release="1",
+        at=examples.NOW,
+        environments=(SERVER,),
+    )
+)
+"""Digest of what every server runs on."""
+
+
+class Operator:
+    """One operator's life: caches, controllers, what sidecars told it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.reports = Reports(NoArchive())
+        self.errors: list[str] = []
+        self.current = True
+        self.stores = {kind: Store(INDICES.get(kind)) for kind in OURS}
+        caches = StoreCaches(self.stores, current=lambda _: self.current)
+        telemetry = cluster.telemetry
+        self.acting = Acting(cluster.api, memory=caches, clock=cluster.clock, telemetry=telemetry)
+        self.world = World(
+            caches=caches,
+            reports=self.reports,
+            signals=cluster.signals,
+            ledger=cluster.ledger,
+            kernels=FakeKernels(),
+            clock=cluster.clock,
+        )
+        acting, world = self.acting, self.world
+        self.controllers = (
+            (POLICIES, Policies(world, acting)),
+            (FREEZES, Freezes(world, acting)),
+            (TARGETS, Targets(world, acting)),
+            (EXPERIMENTS, Experiments(world, acting, jobs=cluster.jobs, telemetry=telemetry)),
+            (TARGETS, Proposals(world, acting, telemetry=telemetry)),
+            (DECISIONS, Decisions(world, acting, telemetry=telemetry)),
+        )
+
+    def sync(self) -> None:
+        """Let every watch bring all there is."""
+        for kind, store in self.stores.items():
+            bodies = self.cluster.all(kind)
+            there = {key_of(body) for body in bodies}
+            for body in bodies:
+                store.put(body)
+            for key in set(store.keys()) - there:
+                store.drop(key)
+
+    def look(self, *, sync: bool = True) -> None:
+        """Look at every key once; what fails is looked at in the next turn."""
+        if sync:
+            self.sync()
+        for kind, controller in self.controllers:
+            keys = self.stores[kind].keys()
+            for key in keys:
+                try:
+                    controller.reconcile(key)
+                except RetunedError as error:
+                    self.errors.append(str(error))

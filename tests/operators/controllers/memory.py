@@ -1,0 +1,197 @@
+"""The API server without HTTP, and the ports of controllers as tests want them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from tests.fakeapi.objects import Objects, Place, Writer
+from tests.fakeapi.refusals import Refusal
+from tests.operators import examples
+
+from retuned.contract import Guard, Solution, TrustClass
+from retuned.stages.gate.limits import Metric
+from retuned.stages.proposal import Proposal
+from retuned.stages.verdict import EvidenceFault, Interval, Reason, ShapeResult, Status, Verdict
+from retuned_operator.agent import Receipt
+from retuned_operator.agent.ports import Said
+from retuned_operator.controllers.ports import Win
+from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
+from retuned_operator.crds.proposal_status import LookOutcome
+from retuned_operator.machine import ResultFact
+from retuned_operator.runtime.errors import answered
+from retuned_operator.runtime.resources import Obj, Resource
+
+KERNEL = "rmsnorm_h512"
+ORIGINAL = examples.BASELINE
+WIN = Interval(lower=1.2, point=1.25, upper=1.3, confidence=0.995)
+
+
+class Died(BaseException):
+    """The operator was killed; nothing may catch it."""
+
+
+class MemoryApi:
+    """The writes of an API server; at the `fatal_at`-th one something happens.
+
+    Parameters
+    ----------
+    objects
+        Shared by all operators there ever were.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self.writes: list[str] = []
+        self.made: list[str] = []
+        self.fatal_at: int | None = None
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+
+    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Obj:
+        place = Place(resource=resource, namespace=namespace, name=name)
+        return self._asked(lambda: self.objects.get(place))
+
+    def create(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
+        body = copy.deepcopy(dict(body))
+        name, namespace = body["metadata"]["name"], body["metadata"].get("namespace", "")
+        place = Place(resource=resource, namespace=namespace)
+        made = self._write(
+            f"create {resource.plural} {name}",
+            lambda: self.objects.create(place, body, Writer(manager="retuned-operator")),
+        )
+        self.made.append(f"{resource.plural} {name}")
+        return made
+
+    def patch(
+        self, resource: Resource, name: str, *, change: Mapping[str, Any], namespace: str = ""
+    ) -> Obj:
+        place = Place(resource=resource, namespace=namespace, name=name)
+        kind = "application/merge-patch+json"
+        change = copy.deepcopy(dict(change))
+        return self._write(
+            f"patch {resource.plural} {name}",
+            lambda: self.objects.patch(place, change, kind, Writer()),
+        )
+
+    def patch_status(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        status: Mapping[str, Any],
+        namespace: str = "",
+        version: str = "",
+    ) -> Obj:
+        place = Place(resource=resource, namespace=namespace, name=name, subresource="status")
+        change: list[Obj] = [{"op": "add", "path": "/status", "value": copy.deepcopy(dict(status))}]
+        if version:
+            change.append({"op": "replace", "path": "/metadata/resourceVersion", "value": version})
+        kind = "application/json-patch+json"
+        return self._write(
+            f"status {resource.plural} {name}",
+            lambda: self.objects.patch(place, change, kind, Writer()),
+        )
+
+    def delete(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        namespace: str = "",
+        uid: str = "",
+        version: str = "",
+    ) -> None:
+        place = Place(resource=resource, namespace=namespace, name=name)
+        options = {"preconditions": {"uid": uid}} if uid else {}
+        self._write(f"delete {resource.plural} {name}", lambda: self.objects.delete(place, options))
+
+    def _write(self, what: str, do: Callable[[], Obj]) -> Obj:
+        fatal = self.fatal_at == len(self.writes)
+        self.writes.append(what)
+        if fatal:
+            self.before()
+        found = self._asked(do)
+        if fatal:
+            self.after()
+        return found
+
+    def _asked(self, do: Callable[[], Obj]) -> Obj:
+        try:
+            with self.objects.storage.changed:
+                return copy.deepcopy(do())
+        except Refusal as error:
+            raise answered("asked", status=error.code, body=error.body()) from error
+
+
+class FakeLedger:
+    """Results, evidence and beliefs as the tests want them."""
+
+    def __init__(self) -> None:
+        self.found: list[ResultFact] = []
+        self.faults: dict[str, EvidenceFault] = {}
+        self.tasks: list[tuple[str, JobRole]] = []
+
+    def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
+        return tuple(self.found)
+
+    def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> Win | None:
+        result = next(each for each in self.found if (each.job, each.pod_uid) == (job, pod_uid))
+        assert result.winner is not None
+        shape = ShapeResult(
+            axes={"M": 16}, weight=100.0, incumbent_us=10.0, candidate_us=8.0, speedup=WIN
+        )
+        verdict = Verdict(
+            status=Status.PROMOTE,
+            reason=Reason.FASTER,
+            gate="G6",
+            candidate=result.winner,
+            incumbent=ORIGINAL,
+            speedup=WIN,
+            noise_floor_ratio=1.01,
+            shapes=(shape,),
+            guard=Guard(),
+            evidence=examples.EVIDENCE,
+        )
+        return Win(verdict=verdict, trust=TrustClass.PARAMETERS)
+
+    def task(self, experiment: KernelExperiment, role: JobRole) -> str:
+        self.tasks.append((experiment.metadata.name, role))
+        return "{}"
+
+    def share(self, hypothesis: str) -> float:
+        return 0.2
+
+    def doubt(self, proposal: Proposal) -> EvidenceFault | None:
+        return self.faults.get(proposal.artifact)
+
+
+@dataclass
+class FakeSignals:
+    """Monitoring as the tests want it."""
+
+    firing: bool | None = False
+    outcomes: dict[str, LookOutcome] = field(default_factory=dict)
+
+    def slo_firing(self, target: TuningTarget) -> bool | None:
+        return self.firing
+
+    def looks(self, target: TuningTarget, metrics: Sequence[Metric]) -> Mapping[str, LookOutcome]:
+        return self.outcomes
+
+
+class FakeKernels:
+    """A catalog with one kernel, of which only the digest counts."""
+
+    def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
+        return mock.Mock(spec=Solution, digest=ORIGINAL) if definition == KERNEL else None
+
+
+class NoArchive:
+    """Takes what is told, and keeps nothing."""
+
+    def take(self, receipt: Receipt, said: Said) -> None:
+        pass
