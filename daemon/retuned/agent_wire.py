@@ -98,6 +98,8 @@ class ProcessEnvironment(Record):
 class Hello(Said):
     """The first thing that a sidecar says, and again every few minutes."""
 
+    target: Annotated[str, Field(max_length=320)] = ""
+    """TuningTarget that it believes to serve; empty where nobody told it, and the answer does."""
     version: int = Field(ge=1)
     """Of this language."""
     release: Short
@@ -119,6 +121,8 @@ class Welcome(Record):
     """Of this language."""
     at: AwareDatetime
     """Its wall time."""
+    target: Annotated[str, Field(min_length=1, max_length=320)]
+    """TuningTarget that selects the pod, as ``namespace/name``."""
     key: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """Public key that artifacts are signed with, Ed25519, hex; empty shows none."""
 
@@ -239,6 +243,22 @@ class Bundle(Record):
 
 Report = ProfileReport | DriftPost | WatchPost
 """What is posted; the path follows from the kind."""
+
+
+def environment_digest(environments: Sequence[ProcessEnvironment]) -> Digest | None:
+    """Return the digest of what all processes of a server run on; None where they differ.
+
+    Examples
+    --------
+    >>> one = ProcessEnvironment(process="1", cpu="a")
+    >>> two = ProcessEnvironment(process="2", cpu="a")
+    >>> environment_digest([one, two]) == environment_digest([one])
+    True
+    >>> environment_digest([one, ProcessEnvironment(process="2", cpu="b")]) is None
+    True
+    """
+    found = {digest_of(each.model_dump(exclude={"process"})) for each in environments}
+    return found.pop() if len(found) == 1 else None
 
 
 def revision_of(orders: Sequence[SwapOrder]) -> int:

@@ -296,6 +296,28 @@ class Settings(BaseSettings):
     catch_up_s: float = Field(default=300.0, gt=0.0)
     """How long a process that was restarted or came late may take to follow the others, seconds."""
 
+    agent_url: str = Field(default="", max_length=2000)
+    """Address of the operator's agent API, `https://host:port`, for `retuned sidecar`; in a pod the
+    injection sets this and what follows."""
+    token_file: Folder | None = None
+    """File of the token that proves which pod this is; the kubelet writes and renews it."""
+    ca_file: Folder | None = None
+    """Certificate authority of the agent API, PEM; not set takes the machine's."""
+    pod_namespace: str = Field(default="", max_length=63)
+    """Namespace of the pod."""
+    pod_name: str = Field(default="", max_length=253)
+    """Name of the pod."""
+    pod_uid: str = Field(default="", max_length=64)
+    """Uid of the pod."""
+    report_poll_s: float = Field(default=10.0, gt=0.0, le=60.0)
+    """How often a sidecar tells the operator how its slots stand, seconds."""
+    spool_bytes: int = Field(default=64 * 2**20, ge=2**20)
+    """Most bytes of reports that a sidecar keeps while the operator does not answer; windows go
+    first, what became of orders last."""
+    max_folder_bytes: int = Field(default=512 * 2**20, ge=2**20)
+    """Most bytes of traces in a sidecar's watched folders; what was read, and beyond this the
+    oldest, is removed there, so that a profiler cannot fill the pod's disk."""
+
     observe_poll_s: float = Field(default=5.0, gt=0.0)
     """How often folders are looked at and experiments are planned, seconds."""
     steer_poll_s: float = Field(default=0.25, gt=0.0)

@@ -66,7 +66,7 @@ class FakeOperator:
     def hello(self, hello: Hello) -> Welcome:
         """See `Operator.hello`."""
         self._take(hello)
-        return Welcome(version=VERSION, at=self.now, key=self.key)
+        return Welcome(version=VERSION, at=self.now, target=self.target, key=self.key)
 
     def post(self, report: Report) -> None:
         """See `Operator.post`."""
@@ -109,7 +109,7 @@ class FakeOperator:
         self._answer()
         if said.pod != self.pod:
             raise _refused("not-your-pod", said.pod.name)
-        if said.target != self.target:
+        if said.target != self.target and (said.target or not isinstance(said, Hello)):
             raise _refused("not-your-target", said.target)
         if self.full:
             raise TemporaryError("the fake operator's disk is full", delay_s=5.0)

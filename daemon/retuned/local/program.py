@@ -12,7 +12,6 @@ from types import FrameType
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from retuned.errors import RetunedError
 from retuned.local import (
     capturing,
     deciding,
@@ -27,6 +26,7 @@ from retuned.local import (
 from retuned.local.context import Context
 from retuned.observing import windows
 from retuned.observing.seen import History
+from retuned.observing.steps import attempt
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Loop:
         )
         with self._orders:
             for name, part in parts:
-                _attempt(ctx, name, part)
+                attempt(ctx.telemetry, name, part)
 
     def measure(self) -> None:
         """Gate G7: measure a swap on the whole server. Long, and nobody waits for it."""
@@ -138,7 +138,7 @@ def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
     log.info("stopping on signal %d", signals[0])
     # an experiment in flight is not waited for: what it has stored is kept, the rest is resumed
     loop.ctx.bench.stop()
-    _attempt(loop.ctx, "stop_measuring", loop.stop_measuring)
+    attempt(loop.ctx.telemetry, "stop_measuring", loop.stop_measuring)
     interrupted = signals[0] == signal.SIGINT
     _end_threads(scheduler, status=130 if interrupted else 0)
     if interrupted:
@@ -163,16 +163,8 @@ def _end_threads(scheduler: BackgroundScheduler, *, status: int) -> None:
 
 def _guard(ctx: Context, step: Callable[[], None]) -> Callable[[], None]:
     """Make a step of the schedule one that never raises."""
-    return lambda: _attempt(ctx, step.__name__, step)
 
+    def guarded() -> None:
+        attempt(ctx.telemetry, step.__name__, step)
 
-def _attempt(ctx: Context, name: str, step: Callable[[], object]) -> None:
-    """One of the program's loops: the only place where any exception is caught, logged, counted."""
-    try:
-        step()
-    except RetunedError as error:
-        log.warning("%s: %s", name, error)
-        ctx.telemetry.count("retuned_step_errors_total", step=name, expected="true")
-    except Exception:
-        log.exception("%s failed", name)
-        ctx.telemetry.count("retuned_step_errors_total", step=name, expected="false")
+    return guarded

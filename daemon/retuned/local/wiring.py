@@ -42,12 +42,11 @@ from retuned.local.known_kernels import KnownKernels
 from retuned.local.lifting import recall
 from retuned.local.program import Loop
 from retuned.local.retention import Retention
+from retuned.observing.numbers import numbers_of
 from retuned.ports import Bench, EndToEnd, Store
 from retuned.settings import Settings
-from retuned.stages.drift import DEMO_SETTINGS, DriftSettings
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.hypothesis import HypothesisSettings
-from retuned.stages.profile import ProfileSettings
 from retuned.stages.swap import MixedEpochs
 
 log = logging.getLogger(__name__)
@@ -58,8 +57,6 @@ _CORE = Peak(gflops=100.0, gbytes_per_s=20.0, cache_bytes=0)
 """One core of today's servers: two 256-bit FMA units at 3 GHz, and what one core streams from
 memory. A guess that only ranks hypotheses; what is gained is measured."""
 _UNKNOWN = Peak(gflops=0.0, gbytes_per_s=0.0, cache_bytes=0)
-_DEMO_PROFILE = ProfileSettings(ladder=(1, 2, 4, 8, 16, 32, 64, 128, 256))
-"""Windows of seconds hold few launches: with wider buckets each is seen often enough."""
 
 
 def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
@@ -135,23 +132,18 @@ def _peak(language: Language) -> Peak:
     return GPU_PEAKS.get(gpu.arch, _UNKNOWN) if gpu is not None else _UNKNOWN
 
 
-def _taken_after_s(settings: Settings) -> float:
-    """Return how old a file may be before it is read: its window must not close before that."""
-    return WatchSettings().settle_s + 2.0 * settings.observe_poll_s
-
-
 def loop_settings(settings: Settings) -> LoopSettings:
     """Translate what a person sets into what the steps read."""
-    demo = settings.detector_preset == "demo"
+    numbers = numbers_of(settings, stands_still_s=WatchSettings().settle_s)
     return LoopSettings(
         target=settings.target,
-        window=timedelta(seconds=settings.window_s),
+        window=numbers.window,
         kernel_bounds=settings.kernel_bounds,
-        settle=timedelta(seconds=max(settings.settle_s, _taken_after_s(settings))),
-        baseline_windows=settings.baseline_windows,
+        settle=numbers.settle,
+        baseline_windows=numbers.baseline_windows,
         explain_windows=settings.explain_windows,
-        profile=_DEMO_PROFILE if demo else ProfileSettings(),
-        drift=DEMO_SETTINGS if demo else DriftSettings(),
+        profile=numbers.profile,
+        drift=numbers.drift,
         hypothesis=HypothesisSettings(
             max_shapes=settings.max_shapes, max_attempts=settings.max_attempts
         ),

@@ -90,8 +90,10 @@ class _Agent:
 
     async def hello(self, request: Request) -> Response:
         """Take who is here and say who answers."""
-        await self._taken(request, Hello)
-        answer = Welcome(version=VERSION, at=self._clock.now(), key=self._fleet.key())
+        pod = await self._taken(request, Hello)
+        answer = Welcome(
+            version=VERSION, at=self._clock.now(), target=pod.target, key=self._fleet.key()
+        )
         return json_answer(answer.model_dump_json())
 
     async def profiles(self, request: Request) -> Response:
@@ -163,11 +165,12 @@ class _Agent:
             raise unknown(found)
         return found
 
-    async def _taken(self, request: Request, kind: type[T], *, order: str = "") -> None:
+    async def _taken(self, request: Request, kind: type[T], *, order: str = "") -> PodRecord:
         pod = await self._pod(request)
         async with self._bodies:
             body = await read_body(request, limit=MAX_BYTES[kind])
             await self._in_thread(lambda: self._take(pod, kind, body, order))
+        return pod
 
     def _take(self, pod: PodRecord, kind: type[T], body: bytes, order: str) -> None:
         said = parse(kind, body)

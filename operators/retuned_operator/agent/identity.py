@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from retuned.agent_wire import Said
+from retuned.agent_wire import Hello, Said
 from retuned_operator.agent.ports import PodRecord
 
 POD_NAME = "authentication.kubernetes.io/pod-name"
@@ -122,6 +122,8 @@ def speaks_for_itself(pod: PodRecord, said: Said) -> Unknown | None:
     """Return why a record is not this pod's to tell; None where it is."""
     if (said.pod.namespace, said.pod.name, said.pod.uid) != (pod.namespace, pod.name, pod.uid):
         return Unknown.NOT_YOUR_POD
+    if isinstance(said, Hello) and not said.target:
+        return None  # it asks which one it is
     return None if said.target == pod.target else Unknown.NOT_YOUR_TARGET
 
 

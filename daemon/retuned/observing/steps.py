@@ -1,0 +1,26 @@
+"""Steps of a program that must not die: what goes wrong with one is logged, counted, and over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from retuned.errors import RetunedError
+from retuned.ports import Telemetry
+
+log = logging.getLogger(__name__)
+
+
+def attempt(telemetry: Telemetry, name: str, step: Callable[[], object]) -> bool:
+    """Do a step; False where it failed. The only place of a program that catches any exception."""
+    try:
+        step()
+    except RetunedError as error:
+        log.warning("%s: %s", name, error)
+        telemetry.count("retuned_step_errors_total", step=name, expected="true")
+        return False
+    except Exception:
+        log.exception("%s failed", name)
+        telemetry.count("retuned_step_errors_total", step=name, expected="false")
+        return False
+    return True
