@@ -1,6 +1,6 @@
 # The same commands locally and in CI.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lock cluster-tools
+.PHONY: help setup demo test check format sync lock images e2e cluster-tools
 BIN := .venv/bin
 
 help:  ## show this list
@@ -25,11 +25,24 @@ format: setup  ## rewrite files to the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+sync: setup  ## renew the copies that the charts carry, and the page of their values
+	@$(BIN)/python scripts/chart_sync.py
+
 lock: setup  ## renew the locks in requirements/ (they name no index)
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header requirements/uv.in -o requirements/uv.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml --group dev --extra operator --extra nvidia --extra evolve -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt requirements/torch.in -o requirements/torch.txt
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header requirements/backends.in -o requirements/backends.txt
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt requirements/build.in -o requirements/build.txt
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt pyproject.toml -o requirements/sidecar.txt
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt pyproject.toml --extra operator -o requirements/operator.txt
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header -c requirements/dev.txt pyproject.toml --extra evolve --extra nvidia -o requirements/experiment.txt
+
+images:  ## build the images: sidecar, operator, experiment, server (buildah or docker)
+	@scripts/images
+
+e2e: setup cluster-tools  ## the whole loop on a real cluster: Linux, root, containerd
+	@$(BIN)/pytest -m e2e tests/cluster $(ARGS)
 
 cluster-tools:  ## build the Kubernetes, Helm and kwok that tests run (once, 8 minutes, kept outside)
 	@scripts/cluster-tools

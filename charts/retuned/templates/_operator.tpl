@@ -1,0 +1,84 @@
+{{/* The operator's settings as one file; tests read it as the operator does. */}}
+{{- define "retuned.settings" -}}
+{{- $jobs := .Values.experiments }}
+{{- $groups := dict }}
+{{- range $vendor, $ids := $jobs.deviceGroups }}
+{{- $whole := list }}
+{{- range $ids }}{{ $whole = append $whole (int64 .) }}{{ end }}
+{{- $_ := set $groups $vendor $whole }}
+{{- end }}
+{{- $body := dict
+  "namespaces" .Values.scope.namespaces
+  "env" .Values.scope.environment
+  "prometheus_url" .Values.monitoring.prometheusUrl
+  "allow_service_accounts" .Values.admissionPolicies.allowServiceAccounts
+}}
+{{- $endpoint := dict }}
+{{- with $jobs.endpoint }}
+{{- if .cidr }}{{ $endpoint = dict "cidr" .cidr "port" (int .port) }}{{ end }}
+{{- end }}
+{{- $tuning := dict
+  "image" (include "retuned.image" (list . $jobs.image))
+  "namespace" $jobs.namespace
+  "pull_policy" .Values.image.pullPolicy
+  "pull_secrets" .Values.image.pullSecrets
+  "priority_class" $jobs.priorityClass.name
+  "queue" (ternary $jobs.kueue.localQueue "" $jobs.kueue.enabled)
+  "gpu_resources" $jobs.gpuResources
+  "gpu_models" $jobs.gpuModels
+  "device_groups" $groups
+  "runtime_class" $jobs.runtimeClassName
+  "user_namespaces" $jobs.userNamespaces
+  "tolerations" $jobs.tolerations
+  "user_id" (int64 $jobs.userId)
+  "claim" $jobs.resultsClaim
+  "sizes" $jobs.sizes
+  "keep_s" (int $jobs.keepSeconds)
+  "endpoint" ($endpoint | default nil)
+  "endpoint_secret" $jobs.endpoint.secret
+}}
+{{- $sidecar := dict
+  "image" (include "retuned.image" (list . .Values.sidecar.image))
+  "agent_url" (include "retuned.agentUrl" .)
+  "pull_policy" .Values.image.pullPolicy
+  "token_s" (int .Values.sidecar.tokenSeconds)
+  "user_id" (int64 .Values.sidecar.userId)
+  "trusted_keys" (join "," .Values.sidecar.trustedKeys)
+  "cpu" .Values.sidecar.cpu
+  "cpu_limit" .Values.sidecar.cpuLimit
+  "memory" .Values.sidecar.memory
+  "artifacts" .Values.sidecar.artifacts
+}}
+{{- toYaml (merge (dict "jobs" $tuning "sidecar" $sidecar) $body) }}
+{{- end }}
+
+{{/* What differs from pod to pod, and where things are. */}}
+{{- define "retuned.environment" -}}
+- {name: RETUNED_OPERATOR_CONFIG, value: /etc/retuned/operator.yaml}
+- {name: RETUNED_OPERATOR_STATE_DIR, value: /var/lib/retuned}
+- {name: RETUNED_OPERATOR_LOG_LEVEL, value: {{ .Values.operator.logLevel | quote }}}
+- {name: RETUNED_OPERATOR_AGENT_PORT, value: {{ .Values.operator.ports.agent | quote }}}
+- {name: RETUNED_OPERATOR_METRICS_PORT, value: {{ .Values.operator.ports.metrics | quote }}}
+{{- if .Values.webhook.enabled }}
+- {name: RETUNED_OPERATOR_WEBHOOK_PORT, value: {{ .Values.operator.ports.webhook | quote }}}
+{{- end }}
+{{- if .Values.certManager.enabled }}
+- {name: RETUNED_OPERATOR_TLS_DIR, value: /etc/retuned-tls}
+{{- end }}
+- name: RETUNED_OPERATOR_POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: RETUNED_OPERATOR_POD_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+{{- end }}
+
+{{/* Selector of the namespaces with servers. */}}
+{{- define "retuned.watchedNamespaces" -}}
+{{- if .Values.scope.namespaces -}}
+matchExpressions:
+- key: kubernetes.io/metadata.name
+  operator: In
+  values: {{- toYaml .Values.scope.namespaces | nindent 2 }}
+{{- else -}}
+{}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,253 @@
+"""What Helm renders is what the operator's own functions return: nothing is written twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from tests.charts.rendering import CHART, CI, Helm, values_of
+
+from retuned_operator.crds import KINDS, JobRole, definition_of
+from retuned_operator.crds.target import Vendor
+from retuned_operator.manifests import (
+    Endpoint,
+    JobRequest,
+    JobSettings,
+    SidecarSettings,
+    Size,
+    decision_policy,
+    experiment_namespace,
+    freeze_policy,
+    inject,
+    job_objects,
+    network_policies,
+    operator_roles,
+    people_roles,
+    priority_class,
+    quota,
+)
+
+FULL = values_of(CHART / "ci" / "full-values.yaml")
+Body = dict[str, Any]
+
+
+def rendered(helm: Helm, values: Body, wanted: Body) -> Body:
+    """Return the one object that has the name of another."""
+    at = (wanted["kind"], wanted["metadata"].get("namespace"), wanted["metadata"]["name"])
+    (found,) = (
+        each
+        for each in helm.objects(values)
+        if (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) == at
+    )
+    return found
+
+
+def same(helm: Helm, values: Body, *wanted: Body) -> None:
+    """Whether each object is rendered, but for labels and annotations of the release."""
+    for body in wanted:
+        found = rendered(helm, values, body)
+        assert without_metadata(found) == without_metadata(body)
+        own = {
+            name: value
+            for name, value in body["metadata"].get("labels", {}).items()
+            if name != "app.kubernetes.io/managed-by"
+        }
+        if body["kind"] not in ("Role", "RoleBinding", "ClusterRoleBinding"):
+            assert own.items() <= found["metadata"]["labels"].items()
+
+
+def without_metadata(body: Body) -> Body:
+    return {name: value for name, value in body.items() if name != "metadata"}
+
+
+def test_definitions_of_custom_resources(helm: Helm) -> None:
+    same(helm, {}, *(definition_of(kind) for kind in KINDS))
+
+
+@pytest.mark.parametrize("watched", [[], ["serving"], ["serving", "chat"]])
+def test_rights_of_the_operator(helm: Helm, watched: list[str]) -> None:
+    roles = operator_roles(
+        "retuned-operator", namespace="retuned", watched=watched, experiments="retuned-experiments"
+    )
+    values = {"scope": {"namespaces": watched}}
+    same(helm, values, *roles)
+    kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
+    found = [each for each in helm.objects(values) if each["kind"] in kinds]
+    assert len(found) == len(roles) + len(people_roles())
+
+
+def test_roles_of_people(helm: Helm) -> None:
+    same(helm, {}, *people_roles())
+
+
+@pytest.mark.parametrize("programs", [False, True])
+def test_admission_policies(helm: Helm, programs: bool) -> None:
+    values = {"admissionPolicies": {"allowServiceAccounts": programs}}
+    same(helm, values, *decision_policy(allow_service_accounts=programs), *freeze_policy())
+
+
+def test_walls_around_experiments(helm: Helm) -> None:
+    where = "retuned-experiments"
+    same(
+        helm,
+        {},
+        experiment_namespace(where),
+        priority_class("retuned-experiment"),
+        quota(
+            where,
+            priority="retuned-experiment",
+            gpu_resources=["amd.com/gpu", "nvidia.com/gpu"],
+            max_gpus=2,
+        ),
+        *network_policies(where, endpoint=None),
+    )
+    same(
+        helm,
+        FULL,
+        priority_class("retuned-experiment", may_scale_up=True),
+        quota(
+            where,
+            priority="retuned-experiment",
+            gpu_resources=["amd.com/gpu", "nvidia.com/gpu"],
+            max_gpus=4,
+            max_pods=16,
+        ),
+        *network_policies(where, endpoint=Endpoint(cidr="203.0.113.7/32", port=8443)),
+    )
+
+
+def test_no_way_out_is_rendered_where_none_is_given(helm: Helm) -> None:
+    names = {
+        each["metadata"]["name"] for each in helm.objects({}) if each["kind"] == "NetworkPolicy"
+    }
+    assert names == {"retuned-experiments-closed", "retuned-operator"}
+
+
+class TestRightsThatAreRendered:
+    """On the rendered objects, because those are what a cluster gets."""
+
+    @pytest.mark.parametrize("path", CI, ids=lambda path: path.stem)
+    def test_are_without_wildcards_exec_and_foreign_secrets(self, helm: Helm, path: Any) -> None:
+        for role in helm.objects(values_of(path)):
+            for rule in role.get("rules") or ():
+                if "verbs" not in rule:
+                    continue  # an admission policy's
+                said = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+                assert not any("*" in each for each in said)
+                forbidden = {"pods/exec", "pods/attach", "pods/portforward", "nodes", "deployments"}
+                assert not forbidden & set(rule["resources"])
+                assert not {"impersonate", "escalate", "bind"} & set(rule["verbs"])
+                if "secrets" in rule["resources"]:
+                    assert rule["resourceNames"] == ["retuned-webhook-cert"]
+                    assert "list" not in rule["verbs"]
+
+    def test_reach_pods_of_the_named_namespaces_alone(self, helm: Helm) -> None:
+        wide = [
+            rule
+            for role in helm.objects(FULL)
+            if role["kind"] == "ClusterRole" and role["metadata"]["name"] == "retuned-operator"
+            for rule in role["rules"]
+        ]
+        assert wide
+        assert not any("pods" in rule["resources"] for rule in wide)
+
+    def test_let_nobody_approve_who_is_not_bound_to_it(self, helm: Helm) -> None:
+        can_approve = {
+            role["metadata"]["name"]
+            for role in helm.objects({})
+            for rule in role.get("rules") or ()
+            if "approve" in rule.get("verbs", ())
+        }
+        assert can_approve == {"retuned-approver"}
+        bound = {
+            each["roleRef"]["name"]
+            for each in helm.objects({})
+            if each["kind"].endswith("Binding") and "roleRef" in each
+        }
+        assert not any(name.startswith("retuned-approver") for name in bound)
+
+    def test_and_the_tests_pod_has_none(self, helm: Helm) -> None:
+        (pod,) = (each for each in helm.objects({}) if each["kind"] == "Pod")
+        assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def settings_of(helm: Helm, values: Body) -> Body:
+    (found,) = (
+        each for each in helm.objects(values) if each["metadata"]["name"] == "retuned-settings"
+    )
+    read: Body = yaml.safe_load(found["data"]["operator.yaml"])
+    return read
+
+
+def jobs_of(settings: Body) -> JobSettings:
+    body = dict(settings["jobs"])
+    body["pull_secrets"] = tuple(body["pull_secrets"])
+    body["tolerations"] = tuple(body["tolerations"])
+    body["sizes"] = {JobRole(role): Size(**size) for role, size in body["sizes"].items()}
+    body["gpu_resources"] = {Vendor(name): each for name, each in body["gpu_resources"].items()}
+    body["device_groups"] = {
+        Vendor(name): tuple(each) for name, each in body["device_groups"].items()
+    }
+    body["endpoint"] = Endpoint(**body["endpoint"]) if body["endpoint"] else None
+    return JobSettings(**body)
+
+
+class TestSettings:
+    """The ConfigMap is read as the records that make pods."""
+
+    def test_by_default_are_the_defaults_of_the_records(self, helm: Helm) -> None:
+        settings = settings_of(helm, {})
+        jobs = jobs_of(settings)
+        default = JobSettings(image=jobs.image, namespace="retuned-experiments")
+        assert jobs == default
+        sidecar = SidecarSettings(**settings["sidecar"])
+        assert sidecar == SidecarSettings(image=sidecar.image, agent_url=sidecar.agent_url)
+        assert sidecar.agent_url == "https://retuned-agent.retuned.svc:8443"
+
+    def test_carry_every_value_over(self, helm: Helm) -> None:
+        settings = settings_of(helm, FULL)
+        jobs = jobs_of(settings)
+        assert jobs.endpoint == Endpoint(cidr="203.0.113.7/32", port=8443)
+        assert jobs.device_groups[Vendor.AMD] == (44, 1000680000)
+        assert (jobs.queue, jobs.claim, jobs.endpoint_secret) == (
+            "experiments",
+            "results",
+            "model-key",
+        )
+        assert jobs.runtime_class == "kata"
+        assert jobs.pull_secrets == ("registry-key",)
+        assert SidecarSettings(**settings["sidecar"]).trusted_keys == "ab" * 32
+        assert settings["namespaces"] == ["serving", "chat"]
+        assert settings["env"] == "prod"
+
+    @pytest.mark.parametrize("vendor", ["amd", "nvidia"])
+    def test_give_every_model_of_an_example_its_pod(self, helm: Helm, vendor: str) -> None:
+        values = values_of(CHART / "ci" / f"{vendor}-values.yaml")
+        jobs = jobs_of(settings_of(helm, values))
+        for model in values["experiments"]["gpuModels"]:
+            request = JobRequest(
+                role=JobRole.SEARCH, experiment="e", experiment_uid="u",
+                experiment_namespace="serving", attempt=1, task="{}", vendor=Vendor(vendor),
+                model=model, deadline_s=60,
+            )  # fmt: skip
+            _, job = job_objects(request, jobs)
+            (container,) = job["spec"]["template"]["spec"]["containers"]
+            assert container["resources"]["limits"][f"{vendor}.com/gpu"] == "1"
+
+    def test_lead_to_pods_that_the_namespace_lets_in(self, helm: Helm) -> None:
+        sidecar = SidecarSettings(**settings_of(helm, {})["sidecar"])
+        pod = {
+            "metadata": {"annotations": {"retuned.dev/inject": "true"}},
+            "spec": {"containers": [{"name": "server", "image": "vllm:1"}]},
+        }
+        injected = inject(pod, settings=sidecar).pod
+        policy = next(
+            each
+            for each in helm.objects({})
+            if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "retuned-operator"
+        )
+        (sidecars, *_), ports = policy["spec"]["ingress"][0]["from"], policy["spec"]["ingress"][0]
+        wanted = sidecars["podSelector"]["matchLabels"].items()
+        assert wanted <= injected["metadata"]["labels"].items()
+        assert ports["ports"] == [{"protocol": "TCP", "port": "agent"}]
