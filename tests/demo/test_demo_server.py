@@ -203,7 +203,7 @@ def test_a_taken_port_is_a_clear_error(server: Running, tmp_path: Path) -> None:
     command = [*SERVER, *PLAIN, "--socket-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
     done = subprocess.run([*command, "--port", port], capture_output=True, text=True, timeout=90)
     assert done.returncode == 2
-    assert f"port {port} cannot be had" in done.stderr
+    assert f"port {port} cannot be had on 127.0.0.1" in done.stderr
 
 
 def _cpu_operators(path: Path) -> list[dict[str, Any]]:

@@ -40,6 +40,9 @@ _GRACE_S = 3
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="retuned.demo.server", description=__doc__)
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="0.0.0.0 where others may ask, as in a pod"
+    )
     parser.add_argument("--port", type=int, default=0, help="0 lets the system choose")
     parser.add_argument("--socket-dir", type=Path, required=True, help="for the control socket")
     parser.add_argument("--trace-dir", type=Path, help="profiler windows go here; none if absent")
@@ -136,7 +139,7 @@ def serve_model(
     model
         What computes.
     options
-        ``port``, ``token_budget`` and ``max_running`` of them are read.
+        ``host``, ``port``, ``token_budget`` and ``max_running`` of them are read.
     shape
         Of the model: which tokens it knows and how many it holds.
     cleanup
@@ -164,7 +167,7 @@ def serve_model(
     limits = EngineLimits(token_budget=options.token_budget, max_running=options.max_running)
     engine = Engine(model, limits=limits, deliver=mailboxes.deliver, hooks=[metrics, *hooks])
     service = Service(engine, mailboxes, metrics=metrics, shape=shape, inject_fault=inject_fault)
-    listener = cleanup.enter_context(_listen(options.port))
+    listener = cleanup.enter_context(_listen(options.host, options.port))
 
     def ready() -> None:
         _announce(listener, ready_s=time.monotonic() - started_s)
@@ -217,15 +220,17 @@ def windows_of(options: argparse.Namespace) -> ProfilerWindows:
     return windows
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", port))
+        listener.bind((host, port))
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise UsageError(f"port {port} cannot be had ({error.strerror}); 0 finds one") from error
+        raise UsageError(
+            f"port {port} cannot be had on {host} ({error.strerror}); 0 finds one"
+        ) from error
     return listener
 
 
