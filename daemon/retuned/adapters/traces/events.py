@@ -22,6 +22,8 @@ _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT = re.compile(rb"\}\s*,\s*$")
 _PLACE = re.compile(r"\(byte (\d+)\)")
 _TRIES = 6
+_TOKEN_BYTES = 400
+"""Longest number, and more than any escape: what ends so close to the end may only be cut there."""
 _SPACE = b" \t\r\n"
 
 
@@ -100,6 +102,7 @@ class EventStream(Generic[Event]):
             if len(self._buffer) > self._limits.element_bytes:
                 raise self._fail(f"no event ends within {self._limits.element_bytes} bytes")
             if not self._more():
+                self._closing()  # raises if, now that nothing follows, the end is no cut token
                 raise self._fail("the list of events does not end", code="truncated-json")
 
     def _more(self) -> bool:
@@ -149,6 +152,9 @@ class EventStream(Generic[Event]):
             if "trailing characters" in text and place:
                 # one for the bracket put before the buffer, one since bytes count from 1
                 return self._buffer.rfind(b"]", 0, int(place.group(1)) - 2)
+            near = place is not None and int(place.group(1)) > len(self._buffer) - _TOKEN_BYTES
+            if near and not self._ended:  # such as "1.", of which the rest was not read yet
+                return None
             raise self._fail(_short(error)) from None
         except RecursionError:
             raise self._fail("values are nested too deeply") from None
