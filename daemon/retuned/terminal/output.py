@@ -51,11 +51,11 @@ def say(text: object, *, limit: int = _LONGEST) -> None:
     Console(stderr=True, markup=False, highlight=False).print(shown, soft_wrap=True)
 
 
-def say_error(error: RetunedError, *, as_json: bool) -> int:
+def say_error(error: RetunedError, *, as_json: bool, program: str = "retuned") -> int:
     """Print an error as one message, with `as_json` on stdout too; return the exit code."""
     if as_json:
         emit_json({"error": error_body(error)})
-    say(f"retuned: {error}")
+    say(f"{program}: {error}")
     return error.exit_code
 
 

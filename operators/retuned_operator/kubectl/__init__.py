@@ -1,0 +1,43 @@
+"""``kubectl retuned``: what people see and say in a cluster. Cheap to import.
+
+Whoever runs it acts as the kubeconfig says, with that person's rights and nobody else's; the API
+server judges every word again. ``commands`` has all of it, ``deciding`` what a word is (pure),
+``texts`` how things look, ``desk`` the cluster as the commands see it, ``manifests`` the files that
+``inject`` changes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+_INTERRUPTED = "kubectl retuned: interrupted\n"
+_STATUS = 130
+
+
+def main() -> None:
+    """Run the command line; `retuned.errors` lists the exit codes."""
+    try:
+        before = signal.signal(signal.SIGINT, _leave)
+        from retuned_operator.kubectl.commands import run_command_line
+
+        signal.signal(signal.SIGINT, before)
+        run_command_line()
+    except KeyboardInterrupt:
+        sys.stderr.write(_INTERRUPTED)
+        sys.exit(_STATUS)
+
+
+def complete() -> None:
+    """Complete a word for kubectl, which runs ``kubectl_complete-retuned`` with what is typed."""
+    from retuned_operator.kubectl.completing import run_completion
+
+    run_completion(sys.argv[1:])
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """End at once while modules are imported: nothing is begun, and no import may catch it."""
+    os.write(2, _INTERRUPTED.encode())
+    os._exit(_STATUS)

@@ -1,0 +1,170 @@
+"""``kubectl retuned status``: what is looked after, what runs, what stands in the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retuned.errors import UnreadableInput
+from retuned.stages.gate import TuningFreeze as Sign
+from retuned.terminal.layout import print_table
+from retuned.terminal.moments import ago, short
+from retuned.terminal.output import say, stdout
+from retuned_operator.crds import (
+    Condition,
+    ConditionStatus,
+    KernelExperiment,
+    PolicyObject,
+    SwapProposal,
+    TuningTarget,
+    write,
+)
+from retuned_operator.kubectl.connection import open_desk
+from retuned_operator.kubectl.desk import Desk, full_name
+from retuned_operator.kubectl.freezes import standing
+from retuned_operator.kubectl.options import (
+    ContextOption,
+    EverywhereOption,
+    Form,
+    FormOption,
+    KubeconfigOption,
+    NamespaceOption,
+    print_answer,
+)
+from retuned_operator.kubectl.texts import print_freezes
+from retuned_operator.runtime.resources import EXPERIMENTS, POLICIES, PROPOSALS, TARGETS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What is in the cluster."""
+
+    targets: Sequence[TuningTarget]
+    policies: Sequence[PolicyObject]
+    proposals: Sequence[SwapProposal]
+    experiments: Sequence[KernelExperiment]
+    freezes: Sequence[Sign]
+    unreadable: Sequence[UnreadableInput]
+
+
+def status(
+    namespace: NamespaceOption = "",
+    all_namespaces: EverywhereOption = False,
+    context: ContextOption = "",
+    kubeconfig: KubeconfigOption = None,
+    output: FormOption = Form.TABLE,
+) -> None:
+    """Show targets with what runs in them, policies, open proposals, experiments and freezes."""
+    desk = open_desk(
+        namespace=namespace, everywhere=all_namespaces, context=context, kubeconfig=kubeconfig
+    )
+    seen = _look(desk)
+    for error in seen.unreadable:
+        say(f"kubectl retuned: cannot be read: {error}")
+    print_answer(
+        output,
+        _body(seen),
+        names=[f"tuningtarget.retuned.dev/{each.metadata.name}" for each in seen.targets],
+        text=lambda: _print(seen, desk, wide=output is Form.WIDE),
+    )
+
+
+def _look(desk: Desk) -> _Seen:
+    targets, bad_targets = desk.all(TARGETS, TuningTarget)
+    policies, bad_policies = desk.all(POLICIES, PolicyObject)
+    proposals, bad_proposals = desk.all(PROPOSALS, SwapProposal)
+    experiments, bad_experiments = desk.all(EXPERIMENTS, KernelExperiment)
+    return _Seen(
+        targets=targets,
+        policies=policies,
+        proposals=proposals,
+        experiments=experiments,
+        freezes=standing(desk),
+        unreadable=(*bad_targets, *bad_policies, *bad_proposals, *bad_experiments),
+    )
+
+
+def _body(seen: _Seen) -> dict[str, Any]:
+    return {
+        "targets": [
+            {
+                "name": each.metadata.name,
+                "namespace": each.metadata.namespace,
+                "mode": each.spec.mode.value,
+                "gpu_model": each.spec.gpu.model,
+                "status": write(each)["status"],
+            }
+            for each in seen.targets
+        ],
+        "policies": [
+            {
+                "name": each.metadata.name,
+                "namespace": each.metadata.namespace,
+                "mode": each.spec.mode.value,
+                "ready": _ready(each),
+                "status": write(each)["status"],
+            }
+            for each in seen.policies
+        ],
+        "proposals": _phases(seen.proposals),
+        "experiments": _phases(seen.experiments),
+        "freezes": [each.model_dump(mode="json") for each in seen.freezes],
+        "unreadable": [str(each) for each in seen.unreadable],
+    }
+
+
+def _phases(found: Sequence[SwapProposal] | Sequence[KernelExperiment]) -> dict[str, int]:
+    return dict(sorted(Counter(each.status.phase.value for each in found).items()))
+
+
+def _print(seen: _Seen, desk: Desk, *, wide: bool) -> None:
+    print_freezes(seen.freezes)
+    if not seen.targets:
+        where = f" in namespace {desk.namespace}" if desk.namespace else ""
+        stdout().print(f"No targets{where}; a TuningTarget names the servers to look after.")
+    else:
+        _print_targets(seen.targets, desk, wide=wide)
+    for each in seen.policies:
+        condition = _condition(each.status.conditions)
+        if condition is None or condition.status is not ConditionStatus.TRUE:
+            why = condition.message if condition else "the operator has not looked at it"
+            name = f"{each.metadata.namespace}/{each.metadata.name}"
+            say(f"kubectl retuned: policy {name} is not in use: {why}")
+    for noun, found in (("proposals", seen.proposals), ("experiments", seen.experiments)):
+        counts = ", ".join(f"{n} {phase}" for phase, n in _phases(found).items())
+        stdout().print(f"{noun}: {counts or 'none'}", soft_wrap=True)
+
+
+def _print_targets(targets: Sequence[TuningTarget], desk: Desk, *, wide: bool) -> None:
+    header = ("target", "mode", "gpu", "pods", "reporting", "kernels", "last sample")
+    print_table(
+        (*header, *(("in force",) if wide else ("swapped",))),
+        [
+            (
+                full_name(each),
+                each.spec.mode.value,
+                each.spec.gpu.model,
+                str(each.status.pods),
+                str(each.status.reporting_pods),
+                str(each.status.sampled_kernels),
+                ago(each.status.last_sample, now=desk.now) if each.status.last_sample else "never",
+                ", ".join(
+                    f"{entry.kernel}={short(entry.digest)}" if wide else entry.kernel
+                    for entry in each.status.active_kernels
+                )
+                or "nothing",
+            )
+            for each in targets
+        ],
+    )
+
+
+def _condition(conditions: Sequence[Condition]) -> Condition | None:
+    return next((each for each in conditions if each.type == "Ready"), None)
+
+
+def _ready(found: PolicyObject) -> bool:
+    condition = _condition(found.status.conditions)
+    return condition is not None and condition.status is ConditionStatus.TRUE

@@ -1,0 +1,225 @@
+"""How the objects of a cluster look, in tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from retuned.stages.gate import TuningFreeze
+from retuned.terminal.freezes import freeze_line
+from retuned.terminal.layout import print_fields, print_table
+from retuned.terminal.moments import ago, short
+from retuned.terminal.output import safe, stdout
+from retuned.terminal.proposals import (
+    DECIDED,
+    meaning,
+    origin_fields,
+    proposal_body,
+    saving_words,
+    speedup_words,
+    subject_fields,
+    waiting_words,
+)
+from retuned_operator.crds import ProposalPhase, SwapDecision, SwapProposal, write
+from retuned_operator.crds.proposal_status import PodState
+from retuned_operator.kubectl.desk import full_name
+
+_ASKS = (ProposalPhase.AWAITING_APPROVAL, ProposalPhase.PAUSED)
+_PHASES_SHOWN = 6
+
+
+def summary(found: SwapProposal) -> dict[str, Any]:
+    """Return the stable JSON of one proposal."""
+    status = write(found)["status"]
+    return {
+        "name": found.metadata.name,
+        "namespace": found.metadata.namespace,
+        "uid": found.metadata.uid,
+        "phase": found.status.phase.value,
+        "reason": found.status.reason,
+        **proposal_body(found.stage_proposal()),
+        "requested_by": found.spec.requested_by,
+        "gate": status.get("gate"),
+        "window": status.get("window"),
+        "sentence": found.status.gate.sentence if found.status.gate else None,
+    }
+
+
+def decision_body(found: SwapDecision) -> dict[str, Any]:
+    """Return the stable JSON of one decision."""
+    at = found.metadata.creation_timestamp
+    spec = found.spec
+    return {
+        "name": found.metadata.name,
+        "decision": spec.decision.value,
+        "user": spec.user,
+        "groups": list(spec.groups),
+        "comment": spec.comment,
+        "channel": spec.channel,
+        "digest": spec.digest,
+        "policy_generation": spec.policy_generation,
+        "policy_digest": spec.policy_digest,
+        "at": None if at is None else at.isoformat(),
+    }
+
+
+def print_proposals(
+    rows: Sequence[SwapProposal],
+    *,
+    freezes: Sequence[TuningFreeze],
+    now: datetime,
+    everywhere: bool,
+    wide: bool,
+) -> None:
+    """Print one line a proposal, and the freezes above them."""
+    print_freezes(freezes)
+    if not rows:
+        stdout().print("No open proposals; `kubectl retuned proposals --all` shows ended ones.")
+        return
+    header = ("name", "phase", "kernel", "speedup", "saves", "risk", "expires")
+    more = ("target", "gpu", "artifact", "asked by") if wide else ()
+    first = ("namespace",) if everywhere else ()
+    print_table(
+        (*first, *header, *more, "waits for"),
+        [
+            (
+                *((found.metadata.namespace,) if everywhere else ()),
+                *_row(found, now=now),
+                *(_wide(found) if wide else ()),
+                _waits(found),
+            )
+            for found in rows
+        ],
+    )
+
+
+def print_freezes(freezes: Sequence[TuningFreeze]) -> None:
+    """Print the freezes that stand."""
+    for freeze in freezes:
+        stdout().print(safe(freeze_line(freeze), limit=4000), soft_wrap=True)
+
+
+def subject(found: SwapProposal, *, now: datetime) -> list[tuple[str, str]]:
+    """Return what a person needs to see before they say anything."""
+    proposal, gate = found.stage_proposal(), found.status.gate
+    judged = gate.sentence or f"{gate.state}: {gate.reason}" if gate else "not judged yet"
+    return [
+        ("proposal", full_name(found)),
+        ("phase", _phase(found)),
+        *subject_fields(proposal),
+        ("measured on", found.spec.gpu_model),
+        *origin_fields(proposal, now=now),
+        ("gate", judged),
+    ]
+
+
+def print_proposal(
+    found: SwapProposal, decisions: Sequence[SwapDecision], *, now: datetime
+) -> None:
+    """Print everything a person needs to decide, and how far it is."""
+    said = [(str(each.spec.decision), _said(each, now=now)) for each in decisions]
+    print_fields([*subject(found, now=now), *_progress(found), *said])
+    _print_pods(found)
+    if found.status.phase in _ASKS:
+        artifact = found.spec.artifact.digest
+        command = f"kubectl retuned approve {full_name(found)} --digest {artifact}"
+        stdout().print(safe(f"\n{command}"[1:], limit=600), soft_wrap=True)
+
+
+def print_decision(found: SwapDecision, about: SwapProposal, *, already: bool) -> None:
+    """Print what was said, about exactly what."""
+    out = stdout()
+    spec = found.spec
+    before = " before" if already else ""
+    out.print(safe(f"{DECIDED[spec.decision]}{before} by {spec.user}: {full_name(about)}"))
+    out.print(f"  artifact {spec.digest}", soft_wrap=True)
+    out.print(safe(f"  means: {meaning(about.stage_proposal())}", limit=600), soft_wrap=True)
+    out.print(
+        safe(f"`kubectl retuned show {full_name(about)}` says where it stands.", limit=600),
+        soft_wrap=True,
+    )
+
+
+def _row(found: SwapProposal, *, now: datetime) -> tuple[str, ...]:
+    proposal = found.stage_proposal()
+    open_ = found.status.phase.is_before_swap
+    return (
+        found.metadata.name,
+        found.status.phase.value,
+        proposal.definition,
+        speedup_words(proposal),
+        saving_words(proposal),
+        proposal.risk.value,
+        ago(proposal.expires_at, now=now) if open_ else "",
+    )
+
+
+def _wide(found: SwapProposal) -> tuple[str, ...]:
+    spec = found.spec
+    return (spec.target_ref.name, spec.gpu_model, short(spec.artifact.digest), spec.requested_by)
+
+
+def _waits(found: SwapProposal) -> str:
+    gate, status = found.status.gate, found.status
+    if status.phase in _ASKS and gate is not None:
+        return waiting_words(
+            gate.missing, missing_from=gate.missing_from, state=gate.state, reason=gate.reason
+        )
+    if status.phase.is_before_swap:
+        return status.reason or "the operator"
+    return status.reason if status.phase.is_under_way or status.phase.is_going_back else ""
+
+
+def _phase(found: SwapProposal) -> str:
+    status = found.status
+    why = ": ".join(part for part in (status.reason, status.detail) if part)
+    return f"{status.phase.value} ({why})" if why else status.phase.value
+
+
+def _progress(found: SwapProposal) -> list[tuple[str, str]]:
+    status = found.status
+    rows = []
+    if status.window is not None:
+        change = status.window.next_change
+        until = f" until {change.isoformat(timespec='minutes')}" if change else ""
+        rows.append(("window", ("open" if status.window.open else "closed") + until))
+    if status.rollout is not None:
+        told = [pod for pod in status.rollout.pods if pod.wants is PodState.SWAP]
+        done = sum(pod.done for pod in told)
+        rows.append(("rollout", f"wave {status.rollout.wave}, {done} of {len(told)} pods have it"))
+        looks = status.analysis
+        words = f"{looks.passed} passed, {looks.failed} failed, {looks.inconclusive} without data"
+        rows.append(("looks", words))
+    newest = status.history[-_PHASES_SHOWN:]
+    if newest:
+        steps = [f"{step.to} {step.at.isoformat(sep=' ', timespec='minutes')}" for step in newest]
+        rows.append(("way", ", ".join(steps)))
+    return rows
+
+
+def _print_pods(found: SwapProposal) -> None:
+    rollout = found.status.rollout
+    if rollout is None or not rollout.pods:
+        return
+    stdout().print("")
+    print_table(
+        ("pod", "told", "epoch", "done", "since"),
+        [
+            (
+                pod.name,
+                pod.wants.value,
+                str(pod.epoch),
+                "yes" if pod.done else "no",
+                pod.since.isoformat(sep=" ", timespec="seconds"),
+            )
+            for pod in rollout.pods
+        ],
+    )
+
+
+def _said(found: SwapDecision, *, now: datetime) -> str:
+    at = found.metadata.creation_timestamp
+    when = f", {ago(at, now=now)}" if at else ""
+    comment = f": {found.spec.comment}" if found.spec.comment.strip() else ""
+    return f"by {found.spec.user}{when}{comment}"
