@@ -63,7 +63,7 @@ class WorkQueue:
             return
         with self._changed:
             due = self._clock() + delay_s
-            if self._closed or self._due.get(key, due) < due:
+            if self._closed or key in self._waiting or self._due.get(key, due) < due:
                 return
             self._due[key] = due
             heapq.heappush(self._later, (due, next(self._count), key))

@@ -240,6 +240,8 @@ def configuration_of(
             )
     except (kubernetes_config.ConfigException, OSError, yaml.YAMLError, ValueError) as error:
         raise UsageError(f"no way to an API server: {printable(str(error))[:300]}") from error
+    except (AttributeError, KeyError, TypeError) as error:  # the client does not look before
+        raise UsageError("no way to an API server: the kubeconfig has another shape") from error
     return found
 
 

@@ -1,0 +1,38 @@
+"""Reflectors, leaders and managers in threads that end with the test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+WITHIN_S = 30.0
+
+
+def eventually(look: Callable[[], bool], what: str = "it did not come to that") -> None:
+    """Wait until something is so, for half a minute at most: the machine may be busy."""
+    end = time.monotonic() + WITHIN_S
+    while not look():
+        if time.monotonic() > end:
+            pytest.fail(what)
+        time.sleep(0.01)
+
+
+@contextmanager
+def in_thread(
+    run: Callable[[threading.Event], object], wake: Callable[[], None] = lambda: None
+) -> Iterator[threading.Event]:
+    """Run something until the block ends; `wake` ends what it waits in."""
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(stop,))
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        wake()
+        thread.join(WITHIN_S)
+        assert not thread.is_alive()
