@@ -1,0 +1,256 @@
+"""A real Kubernetes with one real node, as processes of this machine.
+
+The control plane is that of tests/plane; the node (containerd, runc, bridge, kube-proxy, kubelet)
+lives in namespaces of its own. ``with Cluster(folder, programs) as cluster`` begins with a node
+that is ready and offers accelerators that nothing stands behind; at the end nothing is left but the
+folder. What is not like a production cluster: no network policies are enforced, no names are
+served, and pods reach nothing outside.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from tests.cluster import node_files
+from tests.cluster.images import PAUSE, images
+from tests.cluster.namespace import WITH_PARENT, Namespace
+from tests.plane.control_plane import ControlPlane, Failed, Place
+
+NODE = "node1"
+GPUS = {"amd.com/gpu": "8"}
+MODEL = {"amd.com/gpu.product-name": "MI300X"}
+"""Labels of the node, as AMD's labeller writes them."""
+_READY_S = 90.0
+
+
+class Cluster:
+    """One cluster in one folder.
+
+    Parameters
+    ----------
+    folder
+        Empty and on a disk that overlayfs takes as its upper half: not itself an overlay.
+    programs
+        What `tests.plane.control_plane.tools` returns.
+    """
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder = folder.resolve()
+        self.programs = programs
+        self.node = Namespace(self.folder / "node")
+        self._plane: ControlPlane | None = None
+
+    @property
+    def plane(self) -> ControlPlane:
+        """The control plane, for kubeconfigs, kubectl and the audit log."""
+        assert self._plane is not None, "asked before it was started"
+        return self._plane
+
+    @property
+    def socket(self) -> Path:
+        """Where containerd answers."""
+        return self.folder / "containerd.sock"
+
+    def __enter__(self) -> Self:
+        try:
+            self.node.__enter__()
+            self._start_plane()
+            self._start_containerd()
+            self._start_proxy()
+            self._start_kubelet()
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the node, then the control plane."""
+        try:
+            self.node.close()
+        finally:
+            if self._plane is not None:
+                # the API server would wait for answers to a node that is gone
+                self._plane.stop(with_signal=signal.SIGKILL)
+
+    # --- what a test does with it -----------------------------------------------------------------
+
+    def load(self, archive: Path) -> None:
+        """Give the node an image from a file; pods use it with ``imagePullPolicy: Never``."""
+        self._ctr("images", "import", str(archive))
+
+    def kubectl(self, *arguments: str, given: Any = None, kubeconfig: Path | None = None) -> str:
+        """Run kubectl, as who may do all if nobody else is named; `given` goes in as YAML.
+
+        Raises
+        ------
+        subprocess.CalledProcessError
+            If it failed; ``stderr`` says why.
+        """
+        text = given if given is None or isinstance(given, str) else yaml.safe_dump_all(given)
+        return self.plane.kubectl(*arguments, kubeconfig=kubeconfig or self._admin, given=text)
+
+    def get(self, *what: str) -> dict[str, Any]:
+        """Return what kubectl gets."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", *what, "-o", "json"))
+        return found
+
+    def succeeds(self, *arguments: str) -> bool:
+        """Return whether kubectl does what is asked, without waiting for it."""
+        try:
+            self.kubectl(*arguments)
+        except subprocess.CalledProcessError:
+            return False
+        return True
+
+    def kill(self, pod: str, container: str, *, namespace: str) -> None:
+        """Kill a container's first process from outside, as the kernel does for want of memory."""
+        status = self.get("pod", pod, "-n", namespace)["status"]
+        listed = [*status.get("initContainerStatuses", ()), *status["containerStatuses"]]
+        (found,) = [each["containerID"] for each in listed if each["name"] == container]
+        self._ctr("tasks", "kill", "--signal=SIGKILL", found.removeprefix("containerd://"))
+
+    def eventually(self, seen: Callable[[], bool], what: str, *, within_s: float = 60.0) -> float:
+        """Wait until something holds and return the seconds that took.
+
+        Raises
+        ------
+        AssertionError
+            With the pods and the last events, if it does not come to that.
+        """
+        began = time.monotonic()
+        while not seen():
+            if time.monotonic() - began > within_s:
+                raise AssertionError(f"not within {within_s:.0f} s: {what}\n{self._scene()}")
+            time.sleep(0.2)
+        return time.monotonic() - began
+
+    def stop_kubelet(self) -> None:
+        """Stop the kubelet; its pods go on."""
+        self.node.stop("kubelet")
+
+    def start_kubelet(self) -> None:
+        """Start the kubelet again."""
+        self._run_kubelet()
+
+    def _scene(self) -> str:
+        pods = self.kubectl("get", "pods", "--all-namespaces", "-o", "wide")
+        events = self.kubectl("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")
+        return "\n".join([pods, *events.splitlines()[-25:]])
+
+    # --- its parts --------------------------------------------------------------------------------
+
+    def _start_plane(self) -> None:
+        addresses = self.node.addresses
+        place = Place(
+            address=addresses.machine,
+            services=addresses.services,
+            first_service=addresses.first_service,
+            kubelets=True,
+            before=WITH_PARENT,
+        )
+        folder = self.folder / "plane"
+        folder.mkdir()
+        self._plane = ControlPlane(folder, self.programs, place=place)
+        self._plane.__enter__()
+        self._admin = self._plane.admin()
+
+    def _start_containerd(self) -> None:
+        addresses = self.node.addresses
+        network = node_files.network(self.folder / "cni", pods=addresses.pods)
+        configuration = node_files.containerd(
+            self.folder, socket=self.socket, network=network, pause=PAUSE
+        )
+        self.node.start("containerd", "containerd", f"--config={configuration}")
+        self._await(lambda: self._answers("version"), "containerd")
+        with images() as kept:
+            pause = kept.pause()
+        self.load(pause)
+
+    def _start_proxy(self) -> None:
+        kubeconfig = self.plane.kubeconfig("system:kube-proxy")
+        self.node.start(
+            "kube-proxy",
+            str(self.programs / "kube-proxy"),
+            f"--kubeconfig={kubeconfig}",
+            "--proxy-mode=iptables",
+            f"--cluster-cidr={self.node.addresses.pods}",
+            f"--hostname-override={NODE}",
+            "--healthz-bind-address=127.0.0.1:10256",
+            "--metrics-bind-address=127.0.0.1:10249",
+            "--iptables-min-sync-period=100ms",
+            # the machine's connection table is not ours to size
+            "--conntrack-max-per-core=0",
+            "--conntrack-tcp-timeout-established=0",
+            "--conntrack-tcp-timeout-close-wait=0",
+        )
+
+    def _start_kubelet(self) -> None:
+        pair = self.plane.authority.server(NODE, hosts=(NODE, self.node.addresses.node))
+        self._kubelet_configuration = node_files.kubelet(
+            self.folder,
+            socket=self.socket,
+            certificate=pair.certificate,
+            key=pair.key,
+            authority=self.plane.authority.certificate,
+            cgroup=self.node.cgroup,
+        )
+        self._kubelet_kubeconfig = self.plane.kubeconfig(
+            f"system:node:{NODE}", groups=("system:nodes",)
+        )
+        self._run_kubelet()
+
+    def _run_kubelet(self) -> None:
+        self.node.start(
+            "kubelet",
+            str(self.programs / "kubelet"),
+            f"--config={self._kubelet_configuration}",
+            f"--kubeconfig={self._kubelet_kubeconfig}",
+            f"--hostname-override={NODE}",
+            f"--node-ip={self.node.addresses.node}",
+            f"--root-dir={self.folder / 'kubelet'}",
+        )
+
+    def _await_ready(self) -> None:
+        def ready() -> bool:
+            nodes = self.get("nodes")["items"]
+            return any(
+                each["type"] == "Ready" and each["status"] == "True"
+                for node in nodes
+                for each in node["status"].get("conditions", ())
+            )
+
+        self._await(ready, "kubelet")
+        labels = [f"{name}={value}" for name, value in MODEL.items()]
+        self.kubectl("label", "node", NODE, *labels)
+        patch = json.dumps({"status": {"capacity": GPUS, "allocatable": GPUS}})
+        self.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", patch)
+
+    def _answers(self, *arguments: str) -> bool:
+        try:
+            self._ctr(*arguments)
+        except Failed:
+            return False
+        return True
+
+    def _ctr(self, *arguments: str) -> None:
+        self.node.run("ctr", f"--address={self.socket}", "--namespace=k8s.io", *arguments)
+
+    def _await(self, seen: Callable[[], bool], program: str) -> None:
+        end = time.monotonic() + _READY_S
+        while not seen():
+            if self.node.ended(program):
+                raise Failed(f"{program} ended by itself:\n{self.node.tail(program)}")
+            if time.monotonic() > end:
+                raise Failed(f"{program} is not ready:\n{self.node.tail(program)}")
+            time.sleep(0.1)
