@@ -27,6 +27,8 @@ from tests.plane.pki import Authority, Pair
 ROOT = Path(__file__).resolve().parents[2]
 _READY_S = 60.0
 _STOP_S = 10.0
+_SERVERS = ("kube-apiserver", "etcd")
+"""Those that the others need; the last ones to stop."""
 _AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -182,7 +184,8 @@ class ControlPlane:
 
     def stop(self, *, with_signal: int = signal.SIGTERM) -> None:
         """Stop all, the API server's clients first."""
-        for name in reversed(list(self._running)):
+        clients = [name for name in self._running if name not in _SERVERS]
+        for name in (*clients, *(name for name in _SERVERS if name in self._running)):
             self.stop_process(name, with_signal=with_signal)
 
     def _start_store(self) -> None:

@@ -1,0 +1,299 @@
+"""The chart on a real API server: taken, installed, upgraded, rolled back, gone; rights suffice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.charts.conftest import helm as helm
+from tests.charts.rendering import CHART, CI, Helm, values_of
+from tests.plane.control_plane import ControlPlane
+from tests.plane.servers import TIMEOUTS, eventually, real_api
+
+from retuned_operator.crds import KINDS
+from retuned_operator.manifests.settings_data import sidecar_settings
+from retuned_operator.runtime.client import Api
+from retuned_operator.runtime.errors import Forbidden
+from retuned_operator.runtime.resources import ACCESS_REVIEWS, PODS, SECRETS
+from retuned_operator.runtime.transport import Transport, configuration_of
+from retuned_operator.webhook.keeping import AUTHORITY, SECRET, WEBHOOK, Keeper
+
+pytestmark = [pytest.mark.plane, pytest.mark.slow]
+
+VALUES = CHART / "ci" / "amd-values.yaml"
+_FOREIGN = ("cert-manager.io/", "monitoring.coreos.com/")
+_EVERYTHING = (
+    "clusterroles,clusterrolebindings,roles,rolebindings,validatingadmissionpolicies,"
+    "validatingadmissionpolicybindings,mutatingwebhookconfigurations,priorityclasses,"
+    "serviceaccounts,secrets,configmaps,services,deployments,replicasets,pods,"
+    "poddisruptionbudgets,networkpolicies,resourcequotas,kerneltuningpolicies"
+)
+
+
+class Cluster:
+    """A cluster that knows nothing of us, and Helm with all rights on it."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.admin = plane.admin()
+
+    def helm(self, *arguments: str) -> str:
+        """Run Helm.
+
+        Raises
+        ------
+        AssertionError
+            If it failed, with what it said.
+        """
+        program = [str(self.plane.programs / "helm"), "--kubeconfig", str(self.admin)]
+        done = subprocess.run(
+            [*program, "--namespace", "retuned", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def kubectl(self, *arguments: str, given: str | None = None) -> str:
+        return self.plane.kubectl(*arguments, kubeconfig=self.admin, given=given)
+
+    def items(self, *arguments: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.kubectl("get", *arguments, "-o", "json"))[
+            "items"
+        ]
+        return found
+
+    def policies(self) -> list[str]:
+        return [each["metadata"]["name"] for each in self.items("ktp", "-A")]
+
+    def as_operator(self) -> Api:
+        """Return the API server as the operator's own account sees it."""
+        token = self.kubectl("create", "token", "retuned-operator", "-n", "retuned").strip()
+        body = yaml.safe_load(self.admin.read_text("utf-8"))
+        body["users"] = [{"name": "user", "user": {"token": token}}]
+        path = self.plane.folder / "operator.kubeconfig"
+        path.write_text(yaml.safe_dump(body), "utf-8")
+        return Api(Transport(configuration_of(path), timeouts=TIMEOUTS))
+
+
+@pytest.fixture(scope="module")
+def cluster(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return a cluster of this file's own: the one of the others has our definitions."""
+    folder = tmp_path_factory.mktemp("chart-plane")
+    with ControlPlane(folder, plane.programs) as started:
+        found = Cluster(started)
+        found.kubectl("create", "namespace", "serving")
+        yield found
+
+
+@pytest.fixture
+def installed(cluster: Cluster) -> Iterator[Cluster]:
+    """Return the cluster with a release, which is gone afterwards."""
+    cluster.helm("install", "retuned", str(CHART), "--create-namespace", "-f", str(VALUES))
+    yield cluster
+    if "retuned" in cluster.helm("list", "--short"):
+        cluster.helm("uninstall", "retuned")
+    eventually(lambda: not cluster.items("ns", "-l", "app.kubernetes.io/name=retuned"))
+
+
+@pytest.mark.parametrize("path", CI, ids=lambda path: path.stem)
+def test_every_object_of_every_example_is_taken(
+    plane: ControlPlane, admin: Path, helm: Helm, path: Path
+) -> None:
+    if "1.29" in path.name:
+        pytest.skip("this API server is newer and no longer has v1beta1")
+    found = [
+        each
+        for each in helm.objects(values_of(path))
+        if not each["apiVersion"].startswith(_FOREIGN)
+    ]
+    spaces = {each["metadata"].get("namespace") for each in found} - {None}
+    for name in sorted(spaces):
+        body = json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        plane.kubectl("apply", "-f", "-", kubeconfig=admin, given=body)
+    plane.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-",
+        kubeconfig=admin, given=yaml.safe_dump_all(found),
+    )  # fmt: skip
+
+
+def test_policies_come_with_the_first_release_and_through_every_change_of_it(
+    installed: Cluster,
+) -> None:
+    assert installed.policies() == ["production"]
+    installed.helm(
+        "upgrade", "retuned", str(CHART), "-f", str(VALUES), "--set", "operator.logLevel=debug"
+    )
+    assert installed.policies() == ["production"]
+    (policy,) = installed.items("ktp", "-A")
+    assert policy["metadata"]["generation"] == 1, "approvals name the generation"
+    installed.helm("rollback", "retuned", "1")
+    assert installed.policies() == ["production"]
+
+
+@pytest.mark.parametrize("before", [[], ["upgrade"], ["rollback"]])
+def test_a_policy_that_the_values_no_longer_name_goes(
+    installed: Cluster, before: list[str]
+) -> None:
+    if before:
+        installed.helm("upgrade", "retuned", str(CHART), "-f", str(VALUES))
+    if before == ["rollback"]:
+        installed.helm("rollback", "retuned", "1")
+    assert installed.policies() == ["production"]
+    installed.helm("upgrade", "retuned", str(CHART), "-f", str(VALUES), "--set", "policies=null")
+    assert installed.policies() == []
+
+
+def test_an_uninstall_leaves_definitions_and_audit_record_and_nothing_else(
+    installed: Cluster,
+) -> None:
+    installed.helm("uninstall", "retuned")
+    eventually(lambda: not installed.items("ns", "-l", "app.kubernetes.io/name=retuned"))
+    definitions = {each["metadata"]["name"] for each in installed.items("crd")}
+    assert definitions == {kind.full_name for kind in KINDS}
+    claims = [each["metadata"]["name"] for each in installed.items("pvc", "-A")]
+    assert claims == ["retuned-store"]
+    left = installed.items(_EVERYTHING, "-A", "-l", "app.kubernetes.io/name=retuned")
+    assert [(each["kind"], each["metadata"]["name"]) for each in left] == []
+
+
+def test_what_was_kept_is_taken_over_by_the_release_that_comes_back(installed: Cluster) -> None:
+    installed.helm("uninstall", "retuned")
+    eventually(lambda: not installed.items("ns", "-l", "app.kubernetes.io/name=retuned"))
+    installed.helm("install", "retuned", str(CHART), "-f", str(VALUES))
+    assert installed.policies() == ["production"]
+
+
+def test_an_upgrade_leaves_the_certificates_that_the_operator_wrote_with_its_own_rights(
+    installed: Cluster,
+) -> None:
+    keeper = Keeper(
+        api=installed.as_operator(),
+        namespace="retuned",
+        names=["retuned-webhook.retuned.svc", "retuned-agent.retuned.svc"],
+        servers=lambda: ["serving"],
+    )
+    keeper.step(now=datetime.now(UTC))
+    before = _written(installed)
+    assert all(before)
+    installed.helm(
+        "upgrade", "retuned", str(CHART), "-f", str(VALUES), "--set", "webhook.timeoutSeconds=4"
+    )
+    assert _written(installed) == before
+    keeper.step(now=datetime.now(UTC))
+    assert _written(installed) == before
+    installed.helm("uninstall", "retuned")
+    mine = ("configmap", "-n", "serving", "-o", "name")
+    eventually(lambda: AUTHORITY not in installed.kubectl("get", *mine))
+    assert SECRET not in installed.kubectl("get", "secret", "-n", "retuned", "-o", "name")
+
+
+def _written(cluster: Cluster) -> tuple[str, ...]:
+    def part(*what: str, path: str) -> str:
+        return cluster.kubectl("get", *what, "-o", f"jsonpath={path}")
+
+    return (
+        part("secret", SECRET, "-n", "retuned", path="{.data}"),
+        part("configmap", AUTHORITY, "-n", "serving", path="{.data}"),
+        part(
+            "mutatingwebhookconfiguration",
+            WEBHOOK,
+            path="{.webhooks[0].clientConfig.caBundle}",
+        ),
+    )
+
+
+def test_the_operator_reads_no_other_secret_and_no_pod_elsewhere(installed: Cluster) -> None:
+    api = installed.as_operator()
+    assert api.list(PODS, namespace="serving").items == ()
+    for resource, namespace in ((SECRETS, "retuned"), (SECRETS, "serving"), (PODS, "default")):
+        with pytest.raises(Forbidden):
+            api.list(resource, namespace=namespace)
+
+
+YES = {
+    "viewer": {"get swapproposals", "list swapdecisions", "watch tuningfreezes"},
+    "approver": {"get swapproposals", "create swapdecisions", "approve swapproposals"},
+    "break-glass": {"get swapproposals", "create swapdecisions", "break-glass swapproposals"},
+    "admin": {
+        "get swapproposals",
+        "create kerneltuningpolicies",
+        "delete tuningtargets",
+        "create tuningfreezes",
+        "patch kernelexperiments",
+    },
+}
+NO = {
+    "approve swapproposals",
+    "break-glass swapproposals",
+    "create swapdecisions",
+    "update swapdecisions",
+    "delete swapdecisions",
+    "create swapproposals",
+    "create kerneltuningpolicies",
+    "patch kernelexperiments",
+    "create tuningfreezes",
+    "delete tuningtargets",
+    "patch swapproposals/status",
+}
+
+
+@pytest.mark.parametrize("role", YES)
+def test_people_may_do_what_their_role_is_for_and_no_more(installed: Cluster, role: str) -> None:
+    body = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": f"people-{role}"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": f"retuned-{role}",
+        },
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ada"}],
+    }
+    installed.kubectl("apply", "-f", "-", given=json.dumps(body))
+    api = real_api(installed.plane)
+    try:
+        eventually(lambda: all(_may(api, said) for said in YES[role]))
+        assert {said for said in NO - YES[role] if _may(api, said)} <= _SHARED.get(role, set())
+    finally:
+        installed.kubectl("delete", "clusterrolebinding", f"people-{role}")
+        api.close()
+
+
+_SHARED: dict[str, set[str]] = {"admin": {"patch swapproposals"}}
+"""What a role may besides, said here so that a new right is noticed."""
+
+
+def _may(api: Api, said: str) -> bool:
+    verb, _, what = said.partition(" ")
+    resource, _, subresource = what.partition("/")
+    attributes = {"group": "retuned.dev", "resource": resource, "subresource": subresource}
+    spec = {
+        "user": "ada",
+        "resourceAttributes": {**attributes, "verb": verb, "namespace": "serving"},
+    }
+    answer = api.create(ACCESS_REVIEWS, {"spec": spec})
+    return bool(answer["status"]["allowed"])
+
+
+def test_the_settings_in_the_cluster_are_those_of_the_webhook(installed: Cluster) -> None:
+    text = installed.kubectl(
+        "get",
+        "configmap",
+        "retuned-settings",
+        "-n",
+        "retuned",
+        "-o",
+        r"jsonpath={.data.operator\.yaml}",
+    )
+    settings = sidecar_settings(yaml.safe_load(text)["sidecar"], where="operator.yaml")
+    assert settings.agent_url == "https://retuned-agent.retuned.svc:8443"
