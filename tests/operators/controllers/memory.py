@@ -56,15 +56,16 @@ class MemoryApi:
         return self._asked(lambda: self.objects.get(place))
 
     def create(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
-        body = copy.deepcopy(dict(body))
-        name, namespace = body["metadata"]["name"], body["metadata"].get("namespace", "")
+        given: Obj = copy.deepcopy(dict(body))
+        name, namespace = given["metadata"]["name"], given["metadata"].get("namespace", "")
         place = Place(resource=resource, namespace=namespace)
-        made = self._write(
-            f"create {resource.plural} {name}",
-            lambda: self.objects.create(place, body, Writer(manager="retuned-operator")),
-        )
-        self.made.append(f"{resource.plural} {name}")
-        return made
+
+        def make() -> Obj:
+            made = self.objects.create(place, given, Writer(manager="retuned-operator"))
+            self.made.append(f"{resource.plural} {name}")
+            return made
+
+        return self._write(f"create {resource.plural} {name}", make)
 
     def patch(
         self, resource: Resource, name: str, *, change: Mapping[str, Any], namespace: str = ""
