@@ -93,6 +93,11 @@ class Access:
         user |= {"extra": {key: list(value) for key, value in identity.extra.items()}}
         return {"authenticated": True, "user": user, "audiences": both}
 
+    def review_self(self, who: Identity) -> dict[str, Any]:
+        """Return the status of a SelfSubjectReview."""
+        groups = [*who.groups, "system:authenticated"]
+        return {"userInfo": {"username": who.name, "uid": who.uid, "groups": groups}}
+
     def review_access(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the status of a SubjectAccessReview."""
         spec = body.get("spec") or {}

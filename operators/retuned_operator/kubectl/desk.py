@@ -19,17 +19,16 @@ from retuned_operator.crds import (
 )
 from retuned_operator.kubectl.answers import explained
 from retuned_operator.runtime.errors import NotFound
-from retuned_operator.runtime.resources import DECISIONS, POLICIES, PROPOSALS, Obj, Resource
+from retuned_operator.runtime.resources import (
+    DECISIONS,
+    POLICIES,
+    PROPOSALS,
+    SELF_REVIEWS,
+    Obj,
+    Resource,
+)
 from retuned_operator.runtime.watching import Listing
 
-SELF_REVIEWS = Resource(
-    group="authentication.k8s.io",
-    version="v1",
-    kind="SelfSubjectReview",
-    plural="selfsubjectreviews",
-    namespaced=False,
-)
-"""Answers who asks."""
 _SHORTEST = 3
 _MAX_GROUPS = 64
 

@@ -7,8 +7,6 @@ type on its way (``0644``, ``1e3``, ``on``). Comments of changed documents are l
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,14 @@ from typing import Any
 import yaml
 
 from retuned.errors import UnreadableInput
+from retuned_operator.kubectl.nodes import (
+    child_of,
+    documents,
+    refuse_what_is_shared,
+    represented,
+    value_of,
+    written,
+)
 from retuned_operator.manifests.injection import Injection, inject
 from retuned_operator.manifests.names import CONTAINER, TARGET
 from retuned_operator.manifests.settings import SidecarSettings
@@ -23,10 +29,6 @@ from retuned_operator.manifests.workloads import Place, templates_of
 
 MAX_BYTES = 16 * 2**20
 """Largest stream that is read."""
-_MAX_DEPTH = 100
-_MAX_DOCUMENTS = 5_000
-_NUMBER = re.compile(r"[-+.]?[0-9]")
-_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "~"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ def changed(
     given = {name: value for name, value in ((TARGET, target), (CONTAINER, container)) if value}
     parts, workloads, end = [], [], 0
     try:
-        for begin, stop, node in _documents(text):
+        for begin, stop, node in documents(text):
             found, changed_any = [], False
             for item in _objects(node):
                 for workload in _injected(item, settings, given):
@@ -83,7 +85,7 @@ def changed(
                     changed_any |= workload.result.reason is None
             workloads += found
             if changed_any:
-                parts += [text[end:begin], _written(node)]
+                parts += [text[end:begin], written(node)]
                 end = stop
     except yaml.YAMLError as error:
         raise _unreadable(error, where) from None
@@ -92,79 +94,11 @@ def changed(
     return Changed(text="".join((*parts, text[end:])), workloads=tuple(workloads))
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads what kubectl reads: numbers and words of JSON, no dates and no base of sixty."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401
-        self.depth = getattr(self, "depth", 0) + 1
-        if self.depth > _MAX_DEPTH:
-            raise yaml.YAMLError(f"nested deeper than {_MAX_DEPTH}")
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes text so that no reader of YAML takes it for something else."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401 - as the base says
-        return True
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, indentless=False)
-
-
-_RESOLVERS = {
-    first: [
-        (tag, pattern)
-        for tag, pattern in found
-        if not tag.endswith((":timestamp", ":int", ":float", ":merge", ":value"))
-    ]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _class in (_Loader, _Dumper):
-    _class.yaml_implicit_resolvers = {first: list(found) for first, found in _RESOLVERS.items()}
-    _class.add_implicit_resolver(
-        "tag:yaml.org,2002:int",
-        re.compile(r"[-+]?(0|[1-9][0-9_]*|0[0-7_]+|0o[0-7]+|0x[0-9a-fA-F_]+)$"),
-        list("-+0123456789"),
-    )
-    _class.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|nan)$", re.I),
-        list("-+.0123456789"),
-    )
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    unsafe = _NUMBER.match(value) or value.lower() in _WORDS
-    style = "'" if unsafe else "|" if "\n" in value else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def _documents(text: str) -> Iterator[tuple[int, int, yaml.Node]]:
-    """Yield begin, end and content of each document that is a mapping or a list."""
-    loader = _Loader(text)
-    try:
-        for _ in range(_MAX_DOCUMENTS):
-            if not loader.check_node():
-                return
-            node = loader.get_node()
-            if node is not None and not isinstance(node, yaml.ScalarNode):
-                yield node.start_mark.index, node.end_mark.index, node
-    finally:
-        loader.dispose()
-    raise yaml.YAMLError(f"more than {_MAX_DOCUMENTS} documents")
-
-
 def _objects(node: yaml.Node) -> Iterator[yaml.MappingNode]:
     """Yield the objects of a document: itself, or the items of a List."""
     if not isinstance(node, yaml.MappingNode):
         return
-    kind, items = _child(node, "kind"), _child(node, "items")
+    kind, items = child_of(node, "kind"), child_of(node, "items")
     if (
         isinstance(kind, yaml.ScalarNode)
         and kind.value.endswith("List")
@@ -182,8 +116,8 @@ def _injected(
     """Change the pods of one object in place; yield what became of them."""
     if not _has_pods(node):
         return
-    _refuse_what_is_shared(node)
-    body = _value(node)
+    refuse_what_is_shared(node)
+    body = value_of(node)
     name = f"{body.get('kind')} {(body.get('metadata') or {}).get('name', '')}".strip()
     for place, template in templates_of(body):
         said = _annotated(template, given)
@@ -201,7 +135,7 @@ def _has_pods(node: yaml.MappingNode) -> bool:
     """Whether its group and kind make pods; read without its content, which may be anything."""
     about = {}
     for key in ("apiVersion", "kind"):
-        child = _child(node, key)
+        child = child_of(node, key)
         about[key] = child.value if isinstance(child, yaml.ScalarNode) else ""
     spec: dict[str, Any] = {"template": {}, "jobTemplate": {"spec": {"template": {}}}}
     spec["leaderWorkerTemplate"] = {"leaderTemplate": {}}
@@ -229,40 +163,40 @@ def _set(node: yaml.Node, path: list[str], value: object) -> None:
     for part in above:
         node = _descend(node, part)
     assert isinstance(node, yaml.MappingNode), "only keys of mappings are changed"
-    old = _child(node, last)
+    old = child_of(node, last)
     new = _merged(old, value)
     if old is None:
-        node.value.append((_represented(last), new))
+        node.value.append((represented(last), new))
     else:
         node.value[:] = [(key, new if kept is old else kept) for key, kept in node.value]
 
 
 def _merged(old: yaml.Node | None, value: object) -> yaml.Node:
     if isinstance(old, yaml.SequenceNode) and isinstance(value, list):
-        kept = [(_value(each), each) for each in old.value]
+        kept = [(value_of(each), each) for each in old.value]
         filled = []
         for each in value:
             place = next((n for n, (known, _) in enumerate(kept) if known == each), None)
-            filled.append(_represented(each) if place is None else kept.pop(place)[1])
+            filled.append(represented(each) if place is None else kept.pop(place)[1])
         return yaml.SequenceNode(old.tag, filled, flow_style=old.flow_style)
     if isinstance(old, yaml.MappingNode) and isinstance(value, Mapping):
-        same = [(k, n) for k, n in old.value if value.get(k.value) == _value(n)]
+        same = [(k, n) for k, n in old.value if value.get(k.value) == value_of(n)]
         names = {k.value for k, _ in same}
-        new = [(_represented(k), _represented(v)) for k, v in value.items() if k not in names]
+        new = [(represented(k), represented(v)) for k, v in value.items() if k not in names]
         return yaml.MappingNode(old.tag, same + new, flow_style=old.flow_style)
-    return _represented(value)
+    return represented(value)
 
 
 def _descend(node: yaml.Node, part: str) -> yaml.Node:
     if isinstance(node, yaml.SequenceNode):
         found: yaml.Node = node.value[int(part)]
         return found
-    child = _child(node, part)
+    child = child_of(node, part)
     if child is None or (isinstance(child, yaml.ScalarNode) and child.value in ("", "null", "~")):
         fresh = yaml.MappingNode("tag:yaml.org,2002:map", [], flow_style=False)
         assert isinstance(node, yaml.MappingNode), "a path leads through mappings and lists"
         kept = [(k, n) for k, n in node.value if n is not child]
-        node.value[:] = [*kept, (_represented(part), fresh)]
+        node.value[:] = [*kept, (represented(part), fresh)]
         return fresh
     return child
 
@@ -271,63 +205,6 @@ def _node_at(node: yaml.Node, place: Place) -> yaml.Node:
     for part in place:
         node = _descend(node, part)
     return node
-
-
-def _child(node: yaml.Node, name: str) -> yaml.Node | None:
-    if not isinstance(node, yaml.MappingNode):
-        return None
-    return next((n for key, n in node.value if key.value == name), None)
-
-
-def _refuse_what_is_shared(node: yaml.Node) -> None:
-    """Refuse aliases and keys that come twice: a change to one place would be one to others."""
-    seen: set[int] = set()
-    waiting = [node]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            raise yaml.MarkedYAMLError(
-                problem="anchors and aliases are not supported here; write them out",
-                problem_mark=each.start_mark,
-            )
-        seen.add(id(each))
-        if isinstance(each, yaml.MappingNode):
-            names = [key.value for key, _ in each.value]
-            twice = next((k for k, _ in each.value if names.count(k.value) > 1), None)
-            if twice is not None or "<<" in names:
-                raise yaml.MarkedYAMLError(
-                    problem="a key comes twice, or is merged from elsewhere; write it out once",
-                    problem_mark=each.start_mark,
-                )
-            waiting += [child for pair in each.value for child in pair]
-        elif isinstance(each, yaml.SequenceNode):
-            waiting += each.value
-
-
-def _value(node: yaml.Node) -> Any:  # noqa: ANN401 - any YAML
-    """Return a node as data; a key that is no text becomes its spelling."""
-    if isinstance(node, yaml.MappingNode):
-        return {str(key.value): _value(child) for key, child in node.value}
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(child) for child in node.value]
-    if node.tag in ("tag:yaml.org,2002:null",):
-        return None
-    if node.tag == "tag:yaml.org,2002:bool":
-        return node.value.lower() in ("true", "yes", "on", "y")
-    return str(node.value)
-
-
-def _represented(value: object) -> yaml.Node:
-    dumper = _Dumper(io.StringIO())
-    try:
-        return dumper.represent_data(value)
-    finally:
-        dumper.dispose()
-
-
-def _written(node: yaml.Node) -> str:
-    text: str = yaml.serialize(node, Dumper=_Dumper, width=1000)
-    return text
 
 
 def _unreadable(error: yaml.YAMLError, where: str) -> UnreadableInput:

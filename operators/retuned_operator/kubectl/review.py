@@ -246,6 +246,11 @@ def _abort_experiment(desk: Desk, name: str, *, comment: str, output: Form) -> N
     )
 
 
+def asks_a_person() -> bool:
+    """Whether somebody sits there who can answer."""
+    return sys.stdin.isatty()
+
+
 def _confirm(found: SwapProposal, desk: Desk) -> None:
     """Let a person type the beginning of the digest, so that they have looked at it.
 
@@ -257,7 +262,7 @@ def _confirm(found: SwapProposal, desk: Desk) -> None:
         If it is another one.
     """
     artifact = found.spec.artifact.digest
-    if not sys.stdin.isatty():
+    if not asks_a_person():
         raise UsageError(f"nobody to ask: add --yes --digest {artifact}")
     for name, value in texts.subject(found, now=desk.now):
         say(f"{name:12} {value}")

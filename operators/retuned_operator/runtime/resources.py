@@ -98,6 +98,9 @@ JOBS = _v1("batch", "Job", "jobs")
 LEASES = _v1("coordination.k8s.io", "Lease", "leases")
 EVENTS = _v1("events.k8s.io", "Event", "events")
 TOKEN_REVIEWS = _v1("authentication.k8s.io", "TokenReview", "tokenreviews", namespaced=False)
+SELF_REVIEWS = _v1(
+    "authentication.k8s.io", "SelfSubjectReview", "selfsubjectreviews", namespaced=False
+)
 ACCESS_REVIEWS = _v1(
     "authorization.k8s.io", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
 )
@@ -116,6 +119,6 @@ DEFINITIONS = _v1(
 ALL: tuple[Resource, ...] = (
     *map(resource_of, KINDS),
     *(NAMESPACES, NODES, PODS, CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS, JOBS, LEASES, EVENTS),
-    *(TOKEN_REVIEWS, ACCESS_REVIEWS, MUTATING_WEBHOOKS, DEFINITIONS),
+    *(TOKEN_REVIEWS, SELF_REVIEWS, ACCESS_REVIEWS, MUTATING_WEBHOOKS, DEFINITIONS),
 )
 """All of them."""
