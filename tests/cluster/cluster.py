@@ -10,10 +10,11 @@ served, and pods reach nothing outside.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -104,6 +105,31 @@ class Cluster:
         """Return what kubectl gets."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *what, "-o", "json"))
         return found
+
+    def helm(self, *arguments: str, given: Mapping[str, Any] | None = None) -> str:
+        """Run Helm as who may do all; `given` are values.
+
+        Raises
+        ------
+        Failed
+            With its words, if it failed.
+        """
+        command = [str(self.programs / "helm"), "--kubeconfig", str(self._admin), *arguments]
+        if given is not None:
+            command.append("--values=-")
+        home = str(self.folder / "helm")
+        done = subprocess.run(
+            command,
+            input=None if given is None else yaml.safe_dump(dict(given)),
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env={"PATH": os.environ["PATH"], "HOME": home},
+            check=False,
+        )
+        if done.returncode != 0:
+            raise Failed(f"helm {' '.join(arguments)}: {done.stderr.strip()}\n{self._scene()}")
+        return done.stdout
 
     def succeeds(self, *arguments: str) -> bool:
         """Return whether kubectl does what is asked, without waiting for it."""
