@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from retuned.cli import logs
 from retuned.cli import run as command
 from retuned.local import wiring
 
@@ -66,7 +67,7 @@ def test_policy_fields_without_effect_are_named_at_the_start(
 
 def test_a_logged_name_cannot_write_to_the_terminal() -> None:
     record = logging.LogRecord("x", 20, "f", 1, "read %s", ("\x1b]0;pwn\x07\n2026 all well",), None)
-    for formatter in (command.TextLines("%(message)s"), command.JsonLines()):
+    for formatter in (logs.TextLines("%(message)s"), logs.JsonLines()):
         line = formatter.format(record)
         assert not set(line) & {"\x1b", "\x07"}
         assert "\n2026" not in line

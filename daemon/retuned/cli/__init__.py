@@ -18,7 +18,10 @@ def main() -> None:
     """
     try:
         before = signal.signal(signal.SIGINT, _leave)
-        from retuned.cli.commands import run_command_line
+        if sys.argv[1:2] == ["sidecar"]:
+            from retuned.cli.sidecar import run_alone as run_command_line
+        else:
+            from retuned.cli.commands import run_command_line
 
         signal.signal(signal.SIGINT, before)
         run_command_line()

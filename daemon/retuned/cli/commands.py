@@ -23,6 +23,7 @@ from retuned.cli import (
     rearm,
     review,
     run,
+    sidecar,
     status,
     tuned,
     validate,
@@ -66,6 +67,7 @@ app.command("analyze")(analyze.analyze)
 app.command("diff")(analyze.diff)
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
+app.command("sidecar")(sidecar.sidecar)
 app.command("validate")(validate.validate)
 app.command("attach")(attach.attach)
 app.command("audit")(audit.audit)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from retuned.cli.output import lines
+from retuned.cli.logs import log_to_stderr
 from retuned.cli.places import cautions
 from retuned.lab.harness.sandbox import hide_memory
 from retuned.local.lock import only_one
@@ -34,7 +32,7 @@ def run(
     settings = load_settings(
         config, {"state_dir": state_dir, "watch_dirs": watch, "policy_files": policy}
     )
-    _log_to_stderr(settings)
+    log_to_stderr(settings)
     hide_memory()  # it signs evidence and knows the endpoint's key; candidates run as its user
     from retuned.local.wiring import build  # after the settings: a typo answers at once
 
@@ -48,42 +46,6 @@ def run(
             log.warning("%s", caution)
         log.info("watching %s, state in %s", _folders(settings), settings.state_dir)
         serve(loop, observe_s=settings.observe_poll_s, steer_s=settings.steer_poll_s)
-
-
-class TextLines(logging.Formatter):
-    """Lines for people; names from traces and paths are made harmless to a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Render a record."""
-        return lines(super().format(record))
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line, for machines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Render a record."""
-        body = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            body["exception"] = self.formatException(record.exc_info)
-        return json.dumps(body)
-
-
-def _log_to_stderr(settings: Settings) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonLines()
-        if settings.log_format == "json"
-        else TextLines("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    )
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
-    # a step that still runs when its next turn comes is ordinary: an experiment takes minutes
-    logging.getLogger("apscheduler").setLevel(logging.ERROR)
 
 
 def _folders(settings: Settings) -> str:

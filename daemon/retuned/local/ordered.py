@@ -14,9 +14,15 @@ from pydantic import ValidationError
 from retuned.contract import Digest, Guard
 from retuned.errors import TemporaryError
 from retuned.local.context import Context, Kind
-from retuned.ports import Event, SlotState, Stored
+from retuned.observing.seen import facts_of
+from retuned.ports import Event, Stored
 from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder
+
+__all__ = [
+    "IN_PLACE", "OPEN", "STANDING", "Kept", "facts_of", "fresh_epoch", "in_force", "in_phases",
+    "latest", "live_guard", "orders", "owner", "retire", "say", "slot_of", "swap_order_of",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -121,17 +127,6 @@ def _bringer(found: Sequence[Kept], order: SwapOrder) -> SwapOrder | None:
         and kept.order.epoch < order.epoch
     ]
     return max(earlier, key=lambda each: each.epoch, default=None)
-
-
-def facts_of(slot: SlotState) -> SlotFacts:
-    """Return what decisions read of a slot."""
-    return SlotFacts(
-        definition=slot.definition,
-        active=slot.active,
-        epoch=slot.epoch,
-        newest_epoch=slot.newest_epoch,
-        tripped=slot.tripped,
-    )
 
 
 def fresh_epoch(ctx: Context, *, after: int = 0) -> int:

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from retuned.stages.swap import SwapOrder
+from retuned.ports import SlotState
+from retuned.stages.swap import SlotFacts, SwapOrder
 from retuned.stages.watch import WatchSample
 
 _HISTORY = 256
@@ -60,4 +61,15 @@ def _begins_anew(last: WatchSample, sample: WatchSample) -> bool:
         or sample.idle_processes > last.idle_processes
         or sample.swapped_launches < last.swapped_launches
         or sample.shadow_checks < last.shadow_checks
+    )
+
+
+def facts_of(slot: SlotState) -> SlotFacts:
+    """Return what decisions read of a slot."""
+    return SlotFacts(
+        definition=slot.definition,
+        active=slot.active,
+        epoch=slot.epoch,
+        newest_epoch=slot.newest_epoch,
+        tripped=slot.tripped,
     )

@@ -1,0 +1,47 @@
+"""Logs of the programs that run on: lines on stderr, for people or for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+from retuned.cli.output import lines
+from retuned.settings import Settings
+
+
+class TextLines(logging.Formatter):
+    """Lines for people; names from traces and paths are made harmless to a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render a record."""
+        return lines(super().format(record))
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, for machines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render a record."""
+        body = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            body["exception"] = self.formatException(record.exc_info)
+        return json.dumps(body)
+
+
+def log_to_stderr(settings: Settings) -> None:
+    """Begin to log, as the settings say."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonLines()
+        if settings.log_format == "json"
+        else TextLines("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    # a step that still runs when its next turn comes is ordinary: an experiment takes minutes
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)

@@ -1,0 +1,55 @@
+"""``retuned sidecar``: beside one server, in its pod."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retuned.cli.logs import log_to_stderr
+from retuned.cli.output import say_error
+from retuned.errors import RetunedError
+from retuned.settings import load_settings
+
+log = logging.getLogger(__name__)
+
+_LEAST_STEER_S = 0.5
+"""A look at the server costs it a little; a way back waits for at most this."""
+
+
+def sidecar(
+    config: Annotated[Path | None, typer.Option(help="YAML or TOML file with settings.")] = None,
+) -> None:
+    """Sample, watch and swap beside one server in a pod, as the cluster's operator says.
+
+    Where the operator is, and which pod this is, the injection says in the environment.
+    """
+    settings = load_settings(config)
+    log_to_stderr(settings)
+    from retuned.sidecar.program import serve
+    from retuned.sidecar.wiring import build  # after the settings: a typo answers at once
+
+    program, telemetry = build(settings)
+    if settings.metrics_port:
+        telemetry.serve(settings.metrics_address, port=settings.metrics_port)
+    log.info("beside %s, told by %s", settings.pod_name, settings.agent_url)
+    serve(
+        program,
+        observe_s=settings.observe_poll_s,
+        steer_s=max(settings.steer_poll_s, _LEAST_STEER_S),
+        tell_s=settings.report_poll_s,
+    )
+
+
+def run_alone() -> None:
+    """Run the one command without loading the others: what they need is a pod's memory."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command("sidecar")(sidecar)
+    app.callback()(lambda: None)  # so that its name is still a word of the command line
+    try:
+        app()
+    except RetunedError as error:
+        sys.exit(say_error(error, as_json=False))

@@ -1,0 +1,106 @@
+"""Artifacts on the pod's disk: fetched by digest, believed by signature, gone when unused."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+from retuned.contract import Digest
+from retuned.errors import CandidateError, TemporaryError
+from retuned.plain_files import make_private
+from retuned.ports import Operator
+from retuned.runtime.artifact import read_artifact
+from retuned.runtime.spec import Refused
+from retuned.sidecar.trusting import Believed
+from retuned.stages.swap import SwapOrder
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 10.0
+
+
+class Artifacts:
+    """A folder of artifacts, one folder each.
+
+    Parameters
+    ----------
+    folder
+        Made on first use.
+    operator
+        Where they come from.
+    believed
+        Whose signature they need.
+    """
+
+    def __init__(self, folder: Path, *, operator: Operator, believed: Believed) -> None:
+        self._folder = folder
+        self._operator = operator
+        self._believed = believed
+
+    def folder_of(self, order: SwapOrder) -> Path:
+        """Return the folder of an order's artifact, verified now; it is fetched where it is absent.
+
+        Raises
+        ------
+        CandidateError
+            If it is not signed for this use, or not what its digest says; it is not kept.
+        TemporaryError
+            If it cannot be had, kept or checked now.
+        Refused, UnreadableInput
+            As `Operator.artifact`.
+        """
+        assert order.artifact is not None, "the original has no artifact"
+        target = self._folder / order.artifact.removeprefix("sha256:")
+        try:
+            if not target.is_dir():
+                self._fetch(order, target)
+        except OSError as error:
+            text = f"{self._folder}: {error.strerror}; an artifact cannot be kept"
+            raise TemporaryError(text, delay_s=_RETRY_S) from error
+        try:
+            self._check(order, target)
+        except CandidateError:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+        return target
+
+    def keep_only(self, wanted: Collection[Digest]) -> None:
+        """Remove artifacts that no order leads to any more, and what was left half fetched."""
+        names = {digest.removeprefix("sha256:") for digest in wanted}
+        try:
+            found = list(self._folder.iterdir())
+        except OSError:
+            return  # nothing was fetched yet
+        for path in found:
+            if path.name not in names:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _fetch(self, order: SwapOrder, target: Path) -> None:
+        assert order.artifact is not None, "see folder_of"
+        make_private(self._folder)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._folder))
+        try:
+            self._operator.artifact(order.artifact, folder=partial)
+            self._check(order, partial)  # before it has a name under which it might be used
+            os.rename(partial, target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        log.info("fetched %s for %s", order.artifact, order.definition)
+
+    def _check(self, order: SwapOrder, folder: Path) -> None:
+        assert order.artifact is not None, "see folder_of"
+        try:
+            read_artifact(
+                folder,
+                digest=order.artifact,
+                within=self._folder,
+                trust=self._believed.trust(),
+                definition=order.definition,
+                target=order.target,
+            )
+        except Refused as error:
+            raise CandidateError(error.reason, detail=error.detail) from error

@@ -1,0 +1,147 @@
+"""What the steps of a sidecar share: ports, numbers, and the names under which it keeps things."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+
+from retuned.agent_wire import PodRef
+from retuned.observing.context import Recogniser
+from retuned.observing.numbers import Numbers
+from retuned.observing.seen import History
+from retuned.ports import Clock, Operator, Swapper, Telemetry, TraceSource
+from retuned.sidecar.artifacts import Artifacts
+from retuned.sidecar.spool import Spool
+from retuned.sidecar.state import PodStore
+from retuned.sidecar.trusting import Believed
+from retuned.stages.drift import DriftSettings
+from retuned.stages.profile import ProfileSettings
+from retuned.stages.swap import MixedEpochs
+from retuned.stages.watch import WatchReport, WatchSettings
+
+
+class Kind(StrEnum):
+    """Kinds of records beside those of observing."""
+
+    ORDER = "order"
+    """One epoch of one slot: new -> done | refused | superseded; done -> undone by a way back."""
+    FAILED = "failed"
+    """A proposal whose swap did harm here, or was refused; never carried out here again: final."""
+    TOLD = "told"
+    """A window or drift report that has gone into the spool: final."""
+    SELF = "self"
+    """What the operator said of this pod: current."""
+
+
+OPEN = ("new",)
+"""Phases of orders that the server may not have carried out."""
+STANDING = ("new", "done")
+"""Phases of orders that are in force or may come to be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarSettings:
+    """Numbers of a sidecar; everything a person may set is in `retuned.settings`."""
+
+    numbers: Numbers
+    """How windows are made and judged."""
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    """When to keep and when to go back."""
+    mixed_epochs: MixedEpochs = MixedEpochs.REFUSE
+    """Whether processes of one server may differ in what they run."""
+    catch_up_s: float = 300.0
+    """How long a process that came late may take to follow, before all go back, seconds."""
+    fresh_s: float = 300.0
+    """A swap is begun only if the operator has named it within so long, seconds; people may have
+    frozen or stopped it since."""
+    hello_s: float = 300.0
+    """How often it says who is here, seconds."""
+
+    @property
+    def window(self) -> timedelta:
+        """See `ObservingSettings`."""
+        return self.numbers.window
+
+    @property
+    def settle(self) -> timedelta:
+        """See `ObservingSettings`."""
+        return self.numbers.settle
+
+    @property
+    def baseline_windows(self) -> int:
+        """See `ObservingSettings`."""
+        return self.numbers.baseline_windows
+
+    @property
+    def profile(self) -> ProfileSettings:
+        """See `ObservingSettings`."""
+        return self.numbers.profile
+
+    @property
+    def drift(self) -> DriftSettings:
+        """See `ObservingSettings`."""
+        return self.numbers.drift
+
+
+@dataclass(slots=True, kw_only=True)
+class Standing:
+    """What is known for now, and found out anew after a restart."""
+
+    revision: int = 0
+    """Set of orders that was read last; 0 reads it again."""
+    named: frozenset[str] = frozenset()
+    """Orders that the operator named last."""
+    named_at_s: float = float("-inf")
+    """When that was, monotonic."""
+    hello_at_s: float = float("-inf")
+    """When it last said who is here, monotonic."""
+    environment: str = ""
+    """Digest of what the server runs on; empty where that is not known."""
+    reports: dict[str, tuple[str, WatchReport]] = field(default_factory=dict)
+    """By slot: proposal, and what was judged of it last."""
+    behind: dict[str, float] = field(default_factory=dict)
+    """Orders that some process has not followed, and since when, monotonic seconds."""
+    history: History = field(default_factory=History)
+    """Samples of orders in force."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Ports and numbers, passed to every step."""
+
+    pod: PodRef
+    """Which pod this is."""
+    hinted: str
+    """Target that the injection named, as ``namespace/name``; empty where it named none."""
+    store: PodStore
+    clock: Clock
+    telemetry: Telemetry
+    traces: TraceSource
+    swapper: Swapper
+    operator: Operator
+    catalog: Recogniser
+    artifacts: Artifacts
+    spool: Spool
+    believed: Believed
+    settings: SidecarSettings
+    standing: Standing = field(default_factory=Standing)
+    release: str = ""
+    """Version of Retuned."""
+    tidy: Callable[[], None] = lambda: None
+    """Removes traces that were read."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held by whatever writes orders."""
+
+    @property
+    def environment(self) -> str:
+        """Digest of what the server runs on; empty where that is not known."""
+        return self.standing.environment
+
+    @property
+    def target(self) -> str:
+        """Target, as the operator named it; as the injection did before; empty before both."""
+        said = self.store.get(Kind.SELF, "target")
+        return str(said.body["target"]) if said is not None else self.hinted

@@ -1,0 +1,132 @@
+"""Orders as a sidecar keeps them, and what it tells of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from retuned.agent_wire import OrderDone, Outcome
+from retuned.contract import Digest
+from retuned.errors import TemporaryError
+from retuned.observing.seen import facts_of
+from retuned.ports import Stored
+from retuned.sidecar.context import STANDING, Context, Kind
+from retuned.stages import swap as swap_stage
+from retuned.stages.swap import SlotFacts, SwapOrder
+from retuned.stages.watch import WatchReport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """An order as it is kept."""
+
+    order: SwapOrder
+    """What was ordered."""
+    phase: str
+    """How far it has come."""
+
+
+def kept_order(ctx: Context, id: str) -> Kept | None:
+    """Return an order, whatever became of it; None where there is none that can be read."""
+    stored = ctx.store.get(Kind.ORDER, id)
+    return None if stored is None else _read(stored)
+
+
+def latest(ctx: Context) -> dict[str, Kept]:
+    """Return the newest order of each slot that is in force or on its way."""
+    newest: dict[str, Kept] = {}
+    for phase in STANDING:
+        for kept in map(_read, ctx.store.list(Kind.ORDER, phase=phase)):
+            if kept is None:
+                continue
+            known = newest.get(kept.order.definition)
+            if known is None or known.order.epoch < kept.order.epoch:
+                newest[kept.order.definition] = kept
+    return newest
+
+
+def slot_facts(ctx: Context) -> list[SlotFacts] | None:
+    """Ask the server how its slots stand; None where it does not answer."""
+    try:
+        return [facts_of(slot) for slot in ctx.swapper.slots()]
+    except TemporaryError as error:
+        log.info("the server does not answer: %s", error)
+        return None
+
+
+def fresh_epoch(ctx: Context, *, after: int = 0) -> int:
+    """Return an epoch that every process of the server will accept, for a way back from here."""
+    every = [kept.order for kept in map(_read, ctx.store.list(Kind.ORDER, limit=256)) if kept]
+    return max(after + 1, swap_stage.next_epoch(every, slot_facts(ctx) or ()))
+
+
+def fail(ctx: Context, order: SwapOrder, report: WatchReport) -> None:
+    """Remember that a proposal's swap is never to be carried out here again, and why."""
+    body = {"artifact": order.artifact, "report": report.model_dump(mode="json")}
+    ctx.store.add(Kind.FAILED, order.proposal, body, phase="final")
+
+
+def failure(ctx: Context, proposal: str) -> WatchReport | None:
+    """Return what was judged of a proposal that failed here; None where it did not."""
+    stored = ctx.store.get(Kind.FAILED, proposal)
+    return None if stored is None else WatchReport.model_validate(stored.body["report"])
+
+
+def harmful(ctx: Context) -> frozenset[Digest]:
+    """Return the artifacts that failed here: no way back leads to one."""
+    bodies = (stored.body for stored in ctx.store.list(Kind.FAILED))
+    return frozenset(str(body["artifact"]) for body in bodies if body["artifact"] is not None)
+
+
+def tell(
+    ctx: Context,
+    order: SwapOrder,
+    outcome: Outcome,
+    *,
+    reason: str = "",
+    detail: str = "",
+    took_ns: int | None = None,
+) -> None:
+    """Put what became of an order into the spool.
+
+    Raises
+    ------
+    TemporaryError
+        If it cannot be written.
+    """
+    said = OrderDone(
+        pod=ctx.pod,
+        target=ctx.target or order.target,
+        order=order.id,
+        proposal=order.proposal,
+        definition=order.definition,
+        epoch=order.epoch,
+        outcome=outcome,
+        reason=reason,
+        detail="".join(each if each.isprintable() else " " for each in detail)[:2000],
+        at=ctx.clock.now(),
+        took_ns=took_ns,
+    )
+    ctx.spool.add(said, key=f"{order.id} {outcome}")
+    ctx.telemetry.count("retuned_orders_total", outcome=str(outcome), reason=reason)
+
+
+def wanted_artifacts(ctx: Context) -> frozenset[Digest]:
+    """Return the artifacts that orders lead to, or back to."""
+    orders: Sequence[SwapOrder] = [kept.order for kept in latest(ctx).values()]
+    named = {each for order in orders for each in (order.artifact, order.previous)}
+    return frozenset(each for each in named if each is not None)
+
+
+def _read(stored: Stored) -> Kept | None:
+    try:
+        return Kept(order=SwapOrder.model_validate(stored.body), phase=stored.phase)
+    except ValidationError as error:
+        # one bad record must not stop the watch over all other slots
+        log.error("order %s is left out, it cannot be read: %s", stored.id, error)
+        return None

@@ -1,0 +1,213 @@
+"""What the operator is told: who is here, windows and drift, how slots stand, orders' outcomes.
+
+Windows, drift and outcomes go through the spool, so that nothing of them is lost while the operator
+is away. How slots stand is told as it is now, or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pydantic import ValidationError
+
+from retuned.agent_wire import (
+    MAX_PROCESSES,
+    VERSION,
+    DriftPost,
+    Hello,
+    OrderDone,
+    ProcessEnvironment,
+    ProfileReport,
+    SlotWatch,
+    WatchPost,
+    environment_digest,
+    skew_s,
+)
+from retuned.errors import Refused, TemporaryError
+from retuned.observing.context import DRIFT, WINDOW
+from retuned.ports import SlotState, Stored
+from retuned.sidecar.context import Context, Kind
+from retuned.sidecar.kept import failure, latest
+from retuned.stages.drift import DriftReport
+from retuned.stages.profile import WorkloadProfile
+from retuned.stages.swap import SwapKind
+from retuned.stages.watch import WatchReport, WatchSample
+
+log = logging.getLogger(__name__)
+
+_FOR_GOOD = frozenset({"body-invalid", "body-too-large", "not-json", "body-encoded"})
+"""Refusals of what is said; others are about who says it, and may pass."""
+_SKEW_S = 60.0
+
+
+def say_hello(ctx: Context) -> None:
+    """Say who is here, if it is time; learn the target and the key.
+
+    Raises
+    ------
+    TemporaryError, Refused, UnreadableInput
+        As `Operator.hello`.
+    """
+    now_s = ctx.clock.monotonic_s()
+    if now_s - ctx.standing.hello_at_s < ctx.settings.hello_s:
+        return
+    environments = _environments(ctx)
+    said = Hello(
+        pod=ctx.pod,
+        target=ctx.hinted,
+        version=VERSION,
+        release=ctx.release,
+        at=ctx.clock.now(),
+        environments=environments,
+        spool=len(ctx.spool),
+        lost=ctx.spool.lost,
+    )
+    answer = ctx.operator.hello(said)
+    ctx.believed.shown(answer.key)
+    _learn_target(ctx, answer.target)
+    ahead_s = skew_s(said, now=answer.at)
+    if abs(ahead_s) > _SKEW_S:  # nothing depends on it; people compare times
+        log.warning("this pod's clock is %.0f s ahead of the operator's", ahead_s)
+    ctx.telemetry.gauge("retuned_clock_skew_seconds", ahead_s)
+    if environments:  # until the server answers, it is asked again with each look
+        ctx.standing.hello_at_s = now_s
+
+
+def queue_reports(ctx: Context) -> int:
+    """Put windows and drift that are new into the spool; return how many."""
+    if not ctx.target:
+        return 0  # nobody knows yet whose they are
+    queued, told = 0, set(ctx.store.ids(Kind.TOLD))
+    for kind in (WINDOW, DRIFT):
+        for id in ctx.store.ids(kind):
+            if f"{kind} {id}" not in told:
+                stored = ctx.store.get(kind, id)
+                queued += stored is not None and _queue(ctx, stored)
+    return queued
+
+
+def tell_slots(ctx: Context) -> None:
+    """Tell how the slots stand now.
+
+    Raises
+    ------
+    TemporaryError
+        If the server or the operator does not answer.
+    Refused
+        As `Operator.post`.
+    """
+    if not ctx.target:
+        return
+    slots = ctx.swapper.slots()
+    samples = {sample.definition: sample for sample in ctx.swapper.samples()}
+    said = tuple(_slot(ctx, slot, samples.get(slot.definition)) for slot in slots)
+    ctx.operator.post(WatchPost(pod=ctx.pod, target=ctx.target, at=ctx.clock.now(), slots=said))
+
+
+def flush(ctx: Context) -> int:
+    """Tell what waits in the spool, until something keeps it; return how much was told.
+
+    Raises
+    ------
+    TemporaryError, Refused
+        As `Operator.post`; what was not told stays.
+    """
+    told = 0
+    for waiting in ctx.spool.waiting():
+        report = waiting.report
+        try:
+            if isinstance(report, OrderDone):
+                ctx.operator.done(report)
+            else:
+                ctx.operator.post(report)
+        except Refused as error:
+            if error.code not in _FOR_GOOD:
+                raise
+            log.error("a report is refused for good: %s", error)
+        ctx.spool.told(waiting)
+        told += 1
+    return told
+
+
+def _queue(ctx: Context, stored: Stored) -> bool:
+    """Put one record into the spool, then remember that: a crash in between queues it twice."""
+    try:
+        report = _report(ctx, stored)
+    except ValidationError as error:
+        log.error("%s %s cannot be told: %d faults", stored.kind, stored.id, error.error_count())
+        report = None
+    if report is not None:
+        ctx.spool.add(report, key=f"{stored.kind} {stored.id}")
+    ctx.store.add(Kind.TOLD, f"{stored.kind} {stored.id}", {}, phase="final")
+    return report is not None
+
+
+def _report(ctx: Context, stored: Stored) -> ProfileReport | DriftPost | None:
+    if stored.kind == WINDOW:
+        profile = WorkloadProfile.model_validate(stored.body["profile"])
+        return ProfileReport(pod=ctx.pod, target=ctx.target, id=stored.id, profile=profile)
+    report = DriftReport.model_validate(stored.body)
+    if not report.detected:
+        return None
+    return DriftPost(pod=ctx.pod, target=ctx.target, id=stored.id, report=report)
+
+
+def _slot(ctx: Context, slot: SlotState, sample: WatchSample | None) -> SlotWatch:
+    proposal, report = _judged(ctx, slot.definition)
+    return SlotWatch(
+        definition=slot.definition,
+        active=slot.active,
+        epoch=slot.epoch,
+        newest_epoch=max(slot.newest_epoch, slot.epoch),
+        tripped=slot.tripped[:300],
+        proposal=proposal,
+        sample=sample,
+        report=report,
+    )
+
+
+def _judged(ctx: Context, definition: str) -> tuple[str, WatchReport | None]:
+    """Return what the newest order of a slot is about, and what was judged of that."""
+    kept = latest(ctx).get(definition)
+    if kept is None:
+        return "", None
+    order = kept.order
+    harm = failure(ctx, order.proposal)
+    if order.kind is SwapKind.ROLLBACK and harm is not None:
+        return order.proposal, harm
+    proposal, report = ctx.standing.reports.get(definition, ("", None))
+    return order.proposal, report if proposal == order.proposal else None
+
+
+def _environments(ctx: Context) -> tuple[ProcessEnvironment, ...]:
+    try:
+        found = ctx.swapper.environments()
+    except TemporaryError as error:
+        log.info("the server does not say what it runs on: %s", error)
+        return ()
+    said = tuple(
+        ProcessEnvironment(
+            process=each.process,
+            cpu=each.cpu,
+            device=each.device,
+            device_name=each.device_name,
+            driver=each.driver,
+            runtime=each.runtime,
+            torch=each.torch,
+            triton=each.triton,
+            numerics=dict(each.numerics),
+        )
+        for each in found[:MAX_PROCESSES]
+    )
+    ctx.standing.environment = environment_digest(said) or ""
+    return said
+
+
+def _learn_target(ctx: Context, target: str) -> None:
+    body = {"target": target}
+    if ctx.store.add(Kind.SELF, "target", body, phase="current"):
+        log.info("this pod serves %s", target)
+    elif ctx.target != target:
+        log.warning("this pod serves %s now", target)
+        ctx.store.advance(Kind.SELF, "target", expect="current", to="current", body=body)
+        ctx.standing.revision = 0

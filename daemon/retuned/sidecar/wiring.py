@@ -1,0 +1,117 @@
+"""From settings to a sidecar: which real adapter stands behind each port in a pod."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping
+
+from retuned import catalog
+from retuned.adapters.clock import SystemClock
+from retuned.adapters.operator_api import OperatorApi
+from retuned.adapters.runtime_socket import RuntimeSocket
+from retuned.adapters.telemetry import PrometheusTelemetry
+from retuned.adapters.trace_folder import TraceFolders, WatchSettings
+from retuned.adapters.traces import ReadLimits
+from retuned.agent_wire import PodRef
+from retuned.errors import UsageError
+from retuned.observing.context import BATCH
+from retuned.observing.numbers import numbers_of
+from retuned.settings import Settings
+from retuned.sidecar.artifacts import Artifacts
+from retuned.sidecar.context import Context, SidecarSettings
+from retuned.sidecar.folders import EmptiedFolders
+from retuned.sidecar.program import Sidecar
+from retuned.sidecar.spool import Spool
+from retuned.sidecar.state import PodStore
+from retuned.sidecar.trusting import Believed
+from retuned.stages.swap import MixedEpochs
+
+_MAX_LAUNCHES = 50_000
+"""Launches that are read at a time: the memory of a sidecar is a pod's."""
+
+
+class Catalog:
+    """Kernels of the catalog, in whatever language: a slot that is not there counts nothing."""
+
+    def recognise(
+        self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+    ) -> tuple[str, Mapping[str, int]] | None:
+        """Return definition and variable axes of a launch; None if nobody knows it."""
+        binding = catalog.recognise(kernel, dims, dtypes)
+        return None if binding is None else (binding.definition, binding.axes)
+
+
+def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
+    """Connect everything; nothing runs yet.
+
+    Raises
+    ------
+    UsageError
+        If the pod or the operator is not named.
+    TemporaryError, UnreadableInput
+        If the state cannot be kept or read.
+    """
+    clock = SystemClock()
+    operator = _operator(settings)
+    pod = _pod(settings)
+    store = PodStore(settings.state_dir, clock=clock)
+    believed = Believed(store, configured=os.environ.get("RETUNED_TRUSTED_KEY", ""))
+    telemetry = PrometheusTelemetry()
+    source = TraceFolders(
+        settings.watch_dirs,
+        clock=clock,
+        known=store.ids(BATCH),
+        settings=WatchSettings(max_launches=_MAX_LAUNCHES),
+        limits=ReadLimits(input_bytes=settings.max_trace_bytes),
+    )
+    context = Context(
+        pod=pod,
+        hinted=f"{pod.namespace}/{settings.target}" if _is_named(settings) else "",
+        store=store,
+        clock=clock,
+        telemetry=telemetry,
+        traces=EmptiedFolders(
+            settings.watch_dirs, source=source, max_bytes=settings.max_folder_bytes
+        ),
+        swapper=RuntimeSocket(settings.sockets, key=believed.shown_to_servers),
+        operator=operator,
+        catalog=Catalog(),
+        artifacts=Artifacts(settings.state_dir / "artifacts", operator=operator, believed=believed),
+        spool=Spool(settings.state_dir / "spool", max_bytes=settings.spool_bytes),
+        believed=believed,
+        settings=SidecarSettings(
+            numbers=numbers_of(settings, stands_still_s=WatchSettings().settle_s),
+            mixed_epochs=MixedEpochs(settings.mixed_epochs),
+            catch_up_s=settings.catch_up_s,
+        ),
+        release=_release(),
+    )
+    return Sidecar(context), telemetry
+
+
+def _operator(settings: Settings) -> OperatorApi:
+    if not settings.agent_url or settings.token_file is None:
+        raise UsageError(
+            "a sidecar needs agent_url and token_file; the injection sets both, see `kubectl "
+            "retuned inject`"
+        )
+    return OperatorApi(settings.agent_url, token_file=settings.token_file, ca_file=settings.ca_file)
+
+
+def _pod(settings: Settings) -> PodRef:
+    if not (settings.pod_namespace and settings.pod_name and settings.pod_uid):
+        raise UsageError("a sidecar needs pod_namespace, pod_name and pod_uid")
+    return PodRef(namespace=settings.pod_namespace, name=settings.pod_name, uid=settings.pod_uid)
+
+
+def _is_named(settings: Settings) -> bool:
+    """Whether somebody named the target: the default is that of one machine."""
+    return "target" in settings.model_fields_set
+
+
+def _release() -> str:
+    try:
+        return importlib.metadata.version("retuned")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
