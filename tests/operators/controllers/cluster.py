@@ -192,10 +192,10 @@ class Cluster:
 
     def sidecars(self) -> None:
         """Let every sidecar ask for its orders, carry them out and tell how its server stands."""
+        target, proposals = self.target(), self.proposals()
         for server in self.servers.values():
             if server.says == "silent":
                 continue
-            target, proposals = self.target(), self.proposals()
             for order in desired_orders(
                 server.name, server.uid, target=target, proposals=proposals
             ):

@@ -26,6 +26,7 @@ from retuned_operator.runtime.errors import answered
 from retuned_operator.runtime.resources import Obj, Resource
 
 KERNEL = "rmsnorm_h512"
+ANOTHER = "rope_h512"
 ORIGINAL = examples.BASELINE
 WIN = Interval(lower=1.2, point=1.25, upper=1.3, confidence=0.995)
 
@@ -185,10 +186,12 @@ class FakeSignals:
 
 
 class FakeKernels:
-    """A catalog with one kernel, of which only the digest counts."""
+    """A catalog with two kernels, of which only the digest counts."""
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
-        return mock.Mock(spec=Solution, digest=ORIGINAL) if definition == KERNEL else None
+        return (
+            mock.Mock(spec=Solution, digest=ORIGINAL) if definition in (KERNEL, ANOTHER) else None
+        )
 
 
 class NoArchive:

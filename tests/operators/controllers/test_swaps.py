@@ -1,0 +1,275 @@
+"""What happens to swaps in a whole cluster: freezes, rivals, clocks, silence, deletion."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tests.operators import examples
+from tests.operators.controllers.cluster import WORLD, Cluster
+from tests.operators.controllers.memory import ANOTHER
+
+from retuned.stages.gate import DecisionKind, StopPolicy
+from retuned_operator.crds import ProposalPhase as P
+from retuned_operator.crds import proposal_spec
+from retuned_operator.runtime.resources import FREEZES, PODS, POLICIES, PROPOSALS
+
+OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
+"""A Tuesday, half past one in Berlin, in the window."""
+NEW = examples.ARTIFACT
+OTHER = "sha256:" + "9" * 64
+
+
+def propose(cluster: Cluster, name: str = "swp-1", artifact: str = NEW) -> None:
+    now = cluster.clock.now()
+    record = examples.a_proposal(
+        artifact=artifact, environment=WORLD, created_at=now, expires_at=now + timedelta(days=3)
+    )
+    spec = proposal_spec(record, target="chat", gpu_model="MI300X", experiment="exp-1")
+    cluster.put(PROPOSALS, examples.an_object("SwapProposal", name, spec))
+
+
+def phase(cluster: Cluster, name: str = "swp-1") -> P:
+    return next(p for p in cluster.proposals() if p.metadata.name == name).status.phase
+
+
+def agree(cluster: Cluster, name: str = "swp-1") -> None:
+    cluster.until(lambda: phase(cluster, name) is P.AWAITING_APPROVAL)
+    cluster.say("ada", on=name)
+    cluster.say("ben", on=name)
+
+
+def reached(cluster: Cluster, wanted: P, name: str = "swp-1") -> None:
+    cluster.until(lambda: phase(cluster, name) is wanted)
+
+
+def at_canary(pods: int = 3) -> Cluster:
+    cluster = Cluster(OPEN, pods=pods)
+    propose(cluster)
+    agree(cluster)
+    reached(cluster, P.ANALYZING)
+    return cluster
+
+
+def active(cluster: Cluster) -> list[str | None]:
+    return [each.active for each in cluster.servers.values()]
+
+
+def test_a_freeze_in_the_middle_of_a_canary_holds_it_and_its_end_lets_it_go_on() -> None:
+    cluster = at_canary()
+    cluster.freeze(StopPolicy.HOLD)
+    for _ in range(30):
+        cluster.turn()
+    assert active(cluster).count(NEW) == 1
+    assert phase(cluster) is P.ANALYZING
+    cluster.remove(FREEZES, "stop", namespace="")
+    reached(cluster, P.PROMOTED)
+
+
+@pytest.mark.parametrize("policy", [StopPolicy.HOLD_AND_DRAIN, StopPolicy.HOLD_AND_ROLLBACK])
+def test_a_freeze_that_drains_takes_a_canary_back_and_blames_nobody(policy: StopPolicy) -> None:
+    cluster = at_canary()
+    cluster.freeze(policy)
+    reached(cluster, P.ROLLED_BACK)
+    assert active(cluster) == [None] * 3
+    assert cluster.target().status.quarantine == ()
+
+
+def test_freezes_that_cannot_be_listed_hold_a_canary_and_do_not_hold_its_way_back() -> None:
+    cluster = at_canary()
+    cluster.operator.world.caches._current = lambda plural: plural != "tuningfreezes"  # type: ignore[attr-defined]
+    for _ in range(30):
+        cluster.turn()
+    assert active(cluster).count(NEW) == 1
+    cluster.say("eve", DecisionKind.REJECT)
+    reached(cluster, P.ROLLED_BACK)
+
+
+def test_a_freeze_that_cannot_be_read_stands() -> None:
+    cluster = Cluster(OPEN)
+    propose(cluster)
+    cluster.freeze()
+    with cluster.objects.storage.changed:
+        key, body = next(e for e in cluster.objects.storage.all() if e[0][0] == FREEZES)
+        cluster.objects.storage.put(key, {**body, "spec": {"stopPolicy": "Someday"}})
+    for _ in range(20):
+        cluster.turn()
+    assert phase(cluster) is P.AWAITING_APPROVAL
+    assert active(cluster) == [None] * 3
+
+
+def test_two_proposals_for_one_kernel_the_newer_one_takes_over() -> None:
+    cluster = Cluster(OPEN)
+    propose(cluster, "swp-a", NEW)
+    cluster.turn()
+    propose(cluster, "swp-b", OTHER)
+    cluster.turn()
+    assert phase(cluster, "swp-a") is P.SUPERSEDED
+    agree(cluster, "swp-b")
+    reached(cluster, P.PROMOTED, "swp-b")
+    assert active(cluster) == [OTHER] * 3
+
+
+def propose_for_another_kernel(cluster: Cluster) -> None:
+    body = next(each for each in cluster.all(PROPOSALS))
+    spec = body["spec"] | {"kernel": ANOTHER, "artifact": {"digest": OTHER}}
+    cluster.put(PROPOSALS, examples.an_object("SwapProposal", "swp-b", spec))
+
+
+def test_of_two_agreed_proposals_for_one_target_one_begins_and_the_other_waits() -> None:
+    cluster = Cluster(OPEN)
+    propose(cluster, "swp-a", NEW)
+    agree(cluster, "swp-a")
+    reached(cluster, P.ANALYZING, "swp-a")
+    propose_for_another_kernel(cluster)
+    agree(cluster, "swp-b")
+    for _ in range(4):
+        cluster.turn()
+    waiting = next(p for p in cluster.proposals() if p.spec.kernel == ANOTHER)
+    assert (waiting.status.phase, waiting.status.reason) == (P.SCHEDULED, "other-rollout")
+    assert waiting.status.rollout is None
+
+
+def test_caches_that_lag_never_let_two_rollouts_begin_at_once() -> None:
+    """The watch brings nothing for a while: what was written is what counts."""
+    cluster = Cluster(OPEN)
+    propose(cluster, "swp-a", NEW)
+    propose_for_another_kernel(cluster)
+    cluster.until(lambda: {p.status.phase for p in cluster.proposals()} == {P.AWAITING_APPROVAL})
+    for name in ("swp-a", "swp-b"):
+        for user in ("ada", "ben"):
+            cluster.say(user, on=name)
+    cluster.sidecars()
+    cluster.operator.sync()
+    with cluster.virtual_time():
+        for _ in range(6):
+            cluster.operator.look(sync=False)
+            cluster.clock.advance(1.0)
+    under_way = [p for p in cluster.proposals() if p.status.rollout is not None]
+    assert [p.metadata.name for p in under_way] == ["swp-a"]
+    assert cluster.operator.errors == []  # nobody has written over anybody
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_pods_whose_clock_is_hours_off_are_swapped_and_taken_back_all_the_same(hours: int) -> None:
+    cluster = Cluster(OPEN)
+    propose(cluster)
+    agree(cluster)
+    cluster.skew = timedelta(hours=hours)
+    reached(cluster, P.PROMOTED)
+    assert active(cluster) == [NEW] * 3
+    next(iter(cluster.servers.values())).says = "rollback"
+    reached(cluster, P.ROLLED_BACK)
+    assert active(cluster) == [None] * 3
+
+
+def test_an_operator_that_begins_anew_does_not_take_silence_for_a_swap_that_never_was() -> None:
+    cluster = at_canary()
+    (swapped,) = (each for each in cluster.servers.values() if each.active == NEW)
+    for each in cluster.servers.values():
+        each.says = "silent"
+    cluster.clock.advance(3600.0)
+    cluster.restart()
+    cluster.turn()
+    (proposal,) = cluster.proposals()
+    assert not proposal.status.phase.is_going_back
+    assert proposal.status.rollout is not None
+    assert [t.done for t in proposal.status.rollout.pods] == [True]
+    for each in cluster.servers.values():
+        each.says = "keep"
+    reached(cluster, P.PROMOTED)
+    assert len(swapped.swaps) == 1
+
+
+def test_a_server_that_crashes_after_its_swap_takes_everybody_back() -> None:
+    cluster = at_canary(pods=2)
+    (swapped,) = (each for each in cluster.servers.values() if each.active == NEW)
+    at = cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+    ended = {"terminated": {"exitCode": 139, "finishedAt": at}}
+    containers = [{"name": "server", "restartCount": 1, "lastState": ended}]
+    cluster.change(
+        PODS, swapped.name, {"status": {"containerStatuses": containers}}, subresource="status"
+    )
+    reached(cluster, P.ROLLED_BACK)
+    assert [q.digest for q in cluster.target().status.quarantine] == [NEW]
+
+
+def test_who_deletes_a_proposal_that_is_under_way_takes_it_back_before_it_goes() -> None:
+    cluster = at_canary()
+    cluster.remove(PROPOSALS, "swp-1")
+    assert [p.metadata.name for p in cluster.proposals()] == ["swp-1"]
+    cluster.until(lambda: cluster.proposals() == [])
+    assert active(cluster) == [None] * 3
+
+
+def test_a_policy_that_cannot_be_used_is_said_so_and_holds_everything() -> None:
+    cluster = Cluster(OPEN)
+    propose(cluster)
+    cluster.until(lambda: phase(cluster) is P.AWAITING_APPROVAL)
+    window = {"kind": "deny", "schedule": "0 9 * * *", "duration": "8h", "timeZone": "Mars/Base"}
+    cluster.change(POLICIES, "prod", {"spec": {"windows": [window]}})
+    cluster.say("ada")
+    cluster.say("ben")
+    for _ in range(5):
+        cluster.turn()
+    conditions = cluster.all(POLICIES)[0]["status"]["conditions"]
+    assert [c["status"] for c in conditions if c["type"] == "Ready"] == ["False"]
+    (proposal,) = cluster.proposals()
+    assert (proposal.status.reason, proposal.status.rollout) == ("unreadable", None)
+
+
+def test_a_decision_is_marked_with_whether_it_counts() -> None:
+    cluster = Cluster(OPEN)
+    propose(cluster)
+    cluster.until(lambda: phase(cluster) is P.AWAITING_APPROVAL)
+    cluster.say("ada")
+    cluster.say("mallory")
+    for _ in range(2):
+        cluster.turn()
+    from retuned_operator.runtime.resources import DECISIONS
+
+    said = {
+        body["spec"]["user"]: body["status"]["conditions"][0]["status"]
+        for body in cluster.all(DECISIONS)
+    }
+    assert said == {"ada": "True", "mallory": "False"}
+    assert cluster.telemetry.total("retuned_swap_decisions_total") == 2
+
+
+def test_break_glass_reaches_one_pod_and_waits_for_a_quorum() -> None:
+    cluster = Cluster(OPEN.replace(hour=12))
+    propose(cluster)
+    cluster.until(lambda: phase(cluster) is P.AWAITING_APPROVAL)
+    cluster.say("lea", DecisionKind.BREAK_GLASS)
+    for _ in range(80):
+        cluster.turn()
+    assert active(cluster).count(NEW) == 1
+    assert phase(cluster) is P.WATCHING
+
+
+def test_a_target_says_how_many_pods_report_and_what_they_run_on() -> None:
+    cluster = Cluster(OPEN)
+    cluster.turn()
+    status = cluster.target().status
+    assert (status.pods, status.reporting_pods) == (3, 3)
+    assert status.environment == WORLD
+    for each in cluster.servers.values():
+        each.says = "silent"
+    cluster.turn(seconds=200.0)
+    cluster.turn()
+    status = cluster.target().status
+    assert (status.reporting_pods, status.environment) == (0, None)
+
+
+def test_pods_and_swaps_leave_no_more_than_twenty_steps_of_history() -> None:
+    cluster = at_canary()
+    for _ in range(12):
+        for each in cluster.servers.values():
+            each.says = "none"
+        cluster.until(lambda: phase(cluster) is P.PAUSED)
+        cluster.clock.advance(60.0)
+        cluster.say("eve")
+        cluster.until(lambda: phase(cluster) is not P.PAUSED)
+    (proposal,) = cluster.proposals()
+    assert len(proposal.status.history) <= 20
+    assert len(proposal.status.conditions) <= 16
