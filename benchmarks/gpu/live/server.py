@@ -163,6 +163,7 @@ async def _read(request: Request, kind: type[R]) -> R | Response:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu.live.server", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--mode", choices=("eager", "graphs"), default="eager")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")

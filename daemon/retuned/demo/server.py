@@ -162,12 +162,12 @@ def serve_model(
     from retuned.demo.engine import Engine
     from retuned.demo.metrics import ServerMetrics
 
+    listener = cleanup.enter_context(_listen(options.host, options.port))
     metrics = ServerMetrics(CollectorRegistry())
     mailboxes = Mailboxes()
     limits = EngineLimits(token_budget=options.token_budget, max_running=options.max_running)
     engine = Engine(model, limits=limits, deliver=mailboxes.deliver, hooks=[metrics, *hooks])
     service = Service(engine, mailboxes, metrics=metrics, shape=shape, inject_fault=inject_fault)
-    listener = cleanup.enter_context(_listen(options.host, options.port))
 
     def ready() -> None:
         _announce(listener, ready_s=time.monotonic() - started_s)
