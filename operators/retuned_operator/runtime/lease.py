@@ -212,6 +212,9 @@ class Leader:
             except ApiError as error:
                 log.warning("lease %s was not renewed: %s", self._name, error)
                 held = self.is_leading()  # until the deadline
+            except Exception:  # who does not know whether it leads does not lead
+                log.exception("lease %s cannot be understood", self._name)
+                held = False
             if not held or not self.is_leading():
                 self._lost = True
                 log.error("%s lost the lease %s", self.identity, self._name)

@@ -1,8 +1,9 @@
 """Keeps a store like the API server's: list once, watch from there, and list again where it must.
 
-A watch can die without a word: the server went away behind a proxy, and nothing ever arrives. A
-healthy server sends a bookmark about once a minute, so silence for longer (`Timeouts.stall_s`) ends
-the watch, and it goes on from where it was. Tries after a failure wait longer each time.
+A watch can die without a word: the server went away behind a proxy, and nothing ever arrives. So
+the server is asked to end each watch after a minute (`Timeouts.watch_s`), and silence for longer
+(`Timeouts.stall_s`) ends it here; either way it goes on from where it was. Tries after a failure
+wait longer each time.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Reflector:
         self._watch: Watch | None = None
 
     def silent_s(self) -> float:
-        """Return for how many seconds the server has said nothing; infinite before the first list.
+        """Return for how many seconds the store has learnt nothing; infinite before the first list.
 
         What must not be decided on old data (freezes, decisions) asks this.
         """
@@ -144,6 +145,11 @@ class Reflector:
             if not stop.is_set():
                 log.warning("%s: %s (failure %d in a row)", plural, error, self._failures)
             return error.code
+        except Exception:  # what cannot be taken in must not end the work for good
+            self._failures += 1
+            self._version = ""
+            log.exception("%s: an answer that nobody expected; all are listed again", plural)
+            return "bug"
         if self._clock() - began < _SHORT_S:
             self._failures += 1
             return "watch-too-short"
@@ -163,13 +169,13 @@ class Reflector:
         ):
             there.update(map(self._take, page.items))
             version = page.version
-            self._heard_at = self._clock()
         for key in self._store.keys(namespace=chosen.namespace):
             if key not in there:
                 self._drop(key)
         if not version:
             raise Unavailable(f"list {chosen.resource.plural}: the answer has no version")
         self._version, self._in_pages = version, True
+        self._heard_at = self._clock()
         self.synced.set()
 
     def _follow(self, stop: threading.Event) -> None:
@@ -196,14 +202,14 @@ class Reflector:
                     self._watch = None
 
     def _hear(self, event: WatchEvent) -> None:
-        self._failures = 0
-        self._heard_at = self._clock()
         if event.type is EventType.DELETED:
             self._drop(key_of(event.body))
         elif event.type is not EventType.BOOKMARK:
             self._take(event.body)
         if event.version:
             self._version = event.version
+        self._failures = 0
+        self._heard_at = self._clock()
 
     def _take(self, body: Obj) -> str:
         key = key_of(body)

@@ -1,7 +1,7 @@
 """Copies of what was listed and watched, with look-ups.
 
-Objects are held as JSON text: a tenth of the memory of their dicts, and nobody can change what
-others read. ``managedFields`` are left out: nobody here reads them, and they are half of an object.
+Objects are held as JSON text: it takes less memory than dicts, and nobody can change what others
+read. ``managedFields`` are left out: nobody here reads them, and they can be half of an object.
 """
 
 from __future__ import annotations

@@ -40,11 +40,11 @@ class Timeouts:
     """Seconds until it takes the connection."""
     answer_s: float = 15.0
     """Seconds in which something of an answer must arrive."""
-    watch_s: float = 290.0
-    """Seconds after which a watch is to end by itself."""
+    watch_s: float = 60.0
+    """Seconds after which the server is to end a watch by itself, a bookmark first. Bookmarks alone
+    are no sign of life: of a quiet kind the first one can take two minutes."""
     stall_s: float = 70.0
-    """Seconds of silence after which a watch counts as dead; a healthy server sends a bookmark
-    about every minute."""
+    """Seconds of silence after which a watch counts as dead; longer than `watch_s`."""
 
 
 class Transport:
@@ -146,9 +146,7 @@ class Transport:
         headers = {"Accept": "application/json", "User-Agent": self._agent}
         if body is not None:
             headers["Content-Type"] = content_type
-        bearer = self._configuration.auth_settings().get("BearerToken")  # renews what is old
-        if bearer and bearer["value"]:
-            headers["Authorization"] = str(bearer["value"])
+        headers |= self._credentials(f"{method} {path}")
         url = f"{self._configuration.host}{path}"
         if query:
             url += f"?{urlencode(query)}"
@@ -165,6 +163,14 @@ class Transport:
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _no_answer(f"{method} {path}", error) from error
+
+    def _credentials(self, what: str) -> dict[str, str]:
+        """Return the header that says who asks; empty where a certificate does."""
+        try:
+            bearer = self._configuration.auth_settings().get("BearerToken")  # renews what is old
+        except (kubernetes_config.ConfigException, OSError, ValueError) as error:
+            raise _no_answer(f"{what}: the token cannot be read", error) from error
+        return {"Authorization": str(bearer["value"])} if bearer and bearer["value"] else {}
 
 
 class Stream:

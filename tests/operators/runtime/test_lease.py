@@ -201,6 +201,23 @@ def test_a_renewal_without_an_answer_is_found_to_have_been_done(fake: FakeApi) -
     assert not lost.is_set()
 
 
+def test_a_lease_that_nobody_can_understand_is_lost(
+    fake: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = threading.Event()
+    one = a_leader(fake, "one", lost=lost)
+    assert one.acquire(NEVER)
+    body = lease(fake)
+    fake.api().replace(LEASES, body | {"spec": {**body["spec"], "leaseTransitions": "many"}})
+    fake.api().patch(
+        LEASES, "retuned-operator", change={"spec": {"holderIdentity": ""}}, namespace="default"
+    )
+    with in_thread(one.hold):
+        assert lost.wait(30)
+    assert "cannot be understood" in caplog.text
+    assert not one.is_leading()
+
+
 def test_two_that_begin_at_the_same_moment_do_not_both_lead(fake: FakeApi) -> None:
     leaders = [a_leader(fake, f"l{n}") for n in range(4)]
     stop, led = threading.Event(), list[Leader]()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.client.configuration import Configuration
 from tests.fakeapi.faults import Fault
 from tests.fakeapi.server import FakeApi
 
@@ -21,11 +22,12 @@ from retuned_operator.runtime.errors import (
     Conflict,
     Gone,
     NotFound,
+    Unauthorized,
     Unavailable,
     answered,
 )
 from retuned_operator.runtime.resources import CONFIG_MAPS, DECISIONS, FREEZES, PODS
-from retuned_operator.runtime.transport import Timeouts, configuration_of
+from retuned_operator.runtime.transport import Timeouts, Transport, configuration_of
 
 SHORT = Timeouts(connect_s=5.0, answer_s=0.3, watch_s=20.0, stall_s=0.3)
 NOTES = {"metadata": {"name": "notes", "namespace": "default"}, "data": {"a": "1"}}
@@ -184,6 +186,29 @@ def test_a_kubeconfig_that_is_none_is_refused_with_what_is_wrong(tmp_path: Path)
     strange.write_text("apiVersion: v1\nkind: Config\ncontexts: []\n", "utf-8")
     with pytest.raises(UsageError, match="no way to an API server"):
         configuration_of(strange, context="none")
+
+
+def test_a_token_that_is_renewed_is_used_and_one_that_cannot_be_read_is_no_crash(
+    fake: FakeApi,
+) -> None:
+    tokens = ["admin", "another"]
+
+    def renew(configuration: Configuration) -> None:
+        if not tokens:
+            raise OSError("the token's file is gone")
+        configuration.api_key["BearerToken"] = f"Bearer {tokens.pop(0)}"
+
+    configuration = Configuration(host=fake.url)
+    configuration.api_key["BearerToken"] = "Bearer old"
+    configuration.refresh_api_key_hook = renew
+    api = Api(Transport(configuration, timeouts=Timeouts()))
+    get(api)
+    with pytest.raises(Unauthorized):
+        get(api)
+    with pytest.raises(Unavailable, match="the token cannot be read") as caught:
+        get(api)
+    assert "Bearer" not in str(caught.value)
+    api.close()
 
 
 @given(
