@@ -55,7 +55,8 @@ def completed(
         return [], _FILES
     option = next((p for p in command.params if before in p.opts), None)
     if option is not None and not getattr(option, "is_flag", False):
-        return _beginning([str(c) for c in getattr(option.type, "choices", ())], last), _NO_FILES
+        offered = option.shell_complete(typer.Context(command), last)
+        return _beginning([str(each.value) for each in offered], last), _NO_FILES
     if last.startswith("-"):
         names = [each for p in command.params for each in p.opts if each.startswith("-")]
         return _beginning([*names, "--help"], last), _NO_FILES

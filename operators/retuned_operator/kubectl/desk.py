@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from retuned.errors import Refused, UnreadableInput, UsageError
 from retuned_operator.crds import (
@@ -27,7 +27,9 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
-from retuned_operator.runtime.watching import Listing
+
+if TYPE_CHECKING:
+    from retuned_operator.runtime.watching import Listing
 
 _SHORTEST = 3
 _MAX_GROUPS = 64

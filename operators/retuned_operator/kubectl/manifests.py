@@ -7,7 +7,9 @@ type on its way (``0644``, ``1e3``, ``on``). Comments of changed documents are l
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ from retuned.errors import UnreadableInput
 from retuned_operator.kubectl.nodes import (
     child_of,
     documents,
-    refuse_what_is_shared,
+    refuse_what_is_unclear,
     represented,
     value_of,
     written,
@@ -75,6 +77,9 @@ def changed(
     if len(text) > MAX_BYTES:
         raise UnreadableInput("too-large", where=where, message=f"larger than {MAX_BYTES} bytes")
     given = {name: value for name, value in ((TARGET, target), (CONTAINER, container)) if value}
+    if text.lstrip()[:1] == "{":
+        with suppress(ValueError, RecursionError):
+            return _changed_json(json.loads(text), text, settings=settings, given=given)
     parts, workloads, end = [], [], 0
     try:
         for begin, stop, node in documents(text):
@@ -92,6 +97,39 @@ def changed(
     except RecursionError:
         raise UnreadableInput("not-yaml", where=where, message="is nested too deeply") from None
     return Changed(text="".join((*parts, text[end:])), workloads=tuple(workloads))
+
+
+def _changed_json(
+    body: Any,  # noqa: ANN401 - any JSON
+    text: str,
+    *,
+    settings: SidecarSettings,
+    given: Mapping[str, str],
+) -> Changed:
+    """Do the same where the stream is one JSON document; it stays JSON."""
+    is_list = str(body.get("kind", "")).endswith("List") and isinstance(body.get("items"), list)
+    workloads = []
+    for item in body["items"] if is_list else [body]:
+        for place, template in templates_of(item) if isinstance(item, dict) else ():
+            result = inject(_annotated(template, given), settings=settings, always=True)
+            workloads.append(Workload(name=_name(item), result=result))
+            if result.reason is None:
+                below = item
+                for key in place[:-1]:
+                    below = below[key]
+                if place:
+                    below[place[-1]] = result.pod
+                else:
+                    item |= result.pod
+    if any(each.result.reason is None for each in workloads):
+        text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+    return Changed(text=text, workloads=tuple(workloads))
+
+
+def _name(body: Mapping[str, Any]) -> str:
+    metadata = body.get("metadata")
+    name = metadata.get("name", "") if isinstance(metadata, Mapping) else ""
+    return f"{body.get('kind')} {name}".strip()
 
 
 def _objects(node: yaml.Node) -> Iterator[yaml.MappingNode]:
@@ -116,9 +154,9 @@ def _injected(
     """Change the pods of one object in place; yield what became of them."""
     if not _has_pods(node):
         return
-    refuse_what_is_shared(node)
+    refuse_what_is_unclear(node)
     body = value_of(node)
-    name = f"{body.get('kind')} {(body.get('metadata') or {}).get('name', '')}".strip()
+    name = _name(body)
     for place, template in templates_of(body):
         said = _annotated(template, given)
         result = inject(said, settings=settings, always=True)
@@ -188,17 +226,32 @@ def _merged(old: yaml.Node | None, value: object) -> yaml.Node:
 
 
 def _descend(node: yaml.Node, part: str) -> yaml.Node:
+    """Return what is below, as this place's own: an alias may stand elsewhere too."""
     if isinstance(node, yaml.SequenceNode):
+        node.value[int(part)] = _own(node.value[int(part)])
         found: yaml.Node = node.value[int(part)]
         return found
+    assert isinstance(node, yaml.MappingNode), "a path leads through mappings and lists"
     child = child_of(node, part)
-    if child is None or (isinstance(child, yaml.ScalarNode) and child.value in ("", "null", "~")):
-        fresh = yaml.MappingNode("tag:yaml.org,2002:map", [], flow_style=False)
-        assert isinstance(node, yaml.MappingNode), "a path leads through mappings and lists"
-        kept = [(k, n) for k, n in node.value if n is not child]
-        node.value[:] = [*kept, (represented(part), fresh)]
-        return fresh
-    return child
+    own = _own(child)
+    if child is None:
+        node.value.append((represented(part), own))
+    else:
+        node.value[:] = [(key, own if kept is child else kept) for key, kept in node.value]
+    return own
+
+
+def _own(node: yaml.Node | None) -> yaml.Node:
+    """Return a copy with the same children; a new mapping in place of nothing."""
+    if isinstance(node, yaml.SequenceNode | yaml.MappingNode):
+        return type(node)(
+            node.tag,
+            list(node.value),
+            start_mark=node.start_mark,
+            end_mark=node.end_mark,
+            flow_style=node.flow_style,
+        )
+    return yaml.MappingNode("tag:yaml.org,2002:map", [], flow_style=False)
 
 
 def _node_at(node: yaml.Node, place: Place) -> yaml.Node:

@@ -11,6 +11,8 @@ import yaml
 
 _MAX_DEPTH = 100
 _MAX_DOCUMENTS = 5_000
+_MAX_NODES = 200_000
+"""Values of one document with pods; more than an API server takes."""
 _NUMBER = re.compile(r"[-+.]?[0-9]")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "~"})
 
@@ -95,18 +97,16 @@ def child_of(node: yaml.Node, name: str) -> yaml.Node | None:
     return next((n for key, n in node.value if key.value == name), None)
 
 
-def refuse_what_is_shared(node: yaml.Node) -> None:
-    """Refuse aliases and keys that come twice: a change to one place would be one to others."""
-    seen: set[int] = set()
-    waiting = [node]
+def refuse_what_is_unclear(node: yaml.Node) -> None:
+    """Refuse keys that come twice or from elsewhere, and aliases that unfold to too much."""
+    waiting, count = [node], 0
     while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
+        each, count = waiting.pop(), count + 1
+        if count > _MAX_NODES:
             raise yaml.MarkedYAMLError(
-                problem="anchors and aliases are not supported here; write them out",
+                problem=f"more than {_MAX_NODES} values, aliases unfolded",
                 problem_mark=each.start_mark,
             )
-        seen.add(id(each))
         if isinstance(each, yaml.MappingNode):
             names = [str(key.value) for key, _ in each.value]
             if len(set(names)) < len(names) or "<<" in names:
@@ -144,7 +144,7 @@ def represented(value: object) -> yaml.Node:
 def written(node: yaml.Node) -> str:
     """Return a document as text, with its lists set in or not as they were."""
     dumper = _Indented if _is_indented(node) else _Dumper
-    text: str = yaml.serialize(node, Dumper=dumper, width=1000)
+    text: str = yaml.serialize(node, Dumper=dumper, width=10**9)
     return text
 
 
