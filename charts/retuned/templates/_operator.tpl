@@ -9,9 +9,9 @@
 {{- end }}
 {{- $body := dict
   "namespaces" .Values.scope.namespaces
-  "env" .Values.scope.environment
-  "prometheus_url" .Values.monitoring.prometheusUrl
-  "allow_service_accounts" .Values.admissionPolicies.allowServiceAccounts
+  "environment" .Values.scope.environment
+  "prometheusUrl" .Values.monitoring.prometheusUrl
+  "allowServiceAccounts" .Values.admissionPolicies.allowServiceAccounts
 }}
 {{- $endpoint := dict }}
 {{- with $jobs.endpoint }}
@@ -20,32 +20,32 @@
 {{- $tuning := dict
   "image" (include "retuned.image" (list . $jobs.image))
   "namespace" $jobs.namespace
-  "pull_policy" .Values.image.pullPolicy
-  "pull_secrets" .Values.image.pullSecrets
-  "priority_class" $jobs.priorityClass.name
+  "pullPolicy" .Values.image.pullPolicy
+  "pullSecrets" .Values.image.pullSecrets
+  "priorityClass" $jobs.priorityClass.name
   "queue" (ternary $jobs.kueue.localQueue "" $jobs.kueue.enabled)
-  "gpu_resources" $jobs.gpuResources
-  "gpu_models" $jobs.gpuModels
-  "device_groups" $groups
-  "runtime_class" $jobs.runtimeClassName
-  "user_namespaces" $jobs.userNamespaces
+  "gpuResources" $jobs.gpuResources
+  "gpuModels" $jobs.gpuModels
+  "deviceGroups" $groups
+  "runtimeClass" $jobs.runtimeClassName
+  "userNamespaces" $jobs.userNamespaces
   "tolerations" $jobs.tolerations
-  "user_id" (int64 $jobs.userId)
+  "userId" (int64 $jobs.userId)
   "claim" $jobs.resultsClaim
   "sizes" $jobs.sizes
-  "keep_s" (int $jobs.keepSeconds)
+  "keepSeconds" (int $jobs.keepSeconds)
   "endpoint" ($endpoint | default nil)
-  "endpoint_secret" $jobs.endpoint.secret
+  "endpointSecret" $jobs.endpoint.secret
 }}
 {{- $sidecar := dict
   "image" (include "retuned.image" (list . .Values.sidecar.image))
-  "agent_url" (include "retuned.agentUrl" .)
-  "pull_policy" .Values.image.pullPolicy
-  "token_s" (int .Values.sidecar.tokenSeconds)
-  "user_id" (int64 .Values.sidecar.userId)
-  "trusted_keys" (join "," .Values.sidecar.trustedKeys)
+  "agentUrl" (include "retuned.agentUrl" .)
+  "pullPolicy" .Values.image.pullPolicy
+  "tokenSeconds" (int .Values.sidecar.tokenSeconds)
+  "userId" (int64 .Values.sidecar.userId)
+  "trustedKeys" (join "," .Values.sidecar.trustedKeys)
   "cpu" .Values.sidecar.cpu
-  "cpu_limit" .Values.sidecar.cpuLimit
+  "cpuLimit" .Values.sidecar.cpuLimit
   "memory" .Values.sidecar.memory
   "artifacts" .Values.sidecar.artifacts
 }}

@@ -8,6 +8,7 @@ settings that stand for values, whose places then become template expressions.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import yaml
@@ -30,6 +31,7 @@ from retuned_operator.manifests.roles import (
 )
 from retuned_operator.manifests.sandbox import container_security, pod_security
 from retuned_operator.manifests.settings import Endpoint, SidecarSettings
+from retuned_operator.manifests.settings_data import value_name
 
 HEADER = "# Made by scripts/chart_sync.py from retuned_operator.manifests; do not edit.\n"
 _TOKEN_S, _USER_ID = 86_399, 1_999_999_937
@@ -47,21 +49,6 @@ _TEXTS = {
     "artifacts": "VALUE-artifacts",
 }
 _TARGET = "VALUE-target"
-_VALUES = {
-    "image": "image",
-    "agent_url": "agentUrl",
-    "pull_policy": "pullPolicy",
-    "ca_config_map": "caConfigMap",
-    "audience": "audience",
-    "token_s": "tokenSeconds",
-    "user_id": "userId",
-    "trusted_keys": "trustedKeys",
-    "cpu": "cpu",
-    "cpu_limit": "cpuLimit",
-    "memory": "memory",
-    "artifacts": "artifacts",
-}
-"""Name of each setting of the sidecar among the values of the library chart."""
 
 
 def manifest_files() -> dict[str, str]:
@@ -133,7 +120,9 @@ def _defaults() -> dict[str, Any]:
     settings = SidecarSettings(image="-", agent_url="https://-")
     required = {"image", "agent_url"}
     return {
-        value: getattr(settings, name) for name, value in _VALUES.items() if name not in required
+        value_name(each.name): getattr(settings, each.name)
+        for each in fields(settings)
+        if each.name not in required
     }
 
 
@@ -143,7 +132,7 @@ def _with_values(text: str) -> str:
     number = ".userId | int64"
     holes = {f"'{_USER_ID}'": f"{{{{ {number} | quote }}}}", str(_USER_ID): f"{{{{ {number} }}}}"}
     holes[str(_TOKEN_S)] = "{{ .tokenSeconds | int64 }}"
-    holes |= {stands: _quoted(_VALUES[name]) for name, stands in _TEXTS.items()}
+    holes |= {stands: _quoted(value_name(name)) for name, stands in _TEXTS.items()}
     holes[_TARGET] = _quoted("target")
     for stands, expression in holes.items():
         if stands not in text:

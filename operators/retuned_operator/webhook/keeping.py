@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from retuned.plain_files import NotPlain, read_plain
-from retuned_operator.manifests.names import labels
+from retuned_operator.manifests.names import MANAGER, labels
 from retuned_operator.runtime.errors import AlreadyExists, Conflict, NotFound
 from retuned_operator.runtime.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, SECRETS, Resource
 from retuned_operator.webhook.certificates import (
@@ -36,6 +36,8 @@ AUTHORITY = "retuned-agent-ca"
 """ConfigMap with ``ca.crt`` in every namespace with servers; sidecars believe it."""
 WEBHOOK = "retuned-sidecar"
 """The MutatingWebhookConfiguration whose ``caBundle`` is kept."""
+MANAGED_BY = "app.kubernetes.io/managed-by"
+"""Label that says who made an object."""
 LOOK_AGAIN = timedelta(minutes=10)
 _TAKEN_BY_OTHERS = 3
 """Tries against others who write the same Secret."""
@@ -96,7 +98,7 @@ class Keeper:
             if due == material:
                 return due
             try:
-                self._write(due, version=str(found.get("metadata", {}).get("resourceVersion", "")))
+                self._write(due, over=found)
             except (Conflict, AlreadyExists):
                 if not left:
                     raise
@@ -111,10 +113,15 @@ class Keeper:
         except NotFound:
             return {}
 
-    def _write(self, material: Material, *, version: str) -> None:
+    def _write(self, material: Material, *, over: Mapping[str, Any]) -> None:
         data = write_material(material)
-        metadata = {"name": SECRET, "namespace": self.namespace, "labels": labels("operator")}
+        metadata: dict[str, Any] = {"name": SECRET, "namespace": self.namespace}
+        said = over.get("metadata", {})
+        version = str(said.get("resourceVersion", ""))
         metadata |= {"resourceVersion": version} if version else {}
+        # the chart's labels are Helm's: an upgrade would be refused if we had taken them
+        if (said.get("labels") or {}).get(MANAGED_BY, MANAGER) == MANAGER:
+            metadata["labels"] = labels("operator")
         encoded = {name: base64.b64encode(value).decode() for name, value in data.items() if value}
         self.api.apply(SECRETS, {"metadata": metadata, "data": encoded})
 
