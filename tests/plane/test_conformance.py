@@ -42,8 +42,10 @@ from retuned_operator.runtime.resources import (
     JOBS,
     LEASES,
     NAMESPACES,
+    PODS,
     POLICIES,
     PROPOSALS,
+    SERVICE_ACCOUNTS,
     TARGETS,
     TOKEN_REVIEWS,
     Obj,
@@ -73,6 +75,29 @@ def ours(server: Server, body: Obj, **metadata: Any) -> Obj:
     """Return an example as somebody would send it."""
     name = metadata.pop("name", body["metadata"]["name"])
     return {"metadata": server.metadata(name, **metadata), "spec": body["spec"]}
+
+
+def a_pods_token(server: Server, *, audience: str) -> tuple[str, str]:
+    """Return a token of a pod's own account, and the pod's uid."""
+    api, here = server.api, server.namespace
+    api.create(SERVICE_ACCOUNTS, {"metadata": server.metadata("chat")})
+    containers = [{"name": "server", "image": "nothing/runs:here"}]
+    spec = {"serviceAccountName": "chat", "containers": containers, "nodeName": "nowhere"}
+    pod = api.create(PODS, {"metadata": server.metadata("chat-0"), "spec": spec})
+    uid = str(pod["metadata"]["uid"])
+    if server.fake is not None:
+        extra = {"name": "chat-0", "uid": uid}
+        who = Identity(
+            name=f"system:serviceaccount:{here}:chat",
+            extra={f"authentication.kubernetes.io/pod-{k}": (v,) for k, v in extra.items()},
+            audiences=(audience,),
+        )
+        server.fake.access.add("a-pods-token", who)
+        return "a-pods-token", uid
+    assert server.plane is not None
+    asked = ("create", "token", "chat", f"--namespace={here}", f"--audience={audience}")
+    bound = ("--bound-object-kind=Pod", "--bound-object-name=chat-0")
+    return server.plane.kubectl(*asked, *bound, kubeconfig=server.plane.admin()).strip(), uid
 
 
 def version(body: Obj) -> str:
@@ -462,6 +487,24 @@ class TestReviews:
         body = {"spec": {"token": "made-up", "audiences": ["retuned.dev"]}}
         status = server.api.create(TOKEN_REVIEWS, body)["status"]
         assert not status.get("authenticated", False)
+
+    def test_know_the_pod_that_a_token_is_bound_to_and_for_whom_it_is(self, server: Server) -> None:
+        token, uid = a_pods_token(server, audience="retuned.dev")
+
+        def review(**spec: object) -> Obj:
+            body = {"spec": {"token": token, **spec}}
+            found: Obj = server.api.create(TOKEN_REVIEWS, body)["status"]
+            return found
+
+        status = review(audiences=["retuned.dev", "another"])
+        assert status["authenticated"] is True
+        assert status["audiences"] == ["retuned.dev"]
+        assert status["user"]["username"] == f"system:serviceaccount:{server.namespace}:chat"
+        assert status["user"]["extra"]["authentication.kubernetes.io/pod-name"] == ["chat-0"]
+        assert status["user"]["extra"]["authentication.kubernetes.io/pod-uid"] == [uid]
+        for other in (review(audiences=["another"]), review()):
+            assert not other.get("authenticated", False)
+            assert other["error"]
 
     def test_know_who_may_do_what(self, server: Server) -> None:
         asked = {"group": "retuned.dev", "resource": "swapproposals", "verb": "approve"}
