@@ -5,22 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 from tests.charts.rendering import CHART, CI, Helm, values_of
 
-from retuned_operator.crds import KINDS, JobRole, definition_of
-from retuned_operator.crds.target import Vendor
+from retuned_operator.crds import KINDS, definition_of
 from retuned_operator.manifests import (
     Endpoint,
-    JobRequest,
-    JobSettings,
-    SidecarSettings,
-    Size,
     decision_policy,
     experiment_namespace,
     freeze_policy,
-    inject,
-    job_objects,
     network_policies,
     operator_roles,
     people_roles,
@@ -170,84 +162,3 @@ class TestRightsThatAreRendered:
     def test_and_the_tests_pod_has_none(self, helm: Helm) -> None:
         (pod,) = (each for each in helm.objects({}) if each["kind"] == "Pod")
         assert pod["spec"]["automountServiceAccountToken"] is False
-
-
-def settings_of(helm: Helm, values: Body) -> Body:
-    (found,) = (
-        each for each in helm.objects(values) if each["metadata"]["name"] == "retuned-settings"
-    )
-    read: Body = yaml.safe_load(found["data"]["operator.yaml"])
-    return read
-
-
-def jobs_of(settings: Body) -> JobSettings:
-    body = dict(settings["jobs"])
-    body["pull_secrets"] = tuple(body["pull_secrets"])
-    body["tolerations"] = tuple(body["tolerations"])
-    body["sizes"] = {JobRole(role): Size(**size) for role, size in body["sizes"].items()}
-    body["gpu_resources"] = {Vendor(name): each for name, each in body["gpu_resources"].items()}
-    body["device_groups"] = {
-        Vendor(name): tuple(each) for name, each in body["device_groups"].items()
-    }
-    body["endpoint"] = Endpoint(**body["endpoint"]) if body["endpoint"] else None
-    return JobSettings(**body)
-
-
-class TestSettings:
-    """The ConfigMap is read as the records that make pods."""
-
-    def test_by_default_are_the_defaults_of_the_records(self, helm: Helm) -> None:
-        settings = settings_of(helm, {})
-        jobs = jobs_of(settings)
-        default = JobSettings(image=jobs.image, namespace="retuned-experiments")
-        assert jobs == default
-        sidecar = SidecarSettings(**settings["sidecar"])
-        assert sidecar == SidecarSettings(image=sidecar.image, agent_url=sidecar.agent_url)
-        assert sidecar.agent_url == "https://retuned-agent.retuned.svc:8443"
-
-    def test_carry_every_value_over(self, helm: Helm) -> None:
-        settings = settings_of(helm, FULL)
-        jobs = jobs_of(settings)
-        assert jobs.endpoint == Endpoint(cidr="203.0.113.7/32", port=8443)
-        assert jobs.device_groups[Vendor.AMD] == (44, 1000680000)
-        assert (jobs.queue, jobs.claim, jobs.endpoint_secret) == (
-            "experiments",
-            "results",
-            "model-key",
-        )
-        assert jobs.runtime_class == "kata"
-        assert jobs.pull_secrets == ("registry-key",)
-        assert SidecarSettings(**settings["sidecar"]).trusted_keys == "ab" * 32
-        assert settings["namespaces"] == ["serving", "chat"]
-        assert settings["env"] == "prod"
-
-    @pytest.mark.parametrize("vendor", ["amd", "nvidia"])
-    def test_give_every_model_of_an_example_its_pod(self, helm: Helm, vendor: str) -> None:
-        values = values_of(CHART / "ci" / f"{vendor}-values.yaml")
-        jobs = jobs_of(settings_of(helm, values))
-        for model in values["experiments"]["gpuModels"]:
-            request = JobRequest(
-                role=JobRole.SEARCH, experiment="e", experiment_uid="u",
-                experiment_namespace="serving", attempt=1, task="{}", vendor=Vendor(vendor),
-                model=model, deadline_s=60,
-            )  # fmt: skip
-            _, job = job_objects(request, jobs)
-            (container,) = job["spec"]["template"]["spec"]["containers"]
-            assert container["resources"]["limits"][f"{vendor}.com/gpu"] == "1"
-
-    def test_lead_to_pods_that_the_namespace_lets_in(self, helm: Helm) -> None:
-        sidecar = SidecarSettings(**settings_of(helm, {})["sidecar"])
-        pod = {
-            "metadata": {"annotations": {"retuned.dev/inject": "true"}},
-            "spec": {"containers": [{"name": "server", "image": "vllm:1"}]},
-        }
-        injected = inject(pod, settings=sidecar).pod
-        policy = next(
-            each
-            for each in helm.objects({})
-            if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "retuned-operator"
-        )
-        (sidecars, *_), ports = policy["spec"]["ingress"][0]["from"], policy["spec"]["ingress"][0]
-        wanted = sidecars["podSelector"]["matchLabels"].items()
-        assert wanted <= injected["metadata"]["labels"].items()
-        assert ports["ports"] == [{"protocol": "TCP", "port": "agent"}]
