@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import TARGETS, images
 from tests.cluster.needs import lacks
+from tests.cluster.reporting import Report
 from tests.cluster.serving import torch_folder
 from tests.plane.control_plane import tools
 
 TAG = "e2e"
+_REPORT = Report()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -23,6 +26,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if "e2e" in item.keywords]
     items[:] = [item for item in items if "e2e" not in item.keywords]
     config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how each test ended, and how long it took; a set-up that failed is its end, too."""
+    ours = "tests/cluster/" in report.nodeid
+    if ours and (report.when == "call" or report.outcome != "passed"):
+        ended = {"outcome": report.outcome, "seconds": round(report.duration, 2)}
+        _REPORT.tests[report.nodeid.partition("cluster/")[2]] = ended
+
+
+def pytest_sessionfinish() -> None:
+    """Write the report where somebody asked for one."""
+    if _REPORT.seconds:
+        _REPORT.write()
+
+
+@pytest.fixture(scope="session")
+def report() -> Report:
+    """Return what the run is written down in."""
+    return _REPORT
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +66,10 @@ def built(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[s
     """Return archives of the checkout's images, by target."""
     folder = tmp_path_factory.mktemp("images")
     torch = "none" if torch_folder() is not None else "locked"
+    began = time.monotonic()
     with images() as kept:
         names = kept.build(TARGETS, tag=TAG, torch=torch)
+        _REPORT.seconds["images built"] = time.monotonic() - began
         return {
             target: kept.archive(name, folder / f"{target}.tar") for target, name in names.items()
         }
@@ -55,8 +80,11 @@ def cluster(
     programs: Path, built: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """Return a cluster whose node has the checkout's images."""
+    began = time.monotonic()
     with Cluster(tmp_path_factory.mktemp("cluster"), programs) as started:
+        _REPORT.seconds["cluster up"] = time.monotonic() - began
         for archive in built.values():
             started.load(archive)
             archive.unlink()  # gigabytes
+        _REPORT.seconds["images loaded"] = time.monotonic() - began - _REPORT.seconds["cluster up"]
         yield started

@@ -228,6 +228,8 @@ class Namespace:
         except subprocess.TimeoutExpired:
             self._process.kill()  # takes the first process along, and that the rest
             self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         self._process = None
         if self._addresses is not None:
             link = Path("/sys/class/net", self._addresses.link)

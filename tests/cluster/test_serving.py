@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import TAG
+from tests.cluster.reporting import Report
 from tests.cluster.serving import (
     PORT,
     SHARED_FOLDERS,
@@ -75,11 +76,12 @@ def inside(cluster: Cluster, pod: str, container: str, *command: str) -> str:
 
 
 def test_the_server_answers_with_all_the_tokens_that_were_asked_for(
-    cluster: Cluster, url: str
+    cluster: Cluster, url: str, report: Report
 ) -> None:
     cluster.eventually(lambda: ask(url, prompt=8, tokens=4) == 4, "the service answers")
     with traffic(lambda: url) as counted:
         cluster.eventually(lambda: counted.sent >= 50, "fifty requests", within_s=60)
+    report.add(counted)
     assert counted.failed == []
     assert counted.tokens == 4 * counted.sent
 
@@ -122,7 +124,7 @@ def test_with_the_operator_away_the_sidecar_runs_and_the_server_was_never_restar
 
 
 def test_a_sidecar_that_is_killed_comes_back_and_no_request_fails(
-    cluster: Cluster, pod: str, url: str
+    cluster: Cluster, pod: str, url: str, report: Report
 ) -> None:
     before = containers(cluster, pod)[SIDECAR]["restartCount"]
     with traffic(lambda: url) as counted:
@@ -135,12 +137,13 @@ def test_a_sidecar_that_is_killed_comes_back_and_no_request_fails(
             "the sidecar is back",
         )
     assert counted.sent
+    report.add(counted)
     assert counted.failed == []
     assert containers(cluster, pod)["server"]["restartCount"] == 0
 
 
 def test_a_kubelet_that_stops_leaves_the_server_serving(
-    cluster: Cluster, pod: str, url: str
+    cluster: Cluster, pod: str, url: str, report: Report
 ) -> None:
     with traffic(lambda: url) as counted:
         cluster.stop_kubelet()
@@ -151,5 +154,6 @@ def test_a_kubelet_that_stops_leaves_the_server_serving(
             lambda: cluster.succeeds("exec", "-n", NAMESPACE, pod, "-c", "server", "--", "true"),
             "the kubelet is back",
         )
+    report.add(counted)
     assert counted.failed == []
     assert containers(cluster, pod)["server"]["restartCount"] == 0
