@@ -19,6 +19,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 NO_STORE = {"cache-control": "no-store"}
 """Nothing of this is for caches."""
+_UNREAD = frozenset({400, 401, 403, 408, 413, 415, 429})
+"""Answers that may come before the body has been read."""
 
 
 def answering(handler: Handler) -> Handler:
@@ -52,6 +54,8 @@ def _refusal(said: Answered) -> Response:
     headers = dict(NO_STORE)
     if said.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(said.retry_after_s)))
+    if said.status in _UNREAD:  # what is left of the body is not waited for
+        headers["connection"] = "close"
     if said.status == 401:
         headers["www-authenticate"] = "Bearer"
     body = {"error": {"code": said.code, "message": said.message}}

@@ -22,10 +22,11 @@ S = TypeVar("S", bound=SaidRecord)
 
 READ_WITHIN_S = 20.0
 """Longest time that a body may take to arrive, seconds."""
+_DRAINED_BYTES = 8 << 20
 MAX_BYTES: dict[type[SaidRecord], int] = {
     Hello: 512 << 10,
     ProfileReport: 4 << 20,
-    DriftPost: 1 << 20,
+    DriftPost: 4 << 20,
     WatchPost: 4 << 20,
     OrderDone: 64 << 10,
 }
@@ -71,20 +72,26 @@ async def read_body(request: Request, *, limit: int, within_s: float = READ_WITH
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Answered(415, "body-encoded", "the body must not be compressed")
     announced = request.headers.get("content-length", "0")
-    if not announced.isascii() or not announced.isdigit() or int(announced[:20]) > limit:
-        raise _too_large(limit)
-    body = bytearray()
+    too_large = not announced.isascii() or not announced.isdigit() or int(announced[:20]) > limit
+    body, drained = bytearray(), 0
     try:
         async with asyncio.timeout(within_s):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise _too_large(limit)
+                if too_large or len(body) + len(chunk) > limit:
+                    # a little more is read and thrown away: whoever sends first and reads then
+                    # would not see the answer on a connection that was closed
+                    too_large, drained = True, drained + len(chunk)
+                    if drained > _DRAINED_BYTES:
+                        break
+                else:
+                    body += chunk
     except TimeoutError:
         text = f"the body did not arrive within {within_s:.0f} s"
         raise Answered(408, "body-too-slow", text) from None
     except ClientDisconnect:
         raise Answered(400, "body-cut-off", "the connection ended within the body") from None
+    if too_large:
+        raise Answered(413, "body-too-large", f"the body has more than {limit} bytes")
     return bytes(body)
 
 
@@ -105,7 +112,3 @@ def parse(kind: type[S], body: bytes) -> S:
         raise Answered(422, "body-invalid", f"{where}: {first['msg']}"[:500]) from None
     except ValueError as error:
         raise Answered(422, "body-invalid", f"is no JSON: {error}"[:500]) from None
-
-
-def _too_large(limit: int) -> Answered:
-    return Answered(413, "body-too-large", f"the body has more than {limit} bytes")
