@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import dataclass
-
-from pydantic import ValidationError
 
 from retuned.adapters.envelopes import seal, unseal
 from retuned.contract import Digest
 from retuned.errors import TemporaryError, UnreadableInput
-from retuned.lab.recomputing import wrong_with_plan, wrong_with_raw
+from retuned.lab.countersigning import claim_of, wrong_with
 from retuned.local.asking import measured_in
 from retuned.local.context import Context
 from retuned.ports import Event, Finding, Store, Verifier
@@ -22,8 +19,6 @@ from retuned.stages.verdict import (
     Doubt,
     EvidenceDocument,
     EvidenceFault,
-    Status,
-    contradiction_in,
     doubt_of,
 )
 
@@ -32,8 +27,6 @@ log = logging.getLogger(__name__)
 _RETRY_S = 10.0
 _PASSING = frozenset({"key-unreadable", "blob-unreadable"})
 """What keeps evidence from being read and says nothing about it."""
-_MAX_BYTES = 32 << 20
-"""Longest document that is signed; an envelope around it still can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +61,7 @@ def keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> Digest | None:
         raise TemporaryError(message, delay_s=_RETRY_S) from error
     if raw is None:
         return None
-    doubt = _wrong_with(raw, plan, finding)
+    doubt = wrong_with(raw, plan, finding, environment=plan.environment)
     if doubt is None:
         return ctx.store.put_blob(seal(raw, notary=ctx.notary))
     log.error("evidence of %s is not signed: %s", finding.solution.digest, doubt.detail)
@@ -145,7 +138,8 @@ def doubt_about_win(ctx: Context, plan: ExperimentPlan, won: Finding) -> Doubt |
     TemporaryError
         As `believed`.
     """
-    return _carried(ctx, _claim(plan, won), won.verdict.evidence)[1]
+    claim = claim_of(plan, won, environment=plan.environment)
+    return _carried(ctx, claim, won.verdict.evidence)[1]
 
 
 def _carried(
@@ -158,43 +152,3 @@ def _carried(
     if found.document is None or found.doubt is not None:
         return found.document, found.doubt
     return found.document, doubt_of(found.document, claim)
-
-
-def _claim(plan: ExperimentPlan, found: Finding) -> Claim:
-    """Return what a finding says."""
-    return Claim(
-        candidate=found.solution.digest,
-        incumbent=plan.incumbent,
-        plan=plan.id,
-        environment=plan.environment,
-        guard=found.verdict.guard,
-        speedup=found.verdict.speedup,
-        trust=found.solution.trust,
-    )
-
-
-def _wrong_with(raw: bytes, plan: ExperimentPlan, finding: Finding) -> Doubt | None:
-    """Compare what the lab wrote with what it said, and with its own numbers, before signing."""
-    if len(raw) > _MAX_BYTES:
-        return Doubt(fault=EvidenceFault.UNREADABLE, detail=f"{len(raw)} bytes are too many")
-    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != finding.verdict.evidence:
-        detail = "its bytes are others than the lab has named"
-        return Doubt(fault=EvidenceFault.ALTERED, detail=detail)
-    try:
-        document = EvidenceDocument.model_validate_json(raw)
-    except ValidationError as error:
-        return Doubt(
-            fault=EvidenceFault.UNREADABLE, detail=f"it has {error.error_count()} problems"
-        )
-    verdict = finding.verdict
-    wrong = wrong_with_plan(document, plan)
-    if (document.verdict.status, document.verdict.reason) != (verdict.status, verdict.reason):
-        wrong = f"it says {document.verdict.reason}, the lab said {verdict.reason}"
-    wrong = wrong or wrong_with_raw(document)
-    if wrong is not None:
-        return Doubt(fault=EvidenceFault.CONTRADICTED, detail=wrong)
-    doubt = doubt_of(document, _claim(plan, finding))
-    if doubt is None or verdict.status is Status.PROMOTE:
-        return doubt
-    # a rejection promotes nothing, so only what it is about and its own sense must hold
-    return contradiction_in(document) if doubt.fault is EvidenceFault.CONTRADICTED else doubt
