@@ -1,0 +1,291 @@
+"""Everything of one operator, put together and taken down in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from retuned.adapters.clock import SystemClock
+from retuned.adapters.signing import Ed25519Notary
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.adapters.telemetry import PrometheusTelemetry
+from retuned.errors import RetunedError
+from retuned.ports import Clock
+from retuned_operator.agent import AgentServer, Hub, Reports, TokenReviews, agent_app
+from retuned_operator.agent.serving import Certificates
+from retuned_operator.controllers import Acting, World
+from retuned_operator.controllers.caches import INDICES, StoreCaches
+from retuned_operator.manifests.names import MANAGER
+from retuned_operator.manifests.roles import LEASE
+from retuned_operator.program.catalog import CatalogKernels
+from retuned_operator.program.controlling import controllers_of
+from retuned_operator.program.fleet import CachedFleet
+from retuned_operator.program.health import HealthServer
+from retuned_operator.program.ledger import StoreLedger
+from retuned_operator.program.results import ResultFolder
+from retuned_operator.program.securing import Securing
+from retuned_operator.program.settings import Settings
+from retuned_operator.program.signals import PrometheusSignals
+from retuned_operator.runtime.client import Api, connect
+from retuned_operator.runtime.lease import EXIT_LOST, LEASE_TIMEOUTS, Leader
+from retuned_operator.runtime.manager import Manager
+from retuned_operator.runtime.queue import WorkQueue
+from retuned_operator.runtime.resources import (
+    DECISIONS,
+    EXPERIMENTS,
+    FREEZES,
+    JOBS,
+    PODS,
+    POLICIES,
+    PROPOSALS,
+    TARGETS,
+    Resource,
+)
+from retuned_operator.runtime.store import Store
+
+log = logging.getLogger(__name__)
+
+WATCHED = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES)
+"""Our own kinds; pods and Jobs are watched besides."""
+_LOOK_S = 0.5
+_SWEEP = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How the API server is reached: one connection for all, one for the lease alone."""
+
+    api: Api
+    """For everything."""
+    election: Api
+    """For the lease, so that nothing else delays its renewal."""
+
+
+class Operator:
+    """One operator.
+
+    Parameters
+    ----------
+    settings
+        What an administrator chose.
+    reach
+        The API server; found by the settings by default.
+    clock
+        Time.
+    on_lost
+        Called when the lease is lost; by default the process ends at once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        reach: Reach | None = None,
+        clock: Clock | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self.registry = CollectorRegistry()
+        self._telemetry = PrometheusTelemetry(self.registry)
+        self._reach = reach or _reached(settings)
+        identity = f"{settings.pod_name}_{os.urandom(6).hex()}"
+        leader = Leader(
+            self._reach.election,
+            LEASE,
+            namespace=settings.pod_namespace,
+            identity=identity,
+            on_lost=on_lost or _gone,
+        )
+        self.manager = Manager(self._reach.api, leader=leader, registry=self.registry)
+        self.hub = Hub()
+        self._queues: dict[str, WorkQueue] = {}
+        self._store = SqliteStore(settings.state_dir / "state", clock=self._clock)
+        notary = Ed25519Notary(settings.state_dir / "keys")
+        notary.current()  # a key that cannot be used is found before anything else is begun
+        results = ResultFolder(settings.results_dir) if settings.results_dir else None
+        artifacts = settings.state_dir / "artifacts"
+        self._ledger = StoreLedger(self._store, notary, artifacts=artifacts, results=results)
+        self.reports = Reports(self._ledger, changed=self._heard)
+        self._stores = self._kept(settings)
+        self.caches = StoreCaches(self._stores, current=self.manager.is_current)
+        self._fleet = CachedFleet(
+            self.caches, artifact=self._ledger.artifact, key=notary.public_hex
+        )
+        self._stack = ExitStack()
+        self._control(settings)
+        self._securing = Securing(settings, self.manager.writer, namespaces=self._server_namespaces)
+        self._agent: AgentServer | None = None
+        self._ended = threading.Event()
+        self.health = self._health(settings)
+
+    def _kept(self, settings: Settings) -> dict[Resource, Store]:
+        jobs = settings.job_settings()
+        watched = settings.namespaces
+        with_jobs = (jobs.namespace,) if jobs.namespace else watched
+        with_pods = tuple(dict.fromkeys((*watched, *with_jobs))) if watched else ()
+        stores = {
+            kind: self.manager.store(kind, namespaces=watched, indices=INDICES.get(kind))
+            for kind in WATCHED
+        }
+        stores[PODS] = self.manager.store(PODS, namespaces=with_pods, indices=INDICES[PODS])
+        stores[JOBS] = self.manager.store(
+            JOBS,
+            namespaces=with_jobs,
+            labels=f"app.kubernetes.io/managed-by={MANAGER}",
+            indices=INDICES[JOBS],
+        )
+        return stores
+
+    def _control(self, settings: Settings) -> None:
+        client = None
+        if settings.prometheus_url:
+            client = self._stack.enter_context(
+                httpx.Client(base_url=settings.prometheus_url, timeout=10.0)
+            )
+        world = World(
+            caches=self.caches,
+            reports=self.reports,
+            signals=PrometheusSignals(client, slo_alerts=settings.slo_alerts, clock=self._clock),
+            ledger=self._ledger,
+            kernels=CatalogKernels(),
+            clock=self._clock,
+        )
+        acting = Acting(
+            self.manager.writer, memory=self.caches, clock=self._clock, telemetry=self._telemetry
+        )
+        for controller in controllers_of(
+            world,
+            acting,
+            hub=self.hub,
+            jobs=settings.job_settings(),
+            telemetry=self._telemetry,
+            target_keys=self._stores[TARGETS].keys,
+        ):
+            self._queues[controller.name] = self.manager.add(controller)
+
+    def _health(self, settings: Settings) -> HealthServer:
+        return HealthServer(
+            self.registry,
+            live={"running": lambda: not self._ended.is_set(), "agent": self._agent_lives},
+            ready={"synced": self.manager.is_synced},
+            address=settings.address,
+            port=settings.metrics_port,
+        )
+
+    # --- runs -------------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        """Do everything until `stop` is set, then end in order.
+
+        Raises
+        ------
+        RetunedError
+            If what must be served cannot be.
+        """
+        self.health.start()
+        managing = threading.Thread(target=self._manage, args=(stop,), name="manager")
+        managing.start()
+        try:
+            self._serve(stop)
+        finally:
+            stop.set()
+            managing.join()
+            self._end()
+
+    def _manage(self, stop: threading.Event) -> None:
+        try:
+            self.manager.run(stop)
+        finally:
+            self._ended.set()
+            stop.set()
+
+    def _serve(self, stop: threading.Event) -> None:
+        """Serve the webhook from the start, and the agent API while this one leads.
+
+        What sidecars say is kept in memory: only who leads may hear it.
+        """
+        sweep_at = self._clock.monotonic_s()
+        while not stop.wait(_LOOK_S):
+            try:
+                self._securing.step(now=self._clock.now(), leading=self.manager.is_acting())
+            except RetunedError as error:
+                log.warning("certificates: %s", error)
+            pair = self._securing.files
+            if self._agent is None and self.manager.is_acting() and pair is not None:
+                self._agent = self._agent_on(*pair)
+            if self._clock.monotonic_s() >= sweep_at and self.manager.is_acting():
+                self._sweep()
+                sweep_at = self._clock.monotonic_s() + _SWEEP.total_seconds()
+
+    def _agent_on(self, certificate: Path, key: Path) -> AgentServer:
+        app = agent_app(
+            self._fleet,
+            self.reports,
+            tokens=TokenReviews(self._reach.api),
+            hub=self.hub,
+            clock=self._clock,
+        )
+        server = AgentServer(
+            app,
+            Certificates(certificate, key),
+            hub=self.hub,
+            address=self._settings.address,
+            port=self._settings.agent_port,
+        )
+        server.start()
+        log.info("the agent API listens on port %d", server.port)
+        return server
+
+    def _sweep(self) -> None:
+        """Forget what pods said that are gone."""
+        uids = {str(body["metadata"].get("uid", "")) for body in self._stores[PODS].list()}
+        self.reports.forget_all_but(uids)
+
+    def _end(self) -> None:
+        if self._agent is not None:
+            self._agent.stop()
+        self._securing.stop()
+        self.health.stop()
+        self._stack.close()
+        self._store.close()
+
+    # --- what others ask --------------------------------------------------------------------------
+
+    @property
+    def agent_port(self) -> int | None:
+        """Port of the agent API; None while it does not listen."""
+        return self._agent.port if self._agent is not None else None
+
+    def _heard(self, target: str) -> None:
+        for name in ("targets", "proposals"):
+            self._queues[name].add_after(target, _LOOK_S)
+
+    def _agent_lives(self) -> bool:
+        return self._agent is None or self._agent.is_alive()
+
+    def _server_namespaces(self) -> tuple[str, ...]:
+        """Return the namespaces with targets."""
+        keys = self._stores[TARGETS].keys()
+        return tuple(sorted({key.partition("/")[0] for key in keys}))
+
+
+def _gone() -> None:
+    """End at once: whatever threads are about to write is not theirs to write any more."""
+    os._exit(EXIT_LOST)
+
+
+def _reached(settings: Settings) -> Reach:
+    return Reach(
+        api=connect(settings.kubeconfig),
+        election=connect(settings.kubeconfig, timeouts=LEASE_TIMEOUTS),
+    )

@@ -1,0 +1,85 @@
+"""What the agent API asks the operator: pods, what they are to have, artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from retuned.contract import Digest
+from retuned.errors import TemporaryError, UnreadableInput
+from retuned.stages.swap import SwapOrder
+from retuned_operator.agent import PodRecord, desired_orders
+from retuned_operator.controllers import reading
+from retuned_operator.controllers.ports import BY_TARGET, Caches
+from retuned_operator.crds import SwapProposal, TuningTarget, read
+from retuned_operator.runtime.resources import PODS, PROPOSALS, TARGETS
+
+_AGAIN_S = 5.0
+
+
+class CachedFleet:
+    """The `Fleet` over caches and store.
+
+    Parameters
+    ----------
+    caches
+        The cluster.
+    artifact
+        Files of an artifact by digest; None where there is none.
+    key
+        Public key that artifacts are signed with, hex.
+    """
+
+    def __init__(
+        self,
+        caches: Caches,
+        *,
+        artifact: Callable[[Digest], Mapping[str, bytes] | None],
+        key: Callable[[], str],
+    ) -> None:
+        self._caches = caches
+        self._artifact = artifact
+        self._key = key
+
+    def pod(self, namespace: str, name: str) -> PodRecord | None:
+        """Return a pod that exists now, with the target that selects it."""
+        body = self._caches.get(PODS, f"{namespace}/{name}")
+        if body is None:
+            return None
+        targets = targets_of(self._caches, body)
+        uid = str(body["metadata"].get("uid", ""))
+        target = targets[0] if targets else ""
+        return PodRecord(namespace=namespace, name=name, uid=uid, target=target)
+
+    def orders(self, pod: PodRecord) -> Sequence[SwapOrder]:
+        """Return what a pod is to have; see `Fleet.orders`."""
+        body = self._caches.get(TARGETS, pod.target)
+        bodies = self._caches.by(PROPOSALS, BY_TARGET, pod.target)
+        if body is None or bodies is None or not self._caches.knows(TARGETS):
+            raise TemporaryError(f"{pod.target} is not known now", delay_s=_AGAIN_S)
+        found, faults = reading.all_of(SwapProposal, bodies)
+        if faults:
+            raise TemporaryError(f"{pod.target}: {faults[0]}", delay_s=_AGAIN_S)
+        return desired_orders(pod.name, pod.uid, target=read(TuningTarget, body), proposals=found)
+
+    def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
+        """Return the files of an artifact; see `Fleet.artifact`."""
+        return self._artifact(digest)
+
+    def key(self) -> str:
+        """Return the public key that artifacts are signed with."""
+        return self._key()
+
+
+def targets_of(caches: Caches, pod: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the targets that select a pod, ``namespace/name``, in the order of names."""
+    metadata = pod.get("metadata")
+    namespace = metadata.get("namespace", "") if isinstance(metadata, dict) else ""
+    found = []
+    for body in caches.list(TARGETS, namespace=str(namespace)) or ():
+        try:
+            target = read(TuningTarget, body)
+        except UnreadableInput:
+            continue
+        if reading.selected(pod, target.spec.selector.match_labels):
+            found.append(target.full_name)
+    return tuple(sorted(found))

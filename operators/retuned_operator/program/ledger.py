@@ -1,0 +1,246 @@
+"""The operator's store as controllers and the agent API see it: results, evidence, beliefs, code.
+
+Records and signed evidence lie in one SQLite file and a folder of blobs, as on one machine. What
+an experiment's pod left is believed only after it was computed again here and signed; its artifact
+is copied and signed for the target that it is proposed for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retuned.adapters.artifact_folder import bundle_of, sign_artifact
+from retuned.adapters.envelopes import seal, unseal
+from retuned.adapters.signing import Ed25519Notary
+from retuned.agent_wire import DriftPost, ProfileReport
+from retuned.contract import Digest, Solution, digest_of
+from retuned.errors import TemporaryError, UnreadableInput
+from retuned.lab.countersigning import wrong_with
+from retuned.ports import Store
+from retuned.stages.proposal import Proposal
+from retuned.stages.verdict import Claim, EvidenceFault, Status, doubt_of
+from retuned_operator.agent.ports import Receipt, Said
+from retuned_operator.controllers.ports import Win
+from retuned_operator.crds import JobRole, KernelExperiment
+from retuned_operator.machine import ResultFact
+from retuned_operator.manifests.jobs import WORK_DIR
+from retuned_operator.program.results import PodResult, ResultFolder
+
+log = logging.getLogger(__name__)
+
+PROFILE, DRIFT, HYPOTHESIS, SOLUTION = "pod-profile", "pod-drift", "hypothesis", "solution"
+"""Kinds of records."""
+_PASSING = frozenset({"key-unreadable", "blob-unreadable"})
+_RETRY_S = 15.0
+_MAX_SOLUTIONS = 8
+
+
+class StoreLedger:
+    """The `Ledger`, and the `Inbox` that lasts.
+
+    Parameters
+    ----------
+    store
+        Records and blobs.
+    notary
+        Signs evidence and artifacts.
+    artifacts
+        Folder of artifacts by digest.
+    results
+        The volume with results; None reads none, and nothing is ever proven.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        notary: Ed25519Notary,
+        *,
+        artifacts: Path,
+        results: ResultFolder | None,
+    ) -> None:
+        self._store = store
+        self._notary = notary
+        self._artifacts = artifacts
+        self._results = results
+
+    # --- what experiments found -------------------------------------------------------------------
+
+    def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
+        """Return the complete results of all known Jobs; see `Ledger.results`."""
+        return tuple(
+            result.fact(ref.role)
+            for ref in experiment.status.job_refs
+            for result in self._of(experiment, ref.name)
+        )
+
+    def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> Win | None:
+        """Check, sign and keep what a pod proved; see `Ledger.win`."""
+        found = next((r for r in self._of(experiment, job) if r.pod_uid == pod_uid), None)
+        best = found.best() if found is not None else None
+        if found is None or best is None or self._results is None:
+            return None
+        uid, named = experiment.metadata.uid, best.verdict.evidence
+        raw = self._results.evidence(uid, found, named) if named is not None else None
+        doubt = (
+            wrong_with(raw, experiment.spec.stage_plan(), best, environment=None) if raw else None
+        )
+        if raw is None or doubt is not None:
+            why = doubt.detail if doubt else "it left no evidence"
+            log.error("%s: what %s proved is not believed: %s", uid, pod_uid, why)
+            return None
+        if not self._keep_artifact(experiment, found, best.solution):
+            log.error("%s: %s left no artifact of %s", uid, pod_uid, best.solution.digest)
+            return None
+        digest = self._store.put_blob(seal(raw, notary=self._notary))
+        verdict = best.verdict.model_copy(update={"evidence": digest})
+        return Win(verdict=verdict, trust=best.solution.trust)
+
+    def task(self, experiment: KernelExperiment, role: JobRole) -> str:
+        """Return the lab's task; a trusted Job gets the finalists, and nobody's numbers."""
+        plan = experiment.spec.stage_plan()
+        solutions = [self._solution(plan.incumbent)]
+        if role is JobRole.VERIFY:
+            solutions += self._finalists(experiment)
+        body = {
+            "plan": plan.model_dump(mode="json"),
+            "root": WORK_DIR,
+            "solutions": [each.model_dump(mode="json") for each in solutions if each],
+        }
+        return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+    def doubt(self, proposal: Proposal) -> EvidenceFault | None:
+        """Say why evidence does not carry a proposal; see `Ledger.doubt`."""
+        if proposal.evidence is None:
+            return EvidenceFault.MISSING
+        try:
+            document, doubt = unseal(self._store.get_blob(proposal.evidence), verifier=self._notary)
+        except UnreadableInput as error:
+            if error.code in _PASSING:
+                raise TemporaryError(str(error), delay_s=_RETRY_S) from error
+            missing = error.code == "blob-missing"
+            return EvidenceFault.MISSING if missing else EvidenceFault.ALTERED
+        if doubt is not None or document is None:
+            return doubt.fault if doubt else EvidenceFault.UNREADABLE
+        claim = Claim(
+            candidate=proposal.artifact,
+            incumbent=proposal.baseline,
+            plan=proposal.experiment,
+            environment=document.environment.digest,
+            guard=proposal.guard,
+            speedup=proposal.speedup,
+            trust=proposal.trust,
+        )
+        found = doubt_of(document, claim)
+        return found.fault if found else None
+
+    def share(self, hypothesis: str) -> float:
+        """Return the share of GPU time of a belief; see `Ledger.share`."""
+        stored = self._store.get(HYPOTHESIS, hypothesis)
+        return float(stored.body["share"]) if stored is not None else 0.0
+
+    # --- code -------------------------------------------------------------------------------------
+
+    def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
+        """Return the files of an artifact; None where there is none.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be read now.
+        """
+        try:
+            return bundle_of(self._artifacts / digest.removeprefix("sha256:"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise TemporaryError(f"artifact {digest}: {error}", delay_s=_RETRY_S) from error
+
+    def _keep_artifact(
+        self, experiment: KernelExperiment, found: PodResult, solution: Solution
+    ) -> bool:
+        """Copy what was compiled and sign it for its target; False where there is none."""
+        assert self._results is not None, "the caller has read results"
+        files = self._results.artifact(experiment.metadata.uid, found, solution.digest)
+        if files is None:
+            return False
+        folder = self._artifacts / solution.digest.removeprefix("sha256:")
+        target = f"{experiment.metadata.namespace}/{experiment.spec.target_ref.name}"
+        try:
+            _put_folder(folder, files)
+            sign_artifact(
+                folder,
+                notary=self._notary,
+                artifact=solution.digest,
+                definition=experiment.spec.kernel.name,
+                target=target,
+            )
+        except OSError as error:
+            raise TemporaryError(f"{folder}: {error.strerror}", delay_s=_RETRY_S) from error
+        body = solution.model_dump(mode="json")
+        self._store.add(SOLUTION, solution.digest, body, phase="final")
+        return True
+
+    def _solution(self, digest: Digest) -> Solution | None:
+        """Return a variant that an earlier experiment won; None for one of the catalog."""
+        stored = self._store.get(SOLUTION, digest)
+        return Solution.model_validate(stored.body) if stored is not None else None
+
+    def _finalists(self, experiment: KernelExperiment) -> list[Solution]:
+        """Return what the search would promote, best first."""
+        refs = [r for r in experiment.status.job_refs if r.role is JobRole.SEARCH and r.result]
+        found = [
+            finding
+            for ref in refs
+            for result in self._of(experiment, ref.name)
+            if result.pod_uid == ref.result
+            for finding in result.findings
+            if finding.verdict.status is Status.PROMOTE
+        ]
+        ordered = sorted(
+            found, key=lambda f: -(f.verdict.speedup.lower if f.verdict.speedup else 0)
+        )
+        return [
+            each.solution
+            for each in ordered[: min(_MAX_SOLUTIONS, experiment.spec.budget.finalists)]
+        ]
+
+    def _of(self, experiment: KernelExperiment, job: str) -> Sequence[PodResult]:
+        if self._results is None:
+            return ()
+        return self._results.of(experiment.metadata.uid, job)
+
+    # --- what sidecars say ------------------------------------------------------------------------
+
+    def take(self, receipt: Receipt, said: Said) -> None:
+        """Keep windows and drift; telling them again changes nothing."""
+        if isinstance(said, ProfileReport | DriftPost):
+            kind = PROFILE if isinstance(said, ProfileReport) else DRIFT
+            body: dict[str, Any] = said.model_dump(mode="json")
+            id = digest_of([receipt.pod.target, receipt.pod.uid, said.id])
+            self._store.add(kind, f"{receipt.pod.target}/{id}", body, phase="new")
+
+
+def _put_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder whole or not at all; the first of several wins."""
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    try:
+        for name, data in files.items():
+            with (partial / name).open("xb") as file:
+                file.write(data)
+                os.fsync(file.fileno())
+        os.replace(partial, folder)
+    except OSError:
+        if not folder.is_dir():  # somebody else was faster
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,141 @@
+"""Certificates of agent API and webhook: our own, kept in a Secret, or those that are mounted."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from retuned_operator.program.settings import Settings
+from retuned_operator.runtime.client import Api
+from retuned_operator.runtime.errors import NotFound
+from retuned_operator.runtime.resources import MUTATING_WEBHOOKS
+from retuned_operator.webhook.app import application
+from retuned_operator.webhook.certificates import Pair
+from retuned_operator.webhook.keeping import WEBHOOK, Keeper, mounted, publish
+from retuned_operator.webhook.serving import HttpsServer
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN = timedelta(minutes=1)
+_AFTER_FAILURE = timedelta(seconds=10)
+
+
+class Securing:
+    """Keeps certificates up to date, and serves the webhook with them.
+
+    Parameters
+    ----------
+    settings
+        Where things are.
+    api
+        The API server; guarded by the lease, so that only who leads writes.
+    namespaces
+        Those with servers: their sidecars must know the authority.
+    """
+
+    def __init__(
+        self, settings: Settings, api: Api, *, namespaces: Callable[[], Iterable[str]]
+    ) -> None:
+        self.files: tuple[Path, Path] | None = None
+        """Certificate and key as files; None before there are any."""
+        self._settings = settings
+        self._api = api
+        self._namespaces = namespaces
+        self._due: datetime | None = None
+        self._pair: Pair | None = None
+        self._webhook: HttpsServer | None = None
+
+    def step(self, *, now: datetime, leading: bool) -> None:
+        """Do what is due.
+
+        Raises
+        ------
+        RetunedError
+            If the API server does not let it; what is served already stays.
+        """
+        if self._due is not None and now < self._due:
+            return
+        self._due = now + _AFTER_FAILURE
+        pair = self._mounted(leading) if self._settings.tls_dir else self._own(now, leading)
+        if pair is None:
+            return
+        self._serve(pair)
+        self._due = now + _LOOK_AGAIN
+
+    def stop(self) -> None:
+        """End."""
+        if self._webhook is not None:
+            self._webhook.stop()
+
+    def _mounted(self, leading: bool) -> Pair | None:
+        folder = self._settings.tls_dir
+        found = mounted(folder) if folder is not None else None
+        if found is None or folder is None:
+            return None
+        pair, bundle = found
+        if leading:
+            publish(self._api, bundle, namespaces=self._namespaces())
+        self.files = (folder / "tls.crt", folder / "tls.key")
+        return pair
+
+    def _own(self, now: datetime, leading: bool) -> Pair | None:
+        """Keep certificates of our own; who does not lead waits until it does."""
+        if not leading:
+            return None
+        keeper = Keeper(
+            api=self._api,
+            namespace=self._settings.pod_namespace,
+            names=self._names(),
+            servers=self._namespaces,
+            webhook=self._settings.webhook_port is not None,
+        )
+        pair = keeper.step(now=now)
+        if pair != self._pair:
+            self.files = self._written(pair)
+        return pair
+
+    def _names(self) -> tuple[str, ...]:
+        """Return the DNS names that are served: of the agent API, and of the webhook's service."""
+        namespace = self._settings.pod_namespace
+        names = [urlsplit(self._settings.sidecar_settings().agent_url).hostname or ""]
+        try:
+            hooks = self._api.get(MUTATING_WEBHOOKS, WEBHOOK).get("webhooks") or []
+        except NotFound:
+            hooks = []
+        for hook in hooks:
+            service = hook.get("clientConfig", {}).get("service") or {}
+            if service.get("name"):
+                names.append(f"{service['name']}.{service.get('namespace', namespace)}.svc")
+        return tuple(dict.fromkeys(filter(None, names)))
+
+    def _written(self, pair: Pair) -> tuple[Path, Path]:
+        """Write a pair where the agent API reads it; key first, both whole."""
+        folder = self._settings.state_dir / "tls"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        places = (folder / "tls.crt", folder / "tls.key")
+        for place, data in ((places[1], pair.key), (places[0], pair.certificate)):
+            partial = place.with_suffix(".partial")
+            partial.unlink(missing_ok=True)
+            descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(partial, place)
+        return places
+
+    def _serve(self, pair: Pair) -> None:
+        self._pair = pair
+        port = self._settings.webhook_port
+        if port is None:
+            return
+        if self._webhook is None:
+            app = application(self._settings.sidecar_settings())
+            self._webhook = HttpsServer(app, host=self._settings.address, port=port)
+            self._webhook.serve_with(pair)
+            self._webhook.start()
+            log.info("the webhook listens on port %d", self._webhook.port)
+        else:
+            self._webhook.serve_with(pair)
