@@ -31,8 +31,23 @@ from retuned_operator.runtime.resources import FREEZES
 _KIND = "tuningfreeze.retuned.dev"
 
 
+def seen(desk: Desk) -> list[Sign]:
+    """Return the freezes that stand, for whoever may see them: they are the whole cluster's."""
+    try:
+        return standing(desk)
+    except Refused as error:  # a role in one namespace does not reach them
+        say(f"kubectl retuned: whether something is frozen cannot be seen: {error}")
+        return []
+
+
 def standing(desk: Desk) -> list[Sign]:
-    """Return the freezes that stand; one that cannot be read stands, and is told of."""
+    """Return the freezes that stand; one that cannot be read stands, and is told of.
+
+    Raises
+    ------
+    Refused
+        If the caller may not see them.
+    """
     known, unreadable = desk.all(FREEZES, TuningFreeze)
     for error in unreadable:
         say(f"kubectl retuned: a freeze cannot be read, so everything is held: {error}")

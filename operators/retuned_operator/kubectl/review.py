@@ -28,7 +28,7 @@ from retuned_operator.kubectl.deciding import (
     doubts,
 )
 from retuned_operator.kubectl.desk import Desk, full_name
-from retuned_operator.kubectl.freezes import standing
+from retuned_operator.kubectl.freezes import seen as seen_freezes
 from retuned_operator.kubectl.options import (
     CommentOption,
     ContextOption,
@@ -61,7 +61,7 @@ def proposals(
     )
     known, unreadable = desk.all(PROPOSALS, SwapProposal)
     rows = [each for each in known if all or not each.status.phase.is_terminal]
-    frozen = standing(desk)
+    frozen = seen_freezes(desk)
     for error in unreadable:
         say(f"kubectl retuned: cannot be read: {error}")
     print_answer(

@@ -23,7 +23,7 @@ from retuned_operator.crds import (
 )
 from retuned_operator.kubectl.connection import open_desk
 from retuned_operator.kubectl.desk import Desk, full_name
-from retuned_operator.kubectl.freezes import standing
+from retuned_operator.kubectl.freezes import seen as seen_freezes
 from retuned_operator.kubectl.options import (
     ContextOption,
     EverywhereOption,
@@ -81,7 +81,7 @@ def _look(desk: Desk) -> _Seen:
         policies=policies,
         proposals=proposals,
         experiments=experiments,
-        freezes=standing(desk),
+        freezes=seen_freezes(desk),
         unreadable=(*bad_targets, *bad_policies, *bad_proposals, *bad_experiments),
     )
 

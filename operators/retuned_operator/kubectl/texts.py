@@ -124,7 +124,7 @@ def print_proposal(
     if found.status.phase in _ASKS:
         artifact = found.spec.artifact.digest
         command = f"kubectl retuned approve {full_name(found)} --digest {artifact}"
-        stdout().print(safe(f"\n{command}"[1:], limit=600), soft_wrap=True)
+        stdout().print(safe(command, limit=600), soft_wrap=True)
 
 
 def print_decision(found: SwapDecision, about: SwapProposal, *, already: bool) -> None:

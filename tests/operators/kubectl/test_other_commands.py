@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from tests.fakeapi.access import Identity
 from tests.fakeapi.faults import Fault
 from tests.operators.examples import ARTIFACT
-from tests.operators.kubectl.conftest import Cluster, Run
+from tests.operators.kubectl.conftest import ROLES, Cluster, Run
 from typer.testing import CliRunner
 
 from retuned_operator.kubectl import completing
@@ -18,7 +21,8 @@ from retuned_operator.kubectl.commands import app
 from retuned_operator.kubectl.completing import completed
 from retuned_operator.runtime.resources import FREEZES
 
-POLICIES = Path(__file__).resolve().parents[3] / "policies"
+ROOT = Path(__file__).resolve().parents[3]
+POLICIES = ROOT / "policies"
 NAME = "swp-0123456789abcdef0123"
 
 
@@ -47,6 +51,16 @@ def test_status_says_what_is_looked_after_and_what_stands_in_the_way(
     assert body["proposals"] == {"Promoted": 1}
     assert run("status", "-o", "name") == "tuningtarget.retuned.dev/chat\n"
     assert f"rmsnorm_h512={ARTIFACT[7:19]}" in run("status", "-o", "wide")
+
+
+def test_a_role_in_one_namespace_is_enough_to_look_at_it(cluster: Cluster, run: Run) -> None:
+    cluster.fake.access.add("lin", Identity(name="lin"))
+    cluster.fake.access.bind("lin", ROLES["retuned-viewer"], namespace="serving")
+    cluster.proposal(cluster.policy())
+    text = run("proposals", who="lin")
+    assert NAME in text
+    assert "whether something is frozen cannot be seen" in text
+    assert "-n NAMESPACE" in run("proposals", "-A", who="lin", code=1)
 
 
 def test_status_of_an_empty_namespace_says_what_to_do(cluster: Cluster, run: Run) -> None:
@@ -157,6 +171,13 @@ def test_names_are_completed_from_the_cluster_and_its_absence_is_no_error(
     cluster.fake.faults.add(Fault(verb="list", status=500))
     completing.run_completion(["show", "swp-"])
     assert capsys.readouterr().out == ":4\n"
+
+
+def test_the_names_that_are_installed_lead_to_functions() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    for name in ("kubectl-retuned", "kubectl_complete-retuned"):
+        module, function = scripts[name].split(":")
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_the_entry_imports_nothing_that_takes_time() -> None:
