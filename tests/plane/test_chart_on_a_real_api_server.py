@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -18,10 +19,12 @@ from tests.plane.control_plane import ControlPlane
 from tests.plane.servers import TIMEOUTS, eventually, real_api
 
 from retuned_operator.crds import KINDS
+from retuned_operator.manifests.roles import LEASE
 from retuned_operator.manifests.settings_data import sidecar_settings
 from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.errors import Forbidden
-from retuned_operator.runtime.resources import ACCESS_REVIEWS, PODS, SECRETS
+from retuned_operator.runtime.errors import ApiError, Forbidden
+from retuned_operator.runtime.lease import Leader
+from retuned_operator.runtime.resources import ACCESS_REVIEWS, LEASES, PODS, SECRETS
 from retuned_operator.runtime.transport import Transport, configuration_of
 from retuned_operator.webhook.keeping import AUTHORITY, SECRET, WEBHOOK, Keeper
 
@@ -173,16 +176,19 @@ def test_what_was_kept_is_taken_over_by_the_release_that_comes_back(installed: C
     assert installed.policies() == ["production"]
 
 
-def test_an_upgrade_leaves_the_certificates_that_the_operator_wrote_with_its_own_rights(
+def test_an_upgrade_leaves_what_the_operator_wrote_with_its_own_rights_and_an_uninstall_does_not(
     installed: Cluster,
 ) -> None:
+    api = installed.as_operator()
     keeper = Keeper(
-        api=installed.as_operator(),
+        api=api,
         namespace="retuned",
         names=["retuned-webhook.retuned.svc", "retuned-agent.retuned.svc"],
         servers=lambda: ["serving"],
     )
     keeper.step(now=datetime.now(UTC))
+    leader = Leader(api, LEASE, namespace="retuned", identity="pod-1")
+    assert leader.acquire(threading.Event())
     before = _written(installed)
     assert all(before)
     installed.helm(
@@ -194,7 +200,10 @@ def test_an_upgrade_leaves_the_certificates_that_the_operator_wrote_with_its_own
     installed.helm("uninstall", "retuned")
     mine = ("configmap", "-n", "serving", "-o", "name")
     eventually(lambda: AUTHORITY not in installed.kubectl("get", *mine))
-    assert SECRET not in installed.kubectl("get", "secret", "-n", "retuned", "-o", "name")
+    left = installed.kubectl("get", "secrets,leases", "-n", "retuned", "-o", "name")
+    assert left == ""
+    with pytest.raises(ApiError):  # nor can an operator that is still ending make it again
+        api.create(LEASES, {"metadata": {"name": LEASE, "namespace": "retuned"}})
 
 
 def _written(cluster: Cluster) -> tuple[str, ...]:
@@ -203,6 +212,7 @@ def _written(cluster: Cluster) -> tuple[str, ...]:
 
     return (
         part("secret", SECRET, "-n", "retuned", path="{.data}"),
+        part("lease", LEASE, "-n", "retuned", path="{.spec.holderIdentity}"),
         part("configmap", AUTHORITY, "-n", "serving", path="{.data}"),
         part(
             "mutatingwebhookconfiguration",
