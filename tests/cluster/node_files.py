@@ -87,8 +87,6 @@ def kubelet(
         "enforceNodeAllocatable": ["pods"],
         "failCgroupV1": False,
         "failSwapOn": False,
-        # it asks cadvisor for the root file system, which a namespace does not show it
-        "localStorageCapacityIsolation": False,
         "makeIPTablesUtilChains": False,
         # images are loaded once; a full disk is the machine's, and no reason to delete them
         "evictionHard": {"memory.available": "64Mi"},
