@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,16 @@ def test_own_keys_take_the_place_of_the_shipped_ones_whole(helm: Helm) -> None:
     assert own.spec.priority == 7
     assert own.spec.gates == shipped.spec.gates
     assert own.spec.rollout == shipped.spec.rollout
+
+
+def test_the_example_on_the_charts_page_is_right(helm: Helm) -> None:
+    page = (CHART / "README.md").read_text("utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (body,) = (
+        each
+        for each in helm.objects(yaml.safe_load(example))
+        if each["kind"] == "KernelTuningPolicy"
+    )
+    assert body["spec"]["selector"] == {"matchLabels": {"app": "vllm"}}
+    for path in sorted((CHART / "ci").glob("*-values.yaml")):
+        assert f"`{path.stem.removesuffix('-values')}`" in page

@@ -11,6 +11,7 @@
   "namespaces" .Values.scope.namespaces
   "environment" .Values.scope.environment
   "prometheusUrl" .Values.monitoring.prometheusUrl
+  "sloAlerts" .Values.monitoring.sloAlerts
   "allowServiceAccounts" .Values.admissionPolicies.allowServiceAccounts
 }}
 {{- $endpoint := dict }}
@@ -65,6 +66,9 @@
 {{- if .Values.certManager.enabled }}
 - {name: RETUNED_OPERATOR_TLS_DIR, value: /etc/retuned-tls}
 {{- end }}
+{{- if include "retuned.readsResults" . }}
+- {name: RETUNED_OPERATOR_RESULTS_DIR, value: /var/lib/retuned-results}
+{{- end }}
 - name: RETUNED_OPERATOR_POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: RETUNED_OPERATOR_POD_NAMESPACE
@@ -81,4 +85,9 @@ matchExpressions:
 {{- else -}}
 {}
 {{- end -}}
+{{- end }}
+
+{{/* Whether the operator can mount the results of experiments: a claim is for one namespace. */}}
+{{- define "retuned.readsResults" -}}
+{{- if and .Values.experiments.resultsClaim (not (include "retuned.apart" .)) }}true{{ end }}
 {{- end }}
