@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from tests.plane.control_plane import ControlPlane
+from tests.plane.servers import eventually
 
 pytestmark = pytest.mark.plane
 
@@ -43,13 +42,6 @@ def job(name: str, *, gpus: int, annotations: dict[str, str] | None = None) -> d
             },
         },
     }
-
-
-def eventually(seen: Callable[[], bool], *, within_s: float = 30.0) -> None:
-    end = time.monotonic() + within_s
-    while not seen():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.1)
 
 
 def get(plane: ControlPlane, admin: Path, *what: str) -> dict[str, Any]:
