@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retuned.errors import UsageError
+from retuned_operator.crds import JobRole
+from retuned_operator.crds.target import Vendor
+from retuned_operator.program.settings import Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("RETUNED_OPERATOR_"):
+            monkeypatch.delenv(name)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "operator.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_charts_file_is_read_in_its_own_words(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        """
+namespaces: [serving]
+prometheusUrl: http://prometheus:9090
+allowServiceAccounts: false
+jobs:
+  image: lab@sha256:0
+  namespace: lab
+  gpuResources: {amd: amd.com/gpu}
+  gpuModels: {MI300X: {amd.com/gpu.product-name: x}}
+  deviceGroups: {amd: [109]}
+  sizes:
+    search: {cpu: "4", memory: 16Gi, work: 8Gi}
+  keepSeconds: 60
+  endpoint: null
+sidecar: {image: sidecar, agentUrl: https://retuned-agent.retuned.svc:8443, tokenSeconds: 600}
+""",
+    )
+    settings = load_settings(file)
+    jobs = settings.job_settings()
+    assert settings.namespaces == ("serving",)
+    assert settings.prometheus_url == "http://prometheus:9090"
+    assert jobs.device_groups[Vendor.AMD] == (109,)
+    assert jobs.sizes[JobRole.SEARCH].cpu == "4"
+    assert jobs.keep_s == 60
+    assert settings.sidecar_settings().token_s == 600
+
+
+def test_the_environment_is_stronger_than_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, "prometheusUrl: http://one\nlog_level: error\n")
+    monkeypatch.setenv("RETUNED_OPERATOR_PROMETHEUS_URL", "http://two")
+    monkeypatch.setenv("RETUNED_OPERATOR_METRICS_PORT", "9999")
+    settings = load_settings(file)
+    assert (settings.prometheus_url, settings.metrics_port) == ("http://two", 9999)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nonsense: 1\n", "nonsense"),
+        ("- a\n", "expected"),
+        ("metrics_port: 99999\n", "metrics_port"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_its_name(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_settings(written(tmp_path, text))
+
+
+def test_a_variable_that_nobody_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETUNED_OPERATOR_METRIC_PORT", "1")
+    with pytest.raises(UsageError, match="METRIC_PORT"):
+        load_settings()
+
+
+def test_unknown_and_wrong_values_of_pods_are_refused(tmp_path: Path) -> None:
+    settings = load_settings(written(tmp_path, "jobs: {image: lab, userId: 0}\n"))
+    with pytest.raises(UsageError, match="root"):
+        settings.job_settings()
+    settings = load_settings(written(tmp_path, "sidecar: {image: a, agentUri: https://x}\n"))
+    with pytest.raises(UsageError, match="agentUri"):
+        settings.sidecar_settings()
+
+
+def test_nothing_at_all_is_a_complete_setting() -> None:
+    assert load_settings().model_dump() == Settings().model_dump()
