@@ -330,13 +330,29 @@ class TestTheWebhook:
         assert "caBundle" not in str(only(own, "MutatingWebhookConfiguration"))
         managed = helm.objects({"certManager": {"enabled": True}})
         assert not [each for each in managed if each["kind"] == "Secret"]
-        certificate = only(managed, "Certificate")
+        certificate = only(managed, "Certificate", "retuned-webhook")
         assert certificate["spec"]["secretName"] == "retuned-webhook-cert"
         hook = only(managed, "MutatingWebhookConfiguration")
         name = f"retuned/{certificate['metadata']['name']}"
         assert hook["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == name
         host = hook["webhooks"][0]["clientConfig"]["service"]["name"]
         assert f"{host}.retuned.svc" in certificate["spec"]["dnsNames"]
+
+    def test_is_signed_by_an_authority_that_outlives_its_certificate(self, helm: Helm) -> None:
+        own = helm.objects({"certManager": {"enabled": True}})
+        authority = only(own, "Certificate", "retuned-authority")["spec"]
+        signed = only(own, "Certificate", "retuned-webhook")["spec"]
+        assert authority["isCA"] is True
+        assert hours(authority["renewBefore"]) > hours(signed["duration"])
+        issuer = only(own, "Issuer", signed["issuerRef"]["name"])
+        assert issuer["spec"] == {"ca": {"secretName": authority["secretName"]}}
+        given = helm.objects(values_of(CHART / "ci" / "cert-manager-values.yaml"))
+        assert only(given, "Certificate")["spec"]["issuerRef"]["name"] == "internal"
+        assert not [each for each in given if each["kind"] == "Issuer"]
+
+
+def hours(duration: str) -> int:
+    return int(duration.removesuffix("h"))
 
 
 class TestWhatMonitors:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from tests.charts.rendering import CHART, Helm, values_of
+from tests.charts.rendering import CHART, CI, Helm, values_of
+from tests.operators.security import violations
 
-from retuned.errors import UnreadableInput
 from retuned_operator.crds import JobRole
 from retuned_operator.crds.target import Vendor
 from retuned_operator.manifests import (
@@ -19,59 +19,126 @@ from retuned_operator.manifests import (
     inject,
     job_objects,
 )
-from retuned_operator.manifests.job_data import job_settings
-from retuned_operator.manifests.settings_data import sidecar_settings
+from retuned_operator.program.settings import CONFIG, Settings, load_settings
 
 FULL = values_of(CHART / "ci" / "full-values.yaml")
 
 
-def file_of(helm: Helm, values: dict[str, Any]) -> dict[str, Any]:
+def object_of(helm: Helm, values: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
     (found,) = (
-        each for each in helm.objects(values) if each["metadata"]["name"] == "retuned-settings"
+        each
+        for each in helm.objects(values)
+        if (each["kind"], each["metadata"]["name"]) == (kind, name)
     )
-    read: dict[str, Any] = yaml.safe_load(found["data"]["operator.yaml"])
-    return read
+    return found
 
 
-def jobs_of(helm: Helm, values: dict[str, Any]) -> JobSettings:
-    return job_settings(file_of(helm, values)["jobs"], where="operator.yaml")
+class Reader:
+    """The operator's own settings, read in the place of its pod."""
+
+    def __init__(self, helm: Helm, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self._helm, self._folder, self._patch = helm, folder, patch
+
+    def __call__(self, values: dict[str, Any]) -> Settings:
+        """Return what the operator reads with these values."""
+        body = object_of(self._helm, values, "ConfigMap", "retuned-settings")
+        path = self._folder / "operator.yaml"
+        path.write_text(body["data"]["operator.yaml"], "utf-8")
+        template = object_of(self._helm, values, "Deployment", "retuned-operator")["spec"][
+            "template"
+        ]
+        (container,) = template["spec"]["containers"]
+        for each in container["env"]:
+            name = each["name"]
+            at = each.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+            self._patch.setenv(name, {"metadata.name": "pod-1", "metadata.namespace": "retuned",
+                                      None: each.get("value")}[at])  # fmt: skip
+            if name == CONFIG:
+                assert each["value"] == "/etc/retuned/operator.yaml"
+        self._patch.setenv(CONFIG, str(path))
+        return load_settings()
 
 
-def sidecar_of(helm: Helm, values: dict[str, Any]) -> SidecarSettings:
-    return sidecar_settings(file_of(helm, values)["sidecar"], where="operator.yaml")
+@pytest.fixture
+def reader(helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    return Reader(helm, tmp_path, monkeypatch)
 
 
-def test_default_values_are_the_defaults_of_the_records(helm: Helm) -> None:
-    jobs = jobs_of(helm, {})
+@pytest.mark.parametrize("path", CI, ids=lambda path: path.stem)
+def test_the_operator_understands_every_example(reader: Reader, path: Path) -> None:
+    found = reader(values_of(path))
+    assert (found.pod_name, found.pod_namespace) == ("pod-1", "retuned")
+    assert found.job_settings().image
+    assert found.sidecar_settings().agent_url.startswith("https://")
+
+
+def test_ports_and_folders_are_those_of_the_pod(helm: Helm, reader: Reader) -> None:
+    values = {"certManager": {"enabled": True}, "operator": {"ports": {"agent": 8444}}}
+    found = reader(values)
+    template = object_of(helm, values, "Deployment", "retuned-operator")["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports == {
+        "agent": found.agent_port,
+        "webhook": found.webhook_port,
+        "metrics": found.metrics_port,
+    }
+    mounts = {each["mountPath"] for each in container["volumeMounts"]}
+    assert {str(found.state_dir), str(found.tls_dir)} <= mounts
+
+
+def test_there_is_no_webhook_and_no_mounted_certificate_unless_chosen(reader: Reader) -> None:
+    found = reader({"webhook": {"enabled": False}})
+    assert (found.webhook_port, found.tls_dir, found.results_dir) == (None, None, None)
+
+
+def test_results_are_mounted_where_the_claim_is_in_the_operators_namespace(
+    helm: Helm, reader: Reader
+) -> None:
+    values = {"experiments": {"namespace": "retuned", "resultsClaim": "results"}}
+    folder = reader(values).results_dir
+    template = object_of(helm, values, "Deployment", "retuned-operator")["spec"]["template"]["spec"]
+    (mount,) = (
+        each for each in template["containers"][0]["volumeMounts"] if each["name"] == "results"
+    )
+    assert mount == {"name": "results", "mountPath": str(folder), "readOnly": True}
+    assert violations(template) == []
+
+
+def test_default_values_are_the_defaults_of_the_records(reader: Reader) -> None:
+    found = reader({})
+    jobs = found.job_settings()
     assert jobs == JobSettings(image="retuned/experiment:0.1.0", namespace="retuned-experiments")
-    assert sidecar_of(helm, {}) == SidecarSettings(
+    assert found.sidecar_settings() == SidecarSettings(
         image="retuned/sidecar:0.1.0", agent_url="https://retuned-agent.retuned.svc:8443"
     )
 
 
-def test_every_value_is_carried_over(helm: Helm) -> None:
-    jobs, read = jobs_of(helm, FULL), file_of(helm, FULL)
+def test_every_value_is_carried_over(reader: Reader) -> None:
+    found = reader(FULL)
+    jobs = found.job_settings()
     assert jobs.endpoint == Endpoint(cidr="203.0.113.7/32", port=8443)
     assert jobs.device_groups[Vendor.AMD] == (44, 1000680000)
     assert (jobs.queue, jobs.claim, jobs.endpoint_secret) == ("experiments", "results", "model-key")
     assert (jobs.runtime_class, jobs.pull_secrets) == ("kata", ("registry-key",))
     assert jobs.tolerations == tuple(FULL["experiments"]["tolerations"])
     assert jobs.image == "registry.example.org/tuning/retuned/experiment:0.1.0"
-    assert sidecar_of(helm, FULL).trusted_keys == "ab" * 32
-    assert (read["namespaces"], read["environment"]) == (["serving", "chat"], "prod")
-    assert read["prometheusUrl"] == "http://prometheus.observability.svc:9090"
+    assert found.sidecar_settings().trusted_keys == "ab" * 32
+    assert (found.namespaces, found.environment) == (("serving", "chat"), "prod")
+    assert found.prometheus_url == "http://prometheus.observability.svc:9090"
+    assert found.log_level == "debug"
 
 
-def test_users_of_large_numbers_stay_whole_numbers(helm: Helm) -> None:
-    values = values_of(CHART / "ci" / "openshift-values.yaml")
-    assert jobs_of(helm, values).user_id == 1000680000
-    assert sidecar_of(helm, values).user_id == 1000690000
+def test_users_of_large_numbers_stay_whole_numbers(reader: Reader) -> None:
+    found = reader(values_of(CHART / "ci" / "openshift-values.yaml"))
+    assert found.job_settings().user_id == 1000680000
+    assert found.sidecar_settings().user_id == 1000690000
 
 
 @pytest.mark.parametrize("vendor", ["amd", "nvidia"])
-def test_every_model_of_an_example_gets_its_pod(helm: Helm, vendor: str) -> None:
+def test_every_model_of_an_example_gets_its_pod(reader: Reader, vendor: str) -> None:
     values = values_of(CHART / "ci" / f"{vendor}-values.yaml")
-    jobs = jobs_of(helm, values)
+    jobs = reader(values).job_settings()
     assert values["experiments"]["gpuModels"]
     for model in values["experiments"]["gpuModels"]:
         request = JobRequest(
@@ -84,12 +151,12 @@ def test_every_model_of_an_example_gets_its_pod(helm: Helm, vendor: str) -> None
         assert container["resources"]["limits"][f"{vendor}.com/gpu"] == "1"
 
 
-def test_pods_with_the_sidecar_may_reach_the_agent_api(helm: Helm) -> None:
+def test_pods_with_the_sidecar_may_reach_the_agent_api(helm: Helm, reader: Reader) -> None:
     pod = {
         "metadata": {"annotations": {"retuned.dev/inject": "true"}},
         "spec": {"containers": [{"name": "server", "image": "vllm:1"}]},
     }
-    labels = inject(pod, settings=sidecar_of(helm, {})).pod["metadata"]["labels"]
+    labels = inject(pod, settings=reader({}).sidecar_settings()).pod["metadata"]["labels"]
     (policy,) = (
         each
         for each in helm.objects({})
@@ -98,31 +165,3 @@ def test_pods_with_the_sidecar_may_reach_the_agent_api(helm: Helm) -> None:
     first = policy["spec"]["ingress"][0]
     assert first["ports"] == [{"protocol": "TCP", "port": "agent"}]
     assert first["from"][0]["podSelector"]["matchLabels"].items() <= labels.items()
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (None, "expected a mapping"),
-        ({}, "image: Field required"),
-        ({"image": "i", "keep_s": 1}, "unknown setting 'keep_s'"),
-        ({"image": "i", "priorityClas": ""}, "did you mean priorityClass"),
-        ({"image": "i", "userId": 0}, "root"),
-        ({"image": "i", "keepSeconds": "soon"}, "keepSeconds"),
-        ({"image": "i", "gpuResources": {"intel": "x"}}, "gpuResources"),
-        ({"image": "i", "endpoint": {"cidr": "x", "prot": 1}}, "did you mean port"),
-        ({"image": "i", "sizes": {"compile": {"cpus": "1"}}}, "did you mean cpu"),
-        ({"image": "i", "sizes": [1]}, "expected a mapping"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused_by_name(data: object, said: str) -> None:
-    with pytest.raises(UnreadableInput, match=said) as caught:
-        job_settings(data, where="operator.yaml")
-    assert caught.value.code == "settings-invalid"
-
-
-def test_a_size_that_is_left_out_is_as_usual() -> None:
-    sizes = {"compile": {"cpu": "8", "memory": "8Gi", "work": "8Gi"}}
-    found = job_settings({"image": "i", "sizes": sizes}, where="here").sizes
-    assert set(found) == set(JobRole)
-    assert found[JobRole.COMPILE].cpu == "8"
