@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.namespace import sweep
+from tests.cluster.marks import sweep
 from tests.cluster.needs import lacks
 from tests.plane.control_plane import ROOT, tools
 

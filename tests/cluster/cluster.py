@@ -10,16 +10,14 @@ served, and pods reach nothing outside.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-import yaml
 from tests.cluster import node_files
+from tests.cluster.access import Access
 from tests.cluster.images import PAUSE, images
 from tests.cluster.namespace import WITH_PARENT, Namespace
 from tests.plane.control_plane import ControlPlane, Failed, Place
@@ -31,7 +29,7 @@ MODEL = {"amd.com/gpu.product-name": "MI300X"}
 _READY_S = 90.0
 
 
-class Cluster:
+class Cluster(Access):
     """One cluster in one folder.
 
     Parameters
@@ -90,76 +88,12 @@ class Cluster:
         """Give the node an image from a file; pods use it with ``imagePullPolicy: Never``."""
         self._ctr("images", "import", str(archive))
 
-    def kubectl(self, *arguments: str, given: Any = None, kubeconfig: Path | None = None) -> str:
-        """Run kubectl, as who may do all if nobody else is named; `given` goes in as YAML.
-
-        Raises
-        ------
-        subprocess.CalledProcessError
-            If it failed; ``stderr`` says why.
-        """
-        text = given if given is None or isinstance(given, str) else yaml.safe_dump_all(given)
-        return self.plane.kubectl(*arguments, kubeconfig=kubeconfig or self._admin, given=text)
-
-    def get(self, *what: str) -> dict[str, Any]:
-        """Return what kubectl gets."""
-        found: dict[str, Any] = json.loads(self.kubectl("get", *what, "-o", "json"))
-        return found
-
-    def helm(self, *arguments: str, given: Mapping[str, Any] | None = None) -> str:
-        """Run Helm as who may do all; `given` are values.
-
-        Raises
-        ------
-        Failed
-            With its words, if it failed.
-        """
-        command = [str(self.programs / "helm"), "--kubeconfig", str(self._admin), *arguments]
-        if given is not None:
-            command.append("--values=-")
-        home = str(self.folder / "helm")
-        done = subprocess.run(
-            command,
-            input=None if given is None else yaml.safe_dump(dict(given)),
-            capture_output=True,
-            text=True,
-            timeout=600,
-            env={"PATH": os.environ["PATH"], "HOME": home},
-            check=False,
-        )
-        if done.returncode != 0:
-            raise Failed(f"helm {' '.join(arguments)}: {done.stderr.strip()}\n{self._scene()}")
-        return done.stdout
-
-    def succeeds(self, *arguments: str) -> bool:
-        """Return whether kubectl does what is asked, without waiting for it."""
-        try:
-            self.kubectl(*arguments)
-        except subprocess.CalledProcessError:
-            return False
-        return True
-
     def kill(self, pod: str, container: str, *, namespace: str) -> None:
         """Kill a container's first process from outside, as the kernel does for want of memory."""
         status = self.get("pod", pod, "-n", namespace)["status"]
         listed = [*status.get("initContainerStatuses", ()), *status["containerStatuses"]]
         (found,) = [each["containerID"] for each in listed if each["name"] == container]
         self._ctr("tasks", "kill", "--signal=SIGKILL", found.removeprefix("containerd://"))
-
-    def eventually(self, seen: Callable[[], bool], what: str, *, within_s: float = 60.0) -> float:
-        """Wait until something holds and return the seconds that took.
-
-        Raises
-        ------
-        AssertionError
-            With the pods and the last events, if it does not come to that.
-        """
-        began = time.monotonic()
-        while not seen():
-            if time.monotonic() - began > within_s:
-                raise AssertionError(f"not within {within_s:.0f} s: {what}\n{self._scene()}")
-            time.sleep(0.2)
-        return time.monotonic() - began
 
     def stop_kubelet(self) -> None:
         """Stop the kubelet; its pods go on."""
@@ -168,11 +102,6 @@ class Cluster:
     def start_kubelet(self) -> None:
         """Start the kubelet again."""
         self._run_kubelet()
-
-    def _scene(self) -> str:
-        pods = self.kubectl("get", "pods", "--all-namespaces", "-o", "wide")
-        events = self.kubectl("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")
-        return "\n".join([pods, *events.splitlines()[-25:]])
 
     # --- its parts --------------------------------------------------------------------------------
 
@@ -189,7 +118,7 @@ class Cluster:
         folder.mkdir()
         self._plane = ControlPlane(folder, self.programs, place=place)
         self._plane.__enter__()
-        self._admin = self._plane.admin()
+        self.admin = self._plane.admin()
 
     def _start_containerd(self) -> None:
         addresses = self.node.addresses

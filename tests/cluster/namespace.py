@@ -3,8 +3,8 @@
 Everything a node makes (overlay mounts, bridges, iptables chains, containers) is made in there, so
 the kernel takes it away when the first process ends, however that came about. The machine itself
 gets one link to it with three routes, which vanish with their other end, and one cgroup, which
-`close` removes, or `sweep` where nobody was left to close. Addresses are of 198.18.0.0/15, which is
-set aside for tests of networks.
+`close` removes, or `marks.sweep` where nobody was left to close. Addresses are of 198.18.0.0/15,
+which is set aside for tests of networks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tests.cluster.marks import SLOTS, Addresses, hierarchies, remove
 from tests.plane.control_plane import Failed
 
 _INIT = Path(__file__).with_name("init.py")
-_SLOTS = 64
 _GONE_S = 20.0
 WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 """Starts a program that the kernel ends when the thread that started it ends."""
@@ -39,44 +38,6 @@ _TUNABLES = {
     "kernel/keys/root_maxbytes": "25000000",
 }
 """What a kubelet wants of the kernel and would change for the whole machine."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Addresses:
-    """Where the parts of the n-th cluster of this machine are reached."""
-
-    slot: int
-    """From 0 to 63; each cluster that runs at a time has its own."""
-
-    @property
-    def link(self) -> str:
-        """Name of the link on the machine's side."""
-        return f"retuned{self.slot}"
-
-    @property
-    def machine(self) -> str:
-        """The machine, as the node and its pods see it; the API server is there."""
-        return f"198.18.{self.slot}.1"
-
-    @property
-    def node(self) -> str:
-        """The node, as the machine sees it."""
-        return f"198.18.{self.slot}.2"
-
-    @property
-    def services(self) -> str:
-        """Cluster IPs of services."""
-        return f"198.18.{128 + self.slot}.0/24"
-
-    @property
-    def first_service(self) -> str:
-        """The API server's cluster IP."""
-        return f"198.18.{128 + self.slot}.1"
-
-    @property
-    def pods(self) -> str:
-        """Addresses of pods."""
-        return f"198.19.{self.slot}.0/24"
 
 
 class Namespace:
@@ -173,7 +134,7 @@ class Namespace:
         self.run("mount", "--make-rshared", "/")
 
     def _link(self) -> None:
-        for slot in range(_SLOTS):
+        for slot in range(SLOTS):
             here = Addresses(slot=slot)
             pair = ("type", "veth", "peer", "name", "node", "netns", str(self._first))
             try:  # two that begin at the same time: one of them is told that the name is taken
@@ -185,7 +146,7 @@ class Namespace:
                 self._addresses = here
                 break
         else:
-            raise Failed(f"{_SLOTS} clusters run on this machine already")
+            raise Failed(f"{SLOTS} clusters run on this machine already")
         self.run("ip", "link", "set", "lo", "up")
         self.run("ip", "address", "add", f"{here.node}/30", "dev", "node")
         self.run("ip", "link", "set", "node", "up")
@@ -206,7 +167,7 @@ class Namespace:
                 self.run("mount", "--bind", str(file), f"/proc/sys/{name}")
 
     def _make_cgroups(self) -> None:
-        self._cgroups = [each / self.cgroup[1:] for each in _hierarchies()]
+        self._cgroups = [each / self.cgroup[1:] for each in hierarchies()]
         for each in self._cgroups:
             each.mkdir(exist_ok=True)
 
@@ -235,7 +196,7 @@ class Namespace:
             link = Path("/sys/class/net", self._addresses.link)
             _until(lambda: not link.exists(), f"the link {link.name}")
         for each in self._cgroups:
-            _until(functools.partial(_without, each), f"the cgroup {each}")
+            _until(functools.partial(remove, each), f"the cgroup {each}")
 
     def _ask(self, line: Mapping[str, Any]) -> dict[str, Any]:
         process = self._process
@@ -256,22 +217,6 @@ class Namespace:
         return answer
 
 
-def sweep() -> None:
-    """Remove the cgroups of clusters that were killed: all else of them went by itself."""
-    for slot in range(_SLOTS):
-        name = Addresses(slot=slot).link
-        if not Path("/sys/class/net", name).exists():
-            for each in _hierarchies():
-                _without(each / name)
-
-
-def _hierarchies() -> list[Path]:
-    """Return where cgroups are made, of either version, or of both where a machine has both."""
-    mounted = Path("/proc/self/mounts").read_text("utf-8").splitlines()
-    rows = [line.split() for line in mounted]
-    return [Path(where) for _, where, kind, *_ in rows if kind in ("cgroup", "cgroup2")]
-
-
 def _run(*argv: str) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
@@ -288,18 +233,6 @@ def _child_of(process: subprocess.Popen[str]) -> int:
             raise Failed("no namespaces can be made here: unshare failed")
         time.sleep(0.01)
     return int(found[0])
-
-
-def _without(cgroup: Path) -> bool:
-    """Remove a cgroup with those below it; return whether it is gone."""
-    for parent, _, _ in os.walk(cgroup, topdown=False):
-        try:
-            os.rmdir(parent)
-        except FileNotFoundError:
-            pass
-        except OSError:  # its last process is still ending
-            return False
-    return not cgroup.exists()
 
 
 def _until(true: Callable[[], bool], what: str) -> None:
