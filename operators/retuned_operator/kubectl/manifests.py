@@ -79,7 +79,8 @@ def changed(
     given = {name: value for name, value in ((TARGET, target), (CONTAINER, container)) if value}
     if text.lstrip()[:1] == "{":
         with suppress(ValueError, RecursionError):
-            return _changed_json(json.loads(text), text, settings=settings, given=given)
+            body = json.loads(text, object_pairs_hook=_once)
+            return _changed_json(body, text, settings=settings, given=given)
     parts, workloads, end = [], [], 0
     try:
         for begin, stop, node in documents(text):
@@ -124,6 +125,14 @@ def _changed_json(
     if any(each.result.reason is None for each in workloads):
         text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
     return Changed(text=text, workloads=tuple(workloads))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; one with a key that comes twice is left to who names its place."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key comes twice")
+    return found
 
 
 def _name(body: Mapping[str, Any]) -> str:

@@ -237,6 +237,7 @@ def test_empty_metadata_is_filled() -> None:
         (f"apiVersion: v1\nkind: Pod\n{BOMB}", "aliases"),
         ("apiVersion: v1\nkind: Pod\nspec: {containers: [{name: a, name: b}]}\n", "twice"),
         ("apiVersion: v1\nkind: Pod\nspec:\n  <<: {a: b}\n  containers: []\n", "merged"),
+        ('{"apiVersion": "v1", "kind": "Pod", "spec": {"a": 1, "a": 2}}', "twice"),
         ("a: [\n", "stdin:2"),
         ("a: \x00\n", "not-yaml"),
         ("[" * 500, "nested"),
