@@ -7,6 +7,7 @@ is what the outside must offer.
 """
 
 from retuned_operator.controllers.acting import Acting
+from retuned_operator.controllers.beliefs import Beliefs
 from retuned_operator.controllers.experiments import Experiments
 from retuned_operator.controllers.policies import Policies
 from retuned_operator.controllers.proposals import Proposals
@@ -16,6 +17,7 @@ from retuned_operator.controllers.words import Decisions, Freezes
 
 __all__ = [
     "Acting",
+    "Beliefs",
     "Decisions",
     "Experiments",
     "Freezes",

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from retuned.contract import Solution, TrustClass
+from retuned.stages.drift import DriftReport
 from retuned.stages.gate.limits import Metric
+from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import EvidenceFault, Verdict
 from retuned_operator.agent.reports import PodSaid
@@ -126,6 +129,18 @@ class Win:
     """Class of the author."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drifted:
+    """A drift report that nobody has answered yet, with the workload since."""
+
+    id: str
+    """Its id in the store."""
+    report: DriftReport
+    """What stage 3 said."""
+    windows: tuple[WorkloadProfile, ...]
+    """Windows that were told since, of any pod of the target, oldest first."""
+
+
 class Ledger(Protocol):
     """The operator's store, as controllers see it: results, evidence and beliefs."""
 
@@ -163,6 +178,18 @@ class Ledger(Protocol):
         """Return the share of GPU time that a belief is about; 0 where nobody knows it."""
         ...
 
+    def drifts(self, target: str) -> Sequence[Drifted]:
+        """Return the reports of a target that are still to be answered, oldest first."""
+        ...
+
+    def believe(self, belief: Hypothesis) -> None:
+        """Keep a belief; keeping it again changes nothing."""
+        ...
+
+    def answered(self, drifted: Drifted) -> None:
+        """Note that a report has been answered."""
+        ...
+
     def doubt(self, proposal: Proposal) -> EvidenceFault | None:
         """Return why evidence does not carry a proposal; None where it does.
 
@@ -174,11 +201,21 @@ class Ledger(Protocol):
         ...
 
 
+Dims = tuple[tuple[int, ...], ...]
+"""Lengths of each tensor of a launch."""
+
+
 class Kernels(Protocol):
     """The catalog, as far as the operator asks it."""
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
         """Return what such servers come with; None for a kernel that nobody knows."""
+        ...
+
+    def recognise(
+        self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
+    ) -> tuple[str, Mapping[str, int]] | None:
+        """Return definition and variable axes of a launch; None if nobody knows it."""
         ...
 
 

@@ -267,7 +267,7 @@ class Operator:
         return self._agent.port if self._agent is not None else None
 
     def _heard(self, target: str) -> None:
-        for name in ("targets", "proposals"):
+        for name in ("targets", "proposals", "beliefs"):
             self._queues[name].add_after(target, _LOOK_S)
 
     def _agent_lives(self) -> bool:

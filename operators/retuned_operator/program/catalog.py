@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from retuned import catalog
 from retuned.contract import Language, Solution
 from retuned.errors import UsageError
+from retuned_operator.controllers.ports import Dims
 from retuned_operator.crds import TuningTarget
 from retuned_operator.crds.target import Vendor
 
@@ -14,9 +17,21 @@ class CatalogKernels:
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
         """Return what such servers come with; None for a kernel that nobody knows."""
-        cpu = target.spec.gpu.vendor is Vendor.CPU
-        language = Language.CPU_CPP if cpu else Language.TRITON
         try:
-            return catalog.get(definition, language=language).incumbent
+            return catalog.get(definition, language=_language_of(target)).incumbent
         except UsageError:
             return None
+
+    def recognise(
+        self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
+    ) -> tuple[str, Mapping[str, int]] | None:
+        """Return definition and variable axes of a launch; None if nobody knows it."""
+        binding = catalog.recognise(kernel, dims, dtypes)
+        if binding is None or _language_of(target) not in catalog.languages(binding.definition):
+            return None
+        return binding.definition, binding.axes
+
+
+def _language_of(target: TuningTarget) -> Language:
+    cpu = target.spec.gpu.vendor is Vendor.CPU
+    return Language.CPU_CPP if cpu else Language.TRITON

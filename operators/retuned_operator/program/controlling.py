@@ -8,6 +8,7 @@ from retuned.ports import Telemetry
 from retuned_operator.agent import Hub
 from retuned_operator.controllers import (
     Acting,
+    Beliefs,
     Decisions,
     Experiments,
     Freezes,
@@ -98,6 +99,13 @@ def controllers_of(
             },
             reconcile=proposals.reconcile,
             workers=4,
+        ),
+        Controller(
+            name="beliefs",
+            primary=TARGETS.plural,
+            watches={TARGETS.plural: itself},
+            reconcile=Beliefs(world, acting, telemetry=telemetry).reconcile,
+            workers=1,
         ),
         Controller(
             name="decisions",

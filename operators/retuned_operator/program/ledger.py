@@ -24,10 +24,13 @@ from retuned.contract import Digest, Solution, digest_of
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.lab.countersigning import wrong_with
 from retuned.ports import Store
+from retuned.stages.drift import DriftAction, DriftReport
+from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import Claim, EvidenceFault, Status, doubt_of
 from retuned_operator.agent.ports import Receipt, Said
-from retuned_operator.controllers.ports import Win
+from retuned_operator.controllers.ports import Drifted, Win
 from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.machine import ResultFact
 from retuned_operator.manifests.jobs import WORK_DIR
@@ -40,6 +43,7 @@ PROFILE, DRIFT, HYPOTHESIS, SOLUTION = "pod-profile", "pod-drift", "hypothesis",
 _PASSING = frozenset({"key-unreadable", "blob-unreadable"})
 _RETRY_S = 15.0
 _MAX_SOLUTIONS = 8
+_MAX_WINDOWS = 64
 
 
 class StoreLedger:
@@ -145,6 +149,25 @@ class StoreLedger:
         stored = self._store.get(HYPOTHESIS, hypothesis)
         return float(stored.body["share"]) if stored is not None else 0.0
 
+    def drifts(self, target: str) -> Sequence[Drifted]:
+        """Return the reports that ask for something and are still to be answered."""
+        windows = self._store.list(PROFILE, prefix=f"{target}/", limit=_MAX_WINDOWS)
+        found = []
+        for stored in self._store.list(DRIFT, phase="new", prefix=f"{target}/"):
+            report = DriftReport.model_validate(stored.body["report"])
+            since = [w for w in windows if w.created_at > stored.created_at]
+            profiles = tuple(WorkloadProfile.model_validate(w.body["profile"]) for w in since)
+            found.append(Drifted(id=stored.id, report=report, windows=profiles))
+        return tuple(found)
+
+    def believe(self, belief: Hypothesis) -> None:
+        """Keep a belief."""
+        self._store.add(HYPOTHESIS, belief.id, belief.model_dump(mode="json"), phase="open")
+
+    def answered(self, drifted: Drifted) -> None:
+        """Note that a report has been answered."""
+        self._store.advance(DRIFT, drifted.id, expect="new", to="answered")
+
     # --- code -------------------------------------------------------------------------------------
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
@@ -224,7 +247,9 @@ class StoreLedger:
             kind = PROFILE if isinstance(said, ProfileReport) else DRIFT
             body: dict[str, Any] = said.model_dump(mode="json")
             id = digest_of([receipt.pod.target, receipt.pod.uid, said.id])
-            self._store.add(kind, f"{receipt.pod.target}/{id}", body, phase="new")
+            wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE
+            phase = "new" if wanted else "noted"
+            self._store.add(kind, f"{receipt.pod.target}/{id}", body, phase=phase)
 
 
 def _put_folder(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -42,6 +42,7 @@ from retuned_operator.agent import Receipt, Reports, desired_orders
 from retuned_operator.agent.ports import PodRecord
 from retuned_operator.controllers import (
     Acting,
+    Beliefs,
     Decisions,
     Experiments,
     Freezes,
@@ -361,6 +362,7 @@ class Operator:
             (POLICIES, Policies(world, acting)),
             (FREEZES, Freezes(world, acting)),
             (TARGETS, Targets(world, acting)),
+            (TARGETS, Beliefs(world, acting, telemetry=telemetry)),
             (EXPERIMENTS, Experiments(world, acting, jobs=cluster.jobs, telemetry=telemetry)),
             (TARGETS, Proposals(world, acting, telemetry=telemetry)),
             (DECISIONS, Decisions(world, acting, telemetry=telemetry)),

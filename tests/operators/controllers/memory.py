@@ -14,11 +14,12 @@ from tests.operators import examples
 
 from retuned.contract import Guard, Solution, TrustClass
 from retuned.stages.gate.limits import Metric
+from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import EvidenceFault, Interval, Reason, ShapeResult, Status, Verdict
 from retuned_operator.agent import Receipt
 from retuned_operator.agent.ports import Said
-from retuned_operator.controllers.ports import Win
+from retuned_operator.controllers.ports import Dims, Drifted, Win
 from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
 from retuned_operator.crds.proposal_status import LookOutcome
 from retuned_operator.machine import ResultFact
@@ -136,6 +137,8 @@ class FakeLedger:
         self.found: list[ResultFact] = []
         self.faults: dict[str, EvidenceFault] = {}
         self.tasks: list[tuple[str, JobRole]] = []
+        self.reports: list[Drifted] = []
+        self.beliefs: list[Hypothesis] = []
 
     def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
         return tuple(self.found)
@@ -167,6 +170,15 @@ class FakeLedger:
     def share(self, hypothesis: str) -> float:
         return 0.2
 
+    def drifts(self, target: str) -> Sequence[Drifted]:
+        return tuple(self.reports)
+
+    def believe(self, belief: Hypothesis) -> None:
+        self.beliefs.append(belief)
+
+    def answered(self, drifted: Drifted) -> None:
+        self.reports.remove(drifted)
+
     def doubt(self, proposal: Proposal) -> EvidenceFault | None:
         return self.faults.get(proposal.artifact)
 
@@ -192,6 +204,11 @@ class FakeKernels:
         return (
             mock.Mock(spec=Solution, digest=ORIGINAL) if definition in (KERNEL, ANOTHER) else None
         )
+
+    def recognise(
+        self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
+    ) -> tuple[str, Mapping[str, int]] | None:
+        return (KERNEL, {"M": dims[0][0]}) if kernel == "rmsnorm" else None
 
 
 class NoArchive:

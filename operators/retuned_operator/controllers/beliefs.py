@@ -1,0 +1,192 @@
+"""From drift to experiments: what sidecars report, through stages 4 and 5, to KernelExperiments."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from retuned.contract import Workload, digest_of
+from retuned.ports import Telemetry
+from retuned.stages.experiment import Budget, ExperimentPlan, plan
+from retuned.stages.gate import Mode
+from retuned.stages.hypothesis import Hypothesis, ShapeCost, hypothesize
+from retuned.stages.profile import WorkloadProfile, merge
+from retuned_operator.controllers import reading
+from retuned_operator.controllers.acting import Acting
+from retuned_operator.controllers.ports import BY_TARGET, Drifted
+from retuned_operator.controllers.proposals import NOT_KNOWN_S
+from retuned_operator.controllers.swaps import World, baseline, target_of
+from retuned_operator.crds import KernelExperiment, PolicyRef, TuningTarget, experiment_spec, write
+from retuned_operator.crds.experiment import Drift
+from retuned_operator.crds.target import TargetMode
+from retuned_operator.crds.values import API_VERSION
+from retuned_operator.machine import PolicyFact, gating
+from retuned_operator.manifests import experiment_name
+from retuned_operator.manifests.names import labels, owner
+from retuned_operator.runtime.resources import EXPERIMENTS, POLICIES, TARGETS, Obj
+
+MIN_WINDOWS = 2
+"""The window that raised a report is half old traffic, half new; so many later ones are needed."""
+MAX_BELIEFS = 4
+"""Most experiments that one report leads to."""
+
+
+class Beliefs:
+    """Controller; its keys are targets, ``namespace/name``.
+
+    Parameters
+    ----------
+    world
+        What is observed.
+    acting
+        What is done.
+    telemetry
+        Numbers.
+    """
+
+    def __init__(self, world: World, acting: Acting, *, telemetry: Telemetry) -> None:
+        self._world = world
+        self._acting = acting
+        self._telemetry = telemetry
+
+    def reconcile(self, key: str) -> float | None:
+        """Answer the drift reports of a target; return when to look again, seconds.
+
+        Raises
+        ------
+        RetunedError
+            If something could not be read, or a write was refused.
+        """
+        target = target_of(self._world, key)
+        if target is None or target.spec.mode is TargetMode.OBSERVE:
+            return None
+        ripe = [d for d in self._world.ledger.drifts(key) if len(d.windows) >= MIN_WINDOWS]
+        if not ripe:
+            return None
+        if self._answer(target, ripe[0]):  # the next one once its experiments are to be seen
+            self._world.ledger.answered(ripe[0])
+        return NOT_KNOWN_S
+
+    def _answer(self, target: TuningTarget, drifted: Drifted) -> bool:
+        """Believe, plan and ask for experiments; False while something is not known."""
+        caches, namespace = self._world.caches, target.metadata.namespace
+        policies = reading.policies(caches.list(POLICIES, namespace=namespace))
+        bodies = caches.by(EXPERIMENTS, BY_TARGET, target.full_name)
+        environment = target.status.environment
+        if policies is None or bodies is None or environment is None:
+            return False
+        earlier, _ = reading.all_of(KernelExperiment, bodies)
+        beliefs = beliefs_of(self._world, target, drifted, earlier=earlier)
+        for belief in beliefs[:MAX_BELIEFS]:
+            chosen = allowing(policies, belief.definition, target)
+            if chosen is None:
+                continue
+            planned = planned_for(self._world, target, belief, chosen)
+            if planned is not None:
+                self._world.ledger.believe(belief)
+                self._acting.make(EXPERIMENTS, asked_for(planned, target, chosen, drifted))
+                self._telemetry.count("retuned_hypotheses_total")
+        return True
+
+
+def beliefs_of(
+    world: World,
+    target: TuningTarget,
+    drifted: Drifted,
+    *,
+    earlier: Sequence[KernelExperiment],
+) -> tuple[Hypothesis, ...]:
+    """Ask stage 4; kernels that are being experimented on are left out."""
+    profile = merge(list(drifted.windows))
+    shapes = costs_of(world, target, profile)
+    busy = {e.spec.kernel.name for e in earlier if not e.status.phase.is_terminal}
+    found = hypothesize(
+        {name: costs for name, costs in shapes.items() if name not in busy},
+        report=drifted.report,
+        total_gpu_time_ns=profile.gpu_time_ns,
+        observed_ns=profile.observed_ns,
+        known={each.spec.hypothesis for each in earlier},
+        worlds={
+            name: digest_of([baseline(world, target, name), target.status.environment])
+            for name in shapes
+        },
+    )
+    return tuple(found)
+
+
+def costs_of(
+    world: World, target: TuningTarget, profile: WorkloadProfile
+) -> Mapping[str, Sequence[ShapeCost]]:
+    """Group a workload by definition: cost per shape that what runs now serves, a second."""
+    found: dict[str, list[ShapeCost]] = defaultdict(list)
+    guards = {entry.kernel: entry.guard for entry in target.status.active_kernels}
+    per_s = 1e9 / max(profile.observed_ns, 1)
+    for stat in profile.stats:
+        signature = stat.signature
+        named = world.kernels.recognise(
+            signature.kernel, signature.dims, signature.dtypes, target=target
+        )
+        if named is None:
+            continue
+        name, axes = named[0], dict(named[1])
+        if name in guards and not guards[name].allows(axes):
+            continue
+        workload = Workload(definition=name, axes=axes, weight=stat.launches * per_s)
+        cost = ShapeCost(workload=workload, gpu_time_ns=stat.gpu_time_ns, median_ns=stat.median_ns)
+        found[name].append(cost)
+    return found
+
+
+def allowing(
+    policies: tuple[PolicyFact, ...], kernel: str, target: TuningTarget
+) -> PolicyFact | None:
+    """Return the policy that lets a kernel be experimented on; None where none does."""
+    chosen = gating.choose(policies, kernel, labels=gating.labels_of(target))[0]
+    if chosen is None or chosen.policy.spec.mode is Mode.OBSERVE_ONLY:
+        return None
+    return chosen if chosen.policy.spec.experiments.max_concurrent > 0 else None
+
+
+def planned_for(
+    world: World, target: TuningTarget, belief: Hypothesis, chosen: PolicyFact
+) -> ExperimentPlan | None:
+    """Ask stage 5; None while nobody knows what runs now, or on what."""
+    live, environment = baseline(world, target, belief.definition), target.status.environment
+    if live is None or environment is None:
+        return None
+    budget = Budget()
+    most = chosen.policy.spec.experiments.budget.max_trials
+    if most < budget.max_candidates:
+        budget = budget.model_copy(update={"max_candidates": most})
+    return plan(belief, incumbent=live, environment=environment, budget=budget)
+
+
+def asked_for(
+    planned: ExperimentPlan, target: TuningTarget, chosen: PolicyFact, drifted: Drifted
+) -> Obj:
+    """Return the KernelExperiment of a plan; the same plan has the same name."""
+    policy = chosen.policy
+    reasons = drifted.report.reasons
+    ref = PolicyRef(name=policy.metadata.name, generation=chosen.generation, digest=policy.digest)
+    spec = experiment_spec(
+        planned,
+        target=target.metadata.name,
+        gpu_model=target.spec.gpu.model,
+        policy=ref,
+        drift=Drift(
+            reason=str(reasons[0].code) if reasons else "",
+            sentence=drifted.report.sentence[:2048],
+        ),
+    )
+    uid = target.metadata.uid
+    return {
+        "apiVersion": API_VERSION,
+        "kind": EXPERIMENTS.kind,
+        "metadata": {
+            "name": experiment_name(planned.id, target_uid=uid),
+            "namespace": target.metadata.namespace,
+            "labels": labels("experiment"),
+            "ownerReferences": [owner(TARGETS.kind, name=target.metadata.name, uid=uid)],
+        },
+        "spec": write(spec),
+    }

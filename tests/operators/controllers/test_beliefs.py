@@ -1,0 +1,104 @@
+"""From drift to experiments in a whole cluster."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from tests.operators.controllers.cluster import WORLD, Cluster
+
+from retuned.stages.drift import DriftAction, DriftReport
+from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
+from retuned_operator.controllers.ports import Drifted
+from retuned_operator.crds import ExperimentPhase
+from retuned_operator.runtime.resources import POLICIES, TARGETS
+
+OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
+MINUTE_NS = 60 * 10**9
+
+
+def window(start: int = 0, *, kernel: str = "rmsnorm", rows: int = 16) -> WorkloadProfile:
+    signature = Signature(kernel=kernel, dims=((rows, 512),), dtypes=("float32",))
+    busy = SignatureStat(
+        signature=signature, launches=600_000, gpu_time_ns=30 * 10**9, median_ns=50_000
+    )
+    return WorkloadProfile(
+        window_start_ns=start, window_ns=MINUTE_NS, observed_ns=MINUTE_NS, stats=(busy,)
+    )
+
+
+def drifted(id: str = "d1", windows: int = 2, **more: object) -> Drifted:
+    report = DriftReport(
+        detected=True,
+        action=DriftAction.RETUNE,
+        reasons=(),
+        distance=0.5,
+        window_start_ns=0,
+        sentence="other traffic",
+    )
+    found = tuple(window(n * MINUTE_NS, **more) for n in range(windows))  # type: ignore[arg-type]
+    return Drifted(id=id, report=report, windows=found)
+
+
+def test_drift_becomes_an_experiment_under_the_policy_that_allows_it_and_then_a_proposal() -> None:
+    cluster = Cluster(OPEN)
+    cluster.ledger.reports.append(drifted())
+    cluster.until(lambda: bool(cluster.experiments()))
+    (experiment,) = cluster.experiments()
+    assert experiment.spec.policy_ref.name == "prod"
+    assert experiment.spec.environment == WORLD
+    assert experiment.spec.drift.sentence == "other traffic"
+    (belief,) = cluster.ledger.beliefs
+    assert experiment.spec.hypothesis == belief.id
+    assert cluster.ledger.reports == []
+    cluster.until(lambda: cluster.experiments()[0].status.phase is ExperimentPhase.SUCCEEDED)
+    assert len(cluster.proposals()) == 1
+
+
+def test_two_pods_that_report_the_same_drift_lead_to_one_experiment() -> None:
+    cluster = Cluster(OPEN)
+    cluster.ledger.reports += [drifted("d1"), drifted("d2", windows=3)]
+    cluster.until(lambda: cluster.ledger.reports == [])
+    assert len(cluster.experiments()) == 1
+
+
+def test_a_report_waits_for_windows_that_are_all_new_traffic() -> None:
+    cluster = Cluster(OPEN)
+    cluster.ledger.reports.append(drifted(windows=1))
+    for _ in range(3):
+        cluster.turn()
+    assert cluster.experiments() == []
+    assert len(cluster.ledger.reports) == 1
+
+
+def test_kernels_that_nobody_knows_are_left_alone() -> None:
+    cluster = Cluster(OPEN)
+    cluster.ledger.reports.append(drifted(kernel="mystery"))
+    cluster.until(lambda: cluster.ledger.reports == [])
+    assert cluster.experiments() == []
+
+
+@pytest.mark.parametrize("who", ["target", "policy"])
+def test_where_only_looking_is_allowed_nothing_is_tried(who: str) -> None:
+    cluster = Cluster(OPEN)
+    if who == "target":
+        cluster.change(TARGETS, "chat", {"spec": {"mode": "Observe"}})
+    else:
+        cluster.change(POLICIES, "prod", {"spec": {"mode": "ObserveOnly"}})
+    cluster.ledger.reports.append(drifted())
+    for _ in range(4):
+        cluster.turn()
+    assert cluster.experiments() == []
+
+
+def test_pods_that_do_not_say_what_they_run_on_lead_to_no_experiment_yet() -> None:
+    cluster = Cluster(OPEN)
+    for each in cluster.servers.values():
+        each.says = "silent"
+    cluster.ledger.reports.append(drifted())
+    for _ in range(3):
+        cluster.turn()
+    assert cluster.experiments() == []
+    for each in cluster.servers.values():
+        each.says = "keep"
+    cluster.until(lambda: len(cluster.experiments()) == 1)
