@@ -1,0 +1,172 @@
+"""What happens to experiments in a whole cluster: budgets, disruption, aborts, other namespaces."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from tests.operators import examples
+from tests.operators.controllers.cluster import WORLD, Cluster
+
+from retuned_operator.crds import ExperimentPhase as P
+from retuned_operator.manifests import JobSettings
+from retuned_operator.runtime.resources import CONFIG_MAPS, EXPERIMENTS, JOBS, PODS, PROPOSALS, Obj
+
+OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
+ELSEWHERE = JobSettings(image="lab", namespace="lab", gpu_models={"MI300X": {"model": "MI300X"}})
+
+
+class Idle(Cluster):
+    """A cluster whose Jobs do not get anywhere by themselves."""
+
+    def work(self) -> None:
+        pass
+
+
+def running(cluster: Cluster) -> list[str]:
+    return [
+        body["metadata"]["name"]
+        for body in cluster.all(JOBS)
+        if not body["spec"]["suspend"] and not body.get("status", {}).get("conditions")
+    ]
+
+
+def phases(cluster: Cluster) -> list[P]:
+    return [each.status.phase for each in cluster.experiments()]
+
+
+def another(cluster: Cluster, name: str) -> None:
+    body = examples.an_experiment(environment=WORLD, plan="sha256:" + "7" * 64)
+    body["metadata"]["name"] = name
+    cluster.put(EXPERIMENTS, body)
+
+
+def test_experiments_of_one_policy_run_one_after_the_other() -> None:
+    cluster = Idle(OPEN)
+    cluster.experiment()
+    another(cluster, "exp-2")
+    for _ in range(8):
+        cluster.turn()
+        assert len(running(cluster)) <= 1
+    assert phases(cluster) == [P.RUNNING, P.QUEUED]
+    cluster.change(EXPERIMENTS, "exp-1", {"spec": {"abort": {"requested": True}}})
+    cluster.until(lambda: phases(cluster) == [P.ABORTED, P.RUNNING])
+    assert len(cluster.all(JOBS)) == 1
+
+
+def test_a_days_budget_of_device_time_holds_the_next_experiment() -> None:
+    cluster = Idle(OPEN)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.RUNNING])
+    cluster.clock.advance(5 * 3600.0)
+    cluster.change(EXPERIMENTS, "exp-1", {"spec": {"abort": {"requested": True}}})
+    cluster.until(lambda: phases(cluster) == [P.ABORTED])
+    another(cluster, "exp-2")
+    for _ in range(4):
+        cluster.turn()
+    assert cluster.experiments()[1].status.reason == "budget-spent"
+    cluster.clock.advance(25 * 3600.0)
+    cluster.until(lambda: phases(cluster)[1] is P.RUNNING)
+
+
+def test_an_alert_on_the_service_level_stops_an_experiment_and_its_end_lets_it_go_on() -> None:
+    cluster = Idle(OPEN)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.RUNNING])
+    cluster.signals.firing = True
+    cluster.until(lambda: running(cluster) == [])
+    cluster.signals.firing = None
+    for _ in range(3):
+        cluster.turn()
+    assert running(cluster) == []
+    cluster.signals.firing = False
+    cluster.until(lambda: len(running(cluster)) == 1)
+
+
+def a_pod_of(job: Obj) -> Obj:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "controller": True}
+    metadata = job["metadata"]
+    about = {"name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{metadata['name']}-x",
+            "namespace": metadata["namespace"],
+            "labels": metadata["labels"],
+            "ownerReferences": [owner | about],
+        },
+        "spec": {"containers": [{"name": "runner"}]},
+    }
+
+
+def test_a_pod_that_production_took_away_is_tried_again_and_is_no_failure() -> None:
+    cluster = Idle(OPEN)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.RUNNING])
+    (job,) = cluster.all(JOBS)
+    made = cluster.put(PODS, a_pod_of(job))
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    cluster.change(
+        PODS,
+        made["metadata"]["name"],
+        {"status": {"conditions": [condition]}},
+        subresource="status",
+    )
+    cluster.until(
+        lambda: cluster.experiments()[0].status.preemptions == 1 and phases(cluster) == [P.RUNNING]
+    )
+    (again,) = cluster.all(JOBS)
+    assert again["metadata"]["name"] != job["metadata"]["name"]
+    assert again["metadata"]["labels"]["retuned.dev/attempt"] == "2"
+
+
+def test_a_job_that_failed_ends_its_experiment() -> None:
+    cluster = Idle(OPEN)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.RUNNING])
+    cluster.finish(cluster.all(JOBS)[0]["metadata"]["name"], type="Failed")
+    cluster.until(lambda: phases(cluster) == [P.FAILED])
+
+
+def test_an_experiment_that_is_deleted_leaves_nothing_in_another_namespace() -> None:
+    cluster = Idle(OPEN, jobs=ELSEWHERE)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.RUNNING])
+    (job,) = cluster.all(JOBS)
+    assert job["metadata"]["namespace"] == "lab"
+    assert "ownerReferences" not in job["metadata"]
+    cluster.remove(EXPERIMENTS, "exp-1")
+    cluster.operator.sync()
+    with cluster.virtual_time():
+        cluster.operator.controllers[4][1].reconcile("serving/exp-1")
+    assert cluster.all(JOBS) == []
+    assert cluster.all(CONFIG_MAPS) == []
+
+
+def test_an_experiment_that_is_over_leaves_no_task_behind() -> None:
+    cluster = Cluster(OPEN, jobs=ELSEWHERE)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.SUCCEEDED])
+    cluster.turn()
+    assert cluster.all(CONFIG_MAPS) == []
+
+
+@pytest.mark.parametrize("store", ["jobs", "pods", "kernelexperiments"])
+def test_while_the_cluster_is_not_known_nothing_is_made(store: str) -> None:
+    cluster = Idle(OPEN)
+    cluster.operator.world.caches._current = lambda plural: plural != store  # type: ignore[attr-defined]
+    cluster.experiment()
+    for _ in range(4):
+        cluster.turn()
+    assert cluster.all(JOBS) == []
+
+
+def test_a_win_that_was_decided_on_before_is_not_proposed_again() -> None:
+    cluster = Cluster(OPEN)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.SUCCEEDED])
+    another(cluster, "exp-2")
+    cluster.until(lambda: phases(cluster)[1].is_terminal)
+    assert cluster.experiments()[1].status.reason == "already-decided"
+    assert len(cluster.all(PROPOSALS)) == 1
