@@ -27,7 +27,7 @@ from retuned_operator.kubectl.nodes import (
 from retuned_operator.manifests.injection import Injection, inject
 from retuned_operator.manifests.names import CONTAINER, TARGET
 from retuned_operator.manifests.settings import SidecarSettings
-from retuned_operator.manifests.workloads import Place, templates_of
+from retuned_operator.manifests.workloads import KINDS, Place, templates_of
 
 MAX_BYTES = 16 * 2**20
 """Largest stream that is read."""
@@ -83,7 +83,7 @@ def changed(
             return _changed_json(body, text, settings=settings, given=given)
     parts, workloads, end = [], [], 0
     try:
-        for begin, stop, node in documents(text):
+        for begin, stop, node in documents(text, kinds=KINDS):
             found, changed_any = [], False
             for item in _objects(node):
                 for workload in _injected(item, settings, given):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import yaml
 
 _MAX_DEPTH = 100
-_MAX_DOCUMENTS = 5_000
+_MARK = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
 _MAX_NODES = 200_000
 """Values of one document with pods; more than an API server takes."""
 _NUMBER = re.compile(r"[-+.]?[0-9]")
@@ -75,19 +75,39 @@ for _class in (_Dumper, _Indented):
     _class.add_representer(str, _text)
 
 
-def documents(text: str) -> Iterator[tuple[int, int, yaml.Node]]:
-    """Yield begin, end and content of each document that is a mapping or a list."""
+def documents(text: str, *, kinds: Collection[str]) -> Iterator[tuple[int, int, yaml.Node]]:
+    """Yield begin, end and content of each document that may hold an object of these kinds.
+
+    The others are not even read: they may be anything, and reading takes most of the time.
+
+    Raises
+    ------
+    yaml.YAMLError
+        If such a document cannot be read.
+    """
+    asked = re.compile(rf"kind[\"']?\s*:\s*[\"']?({'|'.join(sorted(kinds))}|[A-Za-z]*List)\b")
+    marks = list(_MARK.finditer(text))
+    begins = [0, *(mark.end() for mark in marks)]
+    ends = [*(mark.start() for mark in marks), len(text)]
+    for begin, end in zip(begins, ends, strict=True):
+        part = text[begin:end]
+        if asked.search(part):
+            yield from _document(part, begin, line=text.count("\n", 0, begin))
+
+
+def _document(text: str, begin: int, *, line: int) -> Iterator[tuple[int, int, yaml.Node]]:
     loader = _Loader(text)
     try:
-        for _ in range(_MAX_DOCUMENTS):
-            if not loader.check_node():
-                return
+        while loader.check_node():
             node = loader.get_node()
             if node is not None and not isinstance(node, yaml.ScalarNode):
-                yield node.start_mark.index, node.end_mark.index, node
+                yield begin + node.start_mark.index, begin + node.end_mark.index, node
+    except yaml.MarkedYAMLError as error:
+        if error.problem_mark is not None:
+            error.problem_mark.line += line
+        raise
     finally:
         loader.dispose()
-    raise yaml.YAMLError(f"more than {_MAX_DOCUMENTS} documents")
 
 
 def child_of(node: yaml.Node, name: str) -> yaml.Node | None:

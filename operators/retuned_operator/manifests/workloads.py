@@ -26,6 +26,8 @@ _PLACES: Mapping[tuple[str, str], tuple[Place, ...]] = {
     ),
 }
 """By group and kind, whatever the version."""
+KINDS = frozenset(kind for _, kind in _PLACES)
+"""Kinds that make pods, of whatever group."""
 
 
 def templates_of(body: Mapping[str, Any]) -> tuple[tuple[Place, Mapping[str, Any]], ...]:
