@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def test_a_full_spool_keeps_its_bound_and_loses_windows_first(
 ) -> None:
     limit = 6_000
     spool = Spool(tmp_path_factory.mktemp("spool"), max_bytes=limit)
-    make = {"p": profile, "d": drift, "o": done}
+    make: dict[str, Callable[[int], Kept]] = {"p": profile, "d": drift, "o": done}
     for number, kind in enumerate(kinds):
         add(spool, make[kind](number))
         assert spool.size_bytes <= limit

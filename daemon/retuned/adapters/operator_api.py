@@ -179,8 +179,9 @@ _PATHS: dict[type[Record], str] = {ProfileReport: "/v1/profiles", DriftPost: "/v
 
 
 def _client(ca: bytes | None, path: Path | None) -> httpx.Client:
-    context = ssl.create_default_context()
-    if ca is not None:
+    if ca is None:
+        context = ssl.create_default_context()
+    else:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -265,4 +266,3 @@ def _delay_s(header: str | None) -> float:
     if header is None or not header.isascii() or not header.isdigit() or len(header) > 6:
         return _RETRY_S
     return min(max(float(header), 1.0), _MAX_DELAY_S)
-

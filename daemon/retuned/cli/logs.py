@@ -45,3 +45,5 @@ def log_to_stderr(settings: Settings) -> None:
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     # a step that still runs when its next turn comes is ordinary: an experiment takes minutes
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
+    # a line for each request would be most of a sidecar's log
+    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -15,7 +14,7 @@ from retuned.observing.seen import History
 from retuned.ports import Clock, Operator, Swapper, Telemetry, TraceSource
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.spool import Spool
-from retuned.sidecar.state import PodStore
+from retuned.sidecar.state import TOLD, PodStore
 from retuned.sidecar.trusting import Believed
 from retuned.stages.drift import DriftSettings
 from retuned.stages.profile import ProfileSettings
@@ -30,7 +29,7 @@ class Kind(StrEnum):
     """One epoch of one slot: new -> done | refused | superseded; done -> undone by a way back."""
     FAILED = "failed"
     """A proposal whose swap did harm here, or was refused; never carried out here again: final."""
-    TOLD = "told"
+    TOLD = TOLD
     """A window or drift report that has gone into the spool: final."""
     SELF = "self"
     """What the operator said of this pod: current."""
@@ -57,6 +56,8 @@ class SidecarSettings:
     fresh_s: float = 300.0
     """A swap is begun only if the operator has named it within so long, seconds; people may have
     frozen or stopped it since."""
+    prune_s: float = 60.0
+    """How often what is over is removed, seconds."""
     hello_s: float = 300.0
     """How often it says who is here, seconds."""
 
@@ -98,6 +99,8 @@ class Standing:
     """When that was, monotonic."""
     hello_at_s: float = float("-inf")
     """When it last said who is here, monotonic."""
+    pruned_at_s: float = float("-inf")
+    """When what is over was removed last, monotonic."""
     environment: str = ""
     """Digest of what the server runs on; empty where that is not known."""
     reports: dict[str, tuple[str, WatchReport]] = field(default_factory=dict)
@@ -130,8 +133,6 @@ class Context:
     standing: Standing = field(default_factory=Standing)
     release: str = ""
     """Version of Retuned."""
-    tidy: Callable[[], None] = lambda: None
-    """Removes traces that were read."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held by whatever writes orders."""
 

@@ -11,8 +11,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from retuned.adapters.trace_folder import TraceFolders
-from retuned.ports import TraceBatch
+from retuned.ports import Clock, TraceBatch, TraceSource
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +19,8 @@ _DEPTH = 4
 _MAX_FILES = 20_000
 _YOUNG_S = 10.0
 """Younger files are being written; removing one frees nothing."""
+_LEFT_S = 600.0
+"""So long a file that was refused may be looked at by people."""
 
 
 class EmptiedFolders:
@@ -31,13 +32,23 @@ class EmptiedFolders:
         Where profilers write.
     source
         Reads them.
+    clock
+        Compared with the times of files.
     max_bytes
         Most bytes of all files; beyond, the oldest go unread.
     """
 
-    def __init__(self, folders: Sequence[Path], *, source: TraceFolders, max_bytes: int) -> None:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        *,
+        source: TraceSource,
+        clock: Clock,
+        max_bytes: int,
+    ) -> None:
         self._folders = tuple(folders)
         self._source = source
+        self._clock = clock
         self._max_bytes = max_bytes
         self._read: list[tuple[Path, int]] = []
 
@@ -47,7 +58,7 @@ class EmptiedFolders:
             _remove(path, unless_changed_after_ns=changed_ns)
         batches = self._source.poll()
         self._read = [(Path(batch.origin), batch.completed_at_ns) for batch in batches]
-        self._make_room()
+        self._make_room(all_read=not batches)
         return batches
 
     def give_back(self, batches: Sequence[TraceBatch]) -> None:
@@ -60,16 +71,23 @@ class EmptiedFolders:
         """Return what could not be read; it stays until there is too much."""
         return self._source.failures()
 
-    def _make_room(self) -> None:
+    def _make_room(self, *, all_read: bool) -> None:
+        """Remove what nobody will read any more, and the oldest of what is too much.
+
+        What is left for long where there is nothing more to read was refused, or has been counted
+        already under another name.
+        """
+        now_ns = int(self._clock.now().timestamp() * 1e9)
         found = sorted(self._files(), key=lambda each: each[0])
         total = sum(size for _, size, _ in found)
-        newest_ns = max((changed for changed, _, _ in found), default=0)
         for changed_ns, size, path in found:
-            if total <= self._max_bytes or changed_ns > newest_ns - _YOUNG_S * 1e9:
-                return
-            log.warning("%s is removed unread: its folder is too full", path)
-            _remove(path, unless_changed_after_ns=changed_ns)
-            total -= size
+            age_s = (now_ns - changed_ns) / 1e9
+            full = total > self._max_bytes and age_s > _YOUNG_S
+            if full:
+                log.warning("%s is removed unread: its folder is too full", path)
+            if full or (all_read and age_s > _LEFT_S):
+                _remove(path, unless_changed_after_ns=changed_ns)
+                total -= size
 
     def _files(self) -> Iterator[tuple[int, int, Path]]:
         seen = 0

@@ -38,8 +38,7 @@ class Sidecar:
             ("windows", lambda: windows.close_windows(ctx)),
             ("drift", lambda: windows.judge_windows(ctx)),
             ("queue", lambda: reporting.queue_reports(ctx)),
-            ("prune", lambda: ctx.store.prune(kept_of(ctx.settings.baseline_windows))),
-            ("artifacts", self._tidy_artifacts),
+            ("prune", self._prune),
         )
         for name, part in parts:
             attempt(ctx.telemetry, name, part)
@@ -67,9 +66,15 @@ class Sidecar:
         told = carrying.carry_out(self.ctx)
         self.ctx.standing.history.restart(told)
 
-    def _tidy_artifacts(self) -> None:
-        with self.ctx.lock:
-            self.ctx.artifacts.keep_only(wanted_artifacts(self.ctx))
+    def _prune(self) -> None:
+        """Remove what is over, now and then."""
+        ctx, now_s = self.ctx, self.ctx.clock.monotonic_s()
+        if now_s - ctx.standing.pruned_at_s < ctx.settings.prune_s:
+            return
+        ctx.store.prune(kept_of(ctx.settings.baseline_windows))
+        with ctx.lock:
+            ctx.artifacts.keep_only(wanted_artifacts(ctx))
+        ctx.standing.pruned_at_s = now_s
 
 
 def serve(sidecar: Sidecar, *, observe_s: float, steer_s: float, tell_s: float) -> None:

@@ -15,6 +15,9 @@ from retuned.ports import Event
 
 log = logging.getLogger(__name__)
 
+TOLD = "told"
+"""Kind of the marks of windows and drift reports that have gone into the spool."""
+
 _KEPT: Mapping[tuple[str, str], int] = {
     (BATCH, "folded"): 256,
     (WINDOW, "baseline"): 8,
@@ -26,7 +29,6 @@ _KEPT: Mapping[tuple[str, str], int] = {
     ("order", "superseded"): 64,
     ("order", "undone"): 64,
     ("failed", "final"): 1024,
-    ("told", "final"): 1024,
 }
 """Most records of each kind and phase, the newest; those that are not named are few by nature."""
 _UNJUDGED = 24
@@ -72,4 +74,13 @@ class PodStore(SqliteStore):
                     "ORDER BY seq DESC LIMIT 1 OFFSET ?)",
                     (kind, phase, kind, phase, most),
                 ).rowcount
-        return removed
+        return removed + self._forget_marks()
+
+    def _forget_marks(self) -> int:
+        """Remove the marks of what was told and is not here any more."""
+        present = {f"{kind} {id}" for kind in (WINDOW, DRIFT) for id in self.ids(kind)}
+        gone = [(TOLD, id) for id in self.ids(TOLD) if id not in present]
+        if gone:
+            with self._write():
+                self._db.executemany("DELETE FROM records WHERE kind = ? AND id = ?", gone)
+        return len(gone)

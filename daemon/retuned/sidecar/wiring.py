@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from retuned import catalog
 from retuned.adapters.clock import SystemClock
@@ -16,7 +17,7 @@ from retuned.adapters.traces import ReadLimits
 from retuned.agent_wire import PodRef
 from retuned.errors import UsageError
 from retuned.observing.context import BATCH
-from retuned.observing.numbers import numbers_of
+from retuned.observing.numbers import Numbers, numbers_of
 from retuned.settings import Settings
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.context import Context, SidecarSettings
@@ -27,8 +28,11 @@ from retuned.sidecar.state import PodStore
 from retuned.sidecar.trusting import Believed
 from retuned.stages.swap import MixedEpochs
 
-_MAX_LAUNCHES = 50_000
+_MAX_LAUNCHES = 20_000
 """Launches that are read at a time: the memory of a sidecar is a pod's."""
+_MAX_SIGNATURES = 1_024
+"""Signatures of a window that are kept one by one, for the same reason: all above a thousandth of
+the time are among them."""
 
 
 class Catalog:
@@ -72,7 +76,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         clock=clock,
         telemetry=telemetry,
         traces=EmptiedFolders(
-            settings.watch_dirs, source=source, max_bytes=settings.max_folder_bytes
+            settings.watch_dirs, source=source, clock=clock, max_bytes=settings.max_folder_bytes
         ),
         swapper=RuntimeSocket(settings.sockets, key=believed.shown_to_servers),
         operator=operator,
@@ -81,13 +85,19 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         spool=Spool(settings.state_dir / "spool", max_bytes=settings.spool_bytes),
         believed=believed,
         settings=SidecarSettings(
-            numbers=numbers_of(settings, stands_still_s=WatchSettings().settle_s),
+            numbers=_numbers(settings),
             mixed_epochs=MixedEpochs(settings.mixed_epochs),
             catch_up_s=settings.catch_up_s,
         ),
         release=_release(),
     )
     return Sidecar(context), telemetry
+
+
+def _numbers(settings: Settings) -> Numbers:
+    found = numbers_of(settings, stands_still_s=WatchSettings().settle_s)
+    profile = found.profile.model_copy(update={"max_signatures": _MAX_SIGNATURES})
+    return replace(found, profile=profile)
 
 
 def _operator(settings: Settings) -> OperatorApi:

@@ -196,7 +196,8 @@ class _Agent:
             with self._hub.listening(pod.target) as future:
                 answer = as_orders(self._of(pod))
                 left_s = until - loop.time()
-                if answer.revision != after or left_s <= 0.0 or end.is_set():
+                over = left_s <= 0.0 or end.is_set() or self._hub.closing
+                if answer.revision != after or over:
                     return answer
                 await _first(future, end, within_s=min(left_s, _LOOK_AGAIN_S))
             if await request.is_disconnected():

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
+from retuned_operator.agent.waiting import Hub
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +95,20 @@ class AgentServer:
         See `agent_app`.
     certificates
         See `Certificates`.
-    address, port
+    hub
+        Those that wait, who are answered before the end.
+    port, address
         Where to listen; port 0 takes a free one.
     """
 
     def __init__(
-        self, app: ASGIApp, certificates: Certificates, *, address: str = "0.0.0.0", port: int
+        self,
+        app: ASGIApp,
+        certificates: Certificates,
+        *,
+        hub: Hub,
+        port: int,
+        address: str = "0.0.0.0",
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -118,6 +127,7 @@ class AgentServer:
         config.load()
         config.ssl = certificates.context
         self._server = uvicorn.Server(config)
+        self._hub = hub
         self._place = (address, port)
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -158,7 +168,8 @@ class AgentServer:
             raise TemporaryError("the agent API does not begin", delay_s=5.0)
 
     def stop(self) -> None:
-        """End; who waits for orders is answered no more, and asks again elsewhere."""
+        """End; who waits for orders is answered as things stand, and asks again elsewhere."""
+        self._hub.close()
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(_STOP_S)

@@ -17,6 +17,8 @@ class Hub:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self.closing = False
+        """Whether nobody is to wait any more."""
 
     @property
     def waiting(self) -> int:
@@ -31,6 +33,14 @@ class Hub:
         for future in woken:
             with suppress(RuntimeError):  # its loop has ended
                 future.get_loop().call_soon_threadsafe(_wake, future)
+
+    def close(self) -> None:
+        """Wake all, and have nobody wait any more: the server is about to end."""
+        self.closing = True
+        with self._lock:
+            targets = list(self._waiting)
+        for target in targets:
+            self.changed(target)
 
     @contextmanager
     def listening(self, target: str) -> Iterator[asyncio.Future[None]]:

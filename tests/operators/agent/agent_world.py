@@ -130,7 +130,7 @@ class AgentWorld:
             settings=settings or AgentSettings(),
         )
         certificates = Certificates(self.pair.certificate, self.pair.key)
-        self.server = AgentServer(app, certificates, address="127.0.0.1", port=0)
+        self.server = AgentServer(app, certificates, hub=self.hub, address="127.0.0.1", port=0)
         self.server.start()
         self._clients: list[OperatorApi] = []
 

@@ -1,0 +1,213 @@
+"""The program itself: a process beside a runtime, an agent API over TLS, kills, and its memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conformance.test_swapper import Rehearsed, definition
+from tests.operators.agent.agent_world import POD, TARGET, AgentWorld, token_of
+from tests.sidecar.sidecar_world import FIRST, PodWorld, back, swap
+
+from retuned.adapters.runtime_socket import RuntimeSocket
+from retuned.agent_wire import DriftPost, Hello, OrderDone, Outcome, ProfileReport, WatchPost
+from retuned.runtime import attach
+from retuned.runtime.inforce import Swapped
+from retuned.runtime.variant import LOADERS
+from retuned_operator.agent import AgentSettings, Said
+
+MAX_RSS_MIB = 120
+_FORBIDDEN = ("torch", "triton", "kubernetes", "starlette", "uvicorn", "retuned_operator")
+
+
+class PodOfProcesses:
+    """A server in this process, its sidecar as a process, and the operator over TLS."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.agent = AgentWorld(folder / "agent", settings=AgentSettings(per_s=1e6, burst=10**9))
+        self.signing = PodWorld(folder / "signing")
+        self.agent.fleet.signs_with = self.signing.notary.public_hex()
+        self.agent.fleet.artifacts[FIRST] = self.signing.signed(FIRST)
+        self.traces = folder / "traces"
+        self.traces.mkdir()
+        self.runtime = attach(server="test", socket_dir=folder / "s")
+        self.slot = self.runtime.slot(definition("gemm"), original=lambda x: x)
+        self.sockets = RuntimeSocket(folder / "s")
+        self.token = folder / "token"
+        self.token.write_text(token_of(POD))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        said = {
+            "AGENT_URL": self.agent.url,
+            "TOKEN_FILE": self.token,
+            "CA_FILE": self.agent.authority.certificate,
+            "POD_NAMESPACE": POD.namespace,
+            "POD_NAME": POD.name,
+            "POD_UID": POD.uid,
+            "SOCKET_DIR": self.folder / "s",
+            "WATCH_DIRS": self.traces,
+            "STATE_DIR": self.folder / "state",
+            "WINDOW_S": 2,
+            "SETTLE_S": 0,
+            "OBSERVE_POLL_S": 0.5,
+            "REPORT_POLL_S": 0.5,
+            "BASELINE_WINDOWS": 2,
+            "DETECTOR_PRESET": "demo",
+            "METRICS_PORT": 0,
+        }
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("RETUNED_")}
+        environment = kept | {f"RETUNED_{name}": str(value) for name, value in said.items()}
+        log = (self.folder / "sidecar.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from retuned.cli import main; main()", "sidecar"],
+            env=environment,
+            stderr=log,
+        )
+        log.close()
+        return self.process
+
+    def said(self, kind: type[Said]) -> list[Any]:
+        return [said for _, said in self.agent.inbox.taken if isinstance(said, kind)]
+
+    def outcomes(self) -> list[tuple[str, Outcome]]:
+        return [(said.order, said.outcome) for said in self.said(OrderDone)]
+
+    def active(self) -> str | None:
+        return self.sockets.slots()[0].active
+
+    def until(self, true: Callable[[], bool], within_s: float = 90.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not true():
+            if time.monotonic() > deadline:
+                log = (self.folder / "sidecar.log").read_text()[-4_000:]
+                pytest.fail(f"not in time; the sidecar said:\n{log}")
+            time.sleep(0.05)
+
+    def trace(self, number: int, *, kernel: str = "gemm_kernel", launches: int = 20_000) -> None:
+        """Write a trace as rocprofv3 does."""
+        header = (
+            "Kind,Agent_Id,Queue_Id,Stream_Id,Thread_Id,Dispatch_Id,Kernel_Id,Kernel_Name,"
+            "Correlation_Id,Start_Timestamp,End_Timestamp,LDS_Block_Size,Scratch_Size,VGPR_Count,"
+            "Accum_VGPR_Count,SGPR_Count,Workgroup_Size_X,Workgroup_Size_Y,Workgroup_Size_Z,"
+            "Grid_Size_X,Grid_Size_Y,Grid_Size_Z"
+        )
+        rows = [
+            f'KERNEL_DISPATCH,1,1,0,1,{n},1,"{kernel}_{n % 97}",{n},{number + n * 10_000},'
+            f"{number + n * 10_000 + 5_000},0,0,8,0,16,256,1,1,{256 * (1 + n % 31)},1,1"
+            for n in range(launches)
+        ]
+        partial = self.traces / f".{number}.tmp"
+        partial.write_text("\n".join([header, *rows]) + "\n")
+        partial.rename(self.traces / f"{number}_kernel_trace.csv")
+
+    def peak_mib(self) -> float:
+        assert self.process is not None, "started"
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(each for each in text.splitlines() if each.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(30.0)
+        self.runtime.close()
+        self.agent.close()
+        self.signing.ctx.store.close()
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PodOfProcesses]:
+    monkeypatch.setitem(LOADERS, "rehearsed", Rehearsed)
+    found = PodOfProcesses(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_swap_through_the_whole_pod_survives_kills_of_the_sidecar(pod: PodOfProcesses) -> None:
+    process = pod.start()
+    pod.until(lambda: bool(pod.said(Hello)))
+    forward = swap()
+    pod.agent.order(forward)
+    pod.until(lambda: (forward.id, Outcome.DONE) in pod.outcomes())
+    assert pod.active() == FIRST
+    in_force = pod.slot.table.in_force
+    assert in_force is not None
+    process.send_signal(signal.SIGKILL)
+    process.wait(30.0)
+    assert pod.active() == FIRST, "the server serves on without it"
+    told = len(pod.said(WatchPost))
+    pod.start()
+    pod.until(lambda: len(pod.said(WatchPost)) > told + 1)
+    assert set(pod.outcomes()) == {(forward.id, Outcome.DONE)}
+    assert pod.slot.table.in_force is in_force, "it may be told twice, and is done once"
+    way_back = back(forward, epoch=3)
+    pod.agent.order(way_back)
+    pod.until(lambda: (way_back.id, Outcome.DONE) in pod.outcomes())
+    assert pod.active() is None
+
+
+def test_harm_with_the_operator_away_is_undone_and_told_when_it_is_back(
+    pod: PodOfProcesses,
+) -> None:
+    pod.start()
+    forward = swap()
+    pod.until(lambda: bool(pod.said(Hello)))
+    pod.agent.order(forward)
+    pod.until(lambda: (forward.id, Outcome.DONE) in pod.outcomes())
+    pod.agent.inbox.full = True  # it answers, and keeps nothing
+    in_force = pod.slot.table.in_force
+    assert isinstance(in_force, Swapped)
+    in_force.trip("shadow-mismatch", "as the test wished")
+    pod.until(lambda: pod.sockets.slots()[0].epoch == 3)
+    assert pod.active() is None
+    assert len(pod.outcomes()) == 1
+    pod.agent.inbox.full = False
+    pod.until(lambda: (forward.id, Outcome.ROLLED_BACK) in pod.outcomes())
+
+
+def test_the_sidecar_stays_small_and_empties_its_folder(pod: PodOfProcesses) -> None:
+    process = pod.start()
+    pod.until(lambda: bool(pod.said(Hello)))
+    for number in range(8):
+        pod.trace(number)
+        time.sleep(1.0)
+    pod.trace(9, kernel="attention_kernel")
+    pod.until(lambda: not list(pod.traces.glob("*.csv")))
+    pod.until(lambda: len(pod.said(ProfileReport)) >= 3)
+    peak = pod.peak_mib()
+    print(f"peak {peak:.1f} MiB")  # noqa: T201 - shown by -rP
+    assert peak < MAX_RSS_MIB, f"{peak:.1f} MiB"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30.0) == 0
+    assert all(said.target == TARGET for said in pod.said(ProfileReport) + pod.said(DriftPost))
+
+
+def test_neither_torch_nor_kubernetes_nor_a_web_server_is_loaded() -> None:
+    code = (
+        "import sys, retuned.cli.sidecar, retuned.sidecar.wiring, retuned.sidecar.program\n"
+        f"print([m for m in {_FORBIDDEN!r} if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_sidecar_without_its_pods_name_says_what_is_missing(tmp_path: Path) -> None:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RETUNED_")}
+    found = subprocess.run(
+        [sys.executable, "-c", "from retuned.cli import main; main()", "sidecar"],
+        env=kept | {"RETUNED_STATE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 2
+    assert "agent_url" in found.stderr
