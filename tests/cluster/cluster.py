@@ -3,14 +3,15 @@
 The control plane is that of tests/plane; the node (containerd, runc, bridge, kube-proxy, kubelet)
 lives in namespaces of its own. ``with Cluster(folder, programs) as cluster`` begins with a node
 that is ready and offers accelerators that nothing stands behind; at the end nothing is left but the
-folder. What is not like a production cluster: no network policies are enforced, no names are
-served, and pods reach nothing outside.
+folder. What is not like a production cluster: no network policies are enforced, and pods reach
+nothing outside.
 """
 
 from __future__ import annotations
 
 import json
 import signal
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Self
 from tests.cluster import node_files
 from tests.cluster.access import Access
 from tests.cluster.images import PAUSE, images
+from tests.cluster.names import Names, finder
 from tests.cluster.namespace import WITH_PARENT, Namespace
 from tests.plane.control_plane import ControlPlane, Failed, Place
 
@@ -45,6 +47,7 @@ class Cluster(Access):
         self.programs = programs
         self.node = Namespace(self.folder / "node")
         self._plane: ControlPlane | None = None
+        self._names: Names | None = None
 
     @property
     def plane(self) -> ControlPlane:
@@ -61,6 +64,7 @@ class Cluster(Access):
         try:
             self.node.__enter__()
             self._start_plane()
+            self._start_names()
             self._start_containerd()
             self._start_proxy()
             self._start_kubelet()
@@ -78,6 +82,9 @@ class Cluster(Access):
         try:
             self.node.close()
         finally:
+            if self._names is not None:
+                self._names.__exit__()
+                self._names = None
             if self._plane is not None:
                 # the API server would wait for answers to a node that is gone
                 self._plane.stop(with_signal=signal.SIGKILL)
@@ -120,6 +127,13 @@ class Cluster(Access):
         self._plane.__enter__()
         self.admin = self._plane.admin()
 
+    def _start_names(self) -> None:
+        pair = self.plane.authority.user("dns", groups=("system:masters",))
+        context = ssl.create_default_context(cafile=str(self.plane.authority.certificate))
+        context.load_cert_chain(pair.certificate, pair.key)
+        find = finder(self.plane.url, context)
+        self._names = Names(self.node.addresses.machine, find).__enter__()
+
     def _start_containerd(self) -> None:
         addresses = self.node.addresses
         network = node_files.network(self.folder / "cni", pods=addresses.pods)
@@ -159,6 +173,7 @@ class Cluster(Access):
             key=pair.key,
             authority=self.plane.authority.certificate,
             cgroup=self.node.cgroup,
+            names=self.node.addresses.machine,
         )
         self._kubelet_kubeconfig = self.plane.kubeconfig(
             f"system:node:{NODE}", groups=("system:nodes",)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.cluster.names import DOMAIN
 from tests.cluster.needs import PLUGINS
 
 
@@ -66,7 +67,14 @@ SystemdCgroup = false
 
 
 def kubelet(
-    folder: Path, *, socket: Path, certificate: Path, key: Path, authority: Path, cgroup: str
+    folder: Path,
+    *,
+    socket: Path,
+    certificate: Path,
+    key: Path,
+    authority: Path,
+    cgroup: str,
+    names: str,
 ) -> Path:
     """Write the kubelet's configuration and return it."""
     body = {
@@ -92,6 +100,8 @@ def kubelet(
         "evictionHard": {"memory.available": "64Mi"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
+        "clusterDNS": [names],
+        "clusterDomain": DOMAIN,
         "resolvConf": "",
         "syncFrequency": "10s",
         "nodeStatusUpdateFrequency": "2s",
