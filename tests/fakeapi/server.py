@@ -13,13 +13,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from kubernetes.client.configuration import Configuration
 from tests.fakeapi.access import Access
-from tests.fakeapi.faults import Fault, Faults, Seen
+from tests.fakeapi.faults import Fault, Faults
 from tests.fakeapi.objects import Objects, Place, Writer
-from tests.fakeapi.refusals import Refusal, bad, not_found
+from tests.fakeapi.paths import place_of, seen
+from tests.fakeapi.refusals import Refusal
 from tests.fakeapi.selectors import selector
 from tests.fakeapi.storage import Storage
 
@@ -27,7 +28,6 @@ from retuned_operator.crds.definitions import KINDS, definition_of
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.resources import (
     ACCESS_REVIEWS,
-    ALL,
     DEFINITIONS,
     NAMESPACES,
     SELF_REVIEWS,
@@ -184,10 +184,10 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         text = self.rfile.read(length)
         try:
-            place = _place(split.path)
+            place = place_of(split.path)
             verb = self._verb(place)
             who = self._fake.access.who(self.headers.get("Authorization", ""))
-            fault = self._fake.faults.meet(_seen(verb, place, who.name)) or Fault()
+            fault = self._fake.faults.meet(seen(verb, place, who.name)) or Fault()
             if self._goes_wrong(fault):
                 return
             if place.resource == SELF_REVIEWS:  # anybody may ask who they are
@@ -327,37 +327,3 @@ def _until_refused(events: Iterator[Obj]) -> Iterator[Obj]:
         yield from events
     except Refusal as refusal:
         yield {"type": "ERROR", "object": refusal.body()}
-
-
-def _seen(verb: str, place: Place, user: str) -> Seen:
-    return Seen(
-        verb=verb,
-        plural=place.resource.plural,
-        namespace=place.namespace,
-        name=place.name,
-        subresource=place.subresource,
-        user=user,
-    )
-
-
-def _place(path: str) -> Place:
-    """Return what a path is about.
-
-    Raises
-    ------
-    Refusal
-        404 if it is about nothing that there is.
-    """
-    parts = [unquote(each) for each in path.strip("/").split("/")]
-    root, rest = (parts[:2], parts[2:]) if parts[0] == "api" else (parts[:3], parts[3:])
-    group, version = ("", root[-1]) if parts[0] == "api" else (root[1], root[-1])
-    namespace = ""
-    if len(rest) > 2 and rest[0] == "namespaces":
-        namespace, rest = rest[1], rest[2:]
-    if not rest or len(rest) > 3:
-        raise bad(f"no such path: {path}")
-    plural, name, subresource = (*rest, "", "")[:3]
-    for resource in ALL:
-        if (resource.group, resource.version, resource.plural) == (group, version, plural):
-            return Place(resource=resource, namespace=namespace, name=name, subresource=subresource)
-    raise not_found(plural, name)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from retuned_operator.manifests.names import MANAGER
+from retuned_operator.runtime.bodies import namespace_of, owners_of, selection, typed
 from retuned_operator.runtime.errors import AlreadyExists, Conflict, Gone
 from retuned_operator.runtime.resources import Obj, Resource
 from retuned_operator.runtime.transport import Timeouts, Transport, configuration_of
@@ -113,14 +114,14 @@ class Api:
         ApiError
             `Gone` if so much changed meanwhile that the rest cannot be had, or any other.
         """
-        query = _selection(labels, fields) | ({"limit": str(limit)} if limit else {})
+        query = selection(labels, fields) | ({"limit": str(limit)} if limit else {})
         path = resource.path(namespace=namespace)
         following = "?"
         while following:
             page = self._object("GET", path, query=query)
             metadata = page.get("metadata") or {}
             # the items of built-in kinds do not say what they are
-            items = tuple(_typed(resource, each) for each in page.get("items") or ())
+            items = tuple(typed(resource, each) for each in page.get("items") or ())
             yield Listing(items=items, version=str(metadata.get("resourceVersion", "")))
             following = str(metadata.get("continue") or "")
             query = query | {"continue": following}
@@ -142,7 +143,7 @@ class Api:
             `Gone` if the version is too old, here or while it is read; `Unavailable` if nothing
             was heard for too long.
         """
-        query = _selection(labels, fields) | {
+        query = selection(labels, fields) | {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
@@ -162,8 +163,8 @@ class Api:
             `AlreadyExists` if there is one of that name, or any other.
         """
         self._may_write()
-        path = resource.path(namespace=_namespace(resource, body))
-        return self._object("POST", path, query=self._named(), body=_typed(resource, body))
+        path = resource.path(namespace=namespace_of(resource, body))
+        return self._object("POST", path, query=self._named(), body=typed(resource, body))
 
     def create_once(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
         """Make an object, or return the one that was made before for the same owner.
@@ -179,8 +180,8 @@ class Api:
             return self.create(resource, body)
         except AlreadyExists as error:
             wanted = body["metadata"]
-            found = self.get(resource, wanted["name"], namespace=_namespace(resource, body))
-            if _owner(found) == _owner(body):
+            found = self.get(resource, wanted["name"], namespace=namespace_of(resource, body))
+            if owners_of(found) == owners_of(body):
                 return found
             text = f"{resource.plural} {wanted['name']} is there and belongs to somebody else"
             raise Conflict(text, status=409, reason="AlreadyExists") from error
@@ -202,11 +203,11 @@ class Api:
         """
         self._may_write()
         path = resource.path(
-            namespace=_namespace(resource, body), name=str(body["metadata"]["name"])
+            namespace=namespace_of(resource, body), name=str(body["metadata"]["name"])
         )
         query = self._named() | {"force": str(force).lower()}
         return self._object(
-            "PATCH", path, query=query, body=_typed(resource, body), content_type=_APPLY
+            "PATCH", path, query=query, body=typed(resource, body), content_type=_APPLY
         )
 
     def patch(
@@ -254,9 +255,9 @@ class Api:
         """Write over an object; its ``resourceVersion`` must be the newest, else `Conflict`."""
         self._may_write()
         path = resource.path(
-            namespace=_namespace(resource, body), name=str(body["metadata"]["name"])
+            namespace=namespace_of(resource, body), name=str(body["metadata"]["name"])
         )
-        return self._object("PUT", path, query=self._named(), body=_typed(resource, body))
+        return self._object("PUT", path, query=self._named(), body=typed(resource, body))
 
     def delete(
         self,
@@ -324,21 +325,3 @@ def connect(
     """
     configuration = configuration_of(kubeconfig, context=context)
     return Api(Transport(configuration, timeouts=timeouts or Timeouts()))
-
-
-def _selection(labels: str, fields: str) -> dict[str, str]:
-    query = {"labelSelector": labels, "fieldSelector": fields}
-    return {name: value for name, value in query.items() if value}
-
-
-def _namespace(resource: Resource, body: Mapping[str, Any]) -> str:
-    return str(body.get("metadata", {}).get("namespace", "")) if resource.namespaced else ""
-
-
-def _typed(resource: Resource, body: Mapping[str, Any]) -> Obj:
-    return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
-
-
-def _owner(body: Mapping[str, Any]) -> tuple[str, ...]:
-    owners = body.get("metadata", {}).get("ownerReferences") or ()
-    return tuple(sorted(str(each.get("uid", "")) for each in owners))

@@ -26,10 +26,10 @@ from retuned_operator.runtime.queue import WorkQueue
 from retuned_operator.runtime.reflector import Change, Reflector, Selection
 from retuned_operator.runtime.resources import Obj, Resource
 from retuned_operator.runtime.store import Index, Store, key_of
+from retuned_operator.runtime.threads import in_thread, join
 
 log = logging.getLogger(__name__)
 
-_JOIN_S = 20.0
 _WATCH_BACKOFF = Backoff()
 _KEY_BACKOFF = Backoff(first_s=0.1, most_s=300.0)
 Keys = Callable[[Obj], Iterable[str]]
@@ -187,7 +187,7 @@ class Manager:
     def run(self, stop: threading.Event) -> None:
         """Keep the stores, lead, look at everything; return after `stop` is set and all ended."""
         reflecting = [
-            _thread(f"reflect-{name}", each.run, stop)
+            in_thread(f"reflect-{name}", each.run, stop)
             for name, every in self._reflectors.items()
             for each in every
         ]
@@ -195,14 +195,14 @@ class Manager:
         try:
             if self._leads(stop):
                 if self._leader is not None:
-                    electing.append(_thread("elect", self._leader.hold, given_up))
+                    electing.append(in_thread("elect", self._leader.hold, given_up))
                 self._act(stop)
         finally:
             for every in self._reflectors.values():
                 for each in every:
                     each.interrupt()
             given_up.set()
-            _join([*electing, *reflecting])
+            join([*electing, *reflecting])
 
     def _leads(self, stop: threading.Event) -> bool:
         """Wait for the stores, then for the lease."""
@@ -215,7 +215,7 @@ class Manager:
         self._acting.set()
         self.metrics.leading.set(1)
         working = [
-            _thread(f"{controller.name}-{n}", self._work, controller, queue)
+            in_thread(f"{controller.name}-{n}", self._work, controller, queue)
             for controller, queue in self._controllers
             for n in range(controller.workers)
         ]
@@ -228,7 +228,7 @@ class Manager:
         finally:
             for _, queue in self._controllers:
                 queue.close()
-            _join(working)  # the lease is given away after the last write
+            join(working)  # the lease is given away after the last write
             self._acting.clear()
             self.metrics.leading.set(0)
 
@@ -297,17 +297,3 @@ class Manager:
 def itself(body: Obj) -> tuple[str]:
     """Return an object's own key: it concerns itself."""
     return (key_of(body),)
-
-
-def _thread(name: str, target: Callable[..., None], *arguments: object) -> threading.Thread:
-    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
-    thread.start()
-    return thread
-
-
-def _join(threads: Sequence[threading.Thread]) -> None:
-    end = time.monotonic() + _JOIN_S
-    for each in threads:
-        each.join(max(0.0, end - time.monotonic()))
-        if each.is_alive():
-            log.error("%s did not end in time", each.name)
