@@ -129,7 +129,7 @@ def finder(url: str, context: ssl.SSLContext) -> Find:
 
 def _labels(message: bytes, at: int) -> tuple[list[str], int]:
     """Return a name's labels in small letters and where it ends."""
-    labels = []
+    labels: list[str] = []
     while at < len(message):
         length = message[at]
         if length == 0:
