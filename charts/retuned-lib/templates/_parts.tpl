@@ -113,9 +113,11 @@ initContainers:
   - name: RETUNED_SOCKET_DIR
     value: /retuned/sockets
   - name: RETUNED_WATCH_DIRS
-    value: '["/retuned/traces"]'
+    value: /retuned/traces
   - name: RETUNED_STATE_DIR
     value: /retuned/state
+  - name: RETUNED_TRUSTED_KEY
+    value: {{ .trustedKeys | quote }}
   - name: TMPDIR
     value: /retuned/state
   - name: RETUNED_POD_NAME

@@ -86,8 +86,9 @@ def sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
         "RETUNED_CA_FILE": f"{TOKEN_DIR}/ca.crt",
         "RETUNED_TARGET": target,
         "RETUNED_SOCKET_DIR": SOCKET_DIR,
-        "RETUNED_WATCH_DIRS": f'["{TRACE_DIR}"]',
+        "RETUNED_WATCH_DIRS": TRACE_DIR,
         "RETUNED_STATE_DIR": STATE_DIR,
+        "RETUNED_TRUSTED_KEY": settings.trusted_keys,
         "TMPDIR": STATE_DIR,
     }
     fields = {
