@@ -16,7 +16,7 @@ from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
-from retuned.stages.verdict import EvidenceFault, Verdict
+from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
 from retuned_operator.agent.reports import PodSaid
 from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
 from retuned_operator.crds.proposal_status import LookOutcome
@@ -190,8 +190,15 @@ class Ledger(Protocol):
         """Note that a report has been answered."""
         ...
 
-    def doubt(self, proposal: Proposal) -> EvidenceFault | None:
+    def doubt(
+        self, proposal: Proposal, *, servers: Sequence[ServerEnvironment]
+    ) -> EvidenceFault | None:
         """Return why evidence does not carry a proposal; None where it does.
+
+        Parameters
+        ----------
+        servers
+            What the processes run on that are to be swapped.
 
         Raises
         ------

@@ -10,6 +10,7 @@ from retuned.contract import Digest
 from retuned.errors import TemporaryError
 from retuned.ports import Clock
 from retuned.stages.gate.limits import Metric
+from retuned.stages.verdict import ServerEnvironment
 from retuned_operator.agent.reports import pod_fact
 from retuned_operator.controllers import reading
 from retuned_operator.controllers.ports import (
@@ -129,7 +130,7 @@ def facts_of(world: World, rollouts: Rollouts, resource: SwapProposal) -> Rollou
         world.caches.by(DECISIONS, BY_PROPOSAL, f"{namespace}/{name}"),
         world.caches.by(DECISIONS, BY_PROPOSAL, f"{namespace}/?"),
     )
-    checked, fault = _evidence(world, resource)
+    checked, fault = _evidence(world, rollouts, resource)
     metrics = _metrics(policies, resource, target)
     return RolloutFacts(
         target=target,
@@ -160,15 +161,25 @@ def _together(first: Sequence[Obj] | None, second: Sequence[Obj] | None) -> Sequ
     return None if first is None or second is None else [*first, *second]
 
 
-def _evidence(world: World, resource: SwapProposal) -> tuple[bool, str | None]:
+def _evidence(world: World, rollouts: Rollouts, resource: SwapProposal) -> tuple[bool, str | None]:
     """Return whether evidence was looked at, and what is wrong with it; only before a swap."""
     if not resource.status.phase.is_before_swap:
         return True, None
+    servers = servers_of(world, rollouts.pods)
+    if not servers:
+        return False, None  # nobody knows yet what it would run on
     try:
-        fault = world.ledger.doubt(resource.stage_proposal())
+        fault = world.ledger.doubt(resource.stage_proposal(), servers=servers)
     except TemporaryError:
         return False, None
     return True, None if fault is None else str(fault)
+
+
+def servers_of(world: World, pods: Sequence[PodSeen]) -> tuple[ServerEnvironment, ...]:
+    """Return what the processes of pods say that they run on."""
+    said = [world.reports.of(pod.uid) for pod in pods]
+    hellos = [each.hello for each in said if each is not None and each.hello is not None]
+    return tuple(process.environment() for hello in hellos for process in hello.environments)
 
 
 def _metrics(

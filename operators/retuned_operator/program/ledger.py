@@ -28,7 +28,14 @@ from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
-from retuned.stages.verdict import Claim, EvidenceFault, Status, doubt_of
+from retuned.stages.verdict import (
+    Claim,
+    EvidenceFault,
+    ServerEnvironment,
+    Status,
+    differences,
+    doubt_of,
+)
 from retuned_operator.agent.ports import Receipt, Said
 from retuned_operator.controllers.ports import Drifted, Win
 from retuned_operator.crds import JobRole, KernelExperiment
@@ -119,8 +126,14 @@ class StoreLedger:
         }
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
-    def doubt(self, proposal: Proposal) -> EvidenceFault | None:
-        """Say why evidence does not carry a proposal; see `Ledger.doubt`."""
+    def doubt(
+        self, proposal: Proposal, *, servers: Sequence[ServerEnvironment]
+    ) -> EvidenceFault | None:
+        """Say why evidence does not carry a proposal; see `Ledger.doubt`.
+
+        A digest of what a lab ran on and one of what servers run on never are the same: what
+        decides is compared, one by one.
+        """
         if proposal.evidence is None:
             return EvidenceFault.MISSING
         try:
@@ -142,7 +155,10 @@ class StoreLedger:
             trust=proposal.trust,
         )
         found = doubt_of(document, claim)
-        return found.fault if found else None
+        if found is not None:
+            return found.fault
+        apart = [d for each in servers for d in differences(document.environment, each)]
+        return EvidenceFault.OTHER_ENVIRONMENT if any(d.decides for d in apart) else None
 
     def share(self, hypothesis: str) -> float:
         """Return the share of GPU time of a belief; see `Ledger.share`."""

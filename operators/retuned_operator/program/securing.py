@@ -83,9 +83,7 @@ class Securing:
         return pair
 
     def _own(self, now: datetime, leading: bool) -> Pair | None:
-        """Keep certificates of our own; who does not lead waits until it does."""
-        if not leading:
-            return None
+        """Keep certificates of our own; who does not lead serves what is kept."""
         keeper = Keeper(
             api=self._api,
             namespace=self._settings.pod_namespace,
@@ -93,8 +91,8 @@ class Securing:
             servers=self._namespaces,
             webhook=self._settings.webhook_port is not None,
         )
-        pair = keeper.step(now=now)
-        if pair != self._pair:
+        pair = keeper.step(now=now) if leading else keeper.served()
+        if pair is not None and pair != self._pair:
             self.files = self._written(pair)
         return pair
 

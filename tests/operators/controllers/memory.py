@@ -16,7 +16,15 @@ from retuned.contract import Guard, Solution, TrustClass
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.proposal import Proposal
-from retuned.stages.verdict import EvidenceFault, Interval, Reason, ShapeResult, Status, Verdict
+from retuned.stages.verdict import (
+    EvidenceFault,
+    Interval,
+    Reason,
+    ServerEnvironment,
+    ShapeResult,
+    Status,
+    Verdict,
+)
 from retuned_operator.agent import Receipt
 from retuned_operator.agent.ports import Said
 from retuned_operator.controllers.ports import Dims, Drifted, Win
@@ -179,7 +187,10 @@ class FakeLedger:
     def answered(self, drifted: Drifted) -> None:
         self.reports.remove(drifted)
 
-    def doubt(self, proposal: Proposal) -> EvidenceFault | None:
+    def doubt(
+        self, proposal: Proposal, *, servers: Sequence[ServerEnvironment]
+    ) -> EvidenceFault | None:
+        assert servers
         return self.faults.get(proposal.artifact)
 
 

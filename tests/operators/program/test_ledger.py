@@ -1,0 +1,271 @@
+"""What pods of experiments leave is a stranger's until it was computed again here and signed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.local.local_world import INCUMBENT, LOST, WINNER, WON
+from tests.local.proofs import MACHINE, proof
+from tests.operators import examples
+
+from retuned.adapters.clock import FakeClock
+from retuned.adapters.lab_wire import done_line, failed_line, finding_line
+from retuned.adapters.signing import Ed25519Notary
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.contract import Workload
+from retuned.ports import Finding
+from retuned.runtime.artifact import MANIFEST_FILE
+from retuned.stages.experiment import ExperimentPlan, plan
+from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.proposal import Proposal, propose
+from retuned.stages.verdict import EvidenceFault, JudgeSettings, ServerEnvironment
+from retuned_operator.controllers.ports import Win
+from retuned_operator.crds import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
+from retuned_operator.crds.experiment_status import JobRef
+from retuned_operator.program.ledger import StoreLedger
+from retuned_operator.program.results import FINDINGS, ResultFolder
+
+JOB = "verify-1"
+POD = "pod-1"
+
+
+def a_plan() -> ExperimentPlan:
+    belief = Hypothesis(
+        id=examples.BELIEF,
+        definition="linear",
+        workloads=(Workload(definition="linear", axes={}, weight=1.0),),
+        share=0.3,
+        expected_gain_ratio=2.0,
+        expected_saving=0.1,
+        because="a test",
+    )
+    return plan(belief, incumbent=INCUMBENT.digest, environment=examples.WORLD)
+
+
+def an_experiment() -> KernelExperiment:
+    spec = experiment_spec(
+        a_plan(),
+        target="chat",
+        gpu_model="MI300X",
+        policy=PolicyRef(name="prod", generation=1, digest=examples.POLICY),
+    )
+    resource = read(KernelExperiment, examples.an_object("KernelExperiment", "exp-1", spec))
+    ref = JobRef(name=JOB, uid="uid-job", role=JobRole.VERIFY, result=POD)
+    status = resource.status.model_copy(update={"job_refs": (ref,)})
+    return resource.model_copy(update={"status": status})
+
+
+class Pod:
+    """A pod that writes what it found as an honest lab does, unless it is told otherwise."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "results"
+        self.folder = self.root / an_experiment().metadata.uid / JOB / POD
+        self.folder.mkdir(parents=True)
+
+    def proven(self, found: Finding = WON, **changes: Any) -> Finding:
+        asked = a_plan()
+        assert found.verdict.speedup is not None
+        document = proof(
+            found.solution,
+            incumbent=asked.incumbent,
+            plan=asked.id,
+            speedup=found.verdict.speedup,
+            at=FakeClock().now(),
+            workloads=asked.workloads,
+            settings=JudgeSettings(buckets=asked.buckets),
+            definition=asked.definition,
+        ).model_copy(update=changes)
+        data = document.model_dump_json().encode()
+        digest = "sha256:" + hashlib.sha256(data).hexdigest()
+        evidence = self.folder / "evidence"
+        evidence.mkdir(exist_ok=True)
+        (evidence / f"{digest.removeprefix('sha256:')}.json").write_bytes(data)
+        return replace(found, verdict=document.verdict.model_copy(update={"evidence": digest}))
+
+    def writes(self, *lines: dict[str, Any]) -> None:
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (self.folder / FINDINGS).write_text(text)
+
+    def compiled(self) -> None:
+        folder = self.folder / "artifacts" / WINNER.digest.removeprefix("sha256:")
+        folder.mkdir(parents=True)
+        (folder / "kernel.so").write_bytes(b"code")
+        manifest = {
+            "digest": WINNER.digest,
+            "binary": "kernel.so",
+            "binary_sha256": hashlib.sha256(b"code").hexdigest(),
+        }
+        (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Pod:
+    return Pod(tmp_path)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, pod: Pod) -> Iterator[StoreLedger]:
+    with closing(SqliteStore(tmp_path / "state", clock=FakeClock())) as store:
+        yield StoreLedger(
+            store,
+            Ed25519Notary(tmp_path / "keys"),
+            artifacts=tmp_path / "artifacts",
+            results=ResultFolder(pod.root),
+        )
+
+
+def win_of(ledger: StoreLedger) -> Win | None:
+    return ledger.win(an_experiment(), job=JOB, pod_uid=POD)
+
+
+def test_what_an_honest_pod_proved_is_signed_kept_and_carries_its_proposal(
+    ledger: StoreLedger, pod: Pod
+) -> None:
+    pod.writes(finding_line(pod.proven()), finding_line(LOST), done_line())
+    pod.compiled()
+    (fact,) = ledger.results(an_experiment())
+    assert (fact.tried, fact.finalists, fact.winner) == (2, 1, WINNER.digest)
+    win = win_of(ledger)
+    assert win is not None
+    assert win_of(ledger) == win  # looked at again after a crash it is the same
+    files = ledger.artifact(WINNER.digest)
+    assert files is not None
+    assert "artifact.sig" in files
+    proposal = propose(
+        win.verdict,
+        plan=a_plan(),
+        share=0.3,
+        target="serving/chat",
+        now=FakeClock().now(),
+        ttl=timedelta(days=1),
+        quarantined=(),
+        live_baseline=INCUMBENT.digest,
+        trust=win.trust,
+    )
+    assert isinstance(proposal, Proposal)
+    alike = [ServerEnvironment(process="1", cpu=MACHINE.arch)]
+    assert ledger.doubt(proposal, servers=alike) is None
+    unlike = [*alike, ServerEnvironment(process="2", cpu="cpu:another")]
+    assert ledger.doubt(proposal, servers=unlike) is EvidenceFault.OTHER_ENVIRONMENT
+    other = proposal.model_copy(update={"artifact": LOST.solution.digest})
+    assert ledger.doubt(other, servers=alike) is EvidenceFault.OTHER_CANDIDATE
+    gone = proposal.model_copy(update={"evidence": examples.EVIDENCE})
+    assert ledger.doubt(gone, servers=alike) is EvidenceFault.MISSING
+
+
+LIES: list[dict[str, Any]] = [
+    {"candidate": LOST.solution.digest},
+    {"plan": "another"},
+    {"settings": JudgeSettings(min_gain_ratio=0.0)},
+]
+
+
+@pytest.mark.parametrize("change", LIES, ids=lambda change: next(iter(change)))
+def test_evidence_that_does_not_hold_is_not_signed(
+    ledger: StoreLedger, pod: Pod, change: dict[str, Any]
+) -> None:
+    pod.writes(finding_line(pod.proven(**change)), done_line())
+    pod.compiled()
+    assert win_of(ledger) is None
+
+
+def test_a_win_without_evidence_or_without_code_is_none(ledger: StoreLedger, pod: Pod) -> None:
+    pod.writes(finding_line(pod.proven()), done_line())
+    assert win_of(ledger) is None
+    pod.compiled()
+    assert win_of(ledger) is not None
+    pod.writes(finding_line(WON), done_line())
+    assert win_of(ledger) is None
+
+
+def truncated(pod: Pod) -> None:
+    pod.writes(finding_line(pod.proven()))
+
+
+def failed(pod: Pod) -> None:
+    pod.writes(finding_line(pod.proven()), failed_line("x", "y"))
+
+
+def goes_on(pod: Pod) -> None:
+    pod.writes(done_line(), finding_line(pod.proven()), done_line())
+
+
+def cut(pod: Pod) -> None:
+    pod.writes(finding_line(pod.proven()), done_line())
+    path = pod.folder / FINDINGS
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def linked(pod: Pod) -> None:
+    pod.writes(finding_line(pod.proven()), done_line())
+    path = pod.folder / FINDINGS
+    path.rename(pod.root / "elsewhere")
+    path.symlink_to(pod.root / "elsewhere")
+
+
+def empty(pod: Pod) -> None:
+    (pod.folder / FINDINGS).write_bytes(b"")
+
+
+def folder(pod: Pod) -> None:
+    (pod.folder / FINDINGS).mkdir()
+
+
+def nonsense(pod: Pod) -> None:
+    (pod.folder / FINDINGS).write_bytes(b"\xff{" * 100 + b"\n")
+
+
+@pytest.mark.parametrize(
+    "damage", [truncated, failed, goes_on, cut, linked, empty, folder, nonsense]
+)
+def test_a_result_that_is_not_complete_does_not_count(
+    ledger: StoreLedger, pod: Pod, damage: Callable[[Pod], None]
+) -> None:
+    damage(pod)
+    assert ledger.results(an_experiment()) == ()
+    assert win_of(ledger) is None
+
+
+def test_code_that_leads_out_of_its_folder_is_not_taken(ledger: StoreLedger, pod: Pod) -> None:
+    pod.writes(finding_line(pod.proven()), done_line())
+    pod.compiled()
+    code = pod.folder / "artifacts" / WINNER.digest.removeprefix("sha256:") / "kernel.so"
+    code.unlink()
+    code.symlink_to("/etc/hostname")
+    assert win_of(ledger) is None
+
+
+def test_the_trusted_job_gets_the_finalists_and_nobodys_numbers(
+    ledger: StoreLedger, pod: Pod
+) -> None:
+    pod.writes(finding_line(pod.proven()), finding_line(LOST), done_line())
+    resource = an_experiment()
+    ref = JobRef(name=JOB, uid="uid-job", role=JobRole.SEARCH, result=POD)
+    status = resource.status.model_copy(update={"job_refs": (ref,)})
+    resource = resource.model_copy(update={"status": status})
+    searching = json.loads(ledger.task(resource, JobRole.SEARCH))
+    verifying = json.loads(ledger.task(resource, JobRole.VERIFY))
+    assert searching["solutions"] == []
+    assert [each["name"] for each in verifying["solutions"]] == [WINNER.name]
+    assert "speedup" not in json.dumps(verifying)
+
+
+def test_without_a_volume_nothing_is_ever_proven(tmp_path: Path) -> None:
+    ledger = StoreLedger(
+        SqliteStore(tmp_path / "state"),
+        Ed25519Notary(tmp_path / "keys"),
+        artifacts=tmp_path,
+        results=None,
+    )
+    assert ledger.results(an_experiment()) == ()
+    assert win_of(ledger) is None
+    assert ledger.share("nobody") == 0.0
