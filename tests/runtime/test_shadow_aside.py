@@ -12,7 +12,8 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -720,6 +721,76 @@ def test_a_capture_by_any_thread_is_known() -> None:
     finally:
         gate.end(graph)
     assert not shadow_device.captures_under_way()
+
+
+def test_captures_are_held_off_while_a_device_is_asked_and_none_may_be_under_way() -> None:
+    from retuned.runtime.graphs.process import process_graphs
+
+    graph = type("Graph", (), {})()
+    gate = process_graphs().gate
+    with shadow_device.quiet():
+        assert gate._lock.locked()
+    gate.begin(graph)
+    try:
+        with pytest.raises(Refused, match="captured"), shadow_device.quiet():
+            pass
+    finally:
+        gate.end(graph)
+
+
+def test_numbers_arrive_whatever_mode_the_first_and_the_later_launches_were_made_in() -> None:
+    cuda = SimpleNamespace(device=lambda _: nullcontext(), Stream=lambda **_: object())
+    stands_in = SimpleNamespace(
+        cuda=cuda,
+        cat=torch.cat,
+        float64=torch.float64,
+        inference_mode=torch.inference_mode,
+        zeros=lambda *shape, dtype, pin_memory: torch.zeros(*shape, dtype=dtype),
+    )
+    with torch.inference_mode():
+        device = shadow_device.TorchShadow(stands_in, 0)
+        device.send([torch.ones(2, dtype=torch.float64)], place=0)
+    device.send([torch.full((3,), 2.0, dtype=torch.float64)], place=1)
+    assert device.received(2, place=0) == [1.0, 1.0]
+    assert device.received(3, place=1) == [2.0] * 3
+
+
+def test_a_launch_that_cannot_be_taken_apart_is_checked_in_line() -> None:
+    world = World()
+    world.original = lambda x, w: x * 2
+    variant = Kernel(lambda x, w: x * 2)
+
+    def refuses(*_: Any) -> Any:
+        raise RuntimeError("no storage")
+
+    variant.detached = refuses  # type: ignore[attr-defined]
+    checks = Checker(
+        world.slot,
+        variant,
+        order=world.order,
+        judge=world.judge,
+        compare=compare_tensors,
+        tolerance=1e-3,
+        checks=world.checks,
+        device_of=lambda inputs, *, dense=True: None,
+    )
+    world.stratum.checks = 1
+    x, launch = torch.ones(4), variant.launcher((4,))
+    assert torch.equal(checks.served(launch, launch, world.at, (x, x)), x * 2)
+    assert torch.equal(checks.dark(launch, world.at, (x, x)), x * 2)
+    assert (world.judge.stats.checks, world.checks.count) == (2, 0)
+
+
+def test_more_outputs_than_a_check_made_aside_has_room_for_are_compared_in_line() -> None:
+    names = [f"y{number}" for number in range(shadow_device.MAX_OUTPUTS + 1)]
+    outputs = {name: {"shape": ["M"], "dtype": "float32"} for name in names}
+    world = World()
+    world.slot = Slot({**DEFINITION, "outputs": outputs}, lambda x, w: (x,) * len(names))
+    world.stratum.checks = 1
+    checks = checker(world, lambda x, w: (x,) * len(names))
+    launch = Kernel(lambda x, w: (x,) * len(names)).launcher((4,))
+    checks.served(launch, launch, world.at, (torch.ones(4), torch.ones(4)))
+    assert (world.judge.stats.checks, world.checks.count) == (1, 0)
 
 
 def test_later_launches_and_those_in_the_shadow_are_checked_aside() -> None:

@@ -116,9 +116,10 @@ class Aside(Results):
             try:
                 parts.copy()
                 check.held.append(parts)
-            except (RuntimeError, MemoryError):  # the device's own room is used up
+            except Exception as error:  # the device's own room is used up, as a rule
+                no_room = isinstance(error, (RuntimeError, MemoryError))
                 self._give_up(check)
-                self._judge.stats.drop(NO_ROOM)
+                self._judge.stats.drop(NO_ROOM if no_room else FAILED)
                 check = None
         try:
             served = self._slot.original(*inputs)

@@ -11,6 +11,7 @@ timed: the incumbent, then the variant once more, both on inputs that have just 
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from retuned.runtime.keeping import KEEPER, Keeper, Kept
 from retuned.runtime.launching import Detached, Ineligible, Launch, Variant
 from retuned.runtime.shadow import Compare, as_outputs, compare_tensors
 from retuned.runtime.shadow_device import (
+    MAX_OUTPUTS,
     DeviceOf,
     ShadowDevice,
     captures_under_way,
@@ -33,6 +35,8 @@ from retuned.runtime.spec import Tensor
 from retuned.runtime.underway import CHECKS, NO_ROOM, Checks
 
 __all__ = ["NO_ROOM", "Checker", "Order", "Place"]
+
+log = logging.getLogger(__name__)
 
 
 class Checker:
@@ -49,7 +53,8 @@ class Checker:
     judge
         Says so.
     compare
-        Compares outputs; any but `compare_tensors` compares in line.
+        Compares outputs; any but `compare_tensors` compares in line, and so does everything where
+        there are more outputs than a check made aside has room for.
     tolerance
         Allowed difference.
     keeper
@@ -80,7 +85,8 @@ class Checker:
         self._compare = compare
         self._tolerance = tolerance
         self._keeper = keeper
-        self._device_of = device_of if compare is compare_tensors else _nowhere
+        aside = compare is compare_tensors and len(slot.spec.outputs) <= MAX_OUTPUTS
+        self._device_of = device_of if aside else _nowhere
         self._aside = Aside(slot, order=order, judge=judge, tolerance=tolerance, checks=checks)
 
     def served(self, launch: Launch, plain: Launch, at: Place, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
@@ -107,7 +113,11 @@ class Checker:
         What does not fit into the budget twice is checked in line, on copies of its outputs alone.
         """
         detach = getattr(self._variant, "detached", None)
-        parts: Detached | None = None if detach is None else detach(at.key, inputs)
+        try:
+            parts: Detached | None = None if detach is None else detach(at.key, inputs)
+        except Exception as error:  # strangers' arguments: what is odd of them shows in line
+            log.debug("%s: not checked aside: %r", self._slot.spec.name, error)
+            return None
         if parts is None or 2 * parts.size > self._keeper.budget_bytes:
             return None
         device = self._device_of(parts.tensors, dense=False)

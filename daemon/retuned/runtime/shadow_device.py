@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from retuned.runtime.comparing import Form, form_of
@@ -111,7 +111,8 @@ class TorchShadow:
         self._index = index
         with torch.cuda.device(index):
             self._stream = torch.cuda.Stream(device=index, priority=_lowest(torch))
-        self._rows = torch.zeros((PLACES, ROW), dtype=torch.float64, pin_memory=True)
+        with torch.inference_mode(False):  # else only launches in that mode could write to it
+            self._rows = torch.zeros((PLACES, ROW), dtype=torch.float64, pin_memory=True)
 
     @property
     def stream(self) -> Any:  # noqa: ANN401 - torch.cuda.Stream
@@ -197,6 +198,15 @@ def captures_under_way() -> bool:
     """
     following = sys.modules.get("retuned.runtime.graphs.process")
     return following is not None and following.captures_under_way()
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Hold off captures of graphs that are followed while entered; raises `Refused` under one."""
+    following = sys.modules.get("retuned.runtime.graphs.process")
+    if following is None:
+        return nullcontext()
+    held: AbstractContextManager[None] = following.quiet()
+    return held
 
 
 _DEVICES: dict[int, TorchShadow | None] = {}

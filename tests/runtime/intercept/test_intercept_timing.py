@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.runtime.intercept.test_intercept_counting import described, kernel_of
 from retuned.runtime.intercept.forms import Cell
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.timing import MOST_PENDING, MOST_SKIPPED, Stopwatch, TorchEvents
+from retuned.runtime.spec import Refused
 
 
 class PlayedDevice:
@@ -22,6 +25,7 @@ class PlayedDevice:
         self.at = 0
         self.capturing = False
         self.broken = False
+        self.asked = 0
 
     def mark(self) -> int | None:
         if self.broken:
@@ -32,6 +36,7 @@ class PlayedDevice:
         return self.marks
 
     def passed(self, mark: int) -> bool:
+        self.asked += 1
         return mark <= self.at
 
     def between_ns(self, first: int, second: int) -> int:
@@ -44,9 +49,19 @@ class Timed:
     def __init__(self, hook: Interceptor) -> None:
         self.device, self.now_s = PlayedDevice(), 0.0
         self.hook = hook
+        self.others_capture = False
         self.watch = hook.stopwatch = Stopwatch(
-            self.device, random_source=random.Random(7), clock=lambda: self.now_s
+            self.device,
+            random_source=random.Random(7),
+            clock=lambda: self.now_s,
+            quiet=self.quiet,
         )
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        if self.others_capture:
+            raise Refused("capturing", detail="another thread captures a graph")
+        yield
 
     def round(self) -> None:
         self.now_s += 2.0
@@ -128,6 +143,28 @@ def test_a_launch_that_is_captured_is_not_timed(timed: Timed) -> None:
     assert timed.record()["device_time"] is None
     assert timed.watch.dropped == 0
     assert timed.record()["count"] == 1 + MOST_SKIPPED
+
+
+def test_while_another_thread_captures_no_event_is_asked_after(timed: Timed) -> None:
+    timed.round()
+    timed.launch(MOST_SKIPPED)
+    timed.device.at = timed.device.marks
+    asked, timed.others_capture = timed.device.asked, True
+    timed.round()
+    timed.launch(MOST_SKIPPED)
+    assert timed.device.asked == asked
+    assert timed.watch.dropped == 1, "the launch that was armed meanwhile"
+    timed.others_capture = False
+    timed.round()
+    assert timed.record()["device_time"]["timed"] == 1
+    assert timed.record()["count"] == 1 + 2 * MOST_SKIPPED
+
+
+def test_a_child_keeps_its_parents_events_and_times_its_own(timed: Timed) -> None:
+    parents = timed.watch
+    timed.hook.reset()
+    assert timed.hook.stopwatch is not parents
+    assert parents in timed.hook._left
 
 
 def test_a_device_that_refuses_costs_a_sample_and_no_launch(timed: Timed) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from retuned.runtime.gpu_driver import driver_of
@@ -34,6 +35,12 @@ def process_graphs() -> Graphs:
 def captures_under_way() -> bool:
     """Whether any graph that is followed is being captured, by whichever thread."""
     return any(pid == os.getpid() and found.gate.captures for pid, found in list(_FOUND))
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Hold off captures of graphs that are followed while entered; raises `Refused` under one."""
+    own = [found for pid, found in list(_FOUND) if pid == os.getpid()]
+    return own[0].gate.changing() if own else nullcontext()
 
 
 def follow_torch(graphs: Graphs) -> None:

@@ -41,6 +41,8 @@ class Interceptor:
         """Called when launches show something new, the first of all among them; must not raise."""
         self.stopwatch: Stopwatch | None = Stopwatch() if timing_is_asked() else None
         """Times a few launches; None where that is not asked for."""
+        self._left: list[Stopwatch] = []
+        """Kept in a child: its parent's events are the parent's device's to give back."""
         self._lock = threading.RLock()
         self._wanted = False
         self._short: Stock | None = None
@@ -107,6 +109,7 @@ class Interceptor:
         """Start over in a forked child: no counts, no swaps, new locks."""
         self._lock = threading.RLock()
         if self.stopwatch is not None:
+            self._left.append(self.stopwatch)
             self.stopwatch = Stopwatch()
         for kernel in self.kernels():
             kernel.slot = None

@@ -4,7 +4,8 @@ Now and then a kernel is armed: one of its next launches, at a random place, is 
 events of the stream that it is launched on. The events are looked at later, by housekeeping;
 nothing is waited for. How many launches are timed is bounded by the clock, one of a kernel in each
 round, whatever the load; a launch that is not timed pays nothing for it, because an armed kernel
-takes the way that kernels with a slot take. Launches that are recorded into a graph are not timed.
+takes the way that kernels with a slot take. Launches that are recorded into a graph are not timed,
+and while one is captured, by whichever thread, no event is asked after: that would end the capture.
 
 An event on a stream that has nothing left to do is passed at once, and what follows is then the
 host's time as well as the device's. Such a sample is only counted; a server that keeps its device
@@ -24,6 +25,9 @@ from typing import Any, Protocol
 
 from retuned.runtime.intercept.forms import Cell
 from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.shadow_device import quiet
+from retuned.runtime.spec import Refused
+from retuned.runtime.underway import Quiet
 
 MOST_PENDING = 256
 """Timed launches whose end is not known yet."""
@@ -102,6 +106,8 @@ class Stopwatch:
         Chooses the launch; a seeded one in tests.
     clock
         Monotonic seconds.
+    quiet
+        While it is entered no graph is captured; raises `Refused` if one is.
     """
 
     def __init__(
@@ -110,18 +116,25 @@ class Stopwatch:
         *,
         random_source: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
+        quiet: Quiet = quiet,
     ) -> None:
         self.dropped = 0
-        """Samples lost because too many were pending, or because the device refused."""
+        """Samples lost because too many were pending, a graph was captured, or the device
+        refused."""
         self._device: Device = device or TorchEvents()
         self._random = random_source or random.SystemRandom()
         self._clock = clock
+        self._quiet = quiet
         self._next_s = 0.0
         self._pending: deque[_Sample] = deque()
 
     def round(self, kernels: Iterable[Kernel]) -> None:
         """Gather what has ended, and arm every kernel if it is time; called by housekeeping."""
-        self._gather()
+        try:
+            with self._quiet():
+                self._gather()
+        except Refused:
+            pass  # a graph is being captured: they wait
         if self._clock() < self._next_s:
             return
         self._next_s = self._clock() + ROUND_S
@@ -143,7 +156,9 @@ class Stopwatch:
     def end(self, begun: Any, cell: Cell) -> None:  # noqa: ANN401 - the device's own
         """Mark the end of a launch, unless the stream was idle when it was launched."""
         try:
-            if self._device.passed(begun):
+            with self._quiet():
+                idle = self._device.passed(begun)
+            if idle:
                 cell.idle += 1
                 return
             ended = self._device.mark()
