@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,30 @@ def entry(code: bytes = b"code", *, key: str = "a" * 64, **meta: Any) -> Entry:
         }
         | meta,
     )
+
+
+def test_a_forked_child_that_ends_leaves_its_parents_code_where_it_is() -> None:
+    code = """
+import os
+from pathlib import Path
+from tests.runtime.test_precompiled import entry
+from retuned.runtime.precompiled_triton import Shipped
+
+shipped = Shipped((entry(),))
+(path, *_) = shipped._place("a" * 64).values()
+child = os.fork()
+if child == 0:
+    raise SystemExit(0)  # with all that Python does at the end of a process
+os.waitpid(child, 0)
+print(Path(path).exists())
+print(Path(path).parent.parent)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    there, folder = ran.stdout.split()
+    assert there == "True"
+    assert not Path(folder).exists(), "its own process removes it"
 
 
 def refusal(body: Any, data: bytes) -> str:

@@ -159,7 +159,7 @@ class Shipped:
         """Write the files of an entry as Triton reads them; return their paths by name."""
         if self._folder is None:
             self._folder = Path(mkdtemp(prefix="retuned-precompiled-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            weakref.finalize(self, _remove, self._folder, os.getpid())
         folder = self._folder / entry.key
         stem = entry.entry[:150]  # as Triton cuts it
         files = {f"{stem}.json": json.dumps(dict(entry.meta)).encode()}
@@ -168,6 +168,12 @@ class Shipped:
         for name, data in files.items():
             (folder / name).write_bytes(data)
         return {name: str(folder / name) for name in files}
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Remove a folder of this process; a forked child that ends leaves its parent's alone."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def arch_of(target: Any) -> str:  # noqa: ANN401 - triton's GPUTarget
