@@ -193,6 +193,26 @@ def test_a_cache_that_fails_to_empty_puts_everything_back(module: Any, folder: P
     assert picks(module) == before
 
 
+def test_a_pick_that_cannot_even_be_compared_leaves_no_file_behind(
+    module: Any, folder: Path
+) -> None:
+    class Odd:
+        def __eq__(self, other: object) -> bool:
+            raise ArithmeticError("neither true nor false")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    data = (folder / NAME).read_bytes()
+    tuned = files()
+    request = order(moe_change(data))
+    tuned.prepare(request)
+    real = module.try_get_optimal_moe_config
+    module.try_get_optimal_moe_config = lambda *a: dict.fromkeys(real(*a), Odd())
+    with pytest.raises(ArithmeticError):
+        tuned.commit(request)
+    assert (folder / NAME).read_bytes() == data
+
+
 def test_a_server_that_picks_by_another_rule_is_refused_before_anything_is_written(
     module: Any, folder: Path
 ) -> None:

@@ -264,6 +264,9 @@ class TunedFiles:
                 wrong = [*_wrong(server, found.inside), *_changed(server, before)]
             except Refused as error:
                 wrong, reason = [error.detail], error.reason
+            except BaseException:  # what was written and is not known to be picked does not stay
+                self._back(prepared)
+                raise
             outcome = "not-engaged" if wrong else "engaged"
             reason = reason or ("picks-differ" if wrong else "")
         if wrong:
