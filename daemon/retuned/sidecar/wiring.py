@@ -10,7 +10,6 @@ from dataclasses import replace
 from retuned import catalog
 from retuned.adapters.clock import SystemClock
 from retuned.adapters.operator_api import OperatorApi
-from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.trace_folder import TraceFolders, WatchSettings
 from retuned.adapters.traces import ReadLimits
@@ -22,6 +21,7 @@ from retuned.settings import Settings
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.context import Context, SidecarSettings
 from retuned.sidecar.folders import EmptiedFolders
+from retuned.sidecar.meeting import PodSocket
 from retuned.sidecar.program import Sidecar
 from retuned.sidecar.spool import Spool
 from retuned.sidecar.state import PodStore
@@ -78,7 +78,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         traces=EmptiedFolders(
             settings.watch_dirs, source=source, clock=clock, max_bytes=settings.max_folder_bytes
         ),
-        swapper=RuntimeSocket(settings.sockets, key=believed.shown_to_servers),
+        swapper=PodSocket(settings.sockets, key=believed.shown_to_servers),
         operator=operator,
         catalog=Catalog(),
         artifacts=Artifacts(settings.state_dir / "artifacts", operator=operator, believed=believed),
