@@ -55,6 +55,8 @@ class World:
     """The catalog."""
     clock: Clock
     """Time."""
+    environment: str = ""
+    """Value of the label ``env`` of targets that have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,13 @@ def target_of(world: World, key: str) -> TuningTarget | None:
     """
     body = world.caches.get(TARGETS, key)
     found = None if body is None else read(TuningTarget, body)
-    return None if found is None or found.metadata.deletion_timestamp else found
+    if found is None or found.metadata.deletion_timestamp:
+        return None
+    labels = {"env": world.environment, **found.metadata.labels} if world.environment else None
+    if labels is None:
+        return found
+    metadata = found.metadata.model_copy(update={"labels": labels})
+    return found.model_copy(update={"metadata": metadata})
 
 
 def pods_of(world: World, target: TuningTarget) -> tuple[PodSeen, ...] | None:

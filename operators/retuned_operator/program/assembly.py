@@ -159,6 +159,7 @@ class Operator:
             ledger=self._ledger,
             kernels=CatalogKernels(),
             clock=self._clock,
+            environment=settings.environment,
         )
         acting = Acting(
             self.manager.writer, memory=self.caches, clock=self._clock, telemetry=self._telemetry

@@ -46,7 +46,7 @@ class Securing:
         self._api = api
         self._namespaces = namespaces
         self._due: datetime | None = None
-        self._pair: Pair | None = None
+        self._filed: Pair | None = None
         self._webhook: HttpsServer | None = None
 
     def step(self, *, now: datetime, leading: bool) -> None:
@@ -92,8 +92,8 @@ class Securing:
             webhook=self._settings.webhook_port is not None,
         )
         pair = keeper.step(now=now) if leading else keeper.served()
-        if pair is not None and pair != self._pair:
-            self.files = self._written(pair)
+        if leading and pair is not None and pair != self._filed:
+            self.files, self._filed = self._written(pair), pair
         return pair
 
     def _names(self) -> tuple[str, ...]:
@@ -125,7 +125,6 @@ class Securing:
         return places
 
     def _serve(self, pair: Pair) -> None:
-        self._pair = pair
         port = self._settings.webhook_port
         if port is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,9 +11,10 @@ from tests.operators.controllers.cluster import WORLD, Cluster
 from tests.operators.controllers.memory import ANOTHER
 
 from retuned.stages.gate import DecisionKind, StopPolicy
+from retuned_operator.controllers import Proposals
 from retuned_operator.crds import ProposalPhase as P
 from retuned_operator.crds import proposal_spec
-from retuned_operator.runtime.resources import FREEZES, PODS, POLICIES, PROPOSALS
+from retuned_operator.runtime.resources import FREEZES, PODS, POLICIES, PROPOSALS, TARGETS
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
 """A Tuesday, half past one in Berlin, in the window."""
@@ -273,3 +275,26 @@ def test_pods_and_swaps_leave_no_more_than_twenty_steps_of_history() -> None:
     (proposal,) = cluster.proposals()
     assert len(proposal.status.history) <= 20
     assert len(proposal.status.conditions) <= 16
+
+
+@pytest.mark.parametrize(
+    ("environment", "allowed"), [("staging", True), ("prod", False), ("", False)]
+)
+def test_a_target_without_an_environment_has_that_of_the_operator(
+    environment: str, allowed: bool
+) -> None:
+    cluster = Cluster(OPEN)
+    cluster.change(TARGETS, "chat", {"metadata": {"labels": {"env": None}}})
+    gates = [{"name": "own", "when": {"env": ["staging"]}, "approvals": {"required": 0}}]
+    cluster.change(POLICIES, "prod", {"spec": {"gates": gates}})
+    world = replace(cluster.operator.world, environment=environment)
+    controllers = Proposals(world, cluster.operator.acting, telemetry=cluster.telemetry)
+    propose(cluster)
+    for _ in range(3):
+        cluster.sidecars()
+        cluster.operator.sync()
+        with cluster.virtual_time():
+            cluster.operator.controllers[2][1].reconcile("serving/chat")
+            controllers.reconcile("serving/chat")
+    (proposal,) = cluster.proposals()
+    assert (proposal.status.rollout is not None) is allowed
