@@ -90,6 +90,17 @@ class Keeper:
         )
         return material.serving
 
+    def served(self) -> Pair | None:
+        """Return what the Secret says is to be served, for who may not write; None before.
+
+        Raises
+        ------
+        ApiError
+            If it cannot be asked for.
+        """
+        material = read_material(_decoded(self._secret()))
+        return material.serving if material else None
+
     def _kept(self, now: datetime) -> Material:
         for left in reversed(range(_TAKEN_BY_OTHERS)):
             found = self._secret()

@@ -150,6 +150,15 @@ def test_of_two_operators_one_writes_and_the_other_takes_what_was_written(api: O
     assert keeper(api).step(now=NOW) == other[0]
 
 
+def test_who_may_not_write_serves_what_was_written(api: Objects) -> None:
+    assert keeper(api).served() is None
+    assert api.writes == []
+    pair = keeper(api).step(now=NOW)
+    api.writes.clear()
+    assert keeper(api).served() == pair
+    assert api.writes == []
+
+
 def test_a_secret_that_was_damaged_is_made_anew(api: Objects) -> None:
     keeper(api).step(now=NOW)
     secret = api.kept["secrets", "retuned", "retuned-webhook-cert"]

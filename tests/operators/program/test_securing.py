@@ -1,0 +1,91 @@
+"""Every replica serves the webhook; only who leads writes certificates."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from tests.fakeapi.server import FakeApi
+
+from retuned_operator.program.securing import Securing
+from retuned_operator.program.settings import Settings
+from retuned_operator.runtime.resources import CONFIG_MAPS, MUTATING_WEBHOOKS
+
+NOW = datetime.now(UTC)
+SERVICE = {"name": "retuned-webhook", "namespace": "default"}
+HOOK: dict[str, Any] = {
+    "name": "sidecar.retuned.dev",
+    "clientConfig": {"service": SERVICE},
+    "sideEffects": "None",
+    "admissionReviewVersions": ["v1"],
+}
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeApi]:
+    with FakeApi() as started:
+        body = {"metadata": {"name": "retuned-sidecar"}, "webhooks": [HOOK]}
+        started.make(MUTATING_WEBHOOKS, body)
+        yield started
+
+
+def replica(fake: FakeApi, folder: Path, port: int) -> Securing:
+    settings = Settings(
+        state_dir=folder,
+        address="127.0.0.1",
+        webhook_port=port,
+        pod_namespace="default",
+        sidecar={"image": "i", "agentUrl": "https://retuned-agent.default.svc:8443"},
+    )
+    return Securing(settings, fake.api(), namespaces=lambda: ("serving",))
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+def names_at(fake: FakeApi, port: int) -> set[str]:
+    """Return for whom somebody serves who believes the published authority."""
+    published = fake.api().get(CONFIG_MAPS, "retuned-agent-ca", namespace="serving")
+    context = ssl.create_default_context(cadata=published["data"]["ca.crt"])
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname="retuned-webhook.default.svc") as connection,
+    ):
+        der = connection.getpeercert(binary_form=True)
+    told = x509.load_der_x509_certificate(der or b"").extensions
+    names = told.get_extension_for_class(x509.SubjectAlternativeName).value
+    return set(names.get_values_for_type(x509.DNSName))
+
+
+def test_a_replica_that_does_not_lead_serves_what_the_leader_keeps(
+    fake: FakeApi, tmp_path: Path
+) -> None:
+    ports = free_port(), free_port()
+    leader, other = (replica(fake, tmp_path / str(port), port) for port in ports)
+    try:
+        other.step(now=NOW, leading=False)  # nothing is kept yet
+        leader.step(now=NOW, leading=True)
+        other.step(now=NOW + timedelta(hours=1), leading=False)
+        for port in ports:
+            assert "retuned-webhook.default.svc" in names_at(fake, port)
+        assert not (tmp_path / str(ports[1])).exists()
+        # the fake server takes a list for one value, and so has forgotten the service
+        fake.api().patch(MUTATING_WEBHOOKS, "retuned-sidecar", change={"webhooks": [HOOK]})
+        other.step(now=NOW + timedelta(hours=2), leading=True)
+        first, second = leader.files, other.files
+        assert first is not None
+        assert second is not None
+        assert second[0].read_bytes() == first[0].read_bytes()
+    finally:
+        leader.stop()
+        other.stop()
