@@ -16,6 +16,7 @@ from retuned_operator.controllers.ports import (
     BY_EXPERIMENT,
     BY_LABEL,
     BY_PROPOSAL,
+    BY_SELECTOR,
     BY_TARGET,
 )
 from retuned_operator.runtime.resources import (
@@ -24,12 +25,14 @@ from retuned_operator.runtime.resources import (
     JOBS,
     PODS,
     PROPOSALS,
+    TARGETS,
     Obj,
     Resource,
 )
 from retuned_operator.runtime.store import Index, Store, key_of
 
 INDICES: Mapping[Resource, Mapping[str, Index]] = {
+    TARGETS: {BY_SELECTOR: reading.selector_words},
     PROPOSALS: {BY_TARGET: reading.target_word},
     EXPERIMENTS: {BY_TARGET: reading.target_word, BY_BUDGET: reading.budget_words},
     DECISIONS: {BY_PROPOSAL: reading.proposal_word},
@@ -37,6 +40,8 @@ INDICES: Mapping[Resource, Mapping[str, Index]] = {
     PODS: {BY_LABEL: reading.label_words},
 }
 """How objects are found besides by their key."""
+_MOST = 4096
+"""Written objects that are kept before those that went meanwhile are looked for."""
 
 
 class StoreCaches:
@@ -61,6 +66,8 @@ class StoreCaches:
         if resource in self._stores:
             with self._lock:
                 self._written[resource.plural, key_of(body)] = body
+                if len(self._written) > _MOST:
+                    self._prune()
 
     def knows(self, resource: Resource) -> bool:
         """Whether the copies of a kind are whole and not too old."""
@@ -91,6 +98,15 @@ class StoreCaches:
                 found[key] = self._newest(resource, body)
         words = INDICES[resource][index]
         return [body for _, body in sorted(found.items()) if word in words(body)]
+
+    def _prune(self) -> None:
+        """Forget objects that no store has: they were deleted before a watch brought them."""
+        stores = {kind.plural: store for kind, store in self._stores.items()}
+        self._written = {
+            (plural, key): body
+            for (plural, key), body in self._written.items()
+            if stores[plural].get(key) is not None
+        }
 
     def _newest(self, resource: Resource, body: Obj) -> Obj:
         """Return the newer of what is there and what was written; forget what has arrived."""

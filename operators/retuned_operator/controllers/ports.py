@@ -33,6 +33,8 @@ BY_EXPERIMENT = "experiment"
 BY_BUDGET = "budget"
 """Index of experiments that use a policy's budget: ``namespace/policy@`` and ``open``, or the day
 on which they ended."""
+BY_SELECTOR = "selector"
+"""Index of targets: ``namespace/key=value`` of the first label that they select by."""
 BY_LABEL = "label"
 """Index of pods: ``namespace/key=value`` for each of their labels."""
 

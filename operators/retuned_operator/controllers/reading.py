@@ -119,6 +119,13 @@ def target_word(body: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"{namespace}/{name}",) if isinstance(name, str) and name else ()
 
 
+def selector_words(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return under which word a target is found: the first label that it selects by."""
+    namespace = str(_part(body, "metadata").get("namespace", ""))
+    wanted = _part(_part(_part(body, "spec"), "selector"), "matchLabels")
+    return tuple(f"{namespace}/{key}={wanted[key]}" for key in sorted(wanted)[:1])
+
+
 def label_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return under which words a pod is found: ``namespace/key=value`` of each label."""
     metadata = body.get("metadata", {})

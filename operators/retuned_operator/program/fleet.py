@@ -9,9 +9,9 @@ from retuned.errors import TemporaryError, UnreadableInput
 from retuned.stages.swap import SwapOrder
 from retuned_operator.agent import PodRecord, desired_orders
 from retuned_operator.controllers import reading
-from retuned_operator.controllers.ports import BY_TARGET, Caches
+from retuned_operator.controllers.ports import BY_SELECTOR, BY_TARGET, Caches
 from retuned_operator.crds import SwapProposal, TuningTarget, read
-from retuned_operator.runtime.resources import PODS, PROPOSALS, TARGETS
+from retuned_operator.runtime.resources import PODS, PROPOSALS, TARGETS, Obj
 
 _AGAIN_S = 5.0
 
@@ -72,10 +72,8 @@ class CachedFleet:
 
 def targets_of(caches: Caches, pod: Mapping[str, object]) -> tuple[str, ...]:
     """Return the targets that select a pod, ``namespace/name``, in the order of names."""
-    metadata = pod.get("metadata")
-    namespace = metadata.get("namespace", "") if isinstance(metadata, dict) else ""
     found = []
-    for body in caches.list(TARGETS, namespace=str(namespace)) or ():
+    for body in _candidates(caches, pod):
         try:
             target = read(TuningTarget, body)
         except UnreadableInput:
@@ -83,3 +81,12 @@ def targets_of(caches: Caches, pod: Mapping[str, object]) -> tuple[str, ...]:
         if reading.selected(pod, target.spec.selector.match_labels):
             found.append(target.full_name)
     return tuple(sorted(found))
+
+
+def _candidates(caches: Caches, pod: Mapping[str, object]) -> list[Obj]:
+    """Return the targets whose first label a pod carries: few, however many there are."""
+    return [
+        body
+        for word in reading.label_words(pod)
+        for body in caches.by(TARGETS, BY_SELECTOR, word) or ()
+    ]

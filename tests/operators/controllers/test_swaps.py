@@ -14,7 +14,14 @@ from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.controllers import Proposals
 from retuned_operator.crds import ProposalPhase as P
 from retuned_operator.crds import proposal_spec
-from retuned_operator.runtime.resources import FREEZES, PODS, POLICIES, PROPOSALS, TARGETS
+from retuned_operator.runtime.resources import (
+    DECISIONS,
+    FREEZES,
+    PODS,
+    POLICIES,
+    PROPOSALS,
+    TARGETS,
+)
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
 """A Tuesday, half past one in Berlin, in the window."""
@@ -228,8 +235,6 @@ def test_a_decision_is_marked_with_whether_it_counts() -> None:
     cluster.say("mallory")
     for _ in range(2):
         cluster.turn()
-    from retuned_operator.runtime.resources import DECISIONS
-
     said = {
         body["spec"]["user"]: body["status"]["conditions"][0]["status"]
         for body in cluster.all(DECISIONS)

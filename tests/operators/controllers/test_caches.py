@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+from tests.operators import examples
+
+from retuned_operator.controllers.caches import INDICES, StoreCaches
+from retuned_operator.controllers.ports import BY_SELECTOR, BY_TARGET
+from retuned_operator.runtime.resources import PROPOSALS, TARGETS, Obj
+from retuned_operator.runtime.store import Store
+
+
+def a_swap(version: int, **more: Any) -> Obj:
+    body = examples.a_swap()
+    body["metadata"] |= {"resourceVersion": str(version)} | more
+    return body
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.stores = {kind: Store(INDICES.get(kind)) for kind in (PROPOSALS, TARGETS)}
+        self.known = True
+        self.caches = StoreCaches(self.stores, current=lambda _: self.known)
+
+    def versions(self) -> list[str]:
+        found = self.caches.by(PROPOSALS, BY_TARGET, "serving/chat")
+        assert found is not None
+        return [body["metadata"]["resourceVersion"] for body in found]
+
+
+def test_what_was_written_counts_until_the_watch_has_brought_it_or_something_newer() -> None:
+    kept = Kept()
+    kept.stores[PROPOSALS].put(a_swap(9))
+    kept.caches.wrote(PROPOSALS, a_swap(10))
+    assert kept.versions() == ["10"]
+    kept.stores[PROPOSALS].put(a_swap(8))  # the watch is behind
+    assert kept.versions() == ["10"]
+    kept.stores[PROPOSALS].put(a_swap(12))
+    assert kept.versions() == ["12"]
+    kept.stores[PROPOSALS].put(a_swap(11))
+    assert kept.versions() == ["11"]  # nothing older is remembered
+
+
+def test_another_object_of_the_same_name_is_not_mistaken_for_what_was_written() -> None:
+    kept = Kept()
+    kept.caches.wrote(PROPOSALS, a_swap(10))
+    kept.stores[PROPOSALS].put(a_swap(3, uid="another"))
+    assert kept.versions() == ["3"]
+
+
+def test_what_is_gone_is_gone_although_it_was_written() -> None:
+    kept = Kept()
+    kept.stores[PROPOSALS].put(a_swap(9))
+    kept.caches.wrote(PROPOSALS, a_swap(10))
+    kept.stores[PROPOSALS].drop("serving/swp-1")
+    assert kept.versions() == []
+    assert kept.caches.get(PROPOSALS, "serving/swp-1") is None
+
+
+def test_what_is_not_current_is_not_known() -> None:
+    kept = Kept()
+    kept.stores[PROPOSALS].put(a_swap(9))
+    kept.known = False
+    assert kept.caches.list(PROPOSALS) is None
+    assert kept.caches.by(PROPOSALS, BY_TARGET, "serving/chat") is None
+
+
+def test_a_target_is_found_by_a_label_of_its_pods() -> None:
+    kept = Kept()
+    kept.stores[TARGETS].put(examples.a_target())
+    found = kept.caches.by(TARGETS, BY_SELECTOR, "serving/app=chat")
+    assert found is not None
+    assert len(found) == 1
+    assert kept.caches.by(TARGETS, BY_SELECTOR, "other/app=chat") == []
+
+
+def test_what_was_written_and_never_seen_again_does_not_pile_up() -> None:
+    kept = Kept()
+    for n in range(9000):
+        body = a_swap(n)
+        body["metadata"]["name"] = f"swp-{n}"
+        kept.caches.wrote(PROPOSALS, body)
+    assert len(kept.caches._written) <= 4096
