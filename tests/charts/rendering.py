@@ -19,6 +19,7 @@ CHART = ROOT / "charts" / "retuned"
 LIBRARY = ROOT / "charts" / "retuned-lib"
 CI = sorted((CHART / "ci").glob("*-values.yaml"))
 Values = Mapping[str, Any]
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where it is there
 
 
 class Refused(Exception):
@@ -78,7 +79,7 @@ def documents(files: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the objects of rendered files."""
     for path, text in files.items():
         if path.endswith(".yaml"):
-            yield from filter(None, yaml.safe_load_all(text))
+            yield from filter(None, yaml.load_all(text, Loader=_LOADER))
 
 
 def values_of(path: Path) -> dict[str, Any]:

@@ -24,21 +24,15 @@ FULL = values_of(CHART / "ci" / "full-values.yaml")
 Body = dict[str, Any]
 
 
-def rendered(helm: Helm, values: Body, wanted: Body) -> Body:
-    """Return the one object that has the name of another."""
-    at = (wanted["kind"], wanted["metadata"].get("namespace"), wanted["metadata"]["name"])
-    (found,) = (
-        each
-        for each in helm.objects(values)
-        if (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) == at
-    )
-    return found
+def place(body: Body) -> tuple[str, str | None, str]:
+    return body["kind"], body["metadata"].get("namespace"), body["metadata"]["name"]
 
 
 def same(helm: Helm, values: Body, *wanted: Body) -> None:
     """Whether each object is rendered, but for labels and annotations of the release."""
+    rendered = {place(body): body for body in helm.objects(values)}
     for body in wanted:
-        found = rendered(helm, values, body)
+        found = rendered[place(body)]
         assert without_metadata(found) == without_metadata(body)
         own = {
             name: value
