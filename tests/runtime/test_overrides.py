@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import subprocess
 import sys
 import threading
 import types
@@ -255,6 +256,40 @@ def test_launches_go_on_while_operators_are_taken_over_and_given_back(define: De
         thread.join(30)
     assert odd == []
     assert overrides.owned() == []
+
+
+def test_a_child_forked_while_another_thread_takes_operators_over_can_give_them_back() -> None:
+    code = """
+import os, threading
+from retuned.runtime import overrides
+from retuned.runtime.attaching import attach
+
+runtime = attach(at_once=False)
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with overrides._LOCK, runtime._operators._lock:
+        held.set()
+        done.wait(30)
+
+threading.Thread(target=hold).start()
+held.wait(30)
+child = os.fork()
+if child == 0:
+    runtime.close()
+    free = overrides._LOCK.acquire(timeout=5)
+    os._exit(0 if free else 1)
+done.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout.strip() == "0", ran.stderr
 
 
 def test_the_page_about_running_names_every_reason() -> None:

@@ -215,6 +215,7 @@ class Runtime:
         never launches anything gets neither socket nor thread; most are about to run a program.
         """
         self._starting = threading.Lock()  # another thread of the parent may have held it
+        self._operators.renew()
         if self._control is not None:
             self._control.abandon()
             self._control = None

@@ -13,6 +13,7 @@ and its way back change a slot's table and never come here.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import threading
@@ -217,3 +218,12 @@ it was taken away would else find memory that is somebody else's. A server makes
 def owned() -> list[Override]:
     """Return the operators of this process that are taken over."""
     return list(_OWNED.values())
+
+
+def _new_lock() -> None:
+    """Replace what another thread of the parent may have held when this child was forked."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock)

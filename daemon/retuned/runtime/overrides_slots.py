@@ -285,7 +285,7 @@ class BoundOperator:
     def _fault(self, error: Exception) -> None:
         self.faults += 1
         log.warning("%s: the original runs: %r", self.binding.operator, error)
-        if self.faults == MAX_FAULTS:
+        if self.faults >= MAX_FAULTS:  # several threads may pass it at once
             self._seats.clear()
             log.error("%s: left alone after %d failures", self.binding.operator, MAX_FAULTS)
 

@@ -28,6 +28,10 @@ class Operators:
         self._adopt = adopt
         self._bound: dict[tuple[str, str], BoundOperator] = {}
         self._refused: dict[tuple[str, str], str] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Replace what another thread of the parent may have held when this child was forked."""
         self._lock = threading.Lock()
 
     def install(self, bindings: Sequence[Binding]) -> dict[str, str]:
