@@ -93,7 +93,7 @@ class Cluster(Access):
 
     def load(self, archive: Path) -> None:
         """Give the node an image from a file; pods use it with ``imagePullPolicy: Never``."""
-        self._ctr("images", "import", str(archive))
+        self._ctr("images", "import", str(archive), within_s=600)
 
     def kill(self, pod: str, container: str, *, namespace: str) -> None:
         """Kill a container's first process from outside, as the kernel does for want of memory."""
@@ -213,8 +213,9 @@ class Cluster(Access):
             return False
         return True
 
-    def _ctr(self, *arguments: str) -> None:
-        self.node.run("ctr", f"--address={self.socket}", "--namespace=k8s.io", *arguments)
+    def _ctr(self, *arguments: str, within_s: float = 60) -> None:
+        words = (f"--address={self.socket}", "--namespace=k8s.io", *arguments)
+        self.node.run("ctr", *words, within_s=within_s)
 
     def _await(self, seen: Callable[[], bool], program: str) -> None:
         end = time.monotonic() + _READY_S

@@ -93,7 +93,7 @@ class Namespace:
         """Return the end of a program's log."""
         return (self._logs / f"{name}.log").read_text("utf-8", "replace")[-3000:]
 
-    def run(self, *argv: str) -> str:
+    def run(self, *argv: str, within_s: float = 60) -> str:
         """Run a program inside to its end and return what it said.
 
         Raises
@@ -102,7 +102,7 @@ class Namespace:
             With its words, if it failed.
         """
         inside = ("nsenter", f"--target={self._first}", "--mount", "--net", "--pid", "--", *argv)
-        return _run(*inside)
+        return _run(*inside, within_s=within_s)
 
     @property
     def addresses(self) -> Addresses:
@@ -217,8 +217,8 @@ class Namespace:
         return answer
 
 
-def _run(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+def _run(*argv: str, within_s: float = 60) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=within_s, check=False)
     if done.returncode != 0:
         raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
