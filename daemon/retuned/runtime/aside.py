@@ -53,19 +53,8 @@ class Aside(Results):
         """Serve the variant's output, and queue the incumbent and the comparison aside."""
         begun = time.perf_counter()
         check, others = self._begin(device, at, inputs, look=True)
-        try:
-            output = (plain if check is None else launch)(inputs)
-        except Exception as error:  # a stranger's kernel: whatever it raises, serve
-            self._give_up(check)
-            self._order.count_error(error)
-            return self._slot.original(*inputs)
-        if output.__class__ is Ineligible:
-            self._give_up(check)
-            self._judge.stats.skip(output.reason)
-            return self._slot.original(*inputs)
-        at.stratum.ran += 1
-        at.sampler.advance(at.stratum)
-        if check is not None:
+        output, ran = self._serve(plain if check is None else launch, at, inputs, check=check)
+        if check is not None and ran:
             self._queue_incumbent(check, plain, output, inputs, others)
             self._judge.cost.spend(time.perf_counter() - begun)
         return output
@@ -109,7 +98,7 @@ class Aside(Results):
         begun = time.perf_counter()
         check = self._take(device, About(at, []), 2 * parts.size)
         if check is None and plain is not None:
-            return self._unchecked(plain, at, inputs)
+            return self._serve(plain, at, inputs, check=None)[0]
         at.stratum.ran += 1
         at.sampler.advance(at.stratum)
         if check is not None:
@@ -131,19 +120,23 @@ class Aside(Results):
             self._judge.cost.spend(time.perf_counter() - begun)
         return served
 
-    def _unchecked(self, plain: Launch, at: Place, inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """Serve the variant without a check."""
+    def _serve(
+        self, launch: Launch, at: Place, inputs: tuple[Any, ...], *, check: Underway | None
+    ) -> tuple[Any, bool]:
+        """Run the variant; with False the original ran in its place, and the check is given up."""
         try:
-            output = plain(inputs)
+            output = launch(inputs)
         except Exception as error:  # a stranger's kernel: whatever it raises, serve
+            self._give_up(check)
             self._order.count_error(error)
-            return self._slot.original(*inputs)
+            return self._slot.original(*inputs), False
         if output.__class__ is Ineligible:
+            self._give_up(check)
             self._judge.stats.skip(output.reason)
-            return self._slot.original(*inputs)
+            return self._slot.original(*inputs), False
         at.stratum.ran += 1
         at.sampler.advance(at.stratum)
-        return output
+        return output, True
 
     def _begin(
         self, device: ShadowDevice, at: Place, inputs: tuple[Tensor, ...], *, look: bool
