@@ -150,7 +150,14 @@ def test_what_the_operator_cannot_keep_now_stays_and_comes_again(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("code", "stays"), [("body-invalid", False), ("body-too-large", False), ("pod-unknown", True)]
+    ("code", "stays"),
+    [
+        ("body-invalid", False),
+        ("body-too-large", False),
+        ("whatever", False),
+        ("pod-unknown", True),
+        ("status-404", True),
+    ],
 )
 def test_a_report_that_is_refused_for_good_keeps_no_other_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, stays: bool

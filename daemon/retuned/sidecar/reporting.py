@@ -35,8 +35,18 @@ from retuned.stages.watch import WatchReport, WatchSample
 
 log = logging.getLogger(__name__)
 
-_FOR_GOOD = frozenset({"body-invalid", "body-too-large", "not-json", "body-encoded"})
-"""Refusals of what is said; others are about who says it, and may pass."""
+_ABOUT_US = frozenset(
+    {
+        "no-target",
+        "not-pod-bound",
+        "not-your-pod",
+        "not-your-target",
+        "pod-replaced",
+        "pod-unknown",
+        "redirected",
+    }
+)
+"""Refusals of who says it, which may pass; all others are of what is said, and keep no more back."""
 _SKEW_S = 60.0
 
 
@@ -121,7 +131,7 @@ def flush(ctx: Context) -> int:
             else:
                 ctx.operator.post(report)
         except Refused as error:
-            if error.code not in _FOR_GOOD:
+            if error.code in _ABOUT_US or error.code.startswith("status-"):
                 raise
             log.error("a report is refused for good: %s", error)
         ctx.spool.told(waiting)
