@@ -46,7 +46,7 @@ _ABOUT_US = frozenset(
         "redirected",
     }
 )
-"""Refusals of who says it, which may pass; all others are of what is said, and keep nothing back."""
+"""Refusals of who says it, which may pass; others are of what is said, and keep nothing back."""
 _SKEW_S = 60.0
 
 
