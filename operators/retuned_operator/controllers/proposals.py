@@ -11,6 +11,7 @@ from retuned_operator.controllers import telling
 from retuned_operator.controllers.acting import Acting
 from retuned_operator.controllers.swaps import Rollouts, World, facts_of, rollouts_of
 from retuned_operator.crds import (
+    ProposalPhase,
     SwapProposal,
     SwapProposalStatus,
     TuningTarget,
@@ -29,6 +30,16 @@ NOT_KNOWN_S = 5.0
 FINALIZER = f"{GROUP}/rollout"
 """A proposal stays until no pod is on its way to or from its artifact."""
 _KEPT = 256
+_SETTLED = frozenset(
+    {
+        ProposalPhase.INVALID,
+        ProposalPhase.REJECTED,
+        ProposalPhase.EXPIRED,
+        ProposalPhase.ABORTED,
+        ProposalPhase.SUPERSEDED,
+    }
+)
+"""Nothing of it ever reached a pod, and nothing follows: there may be many of them."""
 
 
 class Proposals:
@@ -81,6 +92,8 @@ class Proposals:
     def _one(self, rollouts: Rollouts, resource: SwapProposal) -> tuple[Rollouts, RolloutStep]:
         """Decide, write the status, and only then act; return how things stand after it."""
         now = self._world.clock.now()
+        if resource.status.phase in _SETTLED and resource.metadata.deletion_timestamp is None:
+            return rollouts, RolloutStep(status=resource.status)
         resource = self._kept(resource)
         facts = facts_of(self._world, rollouts, resource)
         step = proposals.step(leaving(resource), facts, now=now)
