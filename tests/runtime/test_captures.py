@@ -52,6 +52,21 @@ def test_nothing_is_taken_unless_somebody_asked(server: Server) -> None:
     assert server.slot.table[4][1] is server.kit.original, "no launch pays for what is off"
 
 
+def test_no_sample_is_waited_for_while_a_graph_is_captured(server: Server) -> None:
+    from retuned.runtime.graphs.process import process_graphs
+
+    server.ask("capture", rule=RULE)
+    server.launch(torch.randn(4, 32))
+    graph = type("Graph", (), {})()
+    gate = process_graphs().gate
+    gate.begin(graph)
+    try:
+        assert server.taken() == []
+    finally:
+        gate.end(graph)
+    assert len(server.taken()) == 1
+
+
 def test_a_sample_is_what_the_launch_was_given_even_if_that_changes_later(server: Server) -> None:
     server.launch(torch.randn(4, 32))
     assert server.ask("capture", rule=RULE) == {"capturing": True}

@@ -728,8 +728,21 @@ def test_captures_are_held_off_while_a_device_is_asked_and_none_may_be_under_way
 
     graph = type("Graph", (), {})()
     gate = process_graphs().gate
+    began: list[bool] = []
+
+    def capture() -> None:
+        gate.begin(graph)
+        began.append(True)
+        gate.end(graph)
+
     with shadow_device.quiet():
-        assert gate._lock.locked()
+        gate.end(graph)  # as a finaliser does that runs meanwhile, and resets a graph
+        other = threading.Thread(target=capture)
+        other.start()
+        other.join(0.05)
+        assert not began
+    other.join(30)
+    assert began
     gate.begin(graph)
     try:
         with pytest.raises(Refused, match="captured"), shadow_device.quiet():

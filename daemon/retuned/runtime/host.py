@@ -176,17 +176,28 @@ class Host:
         self._supervision.tend()
         CHECKS.settle(self._graphs.quiet)
         for seat in list(self._seats.values()):
-            seat.packed.pack_pending()
+            self._wait_for_device(seat)
             with seat.lock:
                 for digest in seat.ledger.expired():
                     log.info("%s: %s was never committed", seat.slot.spec.name, digest)
                     _drop(seat, digest)
-            if seat.reservoir is not None:
-                seat.reservoir.settle()
             for variant in list(seat.resident.values()):
                 if isinstance(variant, _COUNTED):
                     variant.prepare_pending()
         self._graphs.housekeeping()
+
+    def _wait_for_device(self, seat: _Seat) -> None:
+        """Do what waits for a device, unless a graph is being captured: that would end the capture.
+
+        Nothing of it refuses by itself, so that what is refused is the waiting.
+        """
+        try:
+            with self._graphs.quiet():
+                seat.packed.pack_pending()
+                if seat.reservoir is not None:
+                    seat.reservoir.settle()
+        except Refused:
+            pass  # it waits for its turn
 
     def reset(self, *, first_launch: Callable[[], None] | None = None) -> None:
         """Return every slot to the original and forget all orders: at close and after a fork.

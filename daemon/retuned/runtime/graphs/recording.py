@@ -79,7 +79,8 @@ class CaptureGate:
     """Keeps captures and changes of graphs apart: one never begins while the other is under way."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A collection may run anywhere, and what it finalises may reset a graph that we follow.
+        self._lock = threading.RLock()
         self._captures: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
