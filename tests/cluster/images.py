@@ -129,8 +129,8 @@ class Images:
 
     def archive(self, image: str, file: Path) -> Path:
         """Write an image to a file that containerd imports, and return the file."""
-        where = f"oci-archive:{file}:{image}"
-        self._run("buildah", "push", "--quiet", "--disable-compression", image, where)
+        where = f"docker-archive:{file}:{image}"  # layers as they are: gzip costs more than disk
+        self._run("buildah", "push", "--quiet", image, where)
         return file
 
     def base(self) -> str:
