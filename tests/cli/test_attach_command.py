@@ -69,10 +69,26 @@ def test_a_command_that_is_not_there_is_said_to_be_missing() -> None:
         attach(["no-such-server"])
 
 
-@pytest.mark.parametrize("both", [True, False])
-def test_either_a_command_or_what_to_set(both: bool) -> None:
-    with pytest.raises(UsageError, match="and not both"):
-        attach(["server"] if both else None, print_env=both)
+def test_why_a_command_cannot_be_run_names_no_folder_that_was_merely_looked_into() -> None:
+    with pytest.raises(MissingDependency) as refused:
+        attach(["no-such-server"])
+    assert str(refused.value) == "no-such-server: cannot be run (No such file or directory)"
+
+
+def test_a_null_character_in_a_command_is_said_to_be_why() -> None:
+    with pytest.raises(MissingDependency, match="null character"):
+        attach(["server\0"])
+
+
+def test_neither_a_command_nor_what_to_set_is_refused() -> None:
+    with pytest.raises(UsageError, match="name the server's command after"):
+        attach(None)
+
+
+@pytest.mark.parametrize(("flag", "given"), [("--print-env", "print_env"), ("--json", "as_json")])
+def test_a_flag_that_runs_nothing_is_refused_beside_a_command(flag: str, given: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag} runs nothing"):
+        attach(["server"], **{given: True})  # type: ignore[arg-type]
 
 
 def test_a_folder_too_long_for_sockets_is_refused_at_once(tmp_path: Path) -> None:

@@ -43,8 +43,11 @@ def attach(
     with -S, -E or -I are not reached. `eval "$(retuned attach --print-env)"` sets the same for
     what is started later.
     """
-    if bool(command) == (print_env or as_json):
-        raise UsageError("name a command after `--`, or --print-env, and not both")
+    if not command and not print_env and not as_json:
+        raise UsageError("name the server's command after `--`, or say --print-env")
+    if command and (print_env or as_json):
+        flag = "--print-env" if print_env else "--json"
+        raise UsageError(f"{flag} runs nothing: leave it out, or leave the command out")
     folder = load_settings(config, {"socket_dir": socket_dir}).sockets.absolute()
     if len(os.fsencode(folder)) + _LONGEST_NAME > _LONGEST_SOCKET_BYTES:
         raise UsageError(f"{folder} is too long for sockets; name a shorter one by --socket-dir")
@@ -100,4 +103,7 @@ def _become(command: list[str], wanted: Mapping[str, str]) -> None:
     try:
         os.execvpe(command[0], command, environment)
     except (OSError, ValueError) as error:
-        raise MissingDependency(f"{command[0]}: cannot be run: {error}") from error
+        why = (
+            getattr(error, "strerror", None) or error
+        )  # the error's own path is the last one tried
+        raise MissingDependency(f"{command[0]}: cannot be run ({why})") from error
