@@ -259,6 +259,16 @@ def test_a_hostile_name_cannot_steer_the_terminal(run: Run, folder: Path) -> Non
         stranger.close()
 
 
+def test_a_server_without_slots_is_told_where_its_triton_kernels_are_listed(
+    run: Run, folder: Path
+) -> None:
+    attached = answering(folder, {"pid": 1, "server": "chat", "slots": []})
+    try:
+        assert "`retuned kernels lifted` lists those" in run("status")
+    finally:
+        attached.close()
+
+
 def test_an_answer_is_read_strictly_and_what_is_new_is_ignored() -> None:
     good = process_status("1.sock", {"ok": True, "pid": 1, "slots": [], "something": "new"})
     assert isinstance(good, ProcessStatus)

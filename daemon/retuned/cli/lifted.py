@@ -17,6 +17,11 @@ _HINTS = {
     "bounds-unknown": "correct the setting kernel_bounds",
 }
 
+_NONE_SEEN = (
+    "No live kernel was seen yet. A running `retuned run` asks attached servers for them, where "
+    "the setting lab_language is triton, or auto on a machine with a GPU."
+)
+
 
 def list_lifted(
     config: ConfigOption = None, state_dir: StateOption = None, json: JsonFlag = False
@@ -74,7 +79,7 @@ def _refusal(each: Kept) -> dict[str, Any]:
 def _print(found: list[LiftedRecord], kept: list[Kept]) -> None:
     out = stdout()
     if not found and not kept:
-        out.print("No live kernel was seen yet; the server's runtime shows them once it attaches.")
+        out.print(_NONE_SEEN, soft_wrap=True)
         return
     for record in found:
         own = record.own

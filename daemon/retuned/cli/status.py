@@ -13,6 +13,10 @@ from retuned.settings import load_settings
 from retuned.terminal.layout import print_table
 from retuned.terminal.moments import short
 
+_NO_SLOT = (
+    "No kernel has a slot yet. A Triton kernel gets one with its first swap; "
+    "`retuned kernels lifted` lists those that the daemon has seen."
+)
 Silent = Sequence[tuple[str, RetunedError]]
 
 
@@ -85,7 +89,7 @@ def _print(folder: Path, processes: Sequence[ProcessStatus]) -> None:
     )
     rows = [(slot, each) for each in processes for slot in each.slots]
     if not rows:
-        stdout().print("No kernel has a slot yet: none was launched, or none is intercepted.")
+        stdout().print(_NO_SLOT, soft_wrap=True)
         return
     rows.sort(key=lambda row: row[0].definition)  # stable: within a kernel by rank
     stdout().print("")
