@@ -11,7 +11,12 @@ file::
 ``solutions`` are variants that the catalog does not have, such as an incumbent that an earlier
 experiment found; ``definitions`` are users' own kernels. Each answer is one line:
 ``{"finding": {...}}``, and at the end ``{"done": true}`` or ``{"failed": {"code", "message"}}``.
-Exit codes: 0 done, 3 unreadable plan, 4 no compiler, 5 the lab failed.
+Exit codes: 0 done, 2 wrong settings, 3 unreadable plan, 4 no compiler, 5 the lab failed.
+
+Where ``RETUNED_ROLE`` is set it is the pod of a Job: the same lines also become
+``$RETUNED_RESULTS_DIR/findings.jsonl``, with evidence and winners' artifacts beside them, and there
+are more codes: a trusted pod found only 64 wrong results, 65 compile errors or 66 breaches of the
+sandbox; 143 it was told to end.
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ from pydantic import ValidationError
 from retuned import catalog
 from retuned.adapters.lab_wire import LabTask, done_line, failed_line, finding_line
 from retuned.adapters.local_lab import LocalLab
+from retuned.adapters.pod_lab import Means, run_pod
+from retuned.adapters.pod_task import Handed, pod_settings
 from retuned.catalog.own import OwnDefinition
 from retuned.contract import Digest, Language, Solution
 from retuned.errors import (
@@ -46,6 +53,7 @@ from retuned.lab.generators.inference import widen
 from retuned.lab.generators.occasion import SELF_CONTAINED, Make, Occasion
 from retuned.lab.generators.porting import Earlier
 from retuned.lab.generators.priors import Priors
+from retuned.lab.toolchain import environment_of
 from retuned.ports import Generator
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings
@@ -178,10 +186,14 @@ def _bound(make: Make, occasion: Callable[[ExperimentPlan], Occasion]) -> Genera
     return lambda plan: make(occasion(plan))
 
 
-def run(
-    task: Task, out: TextIO, *, generators: Mapping[str, GeneratorFactory] | None = None
-) -> int:
-    """Carry out a task; write each finding as soon as it is final; return the exit code."""
+def lab_of(task: Task, *, generators: Mapping[str, GeneratorFactory] | None = None) -> LocalLab:
+    """Return the lab that carries out a task.
+
+    Raises
+    ------
+    UsageError
+        If nobody has the plan's definition.
+    """
     catalog.learn(task.definitions, unconfined_references=task.unconfined_references)
     lab = open_lab(
         Path(task.root),
@@ -193,6 +205,14 @@ def run(
         cores=task.cores,
     )
     catalog.get(task.plan.definition)
+    return lab
+
+
+def run(
+    task: Task, out: TextIO, *, generators: Mapping[str, GeneratorFactory] | None = None
+) -> int:
+    """Carry out a task; write each finding as soon as it is final; return the exit code."""
+    lab = lab_of(task, generators=generators)
     known = {record.solution.digest: record.unwrap() for record in task.known}
     try:
         for finding in lab.run(task.plan, known=known):
@@ -204,18 +224,52 @@ def run(
     return 0
 
 
+def _here(task: Task) -> Digest:
+    """Return the environment of this machine for a task's language."""
+    catalog.learn(task.definitions, unconfined_references=task.unconfined_references)
+    catalog.get(task.plan.definition)  # an unknown definition is the clearer message
+    named = task.plan.incumbent
+    given = (each for each in task.solutions if each.digest == named)
+    incumbent = next(given, None) or shipped(named, [task.plan.definition])
+    if incumbent is None:
+        raise HarnessError(f"no source for the incumbent {named[:19]}")
+    return environment_of(incumbent.language).digest
+
+
+def _hide_key(task: Task) -> None:
+    if task.evolve is not None and task.evolve.key_variable:
+        from retuned.lab.harness.sandbox import hide_memory
+
+        hide_memory()
+
+
+def _pod_lab(task: Task, handed: Sequence[Solution] | None) -> LocalLab:
+    _hide_key(task)
+    if handed is None:
+        return lab_of(task)
+    return lab_of(task, generators={Handed.name: lambda _plan: Handed(handed)})
+
+
+_MEANS = Means(
+    read=lambda text, where: read_task(text, where=where),
+    environment=_here,
+    open=_pod_lab,
+    say=lambda line: _write(sys.stdout, line),
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the task from the file named, or from stdin."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        settings = pod_settings(os.environ)
+        if settings is not None:
+            return run_pod(words, settings, means=_MEANS)
         text = Path(words[0]).read_text(encoding="utf-8") if words else sys.stdin.read()
         task = read_task(text, where=words[0] if words else "stdin")
         if task.cores:  # compilers too: whoever serves requests keeps the other cores
             os.sched_setaffinity(0, task.cores)
-        if task.evolve is not None and task.evolve.key_variable:
-            from retuned.lab.harness.sandbox import hide_memory
-
-            hide_memory()
+        _hide_key(task)
         return run(task, sys.stdout)
     except RetunedError as error:
         _write(sys.stdout, failed_line(type(error).__name__, str(error)))

@@ -280,6 +280,7 @@ def _environment(request: JobRequest, settings: JobSettings) -> list[dict[str, A
         {"name": "RETUNED_ROLE", "value": str(request.role)},
         {"name": "RETUNED_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "RETUNED_RESULTS_DIR", "value": RESULTS_DIR},
+        {"name": "RETUNED_MESSAGE_PATH", "value": MESSAGE_PATH},
         {"name": "HOME", "value": WORK_DIR},
         {"name": "TRITON_CACHE_DIR", "value": f"{WORK_DIR}/triton"},
     ]

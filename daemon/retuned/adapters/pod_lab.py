@@ -1,0 +1,93 @@
+"""A lab as the pod of a Job: carries out the task that is mounted, and leaves what it found."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from retuned.adapters.lab_wire import LabTask, done_line, failed_line, finding_line
+from retuned.adapters.pod_ending import Preemption
+from retuned.adapters.pod_results import (
+    exit_code_of,
+    exit_code_of_error,
+    publish,
+    summary,
+    write_message,
+)
+from retuned.adapters.pod_task import PodRole, PodSettings, for_pod, handed_of, read_mounted
+from retuned.contract import Digest, Solution
+from retuned.errors import HarnessError, RetunedError, UsageError
+from retuned.ports import Bench, Finding
+
+_TaskT = TypeVar("_TaskT", bound=LabTask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means(Generic[_TaskT]):
+    """What the program lends a pod."""
+
+    read: Callable[[str, str], _TaskT]
+    """Reads a task's text from a place; raises `UnreadableInput`."""
+    environment: Callable[[_TaskT], Digest]
+    """What this machine is to the lab."""
+    open: Callable[[_TaskT, Sequence[Solution] | None], Bench]
+    """Opens the lab; with variants that it is to measure instead of searching."""
+    say: Callable[[Mapping[str, Any]], None]
+    """Writes a line."""
+
+
+def run_pod(words: Sequence[str], settings: PodSettings, *, means: Means[_TaskT]) -> int:
+    """Carry out the task, and say at the end what became of it; return the exit code.
+
+    Parameters
+    ----------
+    words
+        Arguments of the program: the path of the task.
+    settings
+        What the manifest says.
+    """
+    plan = ""
+    with Preemption(settings) as ending:
+        try:
+            if len(words) != 1:
+                raise UsageError("a pod is given one argument, the path of its task")
+            task = means.read(read_mounted(Path(words[0])), words[0])
+            plan = ending.plan = task.plan.id
+            if task.cores:
+                os.sched_setaffinity(0, task.cores)
+            return _carried_out(task, settings, means=means, ending=ending)
+        except RetunedError as error:
+            failed = error
+        except OSError as error:
+            failed = HarnessError(f"this pod cannot work: {error}")
+        code = exit_code_of_error(failed)
+        said = summary(settings.role, plan, exit_code=code)
+        with ending.last_words():
+            write_message(settings.message, said, failed=(failed.code, str(failed)))
+        means.say(failed_line(failed.code, str(failed)))
+        return code
+
+
+def _carried_out(
+    task: _TaskT, settings: PodSettings, *, means: Means[_TaskT], ending: Preemption
+) -> int:
+    here = means.environment(task)
+    with tempfile.TemporaryDirectory(prefix="lab-", dir=task.root) as folder:
+        asked = for_pod(task, role=settings.role, root=Path(folder), here=here)
+        handed = handed_of(asked) if settings.role is PodRole.VERIFY else None
+        lab = means.open(asked, handed)
+        findings: list[Finding] = []
+        for finding in lab.run(asked.plan, known={}):
+            means.say(finding_line(finding))
+            findings.append(finding)
+        code = exit_code_of(settings.role, findings)
+        with ending.last_words():
+            publish(settings.results, findings, bench=lab)
+            said = summary(settings.role, task.plan.id, findings=findings, exit_code=code)
+            write_message(settings.message, said)
+        means.say(done_line())
+        return code

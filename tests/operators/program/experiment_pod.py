@@ -1,0 +1,140 @@
+"""A pod of an experiment without a cluster: the manifest's program, environment and mounts.
+
+What the manifest mounts lies below one folder; paths in the command, the environment and the task
+are changed to lie there and nothing else is. Like in a pod, the program is nobody's user (where
+the tests are root's, and Python does not lie in root's home), has no way out, and can write to its
+volumes only (where the kernel can hold it to that).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retuned.lab.harness.landlock import Allowed, restrict
+from retuned_operator.manifests.jobs import MESSAGE_PATH, TASK_KEY
+
+_USER = 65532
+"""As the manifest says."""
+_HOMELESS = all(
+    each.stat().st_mode & 1 for each in Path(sys.executable).resolve().parents
+)  # fmt: skip
+_IS_NOBODY = os.geteuid() == 0 and _HOMELESS
+_WRITABLE = ("work", "tmp")
+
+
+class ExperimentPod:
+    """One pod of a Job, not started.
+
+    Parameters
+    ----------
+    place
+        Folder for this pod alone, which every user may enter.
+    objects
+        ConfigMap and Job.
+    results
+        The volume with results.
+    uid
+        The pod's.
+    """
+
+    def __init__(
+        self, place: Path, objects: tuple[dict[str, Any], ...], *, results: Path, uid: str
+    ) -> None:
+        task_map, job = objects
+        self._place = place
+        (self._container,) = job["spec"]["template"]["spec"]["containers"]
+        given = {"RETUNED_POD_UID": uid}
+        for each in self._container["env"]:
+            given.setdefault(each["name"], each.get("value", ""))
+        mounted = self._container["volumeMounts"]
+        (where,) = (each["subPathExpr"] for each in mounted if each["name"] == "results")
+        for name, value in given.items():
+            where = where.replace(f"$({name})", value)
+        self.results = results / where
+        self.work = place / "work"
+        """Its scratch folder."""
+        self.message_file = place / "termination-log"
+        self._paths = {MESSAGE_PATH: str(self.message_file)}
+        for each in mounted:
+            folder = self.results if each["name"] == "results" else place / each["name"]
+            self._paths[each["mountPath"]] = str(folder)
+            folder.mkdir(parents=True)
+        self.message_file.touch()
+        self.environment = {name: self._here(value) for name, value in given.items()}
+        self.environment |= {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"]}
+        self._mount_task(task_map["data"][TASK_KEY])
+        if _IS_NOBODY:
+            for path in (place / "work", place / "tmp", self.results, self.message_file):
+                os.chown(path, _USER, _USER)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The termination message."""
+        text = self.message_file.read_text()
+        assert len(text) <= 4096
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    @property
+    def left(self) -> list[str]:
+        """Every file of its results, hidden ones too."""
+        return sorted(
+            str(each.relative_to(self.results))
+            for each in self.results.rglob("*")
+            if not each.is_dir()
+        )
+
+    def start(self, **changes: str) -> subprocess.Popen[str]:
+        """Start the program as its user, behind the walls of a pod."""
+        environment: Mapping[str, str] = {**self.environment, **changes}
+        command = [self._here(word) for word in self._container["command"]]
+        assert command[0] == "python"
+        return subprocess.Popen(
+            [sys.executable, *command[1:]],
+            env=environment,
+            cwd="/",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=self._enter,
+        )
+
+    def run(self, **changes: str) -> int:
+        """Run the program to its end; return its exit code."""
+        child = self.start(**changes)
+        self.stdout, self.stderr = child.communicate(timeout=200.0)
+        return child.returncode
+
+    def _enter(self) -> None:
+        if _IS_NOBODY:
+            os.setgroups([])
+            os.setgid(_USER)
+            os.setuid(_USER)
+        own = (*(str(self._place / name) for name in _WRITABLE), str(self.results))
+        restrict(
+            Allowed(
+                programs=("/",),
+                devices=("/dev/null", "/dev/zero"),
+                account=(str(self.message_file), "/proc/self"),
+                own=own,
+            )
+        )
+
+    def _here(self, text: str) -> str:
+        known = "|".join(map(re.escape, self._paths))
+        return re.sub(known, lambda found: self._paths[found[0]], text)
+
+    def _mount_task(self, text: str) -> None:
+        """Mount it as the kubelet does, which exchanges whole folders behind a link."""
+        data = self._place / "task" / "..2026_01_01"
+        data.mkdir()
+        (data / TASK_KEY).write_text(self._here(text))
+        (self._place / "task" / "..data").symlink_to(data.name)
+        (self._place / "task" / TASK_KEY).symlink_to(f"..data/{TASK_KEY}")

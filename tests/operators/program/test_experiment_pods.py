@@ -1,0 +1,309 @@
+"""The program of an experiment's pods, run as the manifests say, read as the operator reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.operators import examples
+from tests.operators.program.experiment_pod import ExperimentPod
+
+from retuned.adapters.clock import FakeClock
+from retuned.adapters.pod_results import (
+    BREACH,
+    COMPILE_ERROR,
+    FINDINGS,
+    PREEMPTED,
+    WRONG_RESULT,
+)
+from retuned.adapters.signing import Ed25519Notary
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.contract import Language, Solution, SourceFile, Workload
+from retuned.lab.harness import landlock
+from retuned.stages.experiment import Budget, plan
+from retuned.stages.hypothesis import Hypothesis
+from retuned_operator.crds import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
+from retuned_operator.crds.experiment_status import JobRef
+from retuned_operator.crds.target import Vendor
+from retuned_operator.manifests import JobRequest, JobSettings, job_objects
+from retuned_operator.manifests.jobs import FINAL_EXIT_CODES
+from retuned_operator.program import results
+from retuned_operator.program.ledger import SOLUTION, StoreLedger
+from retuned_operator.program.results import ResultFolder
+
+NAME = "linear_w8_n32_k64"
+SLOW = """#include <cstdint>
+extern "C" void kernel(void* const* tensors, const int64_t* axes, void* scratch, int64_t part,
+                       int64_t parts) {
+  const float* x = (const float*)tensors[0];
+  const int8_t* w = (const int8_t*)tensors[1];
+  const float* scale = (const float*)tensors[2];
+  float* y = (float*)tensors[3];
+  const int64_t M = axes[0], N = axes[1], K = axes[2];
+  for (int64_t m = M * part / parts; m < M * (part + 1) / parts; ++m)
+    for (int64_t n = 0; n < N; ++n) {
+      float sum = 0;
+      for (int again = 0; again < AGAIN; ++again)
+        for (int64_t k = 0; k < K; ++k) sum += x[m * K + k] * (float)w[n * K + k];
+      y[m * N + n] = sum / AGAIN * scale[n];
+    }
+}
+"""
+
+
+def variant(name: str, *, again: int = 1, old: str = "", new: str = "") -> Solution:
+    assert old in SLOW
+    source = (SLOW.replace(old, new) if old else SLOW).replace("AGAIN", str(again))
+    return Solution(
+        name=name,
+        definition=NAME,
+        language=Language.CPU_CPP,
+        entry="kernel",
+        sources=(SourceFile(path="kernel.cpp", content=source),),
+        structure="plain",
+    )
+
+
+INCUMBENT = variant("slow", again=20)
+"""So slow that whatever is honest is faster, on a machine with much else to do."""
+
+
+class Cluster:
+    """An operator's ledger, a volume with results, and one experiment."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.results = place / "results"
+        self.store = SqliteStore(place / "state", clock=FakeClock())
+        self.store.add(SOLUTION, INCUMBENT.digest, INCUMBENT.model_dump(mode="json"), phase="final")
+        self.ledger = StoreLedger(
+            self.store,
+            Ed25519Notary(place / "keys"),
+            artifacts=place / "artifacts",
+            results=ResultFolder(self.results),
+        )
+        self.refs: tuple[JobRef, ...] = ()
+
+    def experiment(self, **budget: Any) -> KernelExperiment:
+        belief = Hypothesis(
+            id=examples.BELIEF,
+            definition=NAME,
+            workloads=(Workload(definition=NAME, axes={"M": 8}, weight=1.0),),
+            share=0.3,
+            expected_gain_ratio=2.0,
+            expected_saving=0.1,
+            because="a test",
+        )
+        limits = {"max_candidates": 2, "max_seconds": 30.0, "finalists": 1, **budget}
+        asked = plan(
+            belief,
+            incumbent=INCUMBENT.digest,
+            environment=examples.WORLD,  # the servers', which is never the lab's
+            budget=Budget(**limits),
+        ).model_copy(update={"batch_invariant": False})  # the catalog's fastest are not
+        spec = experiment_spec(
+            asked,
+            target="chat",
+            gpu_model="none",
+            policy=PolicyRef(name="prod", generation=1, digest=examples.POLICY),
+        )
+        resource = read(KernelExperiment, examples.an_object("KernelExperiment", "exp-1", spec))
+        status = resource.status.model_copy(update={"job_refs": self.refs})
+        return resource.model_copy(update={"status": status})
+
+    def pod(
+        self, role: JobRole, *, task: str | None = None, uid: str = "pod-1", **budget: Any
+    ) -> ExperimentPod:
+        resource = self.experiment(**budget)
+        request = JobRequest(
+            role=role,
+            experiment=resource.metadata.name,
+            experiment_uid=resource.metadata.uid,
+            experiment_namespace="serving",
+            attempt=1,
+            task=self.ledger.task(resource, role) if task is None else task,
+            vendor=Vendor.CPU,
+            model="none",
+            deadline_s=600,
+        )
+        found = JobRef(name=request.name, uid="uid-job", role=role, result=uid)
+        self.refs = (*self.refs, found)
+        settings = JobSettings(image="an-image", claim="results")
+        place = self.place / f"{role}-{uid}"
+        place.mkdir()
+        objects = job_objects(request, settings)
+        return ExperimentPod(place, objects, results=self.results, uid=uid)
+
+    def handing(self, *solutions: Solution, **plan_changes: Any) -> str:
+        """Return a trusted pod's task with these variants instead of a search's."""
+        task = json.loads(self.ledger.task(self.experiment(), JobRole.VERIFY))
+        task["solutions"] += [each.model_dump(mode="json") for each in solutions]
+        task["plan"] |= plan_changes
+        return json.dumps(task)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    place = Path(tempfile.mkdtemp(prefix="retuned-pods-"))
+    place.chmod(0o755)  # the pod's user is another one than ours
+    try:
+        made = Cluster(place)
+        with closing(made.store):
+            yield made
+    finally:
+        shutil.rmtree(place)
+
+
+@pytest.mark.slow
+def test_what_a_search_finds_a_trusted_pod_proves_and_the_operator_takes(cluster: Cluster) -> None:
+    search = cluster.pod(JobRole.SEARCH)
+    assert search.run() == 0, search.stdout + search.stderr
+    assert (search.results / FINDINGS).read_text() == search.stdout
+    (searched,) = cluster.ledger.results(cluster.experiment())
+    assert searched.tried == 2
+    assert searched.finalists == 1, search.stdout
+    assert searched.winner is None  # nobody trusts a search
+    said = search.message
+    assert (said["role"], said["tried"], said["promoted"]) == ("search", 2, 1)
+
+    verify = cluster.pod(JobRole.VERIFY, uid="pod-2")
+    assert verify.run() == 0, verify.stdout + verify.stderr
+    resource = cluster.experiment()
+    proven = next(each for each in cluster.ledger.results(resource) if each.pod_uid == "pod-2")
+    assert (proven.tried, proven.finalists) == (1, 1)
+    assert proven.winner == verify.message["best"]["candidate"]
+    win = cluster.ledger.win(resource, job=proven.job, pod_uid="pod-2")
+    assert win is not None
+    assert proven.winner is not None
+    files = cluster.ledger.artifact(proven.winner)
+    assert files is not None
+    assert {"kernel.so", "artifact.sig"} < set(files)
+    assert not any("partial" in each for each in search.left + verify.left)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bad", "code", "reason"),
+    [
+        (variant("wrong", old="sum / AGAIN", new="2 * sum"), WRONG_RESULT, "wrong-output"),
+        (variant("broken", old="float sum", new="flaot sum"), COMPILE_ERROR, "compile-failed"),
+        (variant("beyond", old="y[m * N", new="y[(M + 1) * N"), BREACH, "out-of-bounds"),
+    ],
+    ids=["wrong", "broken", "beyond"],
+)
+def test_a_trusted_pod_that_finds_only_bad_variants_says_by_its_code_what_they_are(
+    cluster: Cluster, bad: Solution, code: int, reason: str
+) -> None:
+    pod = cluster.pod(JobRole.VERIFY, task=cluster.handing(bad))
+    assert pod.run() == code, pod.stdout + pod.stderr
+    assert code in FINAL_EXIT_CODES
+    assert pod.message["exit_code"] == code
+    (fact,) = cluster.ledger.results(cluster.experiment())  # it came to its end and is complete
+    assert (fact.tried, fact.correct, fact.winner) == (1, 0, None)
+    assert reason in pod.stdout
+
+
+def test_a_pod_with_nothing_to_verify_refuses_its_task(cluster: Cluster) -> None:
+    pod = cluster.pod(JobRole.VERIFY)  # no search has found anything
+    assert pod.run() == 3
+    assert pod.message["code"] == "bad-task"
+    assert pod.left == []
+    assert 3 in FINAL_EXIT_CODES
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"plan": {}}', "x" * 999_999])
+def test_a_task_that_is_none_ends_the_pod_for_good(cluster: Cluster, text: str) -> None:
+    pod = cluster.pod(JobRole.SEARCH, task=text)
+    assert pod.run() == 3
+    assert pod.message["exit_code"] == 3
+    assert pod.left == []
+    assert cluster.ledger.results(cluster.experiment()) == ()
+
+
+def test_a_pod_without_a_compiler_says_so_for_good(cluster: Cluster) -> None:
+    pod = cluster.pod(JobRole.SEARCH)
+    assert pod.run(PATH="/nowhere") == 4
+    assert pod.message["code"] == "missing-dependency"
+    assert pod.left == []
+    assert 4 in FINAL_EXIT_CODES
+
+
+def test_a_lab_that_fails_is_no_result(cluster: Cluster) -> None:
+    task = cluster.handing(variant("fine"), incumbent="sha256:" + "0" * 64)
+    pod = cluster.pod(JobRole.VERIFY, task=task)
+    assert pod.run() == 5
+    assert pod.message["code"] == "harness-failed"
+    assert json.loads(pod.stdout.splitlines()[-1])["failed"]["code"] == "harness-failed"
+    assert pod.left == []
+    assert 5 not in FINAL_EXIT_CODES
+
+
+@pytest.mark.slow
+def test_an_incumbent_that_does_not_compile_is_a_compile_error(cluster: Cluster) -> None:
+    broken = variant("broken", old="float sum", new="flaot sum")
+    task = cluster.handing(broken, variant("fine"), incumbent=broken.digest)
+    pod = cluster.pod(JobRole.SEARCH, task=task)
+    assert pod.run() == COMPILE_ERROR
+    assert pod.left == []
+
+
+@pytest.mark.parametrize("role", ["compile", "", "SEARCH"])
+def test_a_role_of_another_program_is_wrong_usage(cluster: Cluster, role: str) -> None:
+    pod = cluster.pod(JobRole.SEARCH)
+    assert pod.run(RETUNED_ROLE=role) == 2
+    assert "RETUNED_ROLE" in json.loads(pod.stdout)["failed"]["message"]
+    assert pod.left == []
+
+
+@pytest.mark.slow
+def test_a_pod_is_behind_walls_in_these_tests_as_well(cluster: Cluster) -> None:
+    pod = cluster.pod(JobRole.SEARCH)
+    outside = cluster.place / "outside"
+    outside.mkdir(mode=0o777)
+    code = pod.run(RETUNED_RESULTS_DIR=str(outside))
+    if landlock.version() >= 2:
+        assert code == 5
+        assert "cannot be written" in pod.message["message"]
+    assert pod.left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", [JobRole.SEARCH, JobRole.VERIFY])
+def test_a_pod_that_is_told_to_end_ends_in_time_and_leaves_nothing(
+    cluster: Cluster, role: JobRole
+) -> None:
+    task = cluster.handing(variant("fine"), variant("again", again=2))
+    pod = cluster.pod(role, task=task)
+    with pod.start() as child:
+        assert child.stderr is not None
+        _wait_for(lambda: any((pod.work).rglob("compiled")), child)
+        begin = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=30.0) == PREEMPTED
+        assert time.monotonic() - begin < 4.5  # the manifest gives five seconds
+    assert PREEMPTED not in FINAL_EXIT_CODES
+    assert pod.message["code"] == "preempted"
+    assert pod.message["plan"] == cluster.experiment().spec.plan
+    assert pod.left == []
+    assert cluster.ledger.results(cluster.experiment()) == ()
+
+
+def test_program_and_operator_name_the_findings_alike() -> None:
+    assert results.FINDINGS == FINDINGS
+
+
+def _wait_for(seen: Callable[[], bool], child: Any) -> None:
+    """Wait until something is to be seen of a child that lives."""
+    until = time.monotonic() + 60.0
+    while not seen():
+        assert child.poll() is None, "it ended before that"
+        assert time.monotonic() < until, "nothing was to be seen"
+        time.sleep(0.02)
