@@ -22,7 +22,11 @@ def run_ci(folder: Path, *, report: str) -> subprocess.CompletedProcess[str]:
 
 def test_ci_says_itself_that_it_is_ci(tmp_path: Path) -> None:
     done = run_ci(tmp_path, report='<testsuite failures="0"/>')
-    assert done.stdout.splitlines() == ["check CI=true", "test CI=true"]
+    assert done.stdout.splitlines() == [
+        "check CI=true",
+        "cluster-tools CI=true",
+        "test CI=true",
+    ]
     assert done.returncode == 0, done.stderr
 
 
