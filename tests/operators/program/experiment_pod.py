@@ -2,8 +2,8 @@
 
 What the manifest mounts lies below one folder; paths in the command, the environment and the task
 are changed to lie there and nothing else is. Like in a pod, the program is nobody's user (where
-the tests are root's, and Python does not lie in root's home), has no way out, and can write to its
-volumes only (where the kernel can hold it to that).
+the tests are root's, and there is a Python outside of root's home), has no way out, and can write
+to its volumes only (where the kernel can hold it to that).
 """
 
 from __future__ import annotations
@@ -22,11 +22,30 @@ from retuned_operator.manifests.jobs import MESSAGE_PATH, TASK_KEY
 
 _USER = 65532
 """As the manifest says."""
-_HOMELESS = all(
-    each.stat().st_mode & 1 for each in Path(sys.executable).resolve().parents
-)  # fmt: skip
-_IS_NOBODY = os.geteuid() == 0 and _HOMELESS
 _WRITABLE = ("work", "tmp")
+
+
+def _everybodys(program: Path) -> bool:
+    """Whether another user can start it."""
+    return all(each.stat().st_mode & 1 for each in (program, *program.parents))
+
+
+def _interpreter() -> tuple[Path, bool]:
+    """Return a Python like this one, and whether every user can start it."""
+    here = Path(sys.executable)
+    system = Path(f"/usr/bin/python3.{sys.version_info.minor}")
+    for each in (here, system):
+        if each.exists() and _everybodys(each.resolve()):
+            return each, True
+    return here, False
+
+
+_PYTHON, _REACHED = _interpreter()
+_IS_NOBODY = os.geteuid() == 0 and _REACHED
+_PACKAGES = os.pathsep.join(
+    each for each in sys.path if os.path.isdir(each) and not each.startswith(sys.base_prefix)
+)
+"""Where another Python finds what this one does."""
 
 
 class ExperimentPod:
@@ -58,6 +77,8 @@ class ExperimentPod:
         for name, value in given.items():
             where = where.replace(f"$({name})", value)
         self.results = results / where
+        self.user = _USER if _IS_NOBODY else os.geteuid()
+        """Who runs it."""
         self.work = place / "work"
         """Its scratch folder."""
         self.message_file = place / "termination-log"
@@ -69,6 +90,8 @@ class ExperimentPod:
         self.message_file.touch()
         self.environment = {name: self._here(value) for name, value in given.items()}
         self.environment |= {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"]}
+        if str(_PYTHON) != sys.executable:
+            self.environment["PYTHONPATH"] = _PACKAGES
         self._mount_task(task_map["data"][TASK_KEY])
         if _IS_NOBODY:
             for path in (place / "work", place / "tmp", self.results, self.message_file):
@@ -97,7 +120,7 @@ class ExperimentPod:
         command = [self._here(word) for word in self._container["command"]]
         assert command[0] == "python"
         return subprocess.Popen(
-            [sys.executable, *command[1:]],
+            [str(_PYTHON), *command[1:]],
             env=environment,
             cwd="/",
             stdout=subprocess.PIPE,

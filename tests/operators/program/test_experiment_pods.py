@@ -167,6 +167,7 @@ def test_what_a_search_finds_a_trusted_pod_proves_and_the_operator_takes(cluster
     search = cluster.pod(JobRole.SEARCH)
     assert search.run() == 0, search.stdout + search.stderr
     assert (search.results / FINDINGS).read_text() == search.stdout
+    assert (search.results / FINDINGS).stat().st_uid == search.user
     (searched,) = cluster.ledger.results(cluster.experiment())
     assert searched.tried == 2
     assert searched.finalists == 1, search.stdout
