@@ -290,6 +290,7 @@ def test_a_definition_of_ones_own_has_no_known_licence_and_its_own_kin(
     state: State, run: Run, tmp_path: Path
 ) -> None:
     file = Path(__file__).resolve().parents[2] / "docs/examples/scale_bias"
+    catalog.forget()  # of tests before this one
     try:
         learn(None, [file])
         (own,) = catalog.own_definitions()

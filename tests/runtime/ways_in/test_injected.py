@@ -62,7 +62,11 @@ def test_the_start_loads_nothing_that_costs(machine: Any) -> None:
     assert after - before <= allowed
 
 
-def test_importing_pytorch_joins_and_leaves_its_loader_as_it_was(machine: Any) -> None:
+@pytest.mark.parametrize(("operators", "watching"), [("off", "0"), ("on", "1")])
+def test_importing_pytorch_joins_and_leaves_its_loader_as_it_was(
+    machine: Any, operators: str, watching: str
+) -> None:
+    """Imports are watched on only while a part waits for a module, as for a server's operators."""
     program = JOINED + (
         "import importlib.util\n"
         "probe = importlib.util.find_spec('torch')\n"
@@ -71,8 +75,9 @@ def test_importing_pytorch_joins_and_leaves_its_loader_as_it_was(machine: Any) -
         "print(joined(), torch.answer, type(torch.__loader__).__name__,\n"
         "      'exec_module' in vars(torch.__loader__))\n"
     )
-    lines = machine.said(program + WATCHING, variables={"RETUNED_TRITON": "off"}).splitlines()
-    assert lines == ["False", "True 42 SourceFileLoader False", "0"]
+    variables = {"RETUNED_TRITON": "off", "RETUNED_OPERATORS": operators}
+    lines = machine.said(program + WATCHING, variables=variables).splitlines()
+    assert lines == ["False", "True 42 SourceFileLoader False", watching]
 
 
 def test_what_was_joined_listens_only_once_there_is_something_to_swap(machine: Any) -> None:
@@ -103,7 +108,8 @@ def test_what_needs_pytorch_and_triton_is_installed_as_they_come(machine: Any) -
         "from retuned.runtime import intercept\n"
         "print(intercept.current().states['jit'])\n"
     )
-    lines = machine.said(program + WATCHING, variables={"TRITON_INTERPRET": None}).splitlines()
+    variables = {"TRITON_INTERPRET": None, "RETUNED_OPERATORS": "off"}
+    lines = machine.said(program + WATCHING, variables=variables).splitlines()
     assert lines == [
         "['graphs', 'tuned-files']",
         "['graphs', 'triton', 'tuned-files']",
