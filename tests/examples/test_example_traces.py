@@ -19,7 +19,7 @@ MODES = ("graphs",)
 PHASES = ("chat", "code")
 LIGER = ("_rms_norm_forward_kernel", "_swiglu_forward_kernel", "_triton_rope")
 _MOST_BYTES = 3_000_000
-_A_PATH = re.compile(r"/(?:home|root|tmp|opt|usr|var|mnt|work)/")
+_A_PATH = re.compile(r"/(?:home|root|tmp|opt|usr|var|mnt|srv)/")
 
 
 def trace(phase: str, mode: str) -> Path:

@@ -25,7 +25,9 @@ KEPT = frozenset({
 })  # fmt: skip
 """Fields of a file that are kept."""
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:/[\w.+@~-]+){2,}/?")
-_FOLDERS = ("/home/", "/root/", "/tmp/", "/work/", "/opt/", "/usr/", "/var/", "/mnt/")
+_FOLDERS = ("/home/", "/root/", "/tmp/", "/opt/", "/usr/", "/var/", "/mnt/")
+_OWN = f"/{Path(__file__).resolve().parts[1]}/"
+"""Where the project lies."""
 
 
 def pick(windows: Sequence[Path], *, most_bytes: int) -> Path | None:
@@ -47,7 +49,7 @@ def publish(window: Path, target: Path) -> dict[str, Any]:
     """
     body = json.loads(gzip.decompress(window.read_bytes()))
     text = json.dumps(_clean({k: v for k, v in body.items() if k in KEPT}), separators=(",", ":"))
-    told = [word for word in (*_FOLDERS, *_host()) if word in text]
+    told = [word for word in (*_FOLDERS, _OWN, *_host()) if word in text]
     if told:
         raise HarnessError(f"{target.name} would name {told}")
     target.parent.mkdir(parents=True, exist_ok=True)
