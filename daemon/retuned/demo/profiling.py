@@ -46,9 +46,8 @@ _DETACHES = (12, 6)
 def detach_afterwards() -> None:
     """Have the profiler leave the process after each window, where that is safe.
 
-    CUPTI otherwise stays, and every launch after the first window is slower: on an H100 a server
-    that is bound by its host lost a fifth of its tokens per second. An environment that says
-    something else is left as it is.
+    CUPTI otherwise stays, and launches after the first window are slower, as others report and as
+    ``docs/known-flaws.md`` has it. An environment that says something else is left as it is.
     """
     import torch
 
