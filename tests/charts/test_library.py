@@ -114,11 +114,16 @@ def test_every_setting_is_the_records(helm: Helm, server_chart: Path) -> None:
         cpu_limit="1",
         memory="256Mi",
         artifacts="4Gi",
+        window_s=60,
+        settle_s=15,
+        baseline_windows=12,
+        detector="demo",
     )
     found = by_template(
         helm, server_chart, pod(), pullPolicy="Always", caConfigMap="own-ca",
         audience="example.org", tokenSeconds=7200, userId=1000690000, trustedKeys="ab,cd",
         cpu="50m", cpuLimit="1", memory="256Mi", artifacts="4Gi",
+        windowSeconds=60, settleSeconds=15, baselineWindows=12, detector="demo",
     )  # fmt: skip
     assert found == inject(pod(), settings=chosen).pod
 

@@ -123,7 +123,10 @@ def test_every_value_is_carried_over(reader: Reader) -> None:
     assert (jobs.runtime_class, jobs.pull_secrets) == ("kata", ("registry-key",))
     assert jobs.tolerations == tuple(FULL["experiments"]["tolerations"])
     assert jobs.image == "registry.example.org/tuning/retuned/experiment:0.1.0"
-    assert found.sidecar_settings().trusted_keys == "ab" * 32
+    sidecar = found.sidecar_settings()
+    assert sidecar.trusted_keys == "ab" * 32
+    assert (sidecar.window_s, sidecar.settle_s, sidecar.baseline_windows) == (600, 45, 144)
+    assert sidecar.detector == "demo"
     assert (found.namespaces, found.environment) == (("serving", "chat"), "prod")
     assert found.prometheus_url == "http://prometheus.observability.svc:9090"
     assert found.log_level == "debug"

@@ -215,10 +215,18 @@ def test_no_field_of_a_container_makes_it_raise(env: Any, mounts: Any, volumes: 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"agent_url": "http://x"}, {"user_id": 0}, {"token_s": 60}],
+    [
+        {"agent_url": "http://x"},
+        {"user_id": 0},
+        {"token_s": 60},
+        {"window_s": 0},
+        {"settle_s": -1},
+        {"baseline_windows": 0},
+        {"detector": "eager"},
+    ],
 )
 def test_settings_that_would_be_unsafe_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"https|root|token"):
+    with pytest.raises(ValueError, match=r"https|root|token|window|detector"):
         SidecarSettings(**{"image": "i", "agent_url": "https://x"} | wrong)
 
 

@@ -203,6 +203,16 @@ class TestAnExperimentJob:
         spec = pod(replace(REQUEST, vendor=Vendor.CPU, model="epyc"))
         assert not any("gpu" in name for name in spec["containers"][0]["resources"]["limits"])
 
+    def test_on_a_cpu_target_takes_what_was_named_to_stand_for_a_processor(self) -> None:
+        settings = replace(
+            SETTINGS,
+            gpu_resources={Vendor.CPU: "example.org/quiet-core"},
+            gpu_models={"epyc": {"example.org/cpu": "epyc"}},
+        )
+        spec = pod(replace(REQUEST, vendor=Vendor.CPU, model="epyc"), settings)
+        assert spec["containers"][0]["resources"]["limits"]["example.org/quiet-core"] == "1"
+        assert spec["nodeSelector"] == {"example.org/cpu": "epyc"}
+
     def test_for_a_model_that_no_node_is_known_for_is_refused(self) -> None:
         with pytest.raises(Refused, match=r"experiments\.gpuModels") as caught:
             job(replace(REQUEST, model="MI999"))

@@ -10,6 +10,10 @@ cpu: 20m
 cpuLimit: 200m
 memory: 128Mi
 artifacts: 1Gi
+windowSeconds: 300
+settleSeconds: 30
+baselineWindows: 6
+detector: production
 {{- end }}
 {{- define "retuned-lib.parts" -}}
 site: /retuned/runtime/retuned/runtime/site
@@ -118,6 +122,14 @@ initContainers:
     value: /retuned/state
   - name: RETUNED_TRUSTED_KEY
     value: {{ .trustedKeys | quote }}
+  - name: RETUNED_WINDOW_S
+    value: {{ .windowSeconds | int64 | quote }}
+  - name: RETUNED_SETTLE_S
+    value: {{ .settleSeconds | int64 | quote }}
+  - name: RETUNED_BASELINE_WINDOWS
+    value: {{ .baselineWindows | int64 | quote }}
+  - name: RETUNED_DETECTOR_PRESET
+    value: {{ .detector | quote }}
   - name: TMPDIR
     value: /retuned/state
   - name: RETUNED_POD_NAME

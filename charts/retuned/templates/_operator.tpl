@@ -49,6 +49,10 @@
   "cpuLimit" .Values.sidecar.cpuLimit
   "memory" .Values.sidecar.memory
   "artifacts" .Values.sidecar.artifacts
+  "windowSeconds" (int .Values.sidecar.windowSeconds)
+  "settleSeconds" (int .Values.sidecar.settleSeconds)
+  "baselineWindows" (int .Values.sidecar.baselineWindows)
+  "detector" .Values.sidecar.detector
 }}
 {{- toYaml (merge (dict "jobs" $tuning "sidecar" $sidecar) $body) }}
 {{- end }}

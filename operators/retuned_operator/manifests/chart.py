@@ -35,6 +35,7 @@ from retuned_operator.manifests.settings_data import value_name
 
 HEADER = "# Made by scripts/chart_sync.py from retuned_operator.manifests; do not edit.\n"
 _TOKEN_S, _USER_ID = 86_399, 1_999_999_937
+_WINDOW_S, _SETTLE_S, _WINDOWS, _DETECTOR = 86_397, 3_593, 9_973, "demo"
 """Stand for values: numbers that no setting has by chance."""
 _TEXTS = {
     "image": "VALUE-image",
@@ -74,7 +75,15 @@ def manifest_files() -> dict[str, str]:
 
 def sidecar_template() -> str:
     """Return the generated template of ``charts/retuned-lib``: the parts that go into a pod."""
-    settings = SidecarSettings(token_s=_TOKEN_S, user_id=_USER_ID, **_TEXTS)
+    settings = SidecarSettings(
+        token_s=_TOKEN_S,
+        user_id=_USER_ID,
+        window_s=_WINDOW_S,
+        settle_s=_SETTLE_S,
+        baseline_windows=_WINDOWS,
+        detector=_DETECTOR,
+        **_TEXTS,
+    )
     annotations = {INJECT: "true", TARGET: _TARGET}
     pod = {
         "metadata": {"annotations": annotations},
@@ -132,6 +141,12 @@ def _with_values(text: str) -> str:
     number = ".userId | int64"
     holes = {f"'{_USER_ID}'": f"{{{{ {number} | quote }}}}", str(_USER_ID): f"{{{{ {number} }}}}"}
     holes[str(_TOKEN_S)] = "{{ .tokenSeconds | int64 }}"
+    counts = {_WINDOW_S: "window_s", _SETTLE_S: "settle_s", _WINDOWS: "baseline_windows"}
+    holes |= {
+        f"'{stands}'": f"{{{{ .{value_name(name)} | int64 | quote }}}}"
+        for stands, name in counts.items()
+    }
+    holes[f"value: {_DETECTOR}\n"] = f"value: {_quoted('detector')}\n"
     holes |= {stands: _quoted(value_name(name)) for name, stands in _TEXTS.items()}
     holes[_TARGET] = _quoted("target")
     for stands, expression in holes.items():

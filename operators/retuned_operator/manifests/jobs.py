@@ -98,9 +98,10 @@ def job_objects(request: JobRequest, settings: JobSettings) -> tuple[dict[str, A
     return _task_map(request, settings), _job(request, settings)
 
 
-def wants_gpu(role: JobRole, vendor: Vendor) -> bool:
-    """Whether a Job needs an accelerator."""
-    return role in (JobRole.SEARCH, JobRole.VERIFY) and vendor is not Vendor.CPU
+def wants_device(role: JobRole, vendor: Vendor, settings: JobSettings) -> bool:
+    """Whether a Job needs a device; for a processor only where a resource stands for one."""
+    named = vendor is not Vendor.CPU or bool(settings.gpu_resources.get(vendor))
+    return role in (JobRole.SEARCH, JobRole.VERIFY) and named
 
 
 def _metadata(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def _job(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
 
 
 def _pod(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
-    gpu = wants_gpu(request.role, request.vendor)
+    gpu = wants_device(request.role, request.vendor, settings)
     groups = settings.device_groups.get(request.vendor, ()) if gpu else ()
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -303,6 +304,6 @@ def _volumes(request: JobRequest, settings: JobSettings) -> list[dict[str, Any]]
         {"name": "tmp", "emptyDir": {"sizeLimit": "256Mi"}},
         {"name": "results", **results},
     ]
-    if wants_gpu(request.role, request.vendor):
+    if wants_device(request.role, request.vendor, settings):
         found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
     return found

@@ -11,6 +11,7 @@ from retuned_operator.crds.experiment_status import JobRole
 from retuned_operator.crds.target import Vendor
 
 Selector = Mapping[str, str]
+_DETECTORS = ("production", "demo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +64,11 @@ class JobSettings:
     """LocalQueue of Kueue, which then releases the Jobs; empty leaves that to the operator."""
     gpu_resources: Mapping[Vendor, str] = field(
         default_factory=lambda: MappingProxyType(
-            {Vendor.AMD: "amd.com/gpu", Vendor.NVIDIA: "nvidia.com/gpu"}
+            {Vendor.AMD: "amd.com/gpu", Vendor.NVIDIA: "nvidia.com/gpu", Vendor.CPU: ""}
         )
     )
-    """Name of the resource that a device plugin offers, by vendor."""
+    """Name of the resource that a device plugin offers, by vendor. For servers on a processor it is
+    what lets few such pods run at a time; empty asks for none."""
     gpu_models: Mapping[str, Selector] = field(default_factory=dict)
     """Labels of the nodes that have a model, such as ``{"MI300X": {"amd.com/gpu.family": ...}}``;
     a model that is not here gets no pod."""
@@ -124,6 +126,14 @@ class SidecarSettings:
     """Memory, requested and limited alike."""
     artifacts: str = "1Gi"
     """Disk for sockets, traces and artifacts that both containers see."""
+    window_s: int = 300
+    """Length of a window of the workload, seconds."""
+    settle_s: int = 30
+    """How long after a window's end its traces may still land, seconds."""
+    baseline_windows: int = 6
+    """Windows that make the first baseline."""
+    detector: str = "production"
+    """How eager the drift detector is: ``production`` for days of traffic, ``demo`` for minutes."""
 
     def __post_init__(self) -> None:
         if self.user_id <= 0:
@@ -132,3 +142,9 @@ class SidecarSettings:
             raise ValueError(f"the agent API is reached by https, not {self.agent_url[:40]!r}")
         if not 600 <= self.token_s <= 86_400:
             raise ValueError("a projected token lives for 600 to 86400 seconds")
+        if not 1 <= self.window_s <= 86_400 or not 0 <= self.settle_s <= 3_600:
+            raise ValueError("a window is 1 to 86400 seconds long, and settles for 0 to 3600")
+        if not 1 <= self.baseline_windows <= 10_000:
+            raise ValueError("a baseline is made of 1 to 10000 windows")
+        if self.detector not in _DETECTORS:
+            raise ValueError(f"detector is {' or '.join(_DETECTORS)}, not {self.detector[:40]!r}")

@@ -89,6 +89,10 @@ def sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
         "RETUNED_WATCH_DIRS": TRACE_DIR,
         "RETUNED_STATE_DIR": STATE_DIR,
         "RETUNED_TRUSTED_KEY": settings.trusted_keys,
+        "RETUNED_WINDOW_S": str(settings.window_s),
+        "RETUNED_SETTLE_S": str(settings.settle_s),
+        "RETUNED_BASELINE_WINDOWS": str(settings.baseline_windows),
+        "RETUNED_DETECTOR_PRESET": settings.detector,
         "TMPDIR": STATE_DIR,
     }
     fields = {

@@ -29,7 +29,7 @@ from retuned_operator.manifests import JobSettings, SidecarSettings
 PREFIX = "RETUNED_OPERATOR_"
 CONFIG = f"{PREFIX}CONFIG"
 """Variable that names the file."""
-_RENAMED = {"keep_seconds": "keep_s", "token_seconds": "token_s"}
+_RENAMED = {f"{name}_seconds": f"{name}_s" for name in ("keep", "token", "window", "settle")}
 _Port = Annotated[int, Field(ge=0, le=65_535)]
 D = TypeVar("D", JobSettings, SidecarSettings)
 
