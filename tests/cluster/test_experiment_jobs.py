@@ -27,6 +27,7 @@ from retuned_operator.manifests import (
     priority_class,
     quota,
 )
+from retuned_operator.manifests.jobs import WORK_DIR
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -159,7 +160,7 @@ def test_a_search_compiles_and_times_variants_behind_all_the_walls(
         budget=Budget(max_candidates=2, max_seconds=60.0, finalists=1),
         environment=environment,
     )
-    task = {"plan": plan.model_dump(mode="json"), "root": "/retuned/work/lab"}
+    task = {"plan": plan.model_dump(mode="json"), "root": WORK_DIR}
     request = wanted("search", task=json.dumps(task))
     start(cluster, request, job_objects(request, SETTINGS)[1])
     assert ending(cluster, request) == "Complete", log(cluster, request)
