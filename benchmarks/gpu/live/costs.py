@@ -5,7 +5,10 @@
 Subjects are Liger's RMSNorm and SwiGLU kernels at the shapes of a decode step, launched as Liger
 launches them. The variant that swaps in is what lifting made of the same launches, with another
 number of warps. States are interleaved, in an order drawn anew per block; wall clock of the host,
-between two waits for the device. Prints one JSON object.
+between two waits for the device. In the same blocks the launch alone, without Liger's call around
+it, is taken apart into layers (`benchmarks/segments.py`). Prints one JSON object.
+
+``--device cpu`` is a dry run: Triton compiles for a device that launches nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import random
 import statistics
 import sys
@@ -25,13 +29,18 @@ from typing import Any
 import torch
 from benchmarks.gpu.live.variants import build_all
 
+from benchmarks import segments
 from retuned.runtime.host import Host
 from retuned.runtime.intercept.hook import Interceptor
+from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.observed import joined
 from retuned.runtime.intercept.service import Interception
 
 ROWS = (1, 3, 16)
 """Rows that are launched to be lifted; the last is measured."""
+SUBJECTS = ("norm", "swiglu")
+MOST_TAKEN_APART = 200
+"""Calls of one layer between two waits: fewer than a device queues."""
 
 
 class Subjects:
@@ -99,8 +108,8 @@ class Bench:
         self.stock()
         self._hook.install()
         for rows in ROWS:
-            for launch in (self.subjects.norm, self.subjects.swiglu):
-                launch(rows)
+            for name in SUBJECTS:
+                getattr(self.subjects, name)(rows)
 
     def swapped(self) -> None:
         """Put every variant in force."""
@@ -118,32 +127,75 @@ class Bench:
         samples = self._host.answer({"op": "samples"})["samples"]
         return {each["definition"]: each["swapped_launches"] for each in samples}
 
+    def caught(self) -> dict[str, segments.Caught]:
+        """Return each subject's launch; while every variant is in force."""
+        found = {}
+        for name in SUBJECTS:
+            call = getattr(self.subjects, name)
+            found[name] = segments.catch(self._launched_by(call), call)
+        return found
 
-def measure(bench: Bench, *, blocks: int, calls: int, seed: int = 0) -> dict[str, list[float]]:
-    """Return ns a call per block, by state and subject."""
+    def _launched_by(self, call: Callable[[], object]) -> Kernel:
+        before = {kernel: kernel.slot.total() for kernel in self._hook.kernels() if kernel.slot}
+        call()
+        for kernel, total in before.items():
+            if kernel.slot.total() > total:
+                return kernel
+        raise SystemExit("a subject's launch went through no slot")
+
+
+def measure(
+    bench: Bench, *, blocks: int, calls: int, seed: int = 0
+) -> tuple[dict[str, list[float]], dict[str, dict[str, list[float]]]]:
+    """Return ns a call per block by subject and state, and by subject and layer."""
     found: dict[str, list[float]] = {}
+    apart: dict[str, dict[str, list[float]]] = {name: {} for name in SUBJECTS}
     chance = random.Random(seed)
     states: Mapping[str, Callable[[], None]] = {
         "stock": bench.stock, "intercepted": bench.counted, "swapped": bench.swapped
     }  # fmt: skip
+    bench.swapped()
+    caught = bench.caught()
     for _ in range(blocks):
         for state in chance.sample(list(states), len(states)):
             states[state]()
-            for subject in ("norm", "swiglu"):
-                call = getattr(bench.subjects, subject)
-                for _ in range(max(3, calls // 10)):
-                    call()
-                bench.subjects.wait()
-                start_ns = time.perf_counter_ns()
-                for _ in range(calls):
-                    call()
-                took_ns = (time.perf_counter_ns() - start_ns) / calls
-                bench.subjects.wait()
-                found.setdefault(f"{subject}, {state}", []).append(took_ns)
+            for subject in SUBJECTS:
+                whole, alone = getattr(bench.subjects, subject), caught[subject].launch
+                for name, call in ((subject, whole), (f"{subject}'s launch alone", alone)):
+                    took_ns = _time(call, calls=calls, wait=bench.subjects.wait)
+                    found.setdefault(f"{name}, {state}", []).append(took_ns)
+                if state == "intercepted":
+                    continue
+                if state == "stock":
+                    thunks = segments.stock(caught[subject])
+                else:
+                    thunks = segments.swapped(caught[subject])
+                raw = segments.timed(
+                    thunks,
+                    rounds=3,
+                    calls=min(calls, MOST_TAKEN_APART),
+                    wait=bench.subjects.wait,
+                    seed=chance.randrange(2**32),
+                )
+                for name, values in raw.items():
+                    apart[subject].setdefault(name, []).extend(values)
             if state == "swapped" and min(bench.engaged().values(), default=0) < calls:
                 raise SystemExit(f"a variant did not run: {bench.engaged()}")
     bench.stock()
-    return found
+    return found, apart
+
+
+def _time(call: Callable[[], object], *, calls: int, wait: Callable[[], None]) -> float:
+    """Return ns a call, after some that settle the interpreter."""
+    for _ in range(max(3, calls // 10)):
+        call()
+    wait()
+    start_ns = time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    took_ns = (time.perf_counter_ns() - start_ns) / calls
+    wait()
+    return took_ns
 
 
 def summary(raw: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -162,6 +214,14 @@ def summary(raw: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return found
 
 
+def _launch_nothing() -> None:
+    """Have Triton compile for a device that launches nothing."""
+    os.environ["TRITON_INTERPRET"] = "0"
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    driver = importlib.import_module("benchmarks.intercept").Silent()
+    importlib.import_module("triton").runtime.driver.set_active(driver)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -171,17 +231,20 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--intermediate", type=int, default=5632)
     given = parser.parse_args()
+    if given.device == "cpu":
+        _launch_nothing()
     subjects = Subjects(device=given.device, hidden=given.hidden, intermediate=given.intermediate)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         bench = Bench(subjects, Path(folder))
-        raw = measure(bench, blocks=given.blocks, calls=given.calls)
+        raw, apart = measure(bench, blocks=given.blocks, calls=given.calls)
     body = {
-        "method": (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2],
+        "method": (__doc__ or "").split("\n\n")[2],
         "blocks": given.blocks,
         "calls": given.calls,
         "rows": ROWS[-1],
         "not_lifted": bench.kept,
         "launch": summary(raw),
+        "layers_us": {name: segments.split(values) for name, values in apart.items()},
         "raw_ns": {name: [round(value) for value in values] for name, values in raw.items()},
     }
     sys.stdout.write(json.dumps(body) + "\n")
