@@ -166,6 +166,25 @@ class SlotWatch(Record):
     """Judged here, where every sample was seen; stays after a way back, until the next order."""
 
 
+class Held(Record):
+    """Why a pod has not carried out the newest order of a slot, told again and again."""
+
+    order: OrderId
+    """Id of the order."""
+    proposal: Short
+    """Proposal that it carries out."""
+    definition: Name
+    """Slot; the server may not have it yet."""
+    epoch: int = Field(ge=1)
+    """Of the order."""
+    final: bool
+    """Whether the order is refused for good; otherwise it waits, and may be carried out later."""
+    reason: Code
+    """Why, stable code."""
+    detail: Text = ""
+    """For people."""
+
+
 class WatchPost(Said):
     """How the server of a pod stands."""
 
@@ -173,6 +192,8 @@ class WatchPost(Said):
     """When it was looked at, by the pod's clock."""
     slots: tuple[SlotWatch, ...] = Field(max_length=MAX_SLOTS)
     """Every slot."""
+    held: tuple[Held, ...] = Field(default=(), max_length=MAX_SLOTS)
+    """Newest orders that are not carried out, at most one a slot."""
 
 
 class Outcome(StrEnum):

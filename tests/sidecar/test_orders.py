@@ -14,7 +14,7 @@ from tests.sidecar.sidecar_world import (
     swap,
 )
 
-from retuned.agent_wire import Hello, Outcome
+from retuned.agent_wire import Hello, Outcome, WatchPost
 from retuned.errors import TemporaryError
 from retuned.stages.watch import WatchAction
 
@@ -165,6 +165,48 @@ def test_a_process_that_is_not_ready_makes_the_order_wait(world: PodWorld) -> No
     world.swapper.refuse = {}
     world.turn()
     assert world.active() == FIRST
+
+
+def test_a_refusal_is_told_with_every_look_while_the_order_is_named(world: PodWorld) -> None:
+    world.swapper.refuse = {FIRST: "self-check-failed"}
+    world.order(swap())
+    world.start()  # what it told is not told again, how things stand is
+    world.turn()
+    world.turn()
+    (held,) = world.said(WatchPost)[-1].held
+    assert (held.order, held.epoch, held.final) == ("swap-p1-2", 2, True)
+    assert (held.reason, held.detail) == ("self-check-failed", "as the test wished")
+    world.order()
+    world.turn()
+    assert world.said(WatchPost)[-1].held == ()
+
+
+def test_an_order_that_waits_is_told_with_what_it_waits_for_until_it_is_done(
+    world: PodWorld,
+) -> None:
+    world.swapper.refuse = {FIRST: "self-check-no-shape"}
+    world.order(swap())
+    (held,) = world.said(WatchPost)[-1].held
+    assert (held.reason, held.final) == ("self-check-no-shape", False)
+    world.swapper.refuse = {}
+    world.operator.artifacts = {}
+    world.ctx.artifacts.keep_only(())
+    world.turn()
+    assert [each.reason for each in world.said(WatchPost)[-1].held] == ["artifact-unknown"]
+    world.publish(FIRST)
+    world.turn()
+    assert world.active() == FIRST
+    assert world.said(WatchPost)[-1].held == ()
+
+
+def test_outcomes_are_told_also_while_the_server_does_not_answer(world: PodWorld) -> None:
+    world.turn()
+    world.operator.order(swap(target="serving/other"))
+    world.sidecar.listen(wait_s=0.0)
+    world.swapper.away = True
+    with pytest.raises(TemporaryError):
+        world.sidecar.tell()
+    assert world.outcomes() == [("swap-p1-2", Outcome.REFUSED, "other-target")]
 
 
 def test_a_way_back_that_the_operator_orders_needs_no_artifact(world: PodWorld) -> None:

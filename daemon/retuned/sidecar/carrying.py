@@ -10,6 +10,7 @@ import logging
 
 from retuned.agent_wire import Outcome
 from retuned.errors import CandidateError, PartialCommit, Refused, TemporaryError, UnreadableInput
+from retuned.sidecar import holding
 from retuned.sidecar.accepting import Refusal, may_begin
 from retuned.sidecar.context import OPEN, Context, Kind
 from retuned.sidecar.kept import Kept, fail, fresh_epoch, harmful, latest, slot_facts, tell
@@ -90,6 +91,7 @@ def _drive(ctx: Context, kept: Kept, facts: list[SlotFacts]) -> bool:
         return _not_had(ctx, order, error)
     except TemporaryError as error:
         log.info("%s of %s waits: %s", order.kind, order.definition, error)
+        holding.wait(ctx, order, reason=_code(_cause(error)), detail=str(error))
         return _behind(ctx, kept, facts, error)
     _carried_out(ctx, order, took_ns)
     return False
@@ -109,9 +111,16 @@ def _prepare(ctx: Context, order: SwapOrder) -> None:
         log.warning("going back without some process of %s: %s", order.definition, error)
 
 
+def _cause(error: TemporaryError) -> str:
+    """Return what keeps an order waiting: the server's own word where it has said one."""
+    cause = error.__cause__
+    return cause.reason if isinstance(cause, CandidateError) else error.code
+
+
 def _carried_out(ctx: Context, order: SwapOrder, took_ns: int | None) -> None:
     """Write that the server has an order, and tell; the second time nothing is told."""
     ctx.standing.behind.pop(order.id, None)
+    holding.go(ctx, order)
     stored = ctx.store.get(Kind.ORDER, order.id)
     if stored is None or stored.phase not in OPEN:
         return
@@ -131,8 +140,7 @@ def _overtaken(ctx: Context, order: SwapOrder) -> None:
     if ctx.store.get(Kind.FAILED, order.proposal) and order.kind is SwapKind.ROLLBACK:
         _replace(ctx, order, swap_stage.reissue(order, epoch=fresh_epoch(ctx)))
         return
-    code = str(Refusal.OUT_OF_EPOCH)
-    tell(ctx, order, Outcome.REFUSED, reason=code)
+    holding.refuse(ctx, order, reason=str(Refusal.OUT_OF_EPOCH))
     ctx.store.advance(Kind.ORDER, order.id, expect="new", to="refused")
 
 
@@ -141,6 +149,7 @@ def _refused(ctx: Context, kept: Kept, reason: str, detail: str) -> bool:
     order = kept.order
     if reason == "not-prepared":  # a process that came in between, no fault of the artifact
         log.info("%s of %s waits: %s", order.kind, order.definition, detail)
+        holding.wait(ctx, order, reason=reason, detail=detail)
         return False
     if reason == "stale-epoch":
         if kept.phase in OPEN:
@@ -152,7 +161,7 @@ def _refused(ctx: Context, kept: Kept, reason: str, detail: str) -> bool:
     if kept.phase == "done" or _somebody_has(ctx, order):
         return _all_back(ctx, order, reason=reason, detail=detail)
     report = WatchReport(action=WatchAction.ROLLBACK, reason=reason, detail=detail[:1000])
-    tell(ctx, order, Outcome.REFUSED, reason=_code(reason), detail=detail)
+    holding.refuse(ctx, order, reason=_code(reason), detail=detail)
     with ctx.store.transaction():
         fail(ctx, order, report)
         ctx.store.advance(Kind.ORDER, order.id, expect="new", to="refused")
@@ -164,6 +173,7 @@ def _not_had(ctx: Context, order: SwapOrder, error: Refused | UnreadableInput) -
     if order.kind is SwapKind.ROLLBACK:
         return _lead_to_original(ctx, order, reason=error.code, detail=str(error))
     log.error("%s waits for its artifact: %s", order.definition, error)
+    holding.wait(ctx, order, reason=_code(error.code), detail=str(error))
     return False
 
 

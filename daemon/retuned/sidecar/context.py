@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
-from retuned.agent_wire import PodRef
+from retuned.agent_wire import Held, PodRef
 from retuned.observing.context import Recogniser
 from retuned.observing.numbers import Numbers
 from retuned.observing.seen import History
@@ -29,6 +29,8 @@ class Kind(StrEnum):
     """One epoch of one slot: new -> done | refused | superseded; done -> undone by a way back."""
     FAILED = "failed"
     """A proposal whose swap did harm here, or was refused; never carried out here again: final."""
+    HELD = "held"
+    """Why an order was refused for good, by its id: final."""
     TOLD = TOLD
     """A window or drift report that has gone into the spool: final."""
     SELF = "self"
@@ -105,6 +107,8 @@ class Standing:
     """Digest of what the server runs on; empty where that is not known."""
     reports: dict[str, tuple[str, WatchReport]] = field(default_factory=dict)
     """By slot: proposal, and what was judged of it last."""
+    waits: dict[str, Held] = field(default_factory=dict)
+    """By slot: why its newest order cannot be carried out yet."""
     behind: dict[str, float] = field(default_factory=dict)
     """Orders that some process has not followed, and since when, monotonic seconds."""
     history: History = field(default_factory=History)

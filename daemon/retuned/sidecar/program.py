@@ -53,8 +53,8 @@ class Sidecar:
     def tell(self) -> None:
         """Tell the operator what there is to tell; an error in one part ends all: it is away."""
         reporting.say_hello(self.ctx)
+        reporting.flush(self.ctx)  # first: it needs no server that answers
         reporting.tell_slots(self.ctx)
-        reporting.flush(self.ctx)
 
     def listen(self, *, wait_s: float = _WAIT_S) -> bool:
         """Ask for orders; True if one came that is new."""

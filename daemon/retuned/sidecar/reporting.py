@@ -27,6 +27,7 @@ from retuned.errors import Refused, TemporaryError
 from retuned.observing.context import DRIFT, WINDOW
 from retuned.ports import SlotState, Stored
 from retuned.sidecar.context import Context, Kind
+from retuned.sidecar.holding import held_orders
 from retuned.sidecar.kept import failure, latest
 from retuned.stages.drift import DriftReport
 from retuned.stages.profile import WorkloadProfile
@@ -111,7 +112,8 @@ def tell_slots(ctx: Context) -> None:
     slots = ctx.swapper.slots()
     samples = {sample.definition: sample for sample in ctx.swapper.samples()}
     said = tuple(_slot(ctx, slot, samples.get(slot.definition)) for slot in slots)
-    ctx.operator.post(WatchPost(pod=ctx.pod, target=ctx.target, at=ctx.clock.now(), slots=said))
+    at, held = ctx.clock.now(), held_orders(ctx)
+    ctx.operator.post(WatchPost(pod=ctx.pod, target=ctx.target, at=at, slots=said, held=held))
 
 
 def flush(ctx: Context) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from retuned.agent_wire import Orders, Outcome
+from retuned.agent_wire import Orders
+from retuned.sidecar import holding
 from retuned.sidecar.accepting import Refusal, judge_order
 from retuned.sidecar.context import Context, Kind
-from retuned.sidecar.kept import kept_order, latest, slot_facts, tell
+from retuned.sidecar.kept import kept_order, latest, slot_facts
 from retuned.stages.swap import SwapOrder
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def _take(ctx: Context, order: SwapOrder) -> bool:
     # told before it is kept: a crash in between tells it twice, and never not at all
     if same is None or refusal is Refusal.ALTERED:
         log.warning("%s of %s is refused: %s", order.kind, order.definition, refusal)
-        tell(ctx, order, Outcome.REFUSED, reason=str(refusal))
+        holding.refuse(ctx, order, reason=str(refusal))
         ctx.store.add(Kind.ORDER, order.id, body, phase="refused")
     return False
 

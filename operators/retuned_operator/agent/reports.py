@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from retuned.agent_wire import DriftPost, Hello, OrderDone, ProfileReport, SlotWatch, WatchPost
 from retuned.stages.watch import WatchAction, WatchReport
 from retuned_operator.agent.ports import Inbox, PodRecord, Receipt, Said
-from retuned_operator.machine.records import PodFact
+from retuned_operator.machine.records import HeldFact, PodFact
 
 FRESH = timedelta(seconds=60)
 """How long what a pod said of its slots is news; harm that it told stays."""
@@ -137,8 +137,9 @@ def pod_fact(
         The operator's time.
     """
     slot = _slot(said, kernel)
+    held = held_fact(said, kernel=kernel, proposal=proposal)
     if said is None or slot is None:
-        return PodFact(name=name, uid=uid, ready=ready, crashed=crashed)
+        return PodFact(name=name, uid=uid, ready=ready, crashed=crashed, held=held)
     return PodFact(
         name=name,
         uid=uid,
@@ -149,7 +150,25 @@ def pod_fact(
         tripped=slot.tripped if slot.proposal in ("", proposal) else "",
         crashed=crashed,
         report=_report(said, slot, proposal=proposal, now=now),
+        held=held,
     )
+
+
+def held_fact(said: PodSaid | None, *, kernel: str, proposal: str) -> HeldFact | None:
+    """Return why a pod has not carried out its newest order of a proposal; None where it has.
+
+    Parameters
+    ----------
+    said
+        What it said last; None where it never did.
+    kernel, proposal
+        As of `pod_fact`. The server may not have the slot yet.
+    """
+    told = said.watch.held if said is not None and said.watch is not None else ()
+    held = next((e for e in told if (e.definition, e.proposal) == (kernel, proposal)), None)
+    if held is None:
+        return None
+    return HeldFact(epoch=held.epoch, final=held.final, reason=held.reason, detail=held.detail)
 
 
 def _slot(said: PodSaid | None, kernel: str) -> SlotWatch | None:

@@ -11,7 +11,7 @@ from retuned.errors import TemporaryError
 from retuned.ports import Clock
 from retuned.stages.gate.limits import Metric
 from retuned.stages.verdict import ServerEnvironment
-from retuned_operator.agent.reports import pod_fact
+from retuned_operator.agent.reports import held_fact, pod_fact
 from retuned_operator.controllers import reading
 from retuned_operator.controllers.ports import (
     BY_LABEL,
@@ -208,15 +208,17 @@ def _pod(world: World, resource: SwapProposal, pod: PodSeen, *, now: datetime) -
     since = told.since if told else rollout.started_at if rollout else None
     crashed = since is not None and pod.ended_at is not None and pod.ended_at > since
     slots = said.watch.slots if said is not None and said.watch is not None else ()
+    proposal = resource.stage_proposal().id
     if all(slot.definition != kernel for slot in slots):
-        return replace(presumed(resource, pod, told), crashed=crashed)
+        held = held_fact(said, kernel=kernel, proposal=proposal)
+        return replace(presumed(resource, pod, told), crashed=crashed, held=held)
     return pod_fact(
         said,
         name=pod.name,
         uid=pod.uid,
         ready=pod.ready,
         kernel=kernel,
-        proposal=resource.stage_proposal().id,
+        proposal=proposal,
         now=now,
         crashed=crashed,
     )

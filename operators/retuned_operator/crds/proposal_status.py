@@ -166,6 +166,8 @@ class PodOrder(ApiModel):
     """When it was told."""
     done: bool = False
     """Whether it says that it has done so."""
+    held: Code = ""
+    """Why it has not, as its sidecar says, stable code; empty where it has, or says nothing."""
 
 
 class RolloutStatus(ApiModel):

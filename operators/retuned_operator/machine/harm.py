@@ -6,13 +6,15 @@ from datetime import timedelta
 
 from retuned.stages import gate
 from retuned.stages.gate import StopPolicy
-from retuned_operator.crds.proposal_status import ProposalPhase
-from retuned_operator.machine import gating, spreading
+from retuned_operator.crds.proposal_status import PodState, ProposalPhase
+from retuned_operator.machine import gating, orders, spreading
 from retuned_operator.machine.case import Case, entry_of
 from retuned_operator.machine.spreading import Harm
 
 SWAP_PATIENCE = timedelta(minutes=10)
 """A pod that has not swapped by then will not; everybody goes back."""
+_BLAMED = frozenset({"compile-failed", "contract-violated", "load-failed", "self-check-failed"})
+"""Codes of a server that has found the code itself wrong."""
 _P = ProposalPhase
 
 
@@ -32,9 +34,9 @@ def harm_of(case: Case) -> Harm | None:
         return frozen
     if case.phase is _P.PROMOTED or case.status.rollout is None:
         return None
-    late = _late(case)
-    if late is not None:
-        return late
+    undone = _refused(case) or _late(case)
+    if undone is not None:
+        return undone
     rule = case.rule
     if rule is not None and case.status.analysis.failed > rule.analysis.failure_limit:
         return Harm(reason="analysis-failed", detail=case.status.analysis.last[-1].detail)
@@ -49,11 +51,29 @@ def harm_of(case: Case) -> Harm | None:
     return None
 
 
+def _refused(case: Case) -> Harm | None:
+    """Whether a pod says that it will not swap: nobody waits for that.
+
+    What a server found wrong with the code speaks against the artifact; a signature, an order or a
+    server that cannot take it does not.
+    """
+    assert case.status.rollout is not None, "the caller has seen it"
+    pods = {pod.uid: pod for pod in case.facts.pods}
+    for told in case.status.rollout.pods:
+        if told.done or told.wants is not PodState.SWAP or told.uid not in pods:
+            continue
+        held = orders.held_of(pods[told.uid], told)
+        if held is not None and held.final:
+            detail = f"{told.name}: {held.reason}" + (f": {held.detail}" if held.detail else "")
+            return Harm(reason="order-refused", detail=detail, blames=held.reason in _BLAMED)
+    return None
+
+
 def _late(case: Case) -> Harm | None:
     """Whether a pod does not do what it was told; that says nothing against the artifact."""
     assert case.status.rollout is not None, "the caller has seen it"
     late = [
-        told.name
+        f"{told.name} ({told.held})" if told.held else told.name
         for told in case.status.rollout.pods
         if not told.done and case.now >= told.since + SWAP_PATIENCE
     ]

@@ -21,7 +21,10 @@ from retuned.stages.swap import (
 from retuned_operator.crds.proposal import SwapProposal
 from retuned_operator.crds.proposal_status import PodOrder, PodState, RolloutStatus
 from retuned_operator.crds.target import ActiveKernel
-from retuned_operator.machine.records import PodFact
+from retuned_operator.machine.records import HeldFact, PodFact
+
+OUT_OF_EPOCH = "out-of-epoch"
+"""A sidecar's code for an order that came after a later one: it is told again, as a newer one."""
 
 
 def order_for(resource: SwapProposal, told: PodOrder, *, spread: Spread | None = None) -> SwapOrder:
@@ -77,15 +80,26 @@ def observed(
         update={"status": resource.status.model_copy(update={"rollout": rollout})}
     )
     found = []
+    update: dict[str, object]
     for told in present:
         slot = slot_of(facts[told.uid], resource.spec.kernel)
-        order = order_for(current, told)
+        order, held = order_for(current, told), held_of(facts[told.uid], told)
         if is_overtaken(order, [slot]):
-            told = told.model_copy(update={"epoch": later, "since": now, "done": False})
+            update = {"epoch": later, "since": now, "done": False, "held": ""}
+        elif is_carried_out(order, slot):
+            update = {"done": True, "held": ""}
+        elif held is not None and held.final and held.reason == OUT_OF_EPOCH:
+            # its sidecar knows a later order than its server shows; it gets no more time for that
+            update = {"epoch": later, "done": False, "held": OUT_OF_EPOCH}
         else:
-            told = told.model_copy(update={"done": is_carried_out(order, slot)})
-        found.append(told)
+            update = {"done": False, "held": held.reason if held is not None else ""}
+        found.append(told.model_copy(update=update))
     return rollout.model_copy(update={"pods": tuple(found)})
+
+
+def held_of(pod: PodFact, told: PodOrder) -> HeldFact | None:
+    """Return why a pod has not carried out what it was told; None where it says nothing of that."""
+    return pod.held if pod.held is not None and pod.held.epoch == told.epoch else None
 
 
 def next_epoch(rollout: RolloutStatus | None, pods: Iterable[PodFact]) -> int:

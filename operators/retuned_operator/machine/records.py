@@ -34,6 +34,20 @@ class PolicyFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldFact:
+    """Why a pod has not carried out an order."""
+
+    epoch: int
+    """Of the order."""
+    final: bool
+    """Whether it will not; otherwise it may do so later."""
+    reason: str
+    """Stable code of its sidecar, or of its server."""
+    detail: str = ""
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodFact:
     """What is known of one server pod and one slot in it."""
 
@@ -55,6 +69,8 @@ class PodFact:
     """Whether the server's container has ended since the order."""
     report: WatchReport | None = None
     """What stage 10 says of its samples; None where its sidecar does not report."""
+    held: HeldFact | None = None
+    """Why it has not carried out its newest order; None where it has, or does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,11 +32,11 @@ from tests.operators.world import GROUPS, POLICY
 
 from retuned.adapters.clock import FakeClock
 from retuned.adapters.telemetry import FakeTelemetry
-from retuned.agent_wire import Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
+from retuned.agent_wire import Held, Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
 from retuned.contract import Digest
 from retuned.errors import RetunedError
 from retuned.stages.gate import DecisionKind, StopPolicy
-from retuned.stages.swap import SwapKind
+from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import WatchAction, WatchReport
 from retuned_operator.agent import Receipt, Reports, desired_orders
 from retuned_operator.agent.ports import PodRecord
@@ -59,6 +59,7 @@ from retuned_operator.manifests import JobSettings
 from retuned_operator.manifests.sidecar import SIDECAR
 from retuned_operator.runtime.resources import (
     DECISIONS,
+    EVENTS,
     EXPERIMENTS,
     FREEZES,
     JOBS,
@@ -90,6 +91,11 @@ class Server:
     says: str = "keep"
     """keep, wait, rollback; or none: the sidecar is silent."""
     tripped: str = ""
+    refuses: str = ""
+    """Why it carries no swap out; empty: it does."""
+    waits: str = ""
+    """Why it cannot carry a swap out yet."""
+    held: Held | None = None
     swaps: list[tuple[int, Digest | None]] = field(default_factory=list)
 
 
@@ -158,6 +164,11 @@ class Cluster:
         """Return every experiment, in the order of names."""
         return [read(KernelExperiment, body) for body in self.all(EXPERIMENTS)]
 
+    def events(self, reason: str) -> list[str]:
+        """Return the notes of the Events with a reason, oldest first."""
+        found = [body for body in self.all(EVENTS) if body["reason"] == reason]
+        return [body["note"] for body in sorted(found, key=lambda each: each["eventTime"])]
+
     def target(self) -> TuningTarget:
         """Return the target."""
         return read(TuningTarget, self.all(TARGETS)[0])
@@ -200,7 +211,8 @@ class Cluster:
             for order in desired_orders(
                 server.name, server.uid, target=target, proposals=proposals
             ):
-                if order.epoch > server.epoch:
+                server.held = held(order, server)
+                if order.epoch > server.epoch and server.held is None:
                     server.swaps.append((order.epoch, order.artifact))
                     server.epoch, server.active = order.epoch, order.artifact
                     server.proposal, server.tripped = order.proposal, ""
@@ -230,7 +242,14 @@ class Cluster:
             proposal=server.proposal,
             report=report,
         )
-        self.operator.reports.take(receipt, WatchPost(pod=ref, target=KEY, at=now, slots=(slot,)))
+        post = WatchPost(
+            pod=ref,
+            target=KEY,
+            at=now,
+            slots=(slot,),
+            held=(server.held,) if server.held is not None else (),
+        )
+        self.operator.reports.take(receipt, post)
 
     # --- Jobs -------------------------------------------------------------------------------------
 
@@ -322,6 +341,22 @@ class Cluster:
     def restart(self) -> None:
         """Begin with an operator that knows nothing."""
         self.operator = Operator(self)
+
+
+def held(order: SwapOrder, server: Server) -> Held | None:
+    """Return why a server does not carry an order out."""
+    reason = server.refuses or server.waits
+    if order.kind is SwapKind.ROLLBACK or not reason or order.epoch <= server.epoch:
+        return None
+    return Held(
+        order=order.id,
+        proposal=order.proposal,
+        definition=order.definition,
+        epoch=order.epoch,
+        final=bool(server.refuses),
+        reason=reason,
+        detail="as the test wished",
+    )
 
 
 WORLD = environment_of(

@@ -13,7 +13,7 @@ from tests.operators.controllers.memory import ANOTHER
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.controllers import Proposals
 from retuned_operator.crds import ProposalPhase as P
-from retuned_operator.crds import proposal_spec
+from retuned_operator.crds import SwapProposal, proposal_spec
 from retuned_operator.runtime.resources import (
     DECISIONS,
     FREEZES,
@@ -201,6 +201,84 @@ def test_a_server_that_crashes_after_its_swap_takes_everybody_back() -> None:
     )
     reached(cluster, P.ROLLED_BACK)
     assert [q.digest for q in cluster.target().status.quarantine] == [NEW]
+
+
+def going_back(cluster: Cluster, *, turns: int = 4) -> SwapProposal:
+    """Return the proposal once it goes back, within two minutes of its first order."""
+    for _ in range(turns):
+        cluster.turn()
+    (proposal,) = cluster.proposals()
+    assert proposal.status.phase is P.ROLLED_BACK
+    return proposal
+
+
+def refused_at_once(code: str) -> Cluster:
+    cluster = Cluster(OPEN)
+    propose(cluster)
+    agree(cluster)
+    for each in cluster.servers.values():
+        each.refuses = code
+    return cluster
+
+
+def test_a_swap_that_a_sidecar_refuses_goes_back_at_once_and_says_why() -> None:
+    cluster = refused_at_once("signature-missing")
+    proposal = going_back(cluster)
+    assert proposal.status.reason == "order-refused"
+    steps = [(step.to, step.reason) for step in proposal.status.history]
+    assert (P.ROLLING_BACK, "order-refused") in steps
+    assert "signature-missing" in cluster.events("RollingBack")[0]
+    assert cluster.target().status.quarantine == ()
+
+
+def test_code_that_a_server_finds_wrong_is_kept_away_for_a_while() -> None:
+    cluster = refused_at_once("self-check-failed")
+    going_back(cluster)
+    assert [q.digest for q in cluster.target().status.quarantine] == [NEW]
+
+
+def test_an_operator_that_begins_anew_learns_of_a_refusal_that_another_was_told() -> None:
+    cluster = refused_at_once("signature-missing")
+    cluster.turn()  # the order is out
+    cluster.sidecars()  # and refused, which the operator hears and dies
+    cluster.restart()
+    assert going_back(cluster).status.reason == "order-refused"
+
+
+def test_a_pod_that_cannot_swap_yet_says_why_and_has_its_time() -> None:
+    cluster = Cluster(OPEN)
+    propose(cluster)
+    agree(cluster)
+    for each in cluster.servers.values():
+        each.waits = "self-check-no-shape"
+    for _ in range(6):
+        cluster.turn()
+    (proposal,) = cluster.proposals()
+    assert proposal.status.phase is P.CANARY
+    assert proposal.status.rollout is not None
+    assert [told.held for told in proposal.status.rollout.pods] == ["self-check-no-shape"]
+    for each in cluster.servers.values():
+        each.waits = ""
+    reached(cluster, P.PROMOTED)
+
+
+def test_a_pod_that_could_not_swap_in_time_is_named_with_what_it_waited_for() -> None:
+    cluster = Cluster(OPEN)
+    propose(cluster)
+    agree(cluster)
+    for each in cluster.servers.values():
+        each.waits = "self-check-no-shape"
+    reached(cluster, P.ROLLED_BACK)
+    assert "swap-timeout (chat-0 (self-check-no-shape))" in cluster.events("RollingBack")[0]
+
+
+def test_a_pod_that_knows_a_later_order_is_told_again_under_a_newer_epoch() -> None:
+    cluster = refused_at_once("out-of-epoch")
+    for _ in range(3):
+        cluster.turn()
+    for each in cluster.servers.values():
+        each.refuses = ""
+    reached(cluster, P.PROMOTED)
 
 
 def test_who_deletes_a_proposal_that_is_under_way_takes_it_back_before_it_goes() -> None:
