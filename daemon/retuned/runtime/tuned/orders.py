@@ -17,6 +17,7 @@ MAX_CHANGE_BYTES = 192 << 10
 """Longest text of a change; a request has 256 KiB."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _MAX_EPOCH = 2**53
+_MAX_OLDER = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,14 @@ class TunedOrder:
     """What to change; of a rollback, what was changed."""
     before: str | None
     """Digest of the file that the change was made for; None is no file."""
+    artifact: str = ""
+    """What the daemon calls what is in force once it is carried out; empty is the original."""
+    older: tuple[str, ...] = ()
+    """Further swaps that a rollback takes back after `undoes`, the newest first; `change` and
+    `before` are then of the last of them."""
+    leaves: bool = False
+    """Whether a rollback ends where others have changed the file since: what lies there is theirs
+    and stays. Else it is refused."""
 
 
 def parse_tuned_order(request: Mapping[str, Any], *, trust: Trust) -> TunedOrder:
@@ -86,7 +95,17 @@ def parse_tuned_order(request: Mapping[str, Any], *, trust: Trust) -> TunedOrder
         epoch=epoch,
         change=parse_change(parsed),
         before=before,
+        artifact=_text(body, "artifact", empty=True),
+        older=_older(body) if kind == "rollback" else (),
+        leaves=kind == "rollback" and body.get("leaves") is True,
     )
+
+
+def _older(body: Mapping[str, Any]) -> tuple[str, ...]:
+    listed = body.get("older", [])
+    if not isinstance(listed, list) or len(listed) > _MAX_OLDER:
+        raise _invalid("older", f"is no list of at most {_MAX_OLDER} orders")
+    return tuple(_text({"older": each}, "older") for each in listed)
 
 
 def _check(

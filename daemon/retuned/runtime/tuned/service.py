@@ -7,6 +7,7 @@ again. All of it is on the control thread; launches only see that a cache was em
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections import OrderedDict
@@ -22,8 +23,11 @@ from retuned.runtime.trust import Trust
 from retuned.runtime.tuned import servers
 from retuned.runtime.tuned.changes import TUNABLE_OP, Plan, plan
 from retuned.runtime.tuned.files import Entry, entries, kept_before, read_file, replace, restore
+from retuned.runtime.tuned.looking import look
 from retuned.runtime.tuned.orders import TunedOrder, parse_tuned_order
+from retuned.runtime.tuned.picking import changed_picks, picks_of, wrong_picks
 from retuned.runtime.tuned.servers import Server
+from retuned.runtime.tuned.standing import Standing, report_of
 from retuned.runtime.tuned.strict import digest_of
 from retuned.runtime.tuned.tunable_op import read_results
 
@@ -82,11 +86,13 @@ class TunedFiles:
         self._prepared: OrderedDict[str, _Prepared] = OrderedDict()
         self._ledgers: dict[str, Ledger] = {}
         self._outcomes: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._standing: OrderedDict[str, Standing] = OrderedDict()
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
         """Return what the control socket can ask for."""
         return {
             "tuned": self.state,
+            "tuned-look": self.look,
             "tuned-prepare": self.prepare,
             "tuned-commit": self.commit,
             "tuned-rollback": self.rollback,
@@ -100,7 +106,20 @@ class TunedFiles:
                 "servers": servers.found(),
                 "prepared": list(self._prepared),
                 "outcomes": {order: dict(said) for order, said in self._outcomes.items()},
+                "files": [report_of(each) for each in self._standing.values()],
             }
+
+    def look(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Say what the server picks today; nothing changes.
+
+        Raises
+        ------
+        Refused
+            ``tuned-off``, or as `looking.look`.
+        """
+        self._check_on()
+        with self._lock:  # a pick in between a write and a clear would be neither
+            return look(request)
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Do all but write: signature, file, plan, and whether the server picks as we think.
@@ -141,6 +160,7 @@ class TunedFiles:
         with self._lock:
             done = self._outcomes.get(order.id)
             if done is not None:
+                self._repeated(order)
                 return {"already": True, **done}
             prepared = self._prepared.get(order.id)
             if prepared is None or prepared.order != order:
@@ -151,6 +171,8 @@ class TunedFiles:
             said = self._carry_out(prepared)
             ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=0)
             self._remember(order.id, said)
+            if said["outcome"] != "not-engaged":
+                self._stands(order, said, digest=said["digest"], picks=prepared.plan.inside)
         log.info("%s: epoch %d, %s", said["path"], order.epoch, said["outcome"])
         return {"already": False, **said}
 
@@ -166,17 +188,20 @@ class TunedFiles:
         with self._lock:
             done = self._outcomes.get(order.id)
             if done is not None:
+                self._repeated(order)
                 return {"already": True, **done}
             server = servers.find(order.change)
             ledger = self._ledger(server)
             ledger.check(order.epoch)
-            restored = _restored(order, server)
+            restored, theirs = _restored(order, server)
             server.clear()
             now = servers.find(order.change)  # what is read may be another file again
-            outcome, wrong = "needs-restart", []
-            if now.pick is not None:
+            outcome, wrong = "left-alone" if theirs else "needs-restart", []
+            picks: Mapping[Hashable, Any] = {}
+            if now.pick is not None and not theirs:
                 found = self._plan_for(order, now)
-                wrong = _wrong(now, {**found.outside, **found.was})
+                picks = found.was
+                wrong = wrong_picks(now, {**found.outside, **picks})
                 outcome = "not-engaged" if wrong else "engaged"
             said = {
                 "outcome": outcome,
@@ -186,15 +211,53 @@ class TunedFiles:
                 "path": str(server.target),
                 **self._reach(),
             }
-            ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=0)
             self._prepared.pop(order.undoes, None)
+            if outcome == "not-engaged":  # told again until the server picks what was there
+                return {"already": False, **said}
+            ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=0)
             self._remember(order.id, said)
+            self._stands(order, said, digest=order.before, picks=picks)
         return {"already": False, **said}
 
-    def _read(self, request: Mapping[str, Any], kind: str) -> TunedOrder:
+    def _check_on(self) -> None:
         if not self._on:
             detail = "this server takes no orders on files: RETUNED_TUNED=off, or not turned on"
             raise Refused("tuned-off", detail=detail)
+
+    def _stands(
+        self,
+        order: TunedOrder,
+        said: Mapping[str, Any],
+        *,
+        digest: str | None,
+        picks: Mapping[Hashable, Any],
+    ) -> None:
+        """Remember what a kernel's file came to, to prove it anew whenever somebody asks."""
+        self._standing[order.definition] = Standing(
+            definition=order.definition,
+            order=order.id,
+            artifact=order.artifact,
+            epoch=order.epoch,
+            change=order.change,
+            digest=digest,
+            outcome=str(said["outcome"]),
+            picks=picks,
+            reach=str(said["reach"]),
+        )
+        while len(self._standing) > MAX_HISTORY:
+            self._standing.popitem(last=False)
+
+    def _repeated(self, order: TunedOrder) -> None:
+        """Take the later epoch of an order that stands already: its daemon counts from there."""
+        standing = self._standing.get(order.definition)
+        if standing is not None and standing.order == order.id and order.epoch > standing.epoch:
+            ledger = self._ledger(servers.find(order.change))
+            ledger.check(order.epoch)
+            ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=0)
+            self._standing[order.definition] = dataclasses.replace(standing, epoch=order.epoch)
+
+    def _read(self, request: Mapping[str, Any], kind: str) -> TunedOrder:
+        self._check_on()
         order = parse_tuned_order(request, trust=self._trust)
         if order.kind != kind:
             raise Refused("order-invalid", detail=f"'kind' is {order.kind}, not {kind}")
@@ -227,7 +290,7 @@ class TunedFiles:
         server, found = prepared.server, prepared.plan
         if server.pick is None:
             return
-        wrong = _wrong(server, found.outside)
+        wrong = wrong_picks(server, found.outside)
         if wrong:
             detail = f"the server's own lookup says something else already: {wrong[:_SHOWN]}"
             raise Refused("picks-differ", detail=detail[:1000])
@@ -245,7 +308,7 @@ class TunedFiles:
 
     def _carry_out(self, prepared: _Prepared) -> dict[str, Any]:
         order, server, found = prepared.order, prepared.server, prepared.plan
-        before = _picks(server, found.outside)
+        before = picks_of(server, found.outside)
         entry = Entry(
             order=order.id,
             epoch=order.epoch,
@@ -261,7 +324,7 @@ class TunedFiles:
         if server.pick is not None:
             try:
                 server.clear()
-                wrong = [*_wrong(server, found.inside), *_changed(server, before)]
+                wrong = [*wrong_picks(server, found.inside), *changed_picks(server, before)]
             except Refused as error:
                 wrong, reason = [error.detail], error.reason
             except BaseException:  # what was written and is not known to be picked does not stay
@@ -320,43 +383,25 @@ def _bytes_of(path: Path | None, target: Path) -> bytes | None:
     return read_file(path if path == target else path.resolve())
 
 
-def _restored(order: TunedOrder, server: Server) -> bool:
-    """Put the file back; False if another rank of the server has done so."""
-    try:
-        return restore(server.target, order=order.undoes)
-    except Refused as error:
+def _restored(order: TunedOrder, server: Server) -> tuple[bool, bool]:
+    """Put the file back; return whether it was changed, and whether others' file stays.
+
+    What another rank of the server has put back already is no fault.
+    """
+    restored, missing = False, None
+    for each in (order.undoes, *order.older):
+        try:
+            restored = restore(server.target, order=each) or restored
+        except Refused as error:
+            if error.reason == "changed-by-others" and order.leaves:
+                return restored, True
+            if error.reason != "nothing-to-restore":
+                raise
+            missing = error
+    if missing is not None:
         source = servers.find(order.change).source
-        now = digest_of(_bytes_of(source, server.target))
-        if error.reason == "nothing-to-restore" and now == order.before:
-            return False
-        raise
-
-
-def _picks(server: Server, probes: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-    pick = server.pick
-    return {} if pick is None else {probe: pick(probe) for probe in probes}
-
-
-def _wrong(server: Server, expected: Mapping[Hashable, Any]) -> list[str]:
-    """Return where the server picks something else than a file says; defaults are its own."""
-    known = {probe: what for probe, what in expected.items() if what is not None}
-    return [
-        f"{probe}: {picked!r:.100} for {known[probe]!r:.100}"
-        for probe, picked in _picks(server, known).items()
-        if not server.matches(known[probe], picked)
-    ]
-
-
-def _changed(server: Server, before: Mapping[Hashable, Any]) -> list[str]:
-    return [
-        f"{probe}: {picked!r:.100}, before {before[probe]!r:.100}"
-        for probe, picked in _picks(server, before).items()
-        if not _same_pick(picked, before[probe])
-    ]
-
-
-def _same_pick(one: Any, other: Any) -> bool:  # noqa: ANN401 - the server's
-    """Compare what a server picked twice; what pandas calls missing is no difference."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same_pick(one[k], other[k]) for k in one)
-    return bool(one == other) or (one != one and other != other)
+        if digest_of(_bytes_of(source, server.target)) != order.before:
+            if order.leaves:
+                return restored, True
+            raise missing
+    return restored, False

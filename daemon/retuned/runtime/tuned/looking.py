@@ -1,0 +1,91 @@
+"""What a server picks today, for every batch size, so that others can say what to change.
+
+Of a file, its rows say it; without one the server itself is asked, size by size. Either way the
+server's own lookup has to agree at the ends of every step, else nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retuned.runtime.spec import Refused
+from retuned.runtime.tuned.changes import FORMATS, MOE_SGLANG, MOE_VLLM, Change
+from retuned.runtime.tuned.files import read_file
+from retuned.runtime.tuned.moe_json import check_config, read_moe, same
+from retuned.runtime.tuned.nearest import Run, joined, runs_of
+from retuned.runtime.tuned.servers import Server, find
+from retuned.runtime.tuned.strict import MAX_M, digest_of
+
+ASKED = 16_384
+"""Batch sizes that a server without a file is asked about one by one."""
+_SHOWN = 4
+
+
+def look(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which file a lookup reads, its digest, and what is picked from which size to which.
+
+    Raises
+    ------
+    Refused
+        ``format-unsupported`` for tables that are not picked from by size, ``picks-differ`` where
+        the server does something else than its file says, ``default-unknown``, or as `find`,
+        `read_file` and `read_moe`.
+    """
+    kind, lookup = request.get("format"), request.get("lookup")
+    if kind not in FORMATS or not isinstance(lookup, Mapping) or len(lookup) > 32:
+        raise Refused("bad-request", detail=f"'format' is none of {list(FORMATS)}, or no 'lookup'")
+    if kind not in (MOE_VLLM, MOE_SGLANG):
+        raise Refused("format-unsupported", detail=f"{kind} can be changed, and not looked at")
+    server = find(Change(format=str(kind), rows=(), lookup=dict(lookup)))
+    pick = server.pick
+    data = _read(server)
+    if data is None:
+        if pick is None:
+            raise Refused("default-unknown", detail="there is no file, and nobody can be asked")
+        runs = _asked(server.target, pick)
+    else:
+        name = server.target.name
+        runs = runs_of(read_moe(name, data, version_key=kind == MOE_VLLM).rows)
+    if pick is not None:
+        _check(runs, pick)
+    return {
+        "path": str(server.target),
+        "digest": digest_of(data),
+        "runs": [[run.first, run.last, dict(run.config)] for run in runs],
+        "reload": "now" if pick is not None else "at-restart",
+    }
+
+
+def _read(server: Server) -> bytes | None:
+    source = server.source
+    if source is None:
+        return None
+    return read_file(source if source == server.target else source.resolve())
+
+
+def _asked(path: Path, pick: Callable[[Hashable], Any]) -> tuple[Run, ...]:
+    """Ask size by size; what follows the last has to be one step."""
+
+    def picked(m: int) -> Run:
+        return Run(m, m, check_config(path.name, m, pick(m)))
+
+    runs = list(joined(picked(m) for m in range(1, ASKED + 1)))
+    beyond = [m for m in (ASKED + 1, *(2**n for n in range(15, 31)), MAX_M) if m > ASKED]
+    if not all(same(picked(m).config, runs[-1].config) for m in beyond):
+        detail = f"without a file this server's choice still changes beyond M={ASKED}"
+        raise Refused("default-unknown", detail=detail)
+    return (*runs[:-1], Run(runs[-1].first, MAX_M, runs[-1].config))
+
+
+def _check(runs: Sequence[Run], pick: Callable[[Hashable], Any]) -> None:
+    wrong = [
+        f"{m}: {found!r:.100} for {run.config!r:.100}"
+        for run in runs
+        for m in (run.first, run.last)
+        if (found := pick(m)) != run.config
+    ]
+    if wrong:
+        detail = f"the server picks by something else than its file: {wrong[:_SHOWN]}"
+        raise Refused("picks-differ", detail=detail[:1000])
