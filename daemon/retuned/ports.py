@@ -6,7 +6,7 @@ both. A port says what may go wrong by the errors it names; it never says how it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from retuned.agent_wire import Hello, OrderDone, Orders, Report, Welcome
 from retuned.contract import Definition, Digest, Solution, Workload, digest_of
+from retuned.metrics import Row
 from retuned.stages.experiment import ExperimentPlan, Turn
 from retuned.stages.swap import SwapOrder
 from retuned.stages.trace import LaunchRecord
@@ -50,6 +51,8 @@ class TraceBatch:
     """Last end minus first start."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Rows that were left out, by stable reason."""
+    size_bytes: int = 0
+    """Size of the file as it lies on disk; 0 where it never lay there."""
     completed_at_ns: int = 0
     """Wall time of the file's last change, ns since the epoch: places the batch in a window."""
 
@@ -632,6 +635,20 @@ class Store(Protocol):
         """Return what `list` would, as ids only: cheap however large the bodies are."""
         ...
 
+    def page(
+        self, kind: str, *, phases: Sequence[str], before: str = "", limit: int
+    ) -> Sequence[Stored]:
+        """Return the newest records of a kind in any of some phases, newest first.
+
+        Cheap however many there are. `before` keeps those that were added before the record of
+        that id; where there is none of that id, nothing is returned.
+        """
+        ...
+
+    def counts(self, kind: str) -> Mapping[str, int]:
+        """Return how many records of a kind are in each phase; cheap as `ids` is."""
+        ...
+
     def record(self, event: Event) -> None:
         """Append to the audit trail."""
         ...
@@ -672,7 +689,7 @@ class Store(Protocol):
 
 
 class Telemetry(Protocol):
-    """Metrics and traces out."""
+    """Metrics and traces out; `retuned.metrics` says which there are."""
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
@@ -684,4 +701,8 @@ class Telemetry(Protocol):
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add to a histogram."""
+        ...
+
+    def table(self, name: str, rows: Iterable[Row]) -> None:
+        """Replace all series of a metric: what is not among the rows is no more."""
         ...

@@ -341,3 +341,33 @@ def test_both_stores_answer_alike_to_any_sequence(
         assert memory.events() == sqlite.events()
     finally:
         sqlite.close()
+
+
+def test_a_page_is_the_newest_of_some_phases_before_a_record(store: Store) -> None:
+    for number in range(9):
+        store.add("proposal", f"p{number}", {"n": number}, phase=("a", "b", "c")[number % 3])
+    store.add("order", "p3", {}, phase="a")
+    first = store.page("proposal", phases=("a", "b"), limit=3)
+    assert [each.id for each in first] == ["p7", "p6", "p4"]
+    second = store.page("proposal", phases=("a", "b"), before="p4", limit=3)
+    assert [each.id for each in second] == ["p3", "p1", "p0"]
+    assert store.page("proposal", phases=("a",), before="nobody", limit=3) == []
+    assert store.page("proposal", phases=(), limit=3) == []
+
+
+def test_a_page_keeps_the_order_of_adding_whatever_became_of_a_record(store: Store) -> None:
+    for name in ("old", "new"):
+        store.add("proposal", name, {}, phase="a")
+    store.advance("proposal", "old", expect="a", to="b")
+    assert [each.id for each in store.page("proposal", phases=("a", "b"), limit=9)] == [
+        "new",
+        "old",
+    ]
+
+
+def test_records_are_counted_by_phase(store: Store) -> None:
+    assert dict(store.counts("proposal")) == {}
+    for name, phase in (("x", "a"), ("y", "a"), ("z", "b")):
+        store.add("proposal", name, {}, phase=phase)
+    store.add("order", "x", {}, phase="a")
+    assert dict(store.counts("proposal")) == {"a": 2, "b": 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -129,6 +130,22 @@ class MemoryStore:
     ) -> Sequence[str]:
         """Return what `list` would, as ids only."""
         return [row.id for row in self._found(kind, phase, prefix, above)]
+
+    def page(
+        self, kind: str, *, phases: Sequence[str], before: str = "", limit: int
+    ) -> Sequence[Stored]:
+        """Return the newest records in any of some phases, newest first; see `Store.page`."""
+        check_limit(limit)
+        rows = self._found(kind, None, "", "")
+        if before:
+            places = [number for number, row in enumerate(rows) if row.id == before]
+            rows = rows[: places[0]] if places else []
+        kept = [row for row in reversed(rows) if row.phase in phases]
+        return [row.stored() for row in kept[:limit]]
+
+    def counts(self, kind: str) -> Mapping[str, int]:
+        """Return how many records of a kind are in each phase."""
+        return Counter(row.phase for row in self._found(kind, None, "", ""))
 
     def _found(self, kind: str, phase: str | None, prefix: str, above: str) -> Sequence[_Row]:
         with self._lock:

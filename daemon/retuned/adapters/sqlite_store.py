@@ -157,6 +157,34 @@ class SqliteStore:
         rows = self._read(f"SELECT id FROM records WHERE {where} ORDER BY seq", values)
         return [id for (id,) in rows]
 
+    def page(
+        self, kind: str, *, phases: Sequence[str], before: str = "", limit: int
+    ) -> Sequence[Stored]:
+        """Return the newest records in any of some phases, newest first; see `Store.page`."""
+        check_limit(limit)
+        below = 2**63 - 1
+        if before:
+            rows = self._read("SELECT seq FROM records WHERE kind = ? AND id = ?", (kind, before))
+            if not rows:
+                return []
+            below = int(rows[0][0])
+        found: list[tuple[Any, ...]] = []
+        for phase in dict.fromkeys(phases):  # each by itself is a part of the index, in its order
+            found += self._read(
+                "SELECT seq, kind, id, phase, body, created_at, updated_at FROM records "
+                "WHERE kind = ? AND phase = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
+                (kind, phase, below, limit),
+            )
+        found.sort(key=lambda row: -int(row[0]))
+        return [stored_row(row[1:]) for row in found[:limit]]
+
+    def counts(self, kind: str) -> Mapping[str, int]:
+        """Return how many records of a kind are in each phase."""
+        rows = self._read(
+            "SELECT phase, count(*) FROM records WHERE kind = ? GROUP BY phase", (kind,)
+        )
+        return {str(phase): int(count) for phase, count in rows}
+
     def record(self, event: Event) -> None:
         """Append to the audit trail."""
         row = (

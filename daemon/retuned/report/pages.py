@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import ChainableUndefined, Environment, PackageLoader
+from jinja2 import ChainableUndefined, ChoiceLoader, Environment, PackageLoader, Undefined
 from markupsafe import Markup
 
 from retuned.report import figures, profiles, story, words
@@ -130,12 +130,21 @@ def _finalize(value: object) -> object:
 
 
 @cache
-def _environment() -> Environment:
+def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined) -> Environment:
+    """Return how templates of these packages are rendered: every value cleaned and escaped.
+
+    Parameters
+    ----------
+    packages
+        Whose folders ``templates`` are looked through, in this order.
+    undefined
+        What a name stands for that nobody gave; data of commands may have gaps.
+    """
     # autoescape for every name, not by suffix: a template added later must not be the exception
     made = Environment(
-        loader=PackageLoader("retuned.report"),
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         autoescape=True,
-        undefined=ChainableUndefined,
+        undefined=undefined,
         finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -177,9 +186,15 @@ def _label(value: object) -> str:
 
 
 @cache
+def style_sheet() -> str:
+    """Return the style sheet of pages and plots."""
+    return files("retuned.report").joinpath("templates", "style.css").read_text(encoding="utf-8")
+
+
+@cache
 def _style() -> tuple[Markup, str]:
     """Style sheet and the policy that allows it and nothing else."""
-    text = files("retuned.report").joinpath("templates", "style.css").read_text(encoding="utf-8")
+    text = style_sheet()
     hashed = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     allowed = (
         f"default-src 'none'; style-src 'sha256-{hashed}'; base-uri 'none'; form-action 'none'"
@@ -189,5 +204,5 @@ def _style() -> tuple[Markup, str]:
 
 def _render(name: str, **values: object) -> str:
     style, policy = _style()
-    template = _environment().get_template(name)
+    template = environment("retuned.report").get_template(name)
     return template.render(style=style, policy=policy, limit=_LISTED, **values)

@@ -3,9 +3,10 @@
 `assessing` judges what the runtime counted of a swap, `canary` when it may spread to more launches,
 `power` what so many clean checks prove, `cusum` how long a decay may go unseen. `end_to_end` is
 gate G7, which judges the whole server with the swap on and off; `blocks` and `paired` are what it
-is judged on.
+is judged on. `accounts` adds up what experiments cost and swaps saved.
 """
 
+from retuned.stages.watch.accounts import METHOD, Account, Hours, Ran, Tried, saved, settle, total
 from retuned.stages.watch.assessing import (
     BucketSample,
     WatchAction,
@@ -44,6 +45,8 @@ from retuned.stages.watch.end_to_end import (
 from retuned.stages.watch.paired import Gain
 
 __all__ = [
+    "METHOD",
+    "Account",
     "Answer",
     "Block",
     "BucketSample",
@@ -56,7 +59,10 @@ __all__ = [
     "EndToEndReport",
     "EndToEndSettings",
     "Gain",
+    "Hours",
+    "Ran",
     "Served",
+    "Tried",
     "WatchAction",
     "WatchReason",
     "WatchReport",
@@ -71,5 +77,8 @@ __all__ = [
     "not_measured",
     "order_of",
     "predicted_gain",
+    "saved",
+    "settle",
     "summarise",
+    "total",
 ]

@@ -1,0 +1,187 @@
+"""What tuning cost and what it brought: GPU-hours spent against GPU-hours saved, by month.
+
+Spent is the time that candidates held the lab's device. Saved is reckoned from what ran: where the
+profile saw a swapped kernel take T on the device, its predecessor would have taken T times the
+speedup, so T times (speedup - 1) was saved. The bounds are those of the verdict, each at its own
+confidence; sums of bounds are wider than the bound of a sum, which errs to the safe side.
+What was taken back saved nothing, whatever it ran. Hours that no profile covers count as nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from retuned.stages.verdict import Interval
+
+NS_PER_HOUR = 3.6e12
+S_PER_HOUR = 3600.0
+
+METHOD = (
+    "Spent is the device time of every candidate that was tried. Saved is, for each month, the "
+    "device time that profiles saw of the swapped shapes while a swap was in force, times "
+    "(speedup - 1); lower and upper use the bounds of the verdict that the swap rests on, and the "
+    "bounds of several swaps are added up. Swaps that were taken back count as nothing saved. "
+    "Hours without a profile count as nothing saved, and so does everything outside the guard."
+)
+"""How the numbers are made, for whoever reads them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What one swap ran in one month."""
+
+    target: str
+    """Server."""
+    definition: str
+    """Kernel."""
+    month: str
+    """Such as ``2026-11``, UTC."""
+    proposal: str
+    """Whose swap it is."""
+    gpu_ns: float
+    """Device time of the swapped shapes, nanoseconds, over all of each profiled window."""
+    speedup: Interval
+    """Of the verdict, weighted by production."""
+    taken_back: bool = False
+    """Whether it was rolled back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What one experiment took in one month."""
+
+    target: str
+    """Server that it was for."""
+    definition: str
+    """Kernel."""
+    month: str
+    """Such as ``2026-11``, UTC."""
+    experiment: str
+    """Which."""
+    device_s: float
+    """Time that candidates held the lab's device, seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hours:
+    """A number of GPU-hours with its bounds."""
+
+    lower: float = 0.0
+    """By the lower bound of each speedup."""
+    point: float = 0.0
+    """By the estimates."""
+    upper: float = 0.0
+    """By the upper bounds."""
+
+    def __add__(self, other: Hours) -> Hours:
+        return Hours(
+            lower=self.lower + other.lower,
+            point=self.point + other.point,
+            upper=self.upper + other.upper,
+        )
+
+    def less(self, spent: float) -> Hours:
+        """Return what is left after so many hours were spent."""
+        return Hours(lower=self.lower - spent, point=self.point - spent, upper=self.upper - spent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """One kernel of one target in one month."""
+
+    target: str
+    """Server; empty in a total over several."""
+    definition: str
+    """Kernel; empty in a total over several."""
+    month: str
+    """Such as ``2026-11``, UTC; empty in a total over several."""
+    spent_h: float = 0.0
+    """GPU-hours that experiments took."""
+    experiments: int = 0
+    """How many experiments that was."""
+    saved_h: Hours = field(default_factory=Hours)
+    """GPU-hours that swaps saved."""
+    swaps: int = 0
+    """How many swaps ran."""
+    taken_back: int = 0
+    """Of those, how many were taken back and count as nothing saved."""
+
+    @property
+    def net_h(self) -> Hours:
+        """GPU-hours saved less those spent."""
+        return self.saved_h.less(self.spent_h)
+
+
+def saved(ran: Ran) -> Hours:
+    """Return what one swap saved in one month.
+
+    Examples
+    --------
+    >>> speedup = Interval(lower=1.5, point=2.0, upper=2.5, confidence=0.99)
+    >>> hour = Ran(target="t", definition="d", month="2026-11", proposal="p", gpu_ns=3.6e12,
+    ...            speedup=speedup)
+    >>> saved(hour)
+    Hours(lower=0.5, point=1.0, upper=1.5)
+    """
+    if ran.taken_back:
+        return Hours()
+    hours = max(ran.gpu_ns, 0.0) / NS_PER_HOUR
+    speedup = ran.speedup
+    return Hours(
+        lower=hours * (speedup.lower - 1.0),
+        point=hours * (speedup.point - 1.0),
+        upper=hours * (speedup.upper - 1.0),
+    )
+
+
+def settle(ran: Iterable[Ran], tried: Iterable[Tried]) -> tuple[Account, ...]:
+    """Return one account per month, target and kernel; newest month first, then by name.
+
+    Parameters
+    ----------
+    ran
+        What swaps ran; one record per swap and month, or several that add up.
+    tried
+        What experiments took; one record per experiment and month, or several that add up.
+    """
+    runs: dict[tuple[str, str, str], list[Ran]] = {}
+    tries: dict[tuple[str, str, str], list[Tried]] = {}
+    for each in ran:
+        runs.setdefault((each.month, each.target, each.definition), []).append(each)
+    for one in tried:
+        tries.setdefault((one.month, one.target, one.definition), []).append(one)
+    places = sorted({*runs, *tries}, key=lambda place: place[1:])
+    places.sort(key=lambda place: place[0], reverse=True)
+    return tuple(_account(place, runs.get(place, []), tries.get(place, [])) for place in places)
+
+
+def _account(place: tuple[str, str, str], runs: Sequence[Ran], tries: Sequence[Tried]) -> Account:
+    month, target, definition = place
+    swaps = {each.proposal for each in runs}
+    back = {each.proposal for each in runs if each.taken_back}
+    return Account(
+        target=target,
+        definition=definition,
+        month=month,
+        spent_h=sum(each.device_s for each in tries) / S_PER_HOUR,
+        experiments=len({each.experiment for each in tries}),
+        saved_h=sum((saved(each) for each in runs), Hours()),
+        swaps=len(swaps),
+        taken_back=len(back),
+    )
+
+
+def total(accounts: Iterable[Account]) -> Account:
+    """Return the sum of accounts, without target, kernel and month."""
+    every = tuple(accounts)
+    return Account(
+        target="",
+        definition="",
+        month="",
+        spent_h=sum(each.spent_h for each in every),
+        experiments=sum(each.experiments for each in every),
+        saved_h=sum((each.saved_h for each in every), Hours()),
+        swaps=sum(each.swaps for each in every),
+        taken_back=sum(each.taken_back for each in every),
+    )
