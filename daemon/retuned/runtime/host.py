@@ -9,11 +9,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from retuned.runtime.artifact import Artifact, read_artifact
 from retuned.runtime.captures import Reservoir, chunk, listing, parse_rule
+from retuned.runtime.chores import Chores
 from retuned.runtime.delivery import ArtifactCache
 from retuned.runtime.epochs import Fence, Ledger, new_instance, rank_of_environment
 from retuned.runtime.graphs.hosting import HostedGraphs
@@ -108,6 +110,7 @@ class Host:
         self._graphs = HostedGraphs(interception)
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
+        self._chores = Chores()
         self.reports: dict[str, Callable[[], object]] = {}
         """What else a daemon is told when it says hello."""
         self.tuned = TunedFiles(
@@ -170,32 +173,33 @@ class Host:
         return operation(request)
 
     def housekeeping(self) -> None:
-        """Pack and compile what launches asked for; called by the control thread when idle."""
+        """Pack and compile what launches asked for; called by the control thread when idle.
+
+        Each piece stands alone (`chores`): one that fails keeps none of the others back.
+        """
+        do = self._chores.do
+        do("leases and breakers", self._supervision.tend)  # first: nothing may keep a way back
         if self._interception is not None:
-            self._interception.poll()
-        self._supervision.tend()
-        CHECKS.settle(self._graphs.quiet)
-        for seat in list(self._seats.values()):
-            self._wait_for_device(seat)
-            with seat.lock:
-                for digest in seat.ledger.expired():
-                    log.info("%s: %s was never committed", seat.slot.spec.name, digest)
-                    _drop(seat, digest)
+            do("interception", self._interception.poll)
+        do("checks", lambda: CHECKS.settle(self._graphs.quiet))
+        for name, seat in list(self._seats.items()):
+            do(f"{name}: packing", partial(self._when_quiet, seat.packed.pack_pending))
+            if seat.reservoir is not None:
+                do(f"{name}: samples", partial(self._when_quiet, seat.reservoir.settle))
+            do(f"{name}: never committed", partial(_drop_expired, seat))
             for variant in list(seat.resident.values()):
                 if isinstance(variant, _COUNTED):
-                    variant.prepare_pending()
-        self._graphs.housekeeping()
+                    do(f"{name}: compiling", variant.prepare_pending)
+        do("graphs", self._graphs.housekeeping)
 
-    def _wait_for_device(self, seat: _Seat) -> None:
+    def _when_quiet(self, piece: Callable[[], object]) -> None:
         """Do what waits for a device, unless a graph is being captured: that would end the capture.
 
         Nothing of it refuses by itself, so that what is refused is the waiting.
         """
         try:
             with self._graphs.quiet():
-                seat.packed.pack_pending()
-                if seat.reservoir is not None:
-                    seat.reservoir.settle()
+                piece()
         except Refused:
             pass  # it waits for its turn
 
@@ -209,6 +213,7 @@ class Host:
         """
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
+        self._chores = Chores()
         self._fence = Fence()
         self._instance = new_instance()
         self._cache.restart()
@@ -271,7 +276,7 @@ class Host:
     def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Say how this process stands, to whoever asks: no lease begins anew."""
         told = process_status(self._all_slots(), self._supervision, counted=self._graphs.counted)
-        return self._hello(request) | told
+        return self._hello(request) | told | {"failed_chores": self._chores.failures()}
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Verify, load, repack and self-check. Slow, and off every lock that a commit needs."""
@@ -496,6 +501,14 @@ def _is_resident(seat: _Seat, digest: str) -> bool:
             return False
         seat.ledger.renew(digest)
         return True
+
+
+def _drop_expired(seat: _Seat) -> None:
+    """Unload what was prepared and never committed."""
+    with seat.lock:
+        for digest in seat.ledger.expired():
+            log.info("%s: %s was never committed", seat.slot.spec.name, digest)
+            _drop(seat, digest)
 
 
 def _make_room(seat: _Seat, order: Order) -> None:

@@ -61,8 +61,11 @@ class Interceptor:
 
     def poll(self) -> None:
         """Intercept what was imported since, time a few launches; cheap, called now and then."""
+        self._find_places()
         if self.stopwatch is not None:
             self.stopwatch.round(self.kernels())
+
+    def _find_places(self) -> None:
         if not self._wanted or len(self._stock) == len(self.states):
             return
         with self._lock:

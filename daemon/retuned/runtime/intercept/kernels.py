@@ -128,9 +128,9 @@ class Kernel:
         """Takes ``*args``: counted, and neither lifted nor swapped."""
         self.led: Any = None
         """What launches are led through, slot or probe; None for the server's own way."""
+        self._slot: Any = None
         self.probe: Probe | None = None
         """Times one of the next launches."""
-        self._slot: Any = None
         self.tell: Callable[[], None] | None = None
         """Called when launches show a new key, the first of all among them; must not raise."""
         self.restart()
@@ -143,17 +143,29 @@ class Kernel:
     @slot.setter
     def slot(self, slot: Any) -> None:  # noqa: ANN401 - as above
         self._slot = slot
-        self.led = self.probe if slot is None else slot
+        self._lead()
 
     def arm(self, probe: Probe) -> None:
         """Have one of the next launches timed; nothing where a slot takes them."""
         self.probe = probe
-        self.led = probe if self._slot is None else self._slot
+        self._lead()
 
     def disarm(self) -> None:
         """Time none of the next launches."""
         self.probe = None
-        self.led = self._slot
+        self._lead()
+
+    def _lead(self) -> None:
+        """Say what launches are led through now.
+
+        A launch disarms while the control thread opens a slot, and neither waits for the other:
+        whoever has said it looks again at what it was said of, so that the last to say it is right.
+        """
+        while True:
+            slot, probe = self._slot, self.probe
+            self.led = probe if slot is None else slot
+            if self._slot is slot and self.probe is probe:
+                return
 
     def restart(self) -> None:
         """Forget all counts: at the start, and in a forked child."""
