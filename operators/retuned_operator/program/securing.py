@@ -46,6 +46,7 @@ class Securing:
         self._api = api
         self._namespaces = namespaces
         self._due: datetime | None = None
+        self._seen: tuple[bool, frozenset[str]] = (False, frozenset())
         self._filed: Pair | None = None
         self._webhook: HttpsServer | None = None
 
@@ -57,8 +58,13 @@ class Securing:
         RetunedError
             If the API server does not let it; what is served already stays.
         """
-        if self._due is not None and now < self._due:
+        led, told = self._seen
+        here = frozenset(self._namespaces())
+        # who begins to lead serves sidecars, and pods of a new namespace wait for the authority
+        at_once = leading != led or not here <= told
+        if self._due is not None and now < self._due and not at_once:
             return
+        self._seen = (leading, here)
         self._due = now + _AFTER_FAILURE
         pair = self._mounted(leading) if self._settings.tls_dir else self._own(now, leading)
         if pair is None:

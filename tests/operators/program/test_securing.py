@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +16,7 @@ from tests.fakeapi.server import FakeApi
 
 from retuned_operator.program.securing import Securing
 from retuned_operator.program.settings import Settings
+from retuned_operator.runtime.errors import NotFound
 from retuned_operator.runtime.resources import CONFIG_MAPS, MUTATING_WEBHOOKS
 
 NOW = datetime.now(UTC)
@@ -30,13 +31,15 @@ HOOK: dict[str, Any] = {
 
 @pytest.fixture
 def fake() -> Iterator[FakeApi]:
-    with FakeApi() as started:
+    with FakeApi(namespaces=("default", "serving", "chat")) as started:
         body = {"metadata": {"name": "retuned-sidecar"}, "webhooks": [HOOK]}
         started.make(MUTATING_WEBHOOKS, body)
         yield started
 
 
-def replica(fake: FakeApi, folder: Path, port: int) -> Securing:
+def replica(
+    fake: FakeApi, folder: Path, port: int, *, namespaces: Sequence[str] = ("serving",)
+) -> Securing:
     settings = Settings(
         state_dir=folder,
         address="127.0.0.1",
@@ -44,7 +47,7 @@ def replica(fake: FakeApi, folder: Path, port: int) -> Securing:
         pod_namespace="default",
         sidecar={"image": "i", "agentUrl": "https://retuned-agent.default.svc:8443"},
     )
-    return Securing(settings, fake.api(), namespaces=lambda: ("serving",))
+    return Securing(settings, fake.api(), namespaces=lambda: namespaces)
 
 
 def free_port() -> int:
@@ -89,3 +92,33 @@ def test_a_replica_that_does_not_lead_serves_what_the_leader_keeps(
     finally:
         leader.stop()
         other.stop()
+
+
+def test_a_namespace_that_gets_servers_has_the_authority_with_the_next_look(
+    fake: FakeApi, tmp_path: Path
+) -> None:
+    names = ["serving"]
+    keeper = replica(fake, tmp_path, free_port(), namespaces=names)
+    try:
+        keeper.step(now=NOW, leading=True)
+        with pytest.raises(NotFound):
+            fake.api().get(CONFIG_MAPS, "retuned-agent-ca", namespace="chat")
+        names.append("chat")
+        keeper.step(now=NOW + timedelta(seconds=1), leading=True)
+        assert fake.api().get(CONFIG_MAPS, "retuned-agent-ca", namespace="chat")["data"]
+    finally:
+        keeper.stop()
+
+
+def test_who_begins_to_lead_has_its_files_with_the_next_look(fake: FakeApi, tmp_path: Path) -> None:
+    ports = free_port(), free_port()
+    before, after = (replica(fake, tmp_path / str(port), port) for port in ports)
+    try:
+        before.step(now=NOW, leading=True)
+        after.step(now=NOW, leading=False)
+        assert after.files is None
+        after.step(now=NOW + timedelta(seconds=1), leading=True)
+        assert after.files is not None
+    finally:
+        before.stop()
+        after.stop()
