@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from tests.charts.rendering import CHART, CI, Helm, values_of
-from tests.operators.security import violations
 
 from retuned_operator.crds import JobRole
 from retuned_operator.crds.target import Vendor
@@ -89,20 +88,7 @@ def test_ports_and_folders_are_those_of_the_pod(helm: Helm, reader: Reader) -> N
 
 def test_there_is_no_webhook_and_no_mounted_certificate_unless_chosen(reader: Reader) -> None:
     found = reader({"webhook": {"enabled": False}})
-    assert (found.webhook_port, found.tls_dir, found.results_dir) == (None, None, None)
-
-
-def test_results_are_mounted_where_the_claim_is_in_the_operators_namespace(
-    helm: Helm, reader: Reader
-) -> None:
-    values = {"experiments": {"namespace": "retuned", "resultsClaim": "results"}}
-    folder = reader(values).results_dir
-    template = object_of(helm, values, "Deployment", "retuned-operator")["spec"]["template"]["spec"]
-    (mount,) = (
-        each for each in template["containers"][0]["volumeMounts"] if each["name"] == "results"
-    )
-    assert mount == {"name": "results", "mountPath": str(folder), "readOnly": True}
-    assert violations(template) == []
+    assert (found.webhook_port, found.tls_dir) == (None, None)
 
 
 def test_default_values_are_the_defaults_of_the_records(reader: Reader) -> None:
@@ -119,7 +105,7 @@ def test_every_value_is_carried_over(reader: Reader) -> None:
     jobs = found.job_settings()
     assert jobs.endpoint == Endpoint(cidr="203.0.113.7/32", port=8443)
     assert jobs.device_groups[Vendor.AMD] == (44, 1000680000)
-    assert (jobs.queue, jobs.claim, jobs.endpoint_secret) == ("experiments", "results", "model-key")
+    assert (jobs.queue, jobs.endpoint_secret) == ("experiments", "model-key")
     assert (jobs.runtime_class, jobs.pull_secrets) == ("kata", ("registry-key",))
     assert jobs.tolerations == tuple(FULL["experiments"]["tolerations"])
     assert jobs.image == "registry.example.org/tuning/retuned/experiment:0.1.0"

@@ -20,7 +20,7 @@ from tests.fakeapi.access import Access
 from tests.fakeapi.faults import Fault, Faults
 from tests.fakeapi.objects import Objects, Place, Writer
 from tests.fakeapi.paths import place_of, seen
-from tests.fakeapi.refusals import Refusal
+from tests.fakeapi.refusals import Refusal, bad
 from tests.fakeapi.selectors import selector
 from tests.fakeapi.storage import Storage
 
@@ -30,6 +30,7 @@ from retuned_operator.runtime.resources import (
     ACCESS_REVIEWS,
     DEFINITIONS,
     NAMESPACES,
+    PODS,
     SELF_REVIEWS,
     TOKEN_REVIEWS,
     Resource,
@@ -60,6 +61,8 @@ class FakeApi:
         self.storage = Storage()
         self.objects = Objects(self.storage)
         self.bookmark_s = bookmark_s
+        self.logs: dict[tuple[str, str, str], bytes] = {}
+        """What containers have written, by namespace, pod and container."""
         self.stopping = threading.Event()
         self._server = _Server(self)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
@@ -197,6 +200,9 @@ class _Handler(BaseHTTPRequestHandler):
             if verb == "watch":
                 self._watch(place, fault)
                 return
+            if (place.resource, place.subresource) == (PODS, "log"):
+                self._log(place)
+                return
             answer = self._do(verb, place, json.loads(text) if text else {})
         except Refusal as refusal:
             self._send(refusal.code, refusal.body())
@@ -258,6 +264,22 @@ class _Handler(BaseHTTPRequestHandler):
             if place.resource == ACCESS_REVIEWS:
                 return {**body, "status": self._fake.access.review_access(body)}
             return objects.create(place, body, writer)
+
+    def _log(self, place: Place) -> None:
+        """Send what a container has written, as text."""
+        with self._fake.storage.changed:
+            self._fake.objects.get(place)
+        container = self._query.get("container", "")
+        found = self._fake.logs.get((place.namespace, place.name, container))
+        if found is None:
+            raise bad(f"container {container} is not valid for pod {place.name}")
+        text = found[: int(self._query.get("limitBytes") or len(found))]
+        with contextlib.suppress(OSError):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
 
     def _selector(self) -> Any:
         return selector(self._query.get("labelSelector", ""), self._query.get("fieldSelector", ""))

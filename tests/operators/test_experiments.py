@@ -27,7 +27,7 @@ from retuned_operator.machine import (
     SetSuspend,
     experiments,
 )
-from retuned_operator.machine.experiments import RESULT_PATIENCE
+from retuned_operator.machine.experiments import MAX_LOST_RESULTS, RESULT_PATIENCE
 from retuned_operator.machine.trial import MAX_PREEMPTIONS
 
 WINNER = examples.ARTIFACT
@@ -336,8 +336,37 @@ def test_a_complete_job_without_a_result_is_not_waited_for_for_ever() -> None:
     assert lab.phase() is P.RUNNING
     lab.now += timedelta(seconds=1)
     lab.step()
+    assert (lab.phase(), lab.resource.status.reason) == (P.QUEUED, "results-unread")
+    assert lab.step().actions == (CreateJob(role=JobRole.SEARCH, attempt=2),)
+
+
+@pytest.mark.parametrize("how", ["its log is gone", "the Job is gone"])
+def test_a_job_whose_result_is_lost_is_made_again_a_few_times_and_then_fails(how: str) -> None:
+    lab = Lab()
+    for attempt in range(1, MAX_LOST_RESULTS + 2):
+        lab.until_running()
+        name = f"search-{attempt}"
+        if how == "the Job is gone":
+            lab.step(jobs=())
+        else:
+            lab.becomes(name, JobState.COMPLETE)
+            lab.step(lost=((name, "results-log-gone"),))
+        assert lab.resource.status.lost_results == attempt
+        assert lab.resource.status.preemptions == 0
+    code = "job-gone" if how == "the Job is gone" else "results-log-gone"
     assert (lab.phase(), lab.resource.status.reason) == (P.FAILED, "no-result")
-    assert lab.resource.status.trials.without_result == 1
+    assert lab.resource.status.trials.without_result == MAX_LOST_RESULTS + 1
+    assert lab.resource.status.detail.startswith(code)
+
+
+def test_what_was_lost_of_one_try_is_nothing_where_another_brought_a_result() -> None:
+    lab = Lab()
+    lab.until_running()
+    lab.becomes("search-1", JobState.COMPLETE)
+    lab.result("search-1", finalists=1)
+    lab.step(lost=(("search-1", "results-truncated"),))
+    assert lab.resource.status.lost_results == 0
+    assert lab.phase() is P.QUEUED
 
 
 def test_what_a_target_or_a_policy_forbids_is_refused() -> None:

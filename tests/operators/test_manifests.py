@@ -31,7 +31,7 @@ from retuned_operator.manifests import (
     proposal_name,
     quota,
 )
-from retuned_operator.manifests.jobs import MAX_TASK_BYTES
+from retuned_operator.manifests.jobs import MAX_TASK_BYTES, RESULTS_DIR, TELLER
 
 SETTINGS = JobSettings(
     image="registry.example/retuned-experiment@sha256:" + "0" * 64,
@@ -91,7 +91,6 @@ def everything() -> list[dict[str, Any]]:
             replace(REQUEST, role=role, avoid_nodes=("node-b",)),
             replace(
                 SETTINGS,
-                claim="retuned-artifacts",
                 queue="gpus",
                 runtime_class="kata",
                 user_namespaces=True,
@@ -172,8 +171,8 @@ class TestAnExperimentJob:
         assert spec["automountServiceAccountToken"] is False
         assert spec["enableServiceLinks"] is False
         assert "serviceAccountName" not in spec
-        (container,) = spec["containers"]
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        for container in (*spec["initContainers"], *spec["containers"]):
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
         for volume in spec["volumes"]:
             if "emptyDir" in volume:
                 assert volume["emptyDir"]["sizeLimit"]
@@ -226,7 +225,7 @@ class TestAnExperimentJob:
     def test_stays_below_production(self) -> None:
         assert pod()["priorityClassName"] == "retuned-experiment"
         assert pod(replace(REQUEST, priority_class="tuning"))["priorityClassName"] == "tuning"
-        assert pod()["terminationGracePeriodSeconds"] == 5
+        assert pod()["terminationGracePeriodSeconds"] == 10
 
     def test_keeps_off_nodes_whose_servers_are_slow(self) -> None:
         spec = pod(replace(REQUEST, avoid_nodes=("b", "a", "b")))
@@ -242,13 +241,21 @@ class TestAnExperimentJob:
         queued = job(REQUEST, replace(SETTINGS, queue="gpus"))
         assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
 
-    def test_writes_its_results_where_no_other_pod_does(self) -> None:
-        spec = pod(REQUEST, replace(SETTINGS, claim="artifacts"))
-        (mount,) = [
-            each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "results"
-        ]
-        for part in ("EXPERIMENT_UID", "JOB", "POD_UID"):
-            assert f"$(RETUNED_{part})" in mount["subPathExpr"]
+    @pytest.mark.parametrize("role", JobRole)
+    def test_tells_its_results_by_a_container_that_cannot_change_them(self, role: JobRole) -> None:
+        spec = pod(replace(REQUEST, role=role))
+        (runner,), (teller,) = spec["containers"], spec["initContainers"]
+        assert (teller["name"], teller["restartPolicy"]) == (TELLER, "Always")
+        assert teller["image"] == runner["image"]
+        (mount,) = teller["volumeMounts"]
+        assert mount == {"name": "results", "mountPath": RESULTS_DIR, "readOnly": True}
+        assert {"name": "results", "mountPath": RESULTS_DIR} in runner["volumeMounts"]
+        (volume,) = (each for each in spec["volumes"] if each["name"] == "results")
+        assert volume["emptyDir"] == {"sizeLimit": "64Mi"}
+        assert not any("gpu" in name for name in teller["resources"]["limits"])
+        assert {each["name"] for each in teller["env"]} == {
+            "RETUNED_EXPERIMENT_UID", "RETUNED_JOB", "RETUNED_POD_UID", "RETUNED_RESULTS_DIR",
+        }  # fmt: skip
 
     def test_has_the_key_of_the_model_only_where_nothing_generated_runs(self) -> None:
         settings = replace(SETTINGS, endpoint_secret="model-key")

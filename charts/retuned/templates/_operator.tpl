@@ -32,7 +32,6 @@
   "userNamespaces" $jobs.userNamespaces
   "tolerations" $jobs.tolerations
   "userId" (int64 $jobs.userId)
-  "claim" $jobs.resultsClaim
   "sizes" $jobs.sizes
   "keepSeconds" (int $jobs.keepSeconds)
   "endpoint" ($endpoint | default nil)
@@ -70,9 +69,6 @@
 {{- if .Values.certManager.enabled }}
 - {name: RETUNED_OPERATOR_TLS_DIR, value: /etc/retuned-tls}
 {{- end }}
-{{- if include "retuned.readsResults" . }}
-- {name: RETUNED_OPERATOR_RESULTS_DIR, value: /var/lib/retuned-results}
-{{- end }}
 - name: RETUNED_OPERATOR_POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: RETUNED_OPERATOR_POD_NAMESPACE
@@ -89,9 +85,4 @@ matchExpressions:
 {{- else -}}
 {}
 {{- end -}}
-{{- end }}
-
-{{/* Whether the operator can mount the results of experiments: a claim is for one namespace. */}}
-{{- define "retuned.readsResults" -}}
-{{- if and .Values.experiments.resultsClaim (not (include "retuned.apart" .)) }}true{{ end }}
 {{- end }}

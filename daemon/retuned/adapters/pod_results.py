@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retuned.adapters.lab_wire import done_line, finding_line
+from retuned.adapters.pod_bundle import FINDINGS
 from retuned.adapters.pod_task import PodRole
 from retuned.contract import Digest
 from retuned.errors import CandidateError, HarnessError, RetunedError
@@ -23,12 +24,12 @@ from retuned.stages.verdict import Reason, Status
 
 log = logging.getLogger(__name__)
 
-FINDINGS = "findings.jsonl"
-"""The lab's lines."""
+__all__ = ["FINDINGS", "clear", "exit_code_of", "exit_code_of_error", "publish", "summary"]
+
 MAX_MESSAGE_BYTES = 4096
 """Kubernetes cuts a termination message off there."""
 MAX_RESULT_BYTES = 48 << 20
-"""Of one pod: without a claim the folder is an empty one of 64 MiB, and who fills it is evicted."""
+"""Of one pod: the folder is an empty one of 64 MiB, and who fills it is evicted."""
 WRONG_RESULT, COMPILE_ERROR, BREACH, PREEMPTED = 64, 65, 66, 143
 """Exit codes; the last is what a shell says of a program that was told to end."""
 _PARTIAL = ".partial-"

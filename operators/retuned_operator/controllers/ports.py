@@ -156,6 +156,13 @@ class Ledger(Protocol):
         """
         ...
 
+    def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
+        """Return the Jobs whose pods have ended and whose results nobody will ever read.
+
+        By name, with a stable code that says why.
+        """
+        ...
+
     def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> Win | None:
         """Return what a pod proved, its evidence checked and signed; None where it does not hold.
 

@@ -144,7 +144,7 @@ def experiment_events(
     bad = after.phase in (ExperimentPhase.FAILED, ExperimentPhase.REFUSED)
     note = f"{before.phase} to {after.phase}: {after.reason}"
     note += f" ({after.detail})" if after.detail else ""
-    once = f"{after.phase} {after.preemptions}"
+    once = f"{after.phase} {after.preemptions} {after.lost_results}"
     reason = str(after.phase)
     return (
         Said(

@@ -77,6 +77,7 @@ def facts_of(
     return ExperimentFacts(
         jobs=jobs,
         results=results,
+        lost=tuple(world.ledger.lost(experiment).items()),
         target=target,
         policies=policies,
         freezes=reading.freezes(world.caches.list(FREEZES)),

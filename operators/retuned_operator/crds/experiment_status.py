@@ -128,6 +128,8 @@ class KernelExperimentStatus(ApiModel):
     """Jobs that were made for it."""
     preemptions: int = Field(default=0, ge=0)
     """How often production took its place."""
+    lost_results: int = Field(default=0, ge=0)
+    """How often the result of a Job could not be read, and the Job was made again."""
     proposal: ObjectName | None = None
     """SwapProposal that its win became; None where there is none."""
     started_at: AwareDatetime | None = None

@@ -38,6 +38,8 @@ PIPELINE: tuple[JobRole, ...] = (JobRole.SEARCH, JobRole.VERIFY)
 """Jobs of an experiment, in order; the last is the trusted one."""
 RESULT_PATIENCE = timedelta(minutes=5)
 """A Job that is complete and left no result by then has none: nobody waits for it for ever."""
+MAX_LOST_RESULTS = 2
+"""So often a Job is made again whose result got lost; what is in the way of it is there to stay."""
 _LOOK_AGAIN = timedelta(seconds=30)
 _P = ExperimentPhase
 
@@ -139,14 +141,16 @@ def _done(case: Trial, role: JobRole) -> ResultFact | None:
 
 def _due(case: Trial, role: JobRole) -> Trial:
     """Drive the one Job that is due; others that still live are deleted before."""
-    attempt = case.status.preemptions + 1
+    attempt = case.status.preemptions + case.status.lost_results + 1
     job = _job(case, role, attempt)
     stale = [each for each in case.facts.jobs if each.is_live and each is not job]
     if stale:
         deleted = tuple(DeleteJob(job=each.name) for each in stale)
         return case.to(_P.QUEUED, "clearing-away").doing(*deleted)
     if job is not None and job.state is JobState.COMPLETE:
-        return _without_result(case, role)
+        return _without_result(case, role, job)
+    if job is None and _was_made(case, role, attempt):
+        return _lost(case, "job-gone", detail=f"the Job {role} {attempt} was deleted")
     return _driven(case, role, job, attempt=attempt, held=held_by(case))
 
 
@@ -179,13 +183,30 @@ def _driven(case: Trial, role: JobRole, job: JobFact | None, *, attempt: int, he
     return case.having(started_at=started).to(working, "running")
 
 
-def _without_result(case: Trial, role: JobRole) -> Trial:
+def _was_made(case: Trial, role: JobRole, attempt: int) -> bool:
+    """Whether a Job was there once: it outlived its time, or somebody deleted it."""
+    return any(ref.role is role and ref.attempt == attempt for ref in case.status.job_refs)
+
+
+def _lost(case: Trial, reason: str, *, detail: str) -> Trial:
+    """Make a Job again whose result nobody will ever read; it says nothing of any variant."""
+    lost = case.status.lost_results + 1
+    case = case.having(lost_results=lost)
+    if lost > MAX_LOST_RESULTS:
+        trials = case.status.trials.model_copy(update={"without_result": lost})
+        return case.having(trials=trials).to(_P.FAILED, "no-result", f"{reason}: {detail}")
+    return case.to(_P.QUEUED, reason, detail)
+
+
+def _without_result(case: Trial, role: JobRole, job: JobFact) -> Trial:
     """Wait a little for the result of a Job that is complete; then there is none."""
+    gone = dict(case.facts.lost).get(job.name)
+    if gone is not None:
+        return _lost(case, gone, detail=job.name)
     waiting = case.status.reason == "waiting-for-result"
     since = next((c for c in case.status.conditions if c.type == "WaitingForResult"), None)
     if waiting and since is not None and case.now >= since.last_transition_time + RESULT_PATIENCE:
-        trials = case.status.trials.model_copy(update={"without_result": 1})
-        return case.having(trials=trials).to(_P.FAILED, "no-result", str(role))
+        return _lost(case, "results-unread", detail=job.name)
     phase = _P.VERIFYING if role is case.pipeline[-1] else _P.RUNNING
     return _marked(case).to(phase, "waiting-for-result")
 

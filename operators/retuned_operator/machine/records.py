@@ -216,6 +216,8 @@ class ExperimentFacts:
     """Every Job with the experiment's uid."""
     results: tuple[ResultFact, ...] = ()
     """Complete results with the experiment's uid."""
+    lost: tuple[tuple[str, str], ...] = ()
+    """Jobs that ended and whose results nobody will ever read, each with a stable code."""
     target: TuningTarget | None = None
     """Its servers; None where there is no such target."""
     policies: tuple[PolicyFact, ...] | None = ()

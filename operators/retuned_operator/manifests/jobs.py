@@ -2,13 +2,13 @@
 
 Every Job begins suspended: the operator, or Kueue, releases it when the budget allows. Production
 that needs the place takes it (priority -100), and a pod that was disrupted is not a failed one. A
-Job is tried once; what it found leaves by its termination message and its results folder, which is
-named by experiment, Job and pod, so that two pods of one Job never write over each other.
+Job is tried once. What it found leaves by the log of a second container, which tells the results
+and cannot change them: the pod has no network, no token and no volume of anybody else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ from retuned_operator.manifests.settings import JobSettings
 
 RUNNER = "runner"
 """Container that does the work."""
+TELLER = "results"
+"""Native sidecar whose log is the results."""
 TASK_KEY = "task.json"
 """File of the task."""
 FINAL_EXIT_CODES = (3, 4, 64, 65, 66)
@@ -38,6 +40,8 @@ error and breach of the sandbox."""
 MAX_TASK_BYTES = 1_000_000
 """A ConfigMap holds no more than 1 MiB, names included."""
 _LONGEST_DEADLINE_S = 86_400
+_GRACE_S = 10
+"""The runner is told first and ends within 3 s; then the results are told, or there are none."""
 
 TASK_DIR = "/retuned/task"
 WORK_DIR = "/retuned/work"
@@ -184,11 +188,12 @@ def _pod(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
     groups = settings.device_groups.get(request.vendor, ()) if gpu else ()
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 5,
+        "terminationGracePeriodSeconds": _GRACE_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "priorityClassName": request.priority_class or settings.priority_class,
         "securityContext": pod_security(settings.user_id, groups=groups),
+        "initContainers": [_teller(request, settings)],
         "containers": [_runner(request, settings, gpu=gpu)],
         "volumes": _volumes(request, settings),
     }
@@ -239,15 +244,7 @@ def _runner(request: JobRequest, settings: JobSettings, *, gpu: bool) -> dict[st
         {"name": "task", "mountPath": TASK_DIR, "readOnly": True},
         {"name": "work", "mountPath": WORK_DIR},
         {"name": "tmp", "mountPath": "/tmp"},
-        without_empty(
-            {
-                "name": "results",
-                "mountPath": RESULTS_DIR,
-                "subPathExpr": "$(RETUNED_EXPERIMENT_UID)/$(RETUNED_JOB)/$(RETUNED_POD_UID)"
-                if settings.claim
-                else "",
-            }
-        ),
+        {"name": "results", "mountPath": RESULTS_DIR},
     ]
     if gpu:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
@@ -256,12 +253,31 @@ def _runner(request: JobRequest, settings: JobSettings, *, gpu: bool) -> dict[st
         "image": settings.image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python", "-m", "retuned.experiment", f"{TASK_DIR}/{TASK_KEY}"],
-        "env": _environment(request, settings),
+        "env": _whose(request) + _environment(request, settings),
         "resources": {"requests": resources, "limits": limits},
         "securityContext": container_security(),
         "terminationMessagePath": MESSAGE_PATH,
         "terminationMessagePolicy": "File",
         "volumeMounts": mounts,
+    }
+
+
+def _teller(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
+    """Return the native sidecar that tells the results: it ends after the runner has ended."""
+    return {
+        "name": TELLER,
+        "image": settings.image,
+        "imagePullPolicy": settings.pull_policy,
+        "restartPolicy": "Always",
+        "command": ["python", "-m", "retuned.adapters.pod_telling"],
+        "env": _whose(request),
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "32Mi", "ephemeral-storage": "32Mi"},
+            "limits": {"cpu": "1", "memory": "256Mi", "ephemeral-storage": "32Mi"},
+        },
+        "securityContext": container_security(),
+        "terminationMessagePolicy": "File",
+        "volumeMounts": [{"name": "results", "mountPath": RESULTS_DIR, "readOnly": True}],
     }
 
 
@@ -274,13 +290,19 @@ def _gpu_resource(vendor: Vendor, settings: JobSettings) -> str:
     return name
 
 
-def _environment(request: JobRequest, settings: JobSettings) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
+def _whose(request: JobRequest) -> list[dict[str, Any]]:
+    """Return what both containers are told: whose results there are, and where."""
+    return [
         {"name": "RETUNED_EXPERIMENT_UID", "value": request.experiment_uid},
         {"name": "RETUNED_JOB", "value": request.name},
-        {"name": "RETUNED_ROLE", "value": str(request.role)},
         {"name": "RETUNED_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "RETUNED_RESULTS_DIR", "value": RESULTS_DIR},
+    ]
+
+
+def _environment(request: JobRequest, settings: JobSettings) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": "RETUNED_ROLE", "value": str(request.role)},
         {"name": "RETUNED_MESSAGE_PATH", "value": MESSAGE_PATH},
         {"name": "HOME", "value": WORK_DIR},
         {"name": "TRITON_CACHE_DIR", "value": f"{WORK_DIR}/triton"},
@@ -293,16 +315,11 @@ def _environment(request: JobRequest, settings: JobSettings) -> list[dict[str, A
 
 def _volumes(request: JobRequest, settings: JobSettings) -> list[dict[str, Any]]:
     size = settings.sizes[request.role]
-    results: Mapping[str, Any] = (
-        {"persistentVolumeClaim": {"claimName": settings.claim}}
-        if settings.claim
-        else {"emptyDir": {"sizeLimit": "64Mi"}}
-    )
     found: list[dict[str, Any]] = [
         {"name": "task", "configMap": {"name": request.name, "defaultMode": 0o444}},
         {"name": "work", "emptyDir": {"sizeLimit": size.work}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "256Mi"}},
-        {"name": "results", **results},
+        {"name": "results", "emptyDir": {"sizeLimit": "64Mi"}},
     ]
     if wants_device(request.role, request.vendor, settings):
         found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})

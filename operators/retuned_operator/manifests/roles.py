@@ -50,11 +50,12 @@ def watching_rules() -> list[dict[str, Any]]:
 
 
 def experiment_rules() -> list[dict[str, Any]]:
-    """Return what the operator needs where experiments run."""
+    """Return what the operator needs where experiments run; results are the log of a container."""
     return [
         rule("batch", ("jobs",), (*_READ, "create", "patch", "delete")),
         rule("", ("configmaps",), ("create", "delete")),
         rule("", ("pods",), _READ),
+        rule("", ("pods/log",), ("get",)),
     ]
 
 

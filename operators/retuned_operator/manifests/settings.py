@@ -82,12 +82,11 @@ class JobSettings:
     """Taints of GPU nodes that are tolerated."""
     user_id: int = 65532
     """User and group that the pods run as; never 0."""
-    claim: str = ""
-    """PersistentVolumeClaim that takes the results; empty leaves the termination message alone."""
     sizes: Mapping[JobRole, Size] = field(default_factory=lambda: DEFAULT_SIZES)
     """What each kind of Job may use."""
     keep_s: int = 3600
-    """How long a finished Job stays, so that its results can be read, seconds."""
+    """How long a finished Job stays, seconds: an operator that is away for longer does not find
+    its results, and has it made again."""
     endpoint: Endpoint | None = None
     """Where ``generate`` pods may connect to; None is nowhere."""
     endpoint_secret: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,11 +22,14 @@ from retuned.errors import RetunedError
 from retuned.ports import Clock
 from retuned_operator.agent import AgentServer, Hub, Reports, TokenReviews, agent_app
 from retuned_operator.agent.serving import Certificates
-from retuned_operator.controllers import Acting, World
+from retuned_operator.controllers import Acting, World, reading
 from retuned_operator.controllers.caches import INDICES, StoreCaches
-from retuned_operator.manifests.names import MANAGER
+from retuned_operator.controllers.ports import BY_LABEL
+from retuned_operator.crds import KernelExperiment
+from retuned_operator.manifests.names import EXPERIMENT_UID, MANAGER
 from retuned_operator.manifests.roles import LEASE
 from retuned_operator.program.catalog import CatalogKernels
+from retuned_operator.program.collecting import Collector
 from retuned_operator.program.controlling import controllers_of
 from retuned_operator.program.fleet import CachedFleet
 from retuned_operator.program.health import HealthServer
@@ -48,6 +51,7 @@ from retuned_operator.runtime.resources import (
     POLICIES,
     PROPOSALS,
     TARGETS,
+    Obj,
     Resource,
 )
 from retuned_operator.runtime.store import Store
@@ -112,12 +116,19 @@ class Operator:
         self._store = SqliteStore(settings.state_dir / "state", clock=self._clock)
         notary = Ed25519Notary(settings.state_dir / "keys")
         notary.current()  # a key that cannot be used is found before anything else is begun
-        results = ResultFolder(settings.results_dir) if settings.results_dir else None
-        artifacts = settings.state_dir / "artifacts"
-        self._ledger = StoreLedger(self._store, notary, artifacts=artifacts, results=results)
-        self.reports = Reports(self._ledger, changed=self._heard)
+        if settings.webhook_port is not None:
+            settings.sidecar_settings()  # and so is a sidecar that nobody could put into a pod
         self._stores = self._kept(settings)
         self.caches = StoreCaches(self._stores, current=self.manager.is_current)
+        self._results = ResultFolder(settings.state_dir / "results")
+        collector = Collector(
+            self._results, pods=self._pods_of, logs=self._reach.api, clock=self._clock
+        )
+        artifacts = settings.state_dir / "artifacts"
+        self._ledger = StoreLedger(
+            self._store, notary, artifacts=artifacts, results=self._results, collector=collector
+        )
+        self.reports = Reports(self._ledger, changed=self._heard)
         self._fleet = CachedFleet(
             self.caches, artifact=self._ledger.artifact, key=notary.public_hex
         )
@@ -248,9 +259,12 @@ class Operator:
         return server
 
     def _sweep(self) -> None:
-        """Forget what pods said that are gone."""
+        """Forget what pods said that are gone, and results of experiments that are over."""
         uids = {str(body["metadata"].get("uid", "")) for body in self._stores[PODS].list()}
         self.reports.forget_all_but(uids)
+        experiments = self.caches.list(EXPERIMENTS)
+        if experiments is not None:
+            self._results.keep_only(reading.uids_of_open(experiments))
 
     def _end(self) -> None:
         if self._agent is not None:
@@ -270,6 +284,12 @@ class Operator:
     def _heard(self, target: str) -> None:
         for name in ("targets", "proposals", "beliefs"):
             self._queues[name].add_after(target, _LOOK_S)
+
+    def _pods_of(self, experiment: KernelExperiment) -> Sequence[Obj] | None:
+        """Return the pods of an experiment."""
+        namespace = self._settings.job_settings().namespace or experiment.metadata.namespace
+        word = f"{namespace}/{EXPERIMENT_UID}={experiment.metadata.uid}"
+        return self.caches.by(PODS, BY_LABEL, word)
 
     def _agent_lives(self) -> bool:
         return self._agent is None or self._agent.is_alive()

@@ -41,6 +41,7 @@ from retuned_operator.controllers.ports import Drifted, Win
 from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.machine import ResultFact
 from retuned_operator.manifests.jobs import WORK_DIR
+from retuned_operator.program.collecting import Collector
 from retuned_operator.program.results import PodResult, ResultFolder
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,9 @@ class StoreLedger:
     artifacts
         Folder of artifacts by digest.
     results
-        The volume with results; None reads none, and nothing is ever proven.
+        What pods have told.
+    collector
+        Brings it in; None where somebody else does.
     """
 
     def __init__(
@@ -74,28 +77,36 @@ class StoreLedger:
         notary: Ed25519Notary,
         *,
         artifacts: Path,
-        results: ResultFolder | None,
+        results: ResultFolder,
+        collector: Collector | None = None,
     ) -> None:
         self._store = store
         self._notary = notary
         self._artifacts = artifacts
         self._results = results
+        self._collector = collector
 
     # --- what experiments found -------------------------------------------------------------------
 
     def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
-        """Return the complete results of all known Jobs; see `Ledger.results`."""
+        """Read what came, and return the complete results of all known Jobs; `Ledger.results`."""
+        if self._collector is not None:
+            self._collector.collect(experiment)
         return tuple(
             result.fact(ref.role)
             for ref in experiment.status.job_refs
             for result in self._of(experiment, ref.name)
         )
 
+    def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
+        """Return the Jobs whose results are gone for good; see `Ledger.lost`."""
+        return self._collector.lost(experiment) if self._collector is not None else {}
+
     def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> Win | None:
         """Check, sign and keep what a pod proved; see `Ledger.win`."""
         found = next((r for r in self._of(experiment, job) if r.pod_uid == pod_uid), None)
         best = found.best() if found is not None else None
-        if found is None or best is None or self._results is None:
+        if found is None or best is None:
             return None
         uid, named = experiment.metadata.uid, best.verdict.evidence
         raw = self._results.evidence(uid, found, named) if named is not None else None
@@ -205,7 +216,6 @@ class StoreLedger:
         self, experiment: KernelExperiment, found: PodResult, solution: Solution
     ) -> bool:
         """Copy what was compiled and sign it for its target; False where there is none."""
-        assert self._results is not None, "the caller has read results"
         files = self._results.artifact(experiment.metadata.uid, found, solution.digest)
         if files is None:
             return False
@@ -251,8 +261,6 @@ class StoreLedger:
         ]
 
     def _of(self, experiment: KernelExperiment, job: str) -> Sequence[PodResult]:
-        if self._results is None:
-            return ()
         return self._results.of(experiment.metadata.uid, job)
 
     # --- what sidecars say ------------------------------------------------------------------------

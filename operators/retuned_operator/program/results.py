@@ -1,22 +1,28 @@
-"""What the pods of experiments leave in their volume, read as a stranger's.
+"""What the pods of experiments have told, kept in folders of the operator and read as a stranger's.
 
 A pod's folder is ``<results>/<experiment uid>/<job>/<pod uid>``: ``findings.jsonl`` with the lab's
 lines, the last of which says that all is done; ``evidence/<digest>.json`` and
 ``artifacts/<digest>`` as the lab keeps them. A folder without the last line is not complete and
-does not count.
+does not count. Of a pod that could not be read there is a folder with ``refused.json`` alone, so
+that nobody asks again.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import stat
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from retuned.adapters.artifact_folder import bundle_of
 from retuned.adapters.lab_wire import read_line
+from retuned.adapters.pod_bundle import FINDINGS, Bundle
 from retuned.contract import Digest
 from retuned.errors import HarnessError, MissingDependency, TemporaryError
 from retuned.plain_files import NotPlain, read_plain
@@ -25,8 +31,10 @@ from retuned.stages.verdict import Status
 from retuned_operator.crds import JobRole
 from retuned_operator.machine import ResultFact
 
-FINDINGS = "findings.jsonl"
-"""The lab's lines."""
+__all__ = ["FINDINGS", "PodResult", "ResultFolder"]
+
+LEFT_OUT, REFUSED = "left-out.json", "refused.json"
+"""What a pod had no room for, and why there is nothing of it."""
 MAX_FINDINGS_BYTES = 64 << 20
 MAX_EVIDENCE_BYTES = 32 << 20
 MAX_ARTIFACT_BYTES = 16 << 20
@@ -48,6 +56,8 @@ class PodResult:
     """When its findings were complete."""
     findings: tuple[Finding, ...]
     """Every candidate, in the order in which they were final."""
+    left_out: int = 0
+    """Losers that the pod had no room to tell of."""
 
     def best(self) -> Finding | None:
         """Return the finding that promotes with the highest lower bound; None where none does."""
@@ -63,7 +73,7 @@ class PodResult:
             job=self.job,
             pod_uid=self.pod_uid,
             at=self.at,
-            tried=len(self.findings),
+            tried=len(self.findings) + self.left_out,
             correct=sum(each.verdict.speedup is not None for each in self.findings),
             finalists=promoted,
             winner=proven.solution.digest if proven else None,
@@ -76,16 +86,88 @@ def _lower(finding: Finding) -> float:
 
 
 class ResultFolder:
-    """The volume with results.
+    """Folders of results, by experiment, Job and pod; written once, by the operator alone.
 
     Parameters
     ----------
     root
-        Where it is mounted.
+        Where they are; made when the first one comes.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
+
+    # --- what was told ----------------------------------------------------------------------------
+
+    def has(self, experiment_uid: str, job: str, pod: str) -> bool:
+        """Whether a pod has been read before, with whatever came of it."""
+        return (self._root / _checked(experiment_uid) / _checked(job) / _checked(pod)).is_dir()
+
+    def keep(self, experiment_uid: str, job: str, pod: str, told: Bundle) -> None:
+        """Keep what a pod has told; what is there already stays as it is.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be written now.
+        """
+        files = dict(told.files)
+        if told.left_out:
+            files[LEFT_OUT] = json.dumps(dict(told.left_out)).encode()
+        self._put(self._root / _checked(experiment_uid) / _checked(job) / _checked(pod), files)
+
+    def refuse(self, experiment_uid: str, job: str, pod: str, *, code: str, why: str) -> None:
+        """Keep that a pod has told nothing that can be used.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be written now.
+        """
+        data = json.dumps({"code": code[:128], "why": why[:2048]}).encode()
+        folder = self._root / _checked(experiment_uid) / _checked(job) / _checked(pod)
+        self._put(folder, {REFUSED: data})
+
+    def refusals(self, experiment_uid: str, job: str) -> Mapping[str, str]:
+        """Return the codes of pods that told nothing that can be used, by uid."""
+        found = {}
+        folder = self._root / _checked(experiment_uid) / _checked(job)
+        for path in sorted(folder.glob(f"*/{REFUSED}"))[:MAX_PODS]:
+            data = _bytes(path, limit=MAX_EVIDENCE_BYTES)
+            found[path.parent.name] = str(json.loads(data)["code"]) if data else "results-absent"
+        return found
+
+    def keep_only(self, experiment_uids: Collection[str]) -> None:
+        """Forget the results of all other experiments: nobody asks for them any more."""
+        if self._root.is_dir():
+            for folder in self._root.iterdir():
+                if folder.name not in experiment_uids:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _put(self, folder: Path, files: Mapping[str, bytes]) -> None:
+        """Write a folder whole or not at all; the first of several wins."""
+        if folder.is_dir():
+            return
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+            try:
+                for name, data in files.items():
+                    path = partial / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with path.open("xb") as file:
+                        file.write(data)
+                        file.flush()
+                        os.fsync(file.fileno())
+                os.replace(partial, folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        except OSError as error:
+            if not folder.is_dir():
+                text = f"{folder}: results cannot be kept ({error.strerror})"
+                raise TemporaryError(text, delay_s=_RETRY_S) from error
+
+    # --- what counts ------------------------------------------------------------------------------
 
     def of(self, experiment_uid: str, job: str) -> Sequence[PodResult]:
         """Return the complete results of a Job, in the order of pods.
@@ -93,7 +175,7 @@ class ResultFolder:
         Raises
         ------
         TemporaryError
-            If the volume cannot be read now.
+            If they cannot be read now.
         """
         folder = self._root / _checked(experiment_uid) / _checked(job)
         try:
@@ -144,7 +226,18 @@ class ResultFolder:
         except (HarnessError, MissingDependency, OSError, IndexError):
             return None
         moment = datetime.fromtimestamp(at, UTC)
-        return PodResult(job=job, pod_uid=folder.name, at=moment, findings=tuple(findings))
+        return PodResult(
+            job=job,
+            pod_uid=folder.name,
+            at=moment,
+            findings=tuple(findings),
+            left_out=_left_out(folder),
+        )
+
+
+def _left_out(folder: Path) -> int:
+    data = _bytes(folder / LEFT_OUT, limit=MAX_EVIDENCE_BYTES)
+    return int(json.loads(data).get("findings", 0)) if data else 0
 
 
 def _bytes(path: Path, *, limit: int) -> bytes | None:
@@ -177,5 +270,5 @@ def _hex(digest: Digest) -> str:
 
 
 def _unreadable(path: Path, error: OSError) -> TemporaryError:
-    text = f"{path}: cannot be read ({error.strerror}); mount the volume with the results there"
+    text = f"{path}: cannot be read ({error.strerror})"
     return TemporaryError(text, delay_s=_RETRY_S)

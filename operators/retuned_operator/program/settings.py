@@ -65,8 +65,6 @@ class Settings(BaseSettings):
     """How the sidecar looks, see `SidecarSettings`."""
     state_dir: Path = Path("/var/lib/retuned")
     """Store, keys and certificates."""
-    results_dir: Path | None = None
-    """Where the volume with the results of experiments is mounted; None reads none."""
     tls_dir: Path | None = None
     """Mounted certificate, of cert-manager; None keeps certificates of our own."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

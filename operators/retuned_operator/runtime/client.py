@@ -14,7 +14,7 @@ from typing import Any
 from retuned_operator.manifests.names import MANAGER
 from retuned_operator.runtime.bodies import namespace_of, owners_of, selection, typed
 from retuned_operator.runtime.errors import AlreadyExists, Conflict, Gone
-from retuned_operator.runtime.resources import Obj, Resource
+from retuned_operator.runtime.resources import PODS, Obj, Resource
 from retuned_operator.runtime.transport import Timeouts, Transport, configuration_of
 from retuned_operator.runtime.watching import Listing, Watch
 
@@ -151,6 +151,32 @@ class Api:
         }
         path = resource.path(namespace=namespace)
         return Watch(self._transport.stream(path, query=query), resource)
+
+    def logs(
+        self, namespace: str, name: str, *, container: str, limit_bytes: int, within_s: float = 30.0
+    ) -> bytes:
+        """Return what a container of a pod has written, from the beginning.
+
+        Parameters
+        ----------
+        namespace, name
+            The pod.
+        container
+            Which of its containers.
+        limit_bytes
+            The server sends no more of it; what is longer is cut off.
+        within_s
+            Seconds that it may take.
+
+        Raises
+        ------
+        ApiError
+            `NotFound` if there is no such pod, `Invalid` if the container has never run or its
+            node has forgotten it, or any other.
+        """
+        path = PODS.path(namespace=namespace, name=name, subresource="log")
+        query = {"container": container, "limitBytes": str(limit_bytes)}
+        return self._transport.text(path, query=query, max_bytes=limit_bytes, within_s=within_s)
 
     # --- writing ----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from retuned_operator.runtime.errors import Unavailable, answered, printable
 
 MAX_ANSWER_BYTES = 64 * 2**20
 """No page of a list is larger."""
+MAX_ANSWER_S = 300.0
+"""No answer takes longer."""
 MAX_EVENT_BYTES = 8 * 2**20
 """No event of a watch is larger: an object is 2 MiB at most."""
 _POOL = 32
@@ -108,6 +111,38 @@ class Transport:
             raise Unavailable(f"{what}: the answer is no JSON", status=response.status)
         return answer
 
+    def text(
+        self, path: str, *, query: Mapping[str, str], max_bytes: int, within_s: float
+    ) -> bytes:
+        """Return an answer that is no JSON, such as a log.
+
+        Parameters
+        ----------
+        max_bytes
+            More of it is an error.
+        within_s
+            Seconds for all of it: who sends a byte now and then is not waited for.
+
+        Raises
+        ------
+        ApiError
+            As `request`.
+        """
+        what = f"GET {path}"
+        response = self._send(
+            "GET", path, query=query, read_s=self.timeouts.answer_s, accept="text/plain, */*"
+        )
+        try:
+            found = _bounded(response, what, max_bytes=max_bytes, within_s=within_s)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _no_answer(what, error) from error
+        finally:
+            response.release_conn()
+        if response.status == 200:
+            return found
+        after = response.headers.get("Retry-After", "")
+        raise answered(what, status=response.status, body=_json(found), retry_after=after)
+
     def stream(self, path: str, *, query: Mapping[str, str]) -> Stream:
         """Return an answer that goes on, one JSON object a line.
 
@@ -142,8 +177,9 @@ class Transport:
         read_s: float,
         body: bytes | None = None,
         content_type: str = "",
+        accept: str = "application/json",
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json", "User-Agent": self._agent}
+        headers = {"Accept": accept, "User-Agent": self._agent}
         if body is not None:
             headers["Content-Type"] = content_type
         headers |= self._credentials(f"{method} {path}")
@@ -251,13 +287,24 @@ def configuration_of(
     return found
 
 
-def _bounded(response: urllib3.BaseHTTPResponse, what: str) -> bytes:
+def _bounded(
+    response: urllib3.BaseHTTPResponse,
+    what: str,
+    *,
+    max_bytes: int | None = None,
+    within_s: float = MAX_ANSWER_S,
+) -> bytes:
+    max_bytes = MAX_ANSWER_BYTES if max_bytes is None else max_bytes
     parts, size = [], 0
+    until = time.monotonic() + within_s
     for chunk in response.stream(2**18, decode_content=True):
         size += len(chunk)
-        if size > MAX_ANSWER_BYTES:
+        wrong = "is too large" if size > max_bytes else ""
+        if time.monotonic() > until:
+            wrong = wrong or f"took longer than {within_s:g} s"
+        if wrong:
             response.close()
-            raise Unavailable(f"{what}: the answer is too large", status=response.status)
+            raise Unavailable(f"{what}: the answer {wrong}", status=response.status)
         parts.append(chunk)
     return b"".join(parts)
 

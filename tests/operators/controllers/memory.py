@@ -143,6 +143,7 @@ class FakeLedger:
 
     def __init__(self) -> None:
         self.found: list[ResultFact] = []
+        self.gone: dict[str, str] = {}
         self.faults: dict[str, EvidenceFault] = {}
         self.tasks: list[tuple[str, JobRole]] = []
         self.reports: list[Drifted] = []
@@ -150,6 +151,9 @@ class FakeLedger:
 
     def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
         return tuple(self.found)
+
+    def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
+        return self.gone
 
     def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> Win | None:
         result = next(each for each in self.found if (each.job, each.pod_uid) == (job, pod_uid))

@@ -1,9 +1,10 @@
-"""A pod of an experiment without a cluster: the manifest's program, environment and mounts.
+"""A pod of an experiment without a cluster: the manifest's programs, environments and mounts.
 
-What the manifest mounts lies below one folder; paths in the command, the environment and the task
-are changed to lie there and nothing else is. Like in a pod, the program is nobody's user (where
-the tests are root's, and there is a Python outside of root's home), has no way out, and can write
-to its volumes only (where the kernel can hold it to that).
+Beside the container that works runs the one that tells the results; its log is what comes out. What
+the manifest mounts lies below one folder; paths in the command, the environment and the task are
+changed to lie there and nothing else is. Like in a pod, the programs are nobody's user (where the
+tests are root's, and there is a Python outside of root's home), have no way out, and can write to
+their volumes only (where the kernel can hold them to that).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -57,26 +59,19 @@ class ExperimentPod:
         Folder for this pod alone, which every user may enter.
     objects
         ConfigMap and Job.
-    results
-        The volume with results.
     uid
         The pod's.
     """
 
-    def __init__(
-        self, place: Path, objects: tuple[dict[str, Any], ...], *, results: Path, uid: str
-    ) -> None:
+    def __init__(self, place: Path, objects: tuple[dict[str, Any], ...], *, uid: str) -> None:
         task_map, job = objects
         self._place = place
         (self._container,) = job["spec"]["template"]["spec"]["containers"]
-        given = {"RETUNED_POD_UID": uid}
-        for each in self._container["env"]:
-            given.setdefault(each["name"], each.get("value", ""))
+        (self._teller,) = job["spec"]["template"]["spec"]["initContainers"]
         mounted = self._container["volumeMounts"]
-        (where,) = (each["subPathExpr"] for each in mounted if each["name"] == "results")
-        for name, value in given.items():
-            where = where.replace(f"$({name})", value)
-        self.results = results / where
+        self.results = place / "results"
+        self.log = b""
+        """What the container that tells has written, once the pod has ended."""
         self.user = _USER if _IS_NOBODY else os.geteuid()
         """Who runs it."""
         self.work = place / "work"
@@ -84,14 +79,12 @@ class ExperimentPod:
         self.message_file = place / "termination-log"
         self._paths = {MESSAGE_PATH: str(self.message_file)}
         for each in mounted:
-            folder = self.results if each["name"] == "results" else place / each["name"]
+            folder = place / each["name"]
             self._paths[each["mountPath"]] = str(folder)
-            folder.mkdir(parents=True)
+            folder.mkdir()
         self.message_file.touch()
-        self.environment = {name: self._here(value) for name, value in given.items()}
-        self.environment |= {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"]}
-        if str(_PYTHON) != sys.executable:
-            self.environment["PYTHONPATH"] = _PACKAGES
+        self.environment = self._environment(self._container, uid)
+        self._tellers = self._environment(self._teller, uid)
         self._mount_task(task_map["data"][TASK_KEY])
         if _IS_NOBODY:
             for path in (place / "work", place / "tmp", self.results, self.message_file):
@@ -117,30 +110,58 @@ class ExperimentPod:
     def start(self, **changes: str) -> subprocess.Popen[str]:
         """Start the program as its user, behind the walls of a pod."""
         environment: Mapping[str, str] = {**self.environment, **changes}
-        command = [self._here(word) for word in self._container["command"]]
-        assert command[0] == "python"
+        own = (*(str(self._place / name) for name in _WRITABLE), str(self.results))
         return subprocess.Popen(
-            [str(_PYTHON), *command[1:]],
+            self._command(self._container),
             env=environment,
             cwd="/",
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=self._enter,
+            preexec_fn=lambda: self._enter(own),
         )
 
     def run(self, **changes: str) -> int:
-        """Run the program to its end; return its exit code."""
+        """Run the pod to its end, both of its containers; return the exit code of the program."""
+        teller = self.start_telling()
         child = self.start(**changes)
         self.stdout, self.stderr = child.communicate(timeout=200.0)
+        self.end_telling(teller)
         return child.returncode
 
-    def _enter(self) -> None:
+    def start_telling(self) -> subprocess.Popen[bytes]:
+        """Start the container that tells the results; it can write nowhere."""
+        return subprocess.Popen(
+            self._command(self._teller),
+            env=self._tellers,
+            cwd="/",
+            stdout=subprocess.PIPE,
+            preexec_fn=lambda: self._enter(()),
+        )
+
+    def end_telling(self, teller: subprocess.Popen[bytes]) -> None:
+        """End it as the kubelet does, once the container that works has ended."""
+        teller.send_signal(signal.SIGTERM)
+        self.log, _ = teller.communicate(timeout=30.0)
+
+    def _command(self, container: Mapping[str, Any]) -> list[str]:
+        command = [self._here(word) for word in container["command"]]
+        assert command[0] == "python"
+        return [str(_PYTHON), *command[1:]]
+
+    def _environment(self, container: Mapping[str, Any], uid: str) -> dict[str, str]:
+        given = {"RETUNED_POD_UID": uid}
+        for each in container["env"]:
+            given.setdefault(each["name"], each.get("value", ""))
+        found = {name: self._here(value) for name, value in given.items()}
+        found |= {"TMPDIR": str(self._place / "tmp"), "PATH": os.environ["PATH"]}
+        return found | ({"PYTHONPATH": _PACKAGES} if str(_PYTHON) != sys.executable else {})
+
+    def _enter(self, own: tuple[str, ...]) -> None:
         if _IS_NOBODY:
             os.setgroups([])
             os.setgid(_USER)
             os.setuid(_USER)
-        own = (*(str(self._place / name) for name in _WRITABLE), str(self.results))
         restrict(
             Allowed(
                 programs=("/",),

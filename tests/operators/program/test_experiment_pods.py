@@ -33,9 +33,10 @@ from retuned.stages.hypothesis import Hypothesis
 from retuned_operator.crds import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
 from retuned_operator.crds.experiment_status import JobRef
 from retuned_operator.crds.target import Vendor
+from retuned_operator.machine import ResultFact
 from retuned_operator.manifests import JobRequest, JobSettings, job_objects
-from retuned_operator.manifests.jobs import FINAL_EXIT_CODES
-from retuned_operator.program import results
+from retuned_operator.manifests.jobs import FINAL_EXIT_CODES, TELLER
+from retuned_operator.program.collecting import Collector
 from retuned_operator.program.ledger import SOLUTION, StoreLedger
 from retuned_operator.program.results import ResultFolder
 
@@ -77,20 +78,49 @@ INCUMBENT = variant("slow", again=20)
 
 
 class Cluster:
-    """An operator's ledger, a volume with results, and one experiment."""
+    """An operator's ledger, pods that have ended with their logs, and one experiment."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.results = place / "results"
+        self.started: dict[str, tuple[JobRef, ExperimentPod]] = {}
         self.store = SqliteStore(place / "state", clock=FakeClock())
         self.store.add(SOLUTION, INCUMBENT.digest, INCUMBENT.model_dump(mode="json"), phase="final")
+        folder = ResultFolder(place / "kept")
         self.ledger = StoreLedger(
             self.store,
             Ed25519Notary(place / "keys"),
             artifacts=place / "artifacts",
-            results=ResultFolder(self.results),
+            results=folder,
+            collector=Collector(folder, pods=lambda _: self.ended(), logs=self, clock=FakeClock()),
         )
         self.refs: tuple[JobRef, ...] = ()
+
+    def ended(self) -> list[dict[str, Any]]:
+        """Return the pods as the API server tells of them."""
+        return [
+            {
+                "metadata": {
+                    "name": uid,
+                    "namespace": "serving",
+                    "uid": uid,
+                    "ownerReferences": [{"uid": ref.uid, "controller": True}],
+                },
+                "status": {"phase": "Succeeded"},
+            }
+            for uid, (ref, _) in self.started.items()
+        ]
+
+    def logs(self, namespace: str, name: str, *, container: str, limit_bytes: int) -> bytes:
+        """Return what the container of a pod has written."""
+        assert (namespace, container) == ("serving", TELLER)
+        return self.started[name][1].log[:limit_bytes]
+
+    def results(self) -> tuple[ResultFact, ...]:
+        """Return what the operator reads, and let the first result of a Job count."""
+        found = tuple(self.ledger.results(self.experiment()))
+        pods = {each.job: each.pod_uid for each in found}
+        self.refs = tuple(r.model_copy(update={"result": pods.get(r.name)}) for r in self.refs)
+        return found
 
     def experiment(self, **budget: Any) -> KernelExperiment:
         belief = Hypothesis(
@@ -134,13 +164,14 @@ class Cluster:
             model="none",
             deadline_s=600,
         )
-        found = JobRef(name=request.name, uid="uid-job", role=role, result=uid)
+        found = JobRef(name=request.name, uid=f"uid-{request.name}", role=role)
         self.refs = (*self.refs, found)
-        settings = JobSettings(image="an-image", claim="results")
         place = self.place / f"{role}-{uid}"
         place.mkdir()
-        objects = job_objects(request, settings)
-        return ExperimentPod(place, objects, results=self.results, uid=uid)
+        objects = job_objects(request, JobSettings(image="an-image"))
+        pod = ExperimentPod(place, objects, uid=uid)
+        self.started[uid] = (found, pod)
+        return pod
 
     def handing(self, *solutions: Solution, **plan_changes: Any) -> str:
         """Return a trusted pod's task with these variants instead of a search's."""
@@ -168,7 +199,7 @@ def test_what_a_search_finds_a_trusted_pod_proves_and_the_operator_takes(cluster
     assert search.run() == 0, search.stdout + search.stderr
     assert (search.results / FINDINGS).read_text() == search.stdout
     assert (search.results / FINDINGS).stat().st_uid == search.user
-    (searched,) = cluster.ledger.results(cluster.experiment())
+    (searched,) = cluster.results()
     assert searched.tried == 2
     assert searched.finalists == 1, search.stdout
     assert searched.winner is None  # nobody trusts a search
@@ -177,8 +208,8 @@ def test_what_a_search_finds_a_trusted_pod_proves_and_the_operator_takes(cluster
 
     verify = cluster.pod(JobRole.VERIFY, uid="pod-2")
     assert verify.run() == 0, verify.stdout + verify.stderr
+    proven = next(each for each in cluster.results() if each.pod_uid == "pod-2")
     resource = cluster.experiment()
-    proven = next(each for each in cluster.ledger.results(resource) if each.pod_uid == "pod-2")
     assert (proven.tried, proven.finalists) == (1, 1)
     assert proven.winner == verify.message["best"]["candidate"]
     win = cluster.ledger.win(resource, job=proven.job, pod_uid="pod-2")
@@ -207,7 +238,7 @@ def test_a_trusted_pod_that_finds_only_bad_variants_says_by_its_code_what_they_a
     assert pod.run() == code, pod.stdout + pod.stderr
     assert code in FINAL_EXIT_CODES
     assert pod.message["exit_code"] == code
-    (fact,) = cluster.ledger.results(cluster.experiment())  # it came to its end and is complete
+    (fact,) = cluster.results()  # it came to its end and is complete
     assert (fact.tried, fact.correct, fact.winner) == (1, 0, None)
     assert reason in pod.stdout
 
@@ -226,7 +257,8 @@ def test_a_task_that_is_none_ends_the_pod_for_good(cluster: Cluster, text: str) 
     assert pod.run() == 3
     assert pod.message["exit_code"] == 3
     assert pod.left == []
-    assert cluster.ledger.results(cluster.experiment()) == ()
+    assert cluster.results() == ()
+    assert set(cluster.ledger.lost(cluster.experiment()).values()) == {"results-absent"}
 
 
 def test_a_pod_without_a_compiler_says_so_for_good(cluster: Cluster) -> None:
@@ -294,11 +326,8 @@ def test_a_pod_that_is_told_to_end_ends_in_time_and_leaves_nothing(
     assert pod.message["code"] == "preempted"
     assert pod.message["plan"] == cluster.experiment().spec.plan
     assert pod.left == []
-    assert cluster.ledger.results(cluster.experiment()) == ()
-
-
-def test_program_and_operator_name_the_findings_alike() -> None:
-    assert results.FINDINGS == FINDINGS
+    assert cluster.results() == ()
+    assert set(cluster.ledger.lost(cluster.experiment()).values()) == {"results-absent"}
 
 
 def _wait_for(seen: Callable[[], bool], child: Any) -> None:

@@ -259,13 +259,14 @@ def test_the_trusted_job_gets_the_finalists_and_nobodys_numbers(
     assert "speedup" not in json.dumps(verifying)
 
 
-def test_without_a_volume_nothing_is_ever_proven(tmp_path: Path) -> None:
+def test_without_results_nothing_is_proven(tmp_path: Path) -> None:
     ledger = StoreLedger(
         SqliteStore(tmp_path / "state"),
         Ed25519Notary(tmp_path / "keys"),
         artifacts=tmp_path,
-        results=None,
+        results=ResultFolder(tmp_path / "results"),
     )
     assert ledger.results(an_experiment()) == ()
+    assert ledger.lost(an_experiment()) == {}
     assert win_of(ledger) is None
     assert ledger.share("nobody") == 0.0
