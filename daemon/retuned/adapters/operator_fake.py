@@ -44,6 +44,8 @@ class FakeOperator:
         self.target = target
         self.away = False
         """Whether it does not answer."""
+        self.selected = True
+        """Whether a target selects the pod."""
         self.full = False
         """Whether it cannot keep anything."""
         self.key = ""
@@ -75,6 +77,8 @@ class FakeOperator:
     def orders(self, *, after: int, wait_s: float) -> Orders:
         """See `Operator.orders`; it waits in real time, as the real one does."""
         self._answer()
+        if not self.selected:
+            raise _refused("no-target", self.pod.name)
         with self._changed:
             self._changed.wait_for(
                 lambda: self.away or as_orders(self._orders).revision != after, timeout=wait_s
@@ -107,6 +111,8 @@ class FakeOperator:
 
     def _take(self, said: Said) -> None:
         self._answer()
+        if not self.selected:
+            raise _refused("no-target", self.pod.name)
         if said.pod != self.pod:
             raise _refused("not-your-pod", said.pod.name)
         if said.target != self.target and (said.target or not isinstance(said, Hello)):

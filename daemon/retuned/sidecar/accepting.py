@@ -6,7 +6,7 @@ what is out of sequence is refused and said so: the operator then orders anew, w
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 from retuned.stages.swap import SwapKind, SwapOrder
@@ -87,6 +87,26 @@ def _what(order: SwapOrder) -> SwapOrder:
         previous_guard=order.previous_guard,
         guard=order.guard,
         epoch=order.epoch,
+    )
+
+
+def stands_behind(order: SwapOrder, named: Iterable[SwapOrder]) -> bool:
+    """Whether the operator still says something of what is in force in a slot.
+
+    Its own name, its proposal under whatever epoch, or its artifact under another name will do:
+    between an order and the way back from it the two sides may know different ones.
+
+    Parameters
+    ----------
+    order
+        In force here.
+    named
+        All that the operator says this pod is to have.
+    """
+    return order.artifact is None or any(
+        each.definition == order.definition
+        and (each.proposal == order.proposal or each.artifact == order.artifact)
+        for each in named
     )
 
 

@@ -29,6 +29,8 @@ class Kind(StrEnum):
     """One epoch of one slot: new -> done | refused | superseded; done -> undone by a way back."""
     FAILED = "failed"
     """A proposal whose swap did harm here, or was refused; never carried out here again: final."""
+    WITHDRAWN = "withdrawn"
+    """A way back from what the operator stands behind no more, by the id of its order: final."""
     HELD = "held"
     """Why an order was refused for good, by its id: final."""
     TOLD = TOLD
@@ -58,6 +60,9 @@ class SidecarSettings:
     fresh_s: float = 300.0
     """A swap is begun only if the operator has named it within so long, seconds; people may have
     frozen or stopped it since."""
+    withdrawn_s: float = 60.0
+    """What is in force and stands in no answer of the operator's goes back after so long, seconds:
+    an object that is deleted and made again within it changes nothing."""
     prune_s: float = 60.0
     """How often what is over is removed, seconds."""
     hello_s: float = 300.0
@@ -99,6 +104,9 @@ class Standing:
     """Orders that the operator named last."""
     named_at_s: float = float("-inf")
     """When that was, monotonic."""
+    unnamed: dict[str, float] = field(default_factory=dict)
+    """Orders in force that the operator stands behind no more, and since when, monotonic
+    seconds."""
     hello_at_s: float = float("-inf")
     """When it last said who is here, monotonic."""
     pruned_at_s: float = float("-inf")

@@ -30,6 +30,7 @@ _KEPT: Mapping[tuple[str, str], int] = {
     ("order", "undone"): 64,
     ("failed", "final"): 1024,
     ("held", "final"): 64,
+    ("withdrawn", "final"): 64,
 }
 """Most records of each kind and phase, the newest; those that are not named are few by nature."""
 _UNJUDGED = 24

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 
 from retuned.agent_wire import Orders
-from retuned.sidecar import holding
+from retuned.errors import Refused
+from retuned.sidecar import holding, withdrawing
 from retuned.sidecar.accepting import Refusal, judge_order
 from retuned.sidecar.context import Context, Kind
 from retuned.sidecar.kept import kept_order, latest, slot_facts
 from retuned.stages.swap import SwapOrder
 
 log = logging.getLogger(__name__)
+
+NO_TARGET = "no-target"
+"""The operator's code for a pod that no target selects."""
 
 
 def listen(ctx: Context, *, wait_s: float) -> bool:
@@ -20,9 +24,17 @@ def listen(ctx: Context, *, wait_s: float) -> bool:
     Raises
     ------
     TemporaryError, Refused, UnreadableInput
-        As `Operator.orders`.
+        As `Operator.orders`; where no target selects this pod any more, nobody stands behind what
+        is in force here.
     """
-    said = ctx.operator.orders(after=ctx.standing.revision, wait_s=wait_s)
+    try:
+        said = ctx.operator.orders(after=ctx.standing.revision, wait_s=wait_s)
+    except Refused as error:
+        if error.code == NO_TARGET:
+            with ctx.lock:
+                withdrawing.look(ctx, ())
+            ctx.standing.named, ctx.standing.revision = frozenset(), 0
+        raise
     with ctx.lock:
         return take(ctx, said)
 
@@ -32,10 +44,11 @@ def take(ctx: Context, said: Orders) -> bool:
     fresh = [_take(ctx, order) for order in said.orders]
     named = frozenset(order.id for order in said.orders)
     _drop_unnamed(ctx, named)
+    gone_back = withdrawing.look(ctx, said.orders)
     # only now: a set that was taken by half is asked for again
     ctx.standing.named, ctx.standing.named_at_s = named, ctx.clock.monotonic_s()
     ctx.standing.revision = said.revision
-    return any(fresh)
+    return any(fresh) or gone_back
 
 
 def _take(ctx: Context, order: SwapOrder) -> bool:
@@ -81,4 +94,5 @@ def _drop_unnamed(ctx: Context, named: frozenset[str]) -> None:
 
 def _is_ours(ctx: Context, order: SwapOrder) -> bool:
     """Whether an order is a way back from here: those are the pod's own."""
-    return ctx.store.get(Kind.FAILED, order.proposal) is not None
+    harmed = ctx.store.get(Kind.FAILED, order.proposal) is not None
+    return harmed or ctx.store.get(Kind.WITHDRAWN, order.id) is not None

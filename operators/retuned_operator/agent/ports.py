@@ -59,7 +59,13 @@ class Fleet(Protocol):
     """Pods, what they are to have, and artifacts. Safe for threads."""
 
     def pod(self, namespace: str, name: str) -> PodRecord | None:
-        """Return a pod that exists now; from memory, because every request asks."""
+        """Return a pod that exists now; from memory, because every request asks.
+
+        Raises
+        ------
+        TemporaryError
+            If it is not known whether a target selects it: one that none selects goes back.
+        """
         ...
 
     def orders(self, pod: PodRecord) -> Sequence[SwapOrder]:

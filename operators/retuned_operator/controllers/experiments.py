@@ -12,7 +12,7 @@ from retuned.ports import Telemetry
 from retuned_operator.controllers import telling, trials
 from retuned_operator.controllers.acting import Acting
 from retuned_operator.controllers.ports import BY_EXPERIMENT
-from retuned_operator.controllers.proposals import FINALIZER, NOT_KNOWN_S
+from retuned_operator.controllers.proposals import NOT_KNOWN_S
 from retuned_operator.controllers.swaps import World
 from retuned_operator.crds import (
     KernelExperiment,
@@ -210,7 +210,6 @@ def proposal_body(name: str, spec: dict[str, Any], *, target: TuningTarget) -> d
             "name": name,
             "namespace": target.metadata.namespace,
             "labels": labels("experiment"),
-            "finalizers": [FINALIZER],
             "ownerReferences": [
                 owner(TARGETS.kind, name=target.metadata.name, uid=target.metadata.uid)
             ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from retuned.errors import RetunedError
 from retuned.ports import Telemetry
@@ -27,8 +28,9 @@ from retuned_operator.runtime.resources import PROPOSALS, Obj
 
 NOT_KNOWN_S = 5.0
 """When to look again while the caches are not complete, seconds."""
-FINALIZER = f"{GROUP}/rollout"
-"""A proposal stays until no pod is on its way to or from its artifact."""
+FORMER_FINALIZER = f"{GROUP}/rollout"
+"""Proposals of earlier versions carry it, and nobody would take it away after an uninstall: pods go
+back by themselves from what nobody stands behind."""
 _KEPT = 256
 _SETTLED = frozenset(
     {
@@ -86,15 +88,17 @@ class Proposals:
             due += [step.look_again_at] if step.look_again_at else []
         if failed is not None:
             raise failed
+        self._without_proposal(rollouts)
         now = self._world.clock.now()
         return max(0.0, (min(due) - now).total_seconds()) if due else None
 
     def _one(self, rollouts: Rollouts, resource: SwapProposal) -> tuple[Rollouts, RolloutStep]:
         """Decide, write the status, and only then act; return how things stand after it."""
         now = self._world.clock.now()
-        if resource.status.phase in _SETTLED and resource.metadata.deletion_timestamp is None:
+        freed = self._freed(resource)
+        if freed is None or freed.status.phase in _SETTLED:
             return rollouts, RolloutStep(status=resource.status)
-        resource = self._kept(resource)
+        resource = freed
         facts = facts_of(self._world, rollouts, resource)
         step = proposals.step(leaving(resource), facts, now=now)
         status = telling.with_proposal_conditions(resource, step.status, now=now)
@@ -103,29 +107,35 @@ class Proposals:
         target = rollouts.target
         for action in step.actions:
             target = self._act(target, after, action)
-        if not step.actions:
-            self._let_go(after)
         return _with(replace(rollouts, target=target), after), step
 
-    def _kept(self, resource: SwapProposal) -> SwapProposal:
-        """Make sure that a proposal does not vanish while pods are told something."""
-        metadata, body = resource.metadata, self._body(resource)
-        known = finalizers_of(body)
-        going = metadata.deletion_timestamp is not None or resource.status.phase.is_terminal
-        if body is None or going or FINALIZER in known:
-            return resource
-        return read(SwapProposal, self._acting.finalizers(PROPOSALS, body, (*known, FINALIZER)))
+    def _freed(self, resource: SwapProposal) -> SwapProposal | None:
+        """Take away what an earlier version held a proposal by; None where it has gone with that.
 
-    def _let_go(self, resource: SwapProposal) -> None:
-        """Let a deleted proposal go once nothing of it is left to be done."""
+        Its pods go back by themselves.
+        """
         body = self._body(resource)
         known = finalizers_of(body)
-        over = resource.status.phase.is_terminal
-        if body is None or resource.metadata.deletion_timestamp is None or not over:
+        if body is None or FORMER_FINALIZER not in known:
+            return resource
+        rest = [each for each in known if each != FORMER_FINALIZER]
+        after = self._acting.finalizers(PROPOSALS, body, rest)
+        gone = resource.metadata.deletion_timestamp is not None and not rest
+        return None if gone else read(SwapProposal, after)
+
+    def _without_proposal(self, rollouts: Rollouts) -> None:
+        """Take out of a target what was promoted by a proposal that is there no more.
+
+        New pods do not get it any more, and those that run it go back by themselves.
+        """
+        target, names = rollouts.target, {each.metadata.name for each in rollouts.proposals}
+        if target is None or rollouts.unreadable:
             return
-        if FINALIZER in known:
-            rest = [each for each in known if each != FINALIZER]
-            self._acting.finalizers(PROPOSALS, body, rest)
+        known = target.status.active_kernels
+        for entry in known:
+            if entry.proposal not in names:
+                action = Deactivate(kernel=entry.kernel)
+                self._acting.change_target(target, partial(applied, action=action, known=known))
 
     def _body(self, resource: SwapProposal) -> Obj | None:
         metadata = resource.metadata

@@ -21,6 +21,9 @@ _P = ProposalPhase
 def harm_of(case: Case) -> Harm | None:
     """Return why a swap goes back; never gated by window, freeze or approval."""
     resource, facts, asked = case.resource, case.facts, case.asked
+    if facts.target is None:  # nobody can be told any more: pods that no target selects go back
+        detail = "the target is gone; its pods go back by themselves"
+        return Harm(reason="target-gone", detail=detail, blames=False)
     if resource.spec.abort.requested:
         return Harm(reason="aborted", detail=resource.spec.abort.reason, blames=False)
     said_no = _said_no(case)

@@ -41,14 +41,24 @@ class CachedFleet:
         self._key = key
 
     def pod(self, namespace: str, name: str) -> PodRecord | None:
-        """Return a pod that exists now, with the target that selects it."""
+        """Return a pod that exists now, with the target that selects it; see `Fleet.pod`."""
         body = self._caches.get(PODS, f"{namespace}/{name}")
         if body is None:
             return None
         targets = targets_of(self._caches, body)
+        if not targets and not self._surely_none(body):
+            text = f"whether a target selects {namespace}/{name} is not known now"
+            raise TemporaryError(text, delay_s=_AGAIN_S)
         uid = str(body["metadata"].get("uid", ""))
         target = targets[0] if targets else ""
         return PodRecord(namespace=namespace, name=name, uid=uid, target=target)
+
+    def _surely_none(self, pod: Mapping[str, object]) -> bool:
+        """Whether no target selects a pod: it goes back to its own code where that is said."""
+        if not self._caches.knows(TARGETS):
+            return False
+        _, faults = reading.all_of(TuningTarget, _candidates(self._caches, pod))
+        return not faults
 
     def orders(self, pod: PodRecord) -> Sequence[SwapOrder]:
         """Return what a pod is to have; see `Fleet.orders`."""

@@ -7,7 +7,7 @@ An operator can die at any write, before or after it; the next one knows what th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -50,6 +50,7 @@ from retuned_operator.controllers import (
     Proposals,
     Targets,
     World,
+    reading,
 )
 from retuned_operator.controllers.caches import INDICES, StoreCaches
 from retuned_operator.controllers.targets import environment_of
@@ -204,13 +205,14 @@ class Cluster:
 
     def sidecars(self) -> None:
         """Let every sidecar ask for its orders, carry them out and tell how its server stands."""
-        target, proposals = self.target(), self.proposals()
         for server in self.servers.values():
             if server.says == "silent":
                 continue
-            for order in desired_orders(
-                server.name, server.uid, target=target, proposals=proposals
-            ):
+            orders = self.orders_of(server)
+            if server.active is not None and not orders:  # see `retuned.sidecar.withdrawing`
+                server.epoch, server.active = server.epoch + 1, None
+                server.swaps.append((server.epoch, None))
+            for order in orders:
                 server.held = held(order, server)
                 if order.epoch > server.epoch and server.held is None:
                     server.swaps.append((order.epoch, order.artifact))
@@ -219,6 +221,14 @@ class Cluster:
                     if order.kind is SwapKind.ROLLBACK:
                         server.says = "keep"
             self.tell(server)
+
+    def orders_of(self, server: Server) -> Sequence[SwapOrder]:
+        """Return what the operator says that a pod is to have; nothing where no target is."""
+        if not self.all(TARGETS):
+            return ()
+        return desired_orders(
+            server.name, server.uid, target=self.target(), proposals=self.proposals()
+        )
 
     def tell(self, server: Server) -> None:
         """Let one sidecar tell how its server stands."""
@@ -418,8 +428,10 @@ class Operator:
         if sync:
             self.sync()
         for kind, controller in self.controllers:
-            keys = self.stores[kind].keys()
-            for key in keys:
+            keys = set(self.stores[kind].keys())
+            if kind is TARGETS:  # its proposals name one that is gone, too
+                keys.update(*map(reading.target_word, self.cluster.all(PROPOSALS)))
+            for key in sorted(keys):
                 try:
                     controller.reconcile(key)
                 except RetunedError as error:

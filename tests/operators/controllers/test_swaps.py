@@ -281,12 +281,49 @@ def test_a_pod_that_knows_a_later_order_is_told_again_under_a_newer_epoch() -> N
     reached(cluster, P.PROMOTED)
 
 
-def test_who_deletes_a_proposal_that_is_under_way_takes_it_back_before_it_goes() -> None:
+def test_who_deletes_a_proposal_that_is_under_way_holds_nothing_up_and_its_pods_go_back() -> None:
     cluster = at_canary()
     cluster.remove(PROPOSALS, "swp-1")
-    assert [p.metadata.name for p in cluster.proposals()] == ["swp-1"]
-    cluster.until(lambda: cluster.proposals() == [])
+    assert cluster.proposals() == []
+    cluster.turn()
     assert active(cluster) == [None] * 3
+
+
+def test_who_deletes_what_is_in_force_takes_it_out_of_the_target_too() -> None:
+    cluster = at_canary()
+    reached(cluster, P.PROMOTED)
+    cluster.turn()
+    assert len(cluster.target().status.active_kernels) == 1
+    cluster.remove(PROPOSALS, "swp-1")
+    cluster.turn()
+    assert active(cluster) == [None] * 3
+    assert cluster.target().status.active_kernels == ()
+
+
+@pytest.mark.parametrize("at", [P.ANALYZING, P.PROMOTED])
+def test_a_target_that_is_deleted_ends_its_proposals_and_its_pods_go_back(at: P) -> None:
+    cluster = at_canary()
+    reached(cluster, at)
+    cluster.remove(TARGETS, "chat")
+    cluster.turn()
+    (proposal,) = cluster.proposals()  # an owner would have taken it along
+    assert (proposal.status.phase, proposal.status.reason) == (P.ROLLED_BACK, "target-gone")
+    assert active(cluster) == [None] * 3
+    assert "target-gone" in cluster.events("RollingBack")[0]
+
+
+def test_what_an_earlier_version_held_a_proposal_by_is_taken_away() -> None:
+    cluster = at_canary()
+    held = {"metadata": {"finalizers": ["retuned.dev/rollout", "example.org/other"]}}
+    cluster.change(PROPOSALS, "swp-1", held)
+    cluster.remove(PROPOSALS, "swp-1")
+    cluster.turn()
+    (body,) = cluster.all(PROPOSALS)
+    assert body["metadata"]["finalizers"] == ["example.org/other"]
+    cluster.change(PROPOSALS, "swp-1", {"metadata": {"finalizers": ["retuned.dev/rollout"]}})
+    cluster.turn()
+    assert cluster.all(PROPOSALS) == []
+    assert cluster.operator.errors == []
 
 
 def test_a_policy_that_cannot_be_used_is_said_so_and_holds_everything() -> None:
