@@ -96,6 +96,8 @@ class SlotState:
     """Why the runtime took the order back by itself; empty if it did not."""
     bypassed: bool = False
     """Whether the original serves for a while although an order is in force."""
+    counted: bool = True
+    """Whether launches pass it; of a kernel that a file configures none does."""
 
 
 class Swapper(Protocol):

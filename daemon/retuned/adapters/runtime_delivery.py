@@ -11,7 +11,7 @@ from typing import Any
 
 from retuned.adapters.artifact_folder import bundle_of
 from retuned.adapters.runtime_link import RETRY_S, Said, told
-from retuned.errors import CandidateError, TemporaryError
+from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.runtime.delivery import MAX_PIECE_BYTES
 
 _NOT_THERE = frozenset({"artifact-missing", "artifact-outside"})
@@ -66,15 +66,9 @@ class Delivery:
         return said
 
     def _show_key(self, path: Path) -> Said:
-        """Show the key where the process waits for one to pin; None where nothing went wrong."""
         if self._key is None:
             return None
-        hello = told(path, {"op": "hello"}, timeout_s=_PIECE_TIMEOUT_S)
-        if not isinstance(hello, dict) or hello.get("trust") != "pin":
-            return None
-        request = {"op": "trust", "key": self._key(), "term": self._request.get("term", 0)}
-        said = told(path, request, timeout_s=_PIECE_TIMEOUT_S)
-        return None if isinstance(said, dict) else said
+        return show_key(path, self._key, term=self._request.get("term", 0))
 
     def _bundle(self) -> dict[str, bytes] | None:
         with self._lock:  # read once for all processes
@@ -119,6 +113,16 @@ class Delivery:
                 break
             offset = have  # where the process is, which may have some of it already
         return TemporaryError(f"{path}: a file does not arrive", delay_s=RETRY_S)
+
+
+def show_key(path: Path, key: Callable[[], str], *, term: int) -> RetunedError | None:
+    """Show the key where the process waits for one to pin; None where nothing went wrong."""
+    hello = told(path, {"op": "hello"}, timeout_s=_PIECE_TIMEOUT_S)
+    if not isinstance(hello, dict) or hello.get("trust") != "pin":
+        return None
+    request = {"op": "trust", "key": key(), "term": term}
+    said = told(path, request, timeout_s=_PIECE_TIMEOUT_S)
+    return None if isinstance(said, dict) else said
 
 
 def _bounded(size: int) -> Iterator[int]:

@@ -267,6 +267,10 @@ class RuntimeSocket:
         """
         return self._ask_all(request)
 
+    def term(self) -> int:
+        """Return this daemon's term, as all it tells a server carries it."""
+        return self._claim()
+
     def processes(self) -> list[Path]:
         """Return the sockets there are.
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from retuned.adapters.runtime_files import FileTap
+from retuned.configured.records import Format, Look
 from retuned.contract import Definition, Digest, Solution
 from retuned.local.retention import Retention
 from retuned.observing import context as observing
@@ -82,6 +84,11 @@ class Kind(StrEnum):
     LIFTED = "lifted"
     """A live kernel: lifted <-> outdated, with its definition; or kept, with the reason, ->
     settled. When what was seen changed last: seen."""
+    FILE = "file"
+    """A kernel that the server configures by a file, under its definition: tuned, with the step
+    that experiments are about, <-> left, with the reason."""
+    FILE_CHANGE = "file-change"
+    """What a proposal writes into such a file, under the proposal's id: current."""
     HOUSEKEEPING = "housekeeping"
     """When old things were cleared away last: current; experiments whose evidence went: cleared."""
 
@@ -199,6 +206,24 @@ class Captures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What the loop asks about files that a server configures kernels by; part of a `Context`."""
+
+    tap: FileTap
+    """The server's end."""
+    folder: Path
+    """Where changes are put down, signed, for the server."""
+
+    def formats(self) -> frozenset[Format]:
+        """Return the files that the server reads; see `FileTap.formats`."""
+        return self.tap.formats()
+
+    def look(self, format: Format, lookup: Mapping[str, Any]) -> Look:
+        """Return what is picked today; see `FileTap.look`."""
+        return self.tap.look(format, lookup)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """Ports and settings, passed to every step."""
 
@@ -227,5 +252,7 @@ class Context:
     """What inputs are sampled with; None samples none."""
     kernels: KernelTap | None = None
     """Shows what is launched in the server; None lifts no live kernel."""
+    files: Files | None = None
+    """Files that the server configures kernels by; None changes none."""
     behind: dict[str, float] = field(default_factory=dict)
     """Orders that some process of the server has not followed, and since when, monotonic s."""

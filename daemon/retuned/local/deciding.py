@@ -8,7 +8,7 @@ from typing import Any
 
 from retuned.adapters.approvals import Approvals
 from retuned.errors import RetunedError
-from retuned.local import again, asking, proving
+from retuned.local import again, asking, configured, proving
 from retuned.local.context import Context, Kind
 from retuned.local.found import best_finding, findings
 from retuned.local.ordered import IN_PLACE, in_phases, latest, say
@@ -69,7 +69,7 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
     doubt = proving.doubt_about_win(ctx, plan, best)
     if doubt is not None:
         return Refusal(reason=RefusalReason(doubt.fault), detail=doubt.detail)
-    return proposal_stage.propose(
+    answer = proposal_stage.propose(
         best.verdict,
         plan=plan,
         share=share_of(ctx, plan.hypothesis),
@@ -84,6 +84,7 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
         live_guard=live_guard(ctx, plan.definition),
         attempt=again.next_attempt(ctx, plan, best.solution.digest),
     )
+    return configured.with_change(ctx, answer, best.solution)
 
 
 def _was_swapped(ctx: Context, definition: str) -> bool:

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from retuned.adapters.envelopes import seal
 from retuned.errors import RetunedError, TemporaryError, UnreadableInput
+from retuned.local import configured
 from retuned.local.asking import policy_limits
 from retuned.local.context import Context, Kind
 from retuned.local.ordered import latest, say
@@ -74,6 +75,8 @@ def follows(ctx: Context, order: SwapOrder, stored: Stored) -> tuple[Consequence
         log.warning("%s waits for a policy that can be read: %s", order.definition, error)
         return Consequence.WAIT, "", ""
     report = _report_of(ctx, stored.id)
+    if report is None and configured.is_change(ctx, stored.id):
+        report = not_measured(EndToEndReason.NOT_SWITCHABLE, "", predicted=0.0)
     if report is None and ctx.end_to_end is None:
         report = not_measured(EndToEndReason.NO_ENDPOINT, "", predicted=0.0)
     reason = "" if report is None else f"end-to-end-{report.reason}"
@@ -109,6 +112,8 @@ def switch_on(ctx: Context) -> bool:
 def _is_due(ctx: Context, order: SwapOrder) -> bool:
     stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
     if order.kind is not SwapKind.SWAP or stored is None or stored.phase != "watching":
+        return False
+    if configured.is_change(ctx, order.proposal):
         return False
     try:
         if rule_for(ctx, order.definition) is EndToEndRule.OFF:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from retuned.errors import HarnessError, MissingDependency
-from retuned.local import capturing, proving
+from retuned.local import capturing, configured, proving
 from retuned.local.asking import policy_limits
 from retuned.local.attempts import attempt_of
 from retuned.local.context import Context, Kind
@@ -47,7 +47,7 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
         incumbent=live_baseline(ctx, best.definition),
         environment=ctx.environment,
         budget=_budget(ctx, best),
-        generators=ctx.settings.generators,
+        generators=configured.generators_for(ctx, best.definition),
         buckets=ctx.settings.profile,
         batch_invariant=_batch_invariant(ctx, best.definition),
     )

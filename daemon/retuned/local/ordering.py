@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from retuned.errors import RetunedError
-from retuned.local import asking, proving
+from retuned.local import asking, configured, proving
 from retuned.local.context import Context, Kind
 from retuned.local.ordered import fresh_epoch, in_phases, latest, say, slot_of
 from retuned.local.reading import proposals
@@ -50,7 +50,9 @@ def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
     if asking.ask(ctx, proposal).state is not GateState.APPROVED:
         return False  # the gate's own step says why
     document, doubt = proving.believed(ctx, proposal)
-    if _doubted(ctx, proposal, doubt) or _cannot_be_proven(ctx, proposal):
+    if _doubted(ctx, proposal, doubt) or configured.unfit(ctx, proposal):
+        return False
+    if _cannot_be_proven(ctx, proposal):
         return False
     if not ctx.store.advance(Kind.PROPOSAL, proposal.id, expect="approved", to="swapping"):
         return False

@@ -14,6 +14,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from retuned.local import (
     capturing,
+    configured,
     deciding,
     end_to_end,
     experimenting,
@@ -54,6 +55,7 @@ class Loop:
         windows.close_windows(self.ctx)
         reasoning.settle(self.ctx)
         windows.judge_windows(self.ctx)
+        configured.observe(self.ctx)
         reasoning.explain(self.ctx)
         capturing.settle(self.ctx)
 

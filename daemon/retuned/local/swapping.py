@@ -20,6 +20,7 @@ from retuned.errors import (
     TemporaryError,
     UnreadableInput,
 )
+from retuned.local import configured
 from retuned.local.comparing import UNKNOWN, check_before_load
 from retuned.local.context import Context, Kind
 from retuned.local.found import found_solution
@@ -170,6 +171,9 @@ def _prepare(ctx: Context, order: SwapOrder) -> None:
     if solution is None:
         raise CandidateError("artifact-missing", detail=f"{order.artifact} is not in the store")
     try:
+        if configured.is_change(ctx, order.proposal):
+            configured.prepare(ctx, order)
+            return
         if order.kind is SwapKind.SWAP:
             check_before_load(ctx, order)
         folder = ctx.bench.build(solution)

@@ -15,6 +15,7 @@ from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.policy_files import PolicyFiles, load_policies
 from retuned.adapters.runtime_captures import RuntimeCaptures
+from retuned.adapters.runtime_files import FilesSwapper, RuntimeFiles
 from retuned.adapters.runtime_kernels import RuntimeKernels
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.server_cores import free_cores, server_cores
@@ -35,7 +36,8 @@ from retuned.lab.physics import GPU_PEAKS, Peak
 from retuned.lab.sweeping import sweep
 from retuned.lab.toolchain import environment_of, is_timed
 from retuned.local.believed import priors_for
-from retuned.local.context import Captures, Context, Kind, LoopSettings
+from retuned.local.configured import ConfiguredKernels, StoredChanges, incumbent_named
+from retuned.local.context import Captures, Context, Files, Kind, LoopSettings
 from retuned.local.earlier import earlier_findings
 from retuned.local.found import found_solution
 from retuned.local.known_kernels import KnownKernels
@@ -43,7 +45,7 @@ from retuned.local.lifting import recall
 from retuned.local.program import Loop
 from retuned.local.retention import Retention
 from retuned.observing.numbers import numbers_of
-from retuned.ports import Bench, EndToEnd, Store
+from retuned.ports import Bench, EndToEnd, Store, Swapper
 from retuned.settings import Settings
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.hypothesis import HypothesisSettings
@@ -95,21 +97,46 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
             known=store.ids(Kind.BATCH),
             limits=ReadLimits(input_bytes=settings.max_trace_bytes),
         ),
-        swapper=RuntimeSocket(settings.sockets, key=notary.public_hex),
+        swapper=_swapper(settings, store, notary, language=language),
         bench=_lab(settings, store, language=language, arch=environment.arch),
         notary=notary,
         settings=loop_settings(settings),
         environment=environment.digest,
-        catalog=KnownKernels(language=language, gflops=peak.gflops, gbytes_per_s=peak.gbytes_per_s),
+        catalog=ConfiguredKernels(
+            KnownKernels(language=language, gflops=peak.gflops, gbytes_per_s=peak.gbytes_per_s),
+            store,
+            buckets=loop_settings(settings).profile,
+        ),
         policies=_policies(settings),
         labels={**settings.labels, "env": settings.env},
         lab=settings.state_dir / _LAB,
         end_to_end=_end_to_end(settings),
         captures=_captures(settings),
         kernels=RuntimeKernels(settings.sockets) if language is Language.TRITON else None,
+        files=_files(settings) if language is Language.TRITON else None,
     )
     recall(store)
     return Loop(context), telemetry
+
+
+def _swapper(
+    settings: Settings, store: Store, notary: Ed25519Notary, *, language: Language
+) -> Swapper:
+    """Connect to the server; where its kernels are Triton's, changes of its files go there too."""
+    socket = RuntimeSocket(settings.sockets, key=notary.public_hex)
+    if language is not Language.TRITON:
+        return socket
+    return FilesSwapper(
+        socket,
+        settings.sockets,
+        changes=StoredChanges(store),
+        term=socket.term,
+        key=notary.public_hex,
+    )
+
+
+def _files(settings: Settings) -> Files:
+    return Files(tap=RuntimeFiles(settings.sockets), folder=settings.state_dir / _LAB / "files")
 
 
 def language_of(settings: Settings) -> Language:
@@ -256,7 +283,7 @@ def _solutions(store: Store) -> Callable[[Digest], Solution | None]:
                 incumbent = _incumbent(str(plan.body["definition"]), language)
                 if incumbent is not None and incumbent.digest == digest:
                     return incumbent
-        return found_solution(store, digest)
+        return incumbent_named(store, digest) or found_solution(store, digest)
 
     return find
 

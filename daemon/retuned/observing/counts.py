@@ -23,7 +23,7 @@ def totals(ctx: Observing) -> dict[str, dict[str, int]]:
     except TemporaryError as error:
         log.info("no counters: %s", error)
         return {}
-    return {slot.definition: _bucketed(ctx, slot.launches) for slot in slots}
+    return {slot.definition: _bucketed(ctx, slot.launches) for slot in slots if slot.counted}
 
 
 def since(before: Counts, now: Counts) -> dict[str, dict[str, int]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, SerializerFunctionWrapHandler, model_serializer
 
 from retuned.contract import Digest, Guard, Name, Record, TrustClass
 from retuned.stages.verdict import Interval
@@ -60,6 +61,17 @@ class Proposal(Record):
     """Where it was measured; evidence expires with it. None in records of earlier versions."""
     attempt: int = Field(default=1, ge=1)
     """How many times this win was proposed, this time included: nobody decided the times before."""
+    change: Digest | None = None
+    """What is written into a file that the server configures the kernel by, as the server gets it;
+    the file's digest before is in it. None where a kernel is swapped."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not said: proposals of kernels look as they always did."""
+        body: dict[str, Any] = handler(self)
+        if self.change is None:
+            body.pop("change", None)
+        return body
 
 
 class RefusalReason(StrEnum):
@@ -86,6 +98,11 @@ class RefusalReason(StrEnum):
     EVIDENCE_OF_ANOTHER_ENVIRONMENT = "evidence-of-another-environment"
     EVIDENCE_CONTRADICTED = "evidence-contradicted"
     ALREADY_DECIDED = "already-decided"
+    NOT_A_ROW = "not-a-row"
+    GUARD_BEYOND_STEP = "guard-beyond-step"
+    FILE_CHANGED = "file-changed"
+    NOTHING_TO_CHANGE = "nothing-to-change"
+    FILE_UNUSABLE = "file-unusable"
 
 
 class Refusal(Record):

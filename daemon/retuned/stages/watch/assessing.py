@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from retuned.contract import Digest, Name, Record
 from retuned.stages.swap import SwapOrder
@@ -57,6 +57,10 @@ class WatchReason(StrEnum):
     """A later order is in force; there is nothing of this one to watch."""
     CLEAN = "clean"
     """Enough clean checks over enough time."""
+    NEEDS_RESTART = "needs-restart"
+    """The file is written, and the server reads it when it is started anew."""
+    CONFIGURED = "configured"
+    """The server's own lookup has picked the row for long enough; its launches are not counted."""
 
 
 class BucketSample(Record):
@@ -127,6 +131,17 @@ class WatchSample(Record):
     """Names of the processes, where known: another set has to prove itself anew."""
     idle_members: tuple[str, ...] = ()
     """Names of the processes in which no launch ran the artifact, where known."""
+    configured: Literal["engaged", "needs-restart"] | None = None
+    """Of a kernel that a file configures: whether the server's own lookup picks the row, asked just
+    now. None where launches are counted."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not said: samples of counted launches look as they always did."""
+        body: dict[str, Any] = handler(self)
+        if self.configured is None:
+            body.pop("configured", None)
+        return body
 
 
 class WatchReport(Record):
@@ -214,6 +229,8 @@ def assess(
         late = engaged_s >= settings.engage_within_s
     if order.artifact is None:
         return _report(WatchAction.KEEP, WatchReason.CLEAN, "the original is in force")
+    if newest.configured is not None:
+        return _configured(newest, seconds_since_commit, settings)
     if newest.fraction > 0.0 and (newest.swapped_launches == 0 or newest.idle_processes):
         if late and not _no_traffic(newest):
             return _report(
@@ -225,6 +242,24 @@ def assess(
             )
         return _report(WatchAction.WAIT, WatchReason.TOO_FEW_CHECKS, "waiting for launches")
     return _enough(newest, seconds_since_commit, settings)
+
+
+def _configured(newest: WatchSample, seconds: float, settings: WatchSettings) -> WatchReport:
+    """Judge a row of a file: nothing is counted or compared, the server's lookup is the proof."""
+    if newest.idle_processes:
+        detail = f"{newest.idle_processes} of {newest.processes} processes do not pick the row"
+        if seconds >= settings.engage_within_s:
+            return _rollback(WatchReason.NOT_ENGAGED, f"{detail}{_named(newest)}")
+        return _report(WatchAction.WAIT, WatchReason.NO_SAMPLE, f"{detail} yet{_named(newest)}")
+    if newest.configured == "needs-restart":
+        detail = "the file is written; the server reads it when it is started anew"
+        return _report(WatchAction.WAIT, WatchReason.NEEDS_RESTART, detail)
+    detail = f"{newest.processes} processes pick the row, for {seconds:.0f} s"
+    if seconds < settings.min_s:
+        detail = f"{detail}, {settings.min_s:.0f} s are needed"
+        return _report(WatchAction.WAIT, WatchReason.TOO_EARLY, detail)
+    detail = f"{detail}; its launches are neither counted nor checked"
+    return _report(WatchAction.KEEP, WatchReason.CONFIGURED, detail)
 
 
 def _named(newest: WatchSample) -> str:

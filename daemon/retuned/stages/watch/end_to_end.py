@@ -68,6 +68,8 @@ class EndToEndReason(StrEnum):
     """Nobody said where the server can be asked."""
     NO_ANSWER = "no-answer"
     """The server did not answer, or not to every request."""
+    NOT_SWITCHABLE = "not-switchable"
+    """A file configures the kernel: nobody can switch it to and fro while the server runs."""
     OUT_OF_TIME = "out-of-time"
     """The time was used up before it was decided."""
 
