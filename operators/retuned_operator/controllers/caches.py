@@ -17,6 +17,7 @@ from retuned_operator.controllers.ports import (
     BY_LABEL,
     BY_PROPOSAL,
     BY_SELECTOR,
+    BY_SIDECAR,
     BY_TARGET,
 )
 from retuned_operator.runtime.resources import (
@@ -37,7 +38,7 @@ INDICES: Mapping[Resource, Mapping[str, Index]] = {
     EXPERIMENTS: {BY_TARGET: reading.target_word, BY_BUDGET: reading.budget_words},
     DECISIONS: {BY_PROPOSAL: reading.proposal_word},
     JOBS: {BY_EXPERIMENT: reading.experiment_words},
-    PODS: {BY_LABEL: reading.label_words},
+    PODS: {BY_LABEL: reading.label_words, BY_SIDECAR: reading.sidecar_words},
 }
 """How objects are found besides by their key."""
 _MOST = 4096

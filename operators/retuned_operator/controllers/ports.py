@@ -38,6 +38,9 @@ BY_SELECTOR = "selector"
 BY_LABEL = "label"
 """Index of pods: ``namespace/key=value`` for each of their labels."""
 
+BY_SIDECAR = "sidecar"
+"""Index of pods: namespace of each that has a sidecar."""
+
 
 class Caches(Protocol):
     """Copies of what is watched, at least as new as what this process has written itself."""

@@ -134,6 +134,12 @@ def label_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{namespace}/{key}={value}" for key, value in _labels(body).items())
 
 
+def sidecar_words(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return under which word a pod with a sidecar is found: its namespace."""
+    found = pod_seen(body, container="") is not None
+    return (str(_part(body, "metadata").get("namespace", "")),) if found else ()
+
+
 def experiment_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return under which words a Job is found: uid of its experiment, and ``namespace/name``."""
     notes = _part(_part(body, "metadata"), "annotations")

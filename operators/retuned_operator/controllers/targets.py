@@ -79,13 +79,12 @@ def observed(
         ((each.profiled_at, each.kernels) for each in said if each.profiled_at), default=None
     )
     status = target.status
-    ready = bool(fresh) and len(worlds) == 1 and None not in worlds
-    why = "reporting" if ready else "environments-differ" if len(worlds) > 1 else "not-reporting"
+    ready, reason, message = readiness(fresh, pods=len(pods))
     known = condition(
         "Ready",
         ready,
-        reason=why,
-        message=f"{len(fresh)} of {len(pods)} pods report",
+        reason=reason,
+        message=message,
         generation=target.metadata.generation,
         now=now,
     )
@@ -101,6 +100,45 @@ def observed(
             "conditions": with_condition(status.conditions, known),
         }
     )
+
+
+def readiness(fresh: Sequence[PodSaid], *, pods: int) -> tuple[bool, str, str]:
+    """Return whether a target can be looked after now, why, and a sentence.
+
+    Parameters
+    ----------
+    fresh
+        What those pods said that were heard of not long ago.
+    pods
+        How many there are.
+
+    Examples
+    --------
+    >>> readiness([], pods=2)
+    (False, 'not-reporting', '0 of 2 pods report')
+    >>> readiness([], pods=0)
+    (False, 'no-pods', 'no pod with a sidecar carries the labels of the selector')
+    """
+    if not pods:
+        return False, "no-pods", "no pod with a sidecar carries the labels of the selector"
+    count = f"{len(fresh)} of {pods} pods report"
+    if not fresh:
+        return False, "not-reporting", count
+    silent = sorted(e.pod.name for e in fresh if e.hello is None or not e.hello.environments)
+    if silent:
+        message = f"{count}; the server does not say what it runs on in {_some(silent)}"
+        return False, "server-silent", message
+    apart = sorted(each.pod.name for each in fresh if environment_of(each.hello) is None)
+    if apart:
+        message = f"{count}; processes of one server run on different things in {_some(apart)}"
+        return False, "environments-differ", message
+    if len({environment_of(each.hello) for each in fresh}) > 1:
+        return False, "environments-differ", f"{count}; they run on different things"
+    return True, "reporting", count
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def environment_of(hello: Hello | None) -> Digest | None:

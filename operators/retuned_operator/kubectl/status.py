@@ -94,6 +94,7 @@ def _body(seen: _Seen) -> dict[str, Any]:
                 "namespace": each.metadata.namespace,
                 "mode": each.spec.mode.value,
                 "gpu_model": each.spec.gpu.model,
+                "ready": _ready(each.status.conditions),
                 "status": write(each)["status"],
             }
             for each in seen.targets
@@ -103,7 +104,7 @@ def _body(seen: _Seen) -> dict[str, Any]:
                 "name": each.metadata.name,
                 "namespace": each.metadata.namespace,
                 "mode": each.spec.mode.value,
-                "ready": _ready(each),
+                "ready": _ready(each.status.conditions),
                 "status": write(each)["status"],
             }
             for each in seen.policies
@@ -126,6 +127,11 @@ def _print(seen: _Seen, desk: Desk, *, wide: bool) -> None:
         stdout().print(f"No targets{where}; a TuningTarget names the servers to look after.")
     else:
         _print_targets(seen.targets, desk, wide=wide)
+    for target in seen.targets:
+        condition = _condition(target.status.conditions)
+        if condition is None or condition.status is not ConditionStatus.TRUE:
+            why = condition.message if condition else "the operator has not looked at it"
+            say(f"kubectl retuned: target {full_name(target)} is not ready: {why}")
     for each in seen.policies:
         condition = _condition(each.status.conditions)
         if condition is None or condition.status is not ConditionStatus.TRUE:
@@ -165,6 +171,6 @@ def _condition(conditions: Sequence[Condition]) -> Condition | None:
     return next((each for each in conditions if each.type == "Ready"), None)
 
 
-def _ready(found: PolicyObject) -> bool:
-    condition = _condition(found.status.conditions)
+def _ready(conditions: Sequence[Condition]) -> bool:
+    condition = _condition(conditions)
     return condition is not None and condition.status is ConditionStatus.TRUE

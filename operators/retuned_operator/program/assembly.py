@@ -24,7 +24,7 @@ from retuned_operator.agent import AgentServer, Hub, Reports, TokenReviews, agen
 from retuned_operator.agent.serving import Certificates
 from retuned_operator.controllers import Acting, World, reading
 from retuned_operator.controllers.caches import INDICES, StoreCaches
-from retuned_operator.controllers.ports import BY_LABEL
+from retuned_operator.controllers.ports import BY_LABEL, BY_SIDECAR
 from retuned_operator.crds import KernelExperiment
 from retuned_operator.manifests.names import EXPERIMENT_UID, MANAGER
 from retuned_operator.manifests.roles import LEASE
@@ -295,9 +295,10 @@ class Operator:
         return self._agent is None or self._agent.is_alive()
 
     def _server_namespaces(self) -> tuple[str, ...]:
-        """Return the namespaces with targets."""
+        """Return the namespaces with targets, or with pods whose sidecars ask for one."""
         keys = self._stores[TARGETS].keys()
-        return tuple(sorted({key.partition("/")[0] for key in keys}))
+        injected = self._stores[PODS].words(BY_SIDECAR)
+        return tuple(sorted({key.partition("/")[0] for key in keys} | set(injected)))
 
 
 def _gone() -> None:

@@ -65,7 +65,8 @@ class Store:
         self._texts: dict[str, bytes] = {}
         self._words: dict[str, tuple[tuple[str, str], ...]] = {}
         """By key: index and word, for every word."""
-        self._found: dict[tuple[str, str], set[str]] = {}
+        self._found: dict[str, dict[str, set[str]]] = {name: {} for name in self._indices}
+        """By index and word: keys."""
 
     def get(self, key: str) -> Obj | None:
         """Return a copy of an object; None if it is not there."""
@@ -95,11 +96,27 @@ class Store:
         KeyError
             If there is no such index.
         """
-        if index not in self._indices:
-            raise KeyError(f"no index {index!r}; there are {sorted(self._indices)}")
+        found = self._index(index)
         with self._lock:
-            texts = [self._texts[key] for key in sorted(self._found.get((index, word), ()))]
+            texts = [self._texts[key] for key in sorted(found.get(word, ()))]
         return tuple(map(_decoded, texts))
+
+    def words(self, index: str) -> tuple[str, ...]:
+        """Return the words under which an index finds anything, sorted.
+
+        Raises
+        ------
+        KeyError
+            If there is no such index.
+        """
+        found = self._index(index)
+        with self._lock:
+            return tuple(sorted(found))
+
+    def _index(self, name: str) -> dict[str, set[str]]:
+        if name not in self._found:
+            raise KeyError(f"no index {name!r}; there are {sorted(self._found)}")
+        return self._found[name]
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -118,8 +135,8 @@ class Store:
             self._forget(key)
             self._texts[key] = text
             self._words[key] = words
-            for word in words:
-                self._found.setdefault(word, set()).add(key)
+            for index, word in words:
+                self._found[index].setdefault(word, set()).add(key)
         return True
 
     def drop(self, key: str) -> Obj | None:
@@ -140,11 +157,11 @@ class Store:
 
     def _forget(self, key: str) -> None:
         self._texts.pop(key, None)
-        for word in self._words.pop(key, ()):
-            keys = self._found[word]
+        for index, word in self._words.pop(key, ()):
+            keys = self._found[index][word]
             keys.discard(key)
             if not keys:
-                del self._found[word]
+                del self._found[index][word]
 
 
 def _decoded(text: bytes) -> Obj:

@@ -45,7 +45,9 @@ def test_status_says_what_is_looked_after_and_what_stands_in_the_way(
     for part in ("serving/chat", "Swap", "MI300X", "rmsnorm_h512", "1 Promoted", "1 Running"):
         assert part in text
     assert "policy serving/prod is not in use: the operator has not looked" in text
+    assert "target serving/chat is not ready: the operator has not looked" in text
     body = run("status", "-A", "-o", "json")
+    assert body["targets"][0]["ready"] is False
     assert body["targets"][0]["status"]["reportingPods"] == 3
     assert body["policies"][0]["ready"] is False
     assert body["proposals"] == {"Promoted": 1}

@@ -33,6 +33,7 @@ from retuned_operator.manifests.sidecar import SIDECAR
 from retuned_operator.program.assembly import Operator, Reach
 from retuned_operator.program.settings import Settings, load_settings
 from retuned_operator.runtime.resources import (
+    CONFIG_MAPS,
     DECISIONS,
     FREEZES,
     LEASES,
@@ -145,6 +146,24 @@ def test_it_leads_says_what_it_sees_serves_sidecars_and_ends_in_order(
     lease = stored(fake, LEASES, LEASE, "retuned")
     assert lease["spec"]["holderIdentity"] == ""
     assert lost == []
+
+
+def test_a_pod_that_is_injected_where_no_target_is_finds_the_authority(
+    fake: FakeApi, settings: Settings
+) -> None:
+    pod = {
+        "metadata": {"name": "chat-0", "namespace": "lab"},
+        "spec": {"initContainers": [{"name": SIDECAR}], "containers": [{"name": "server"}]},
+    }
+    with running(fake, settings, []) as operator:
+        eventually(lambda: operator.agent_port)
+        fake.make(PODS, pod, phase="Pending")
+
+        def published() -> bool:
+            found = fake.api().list(CONFIG_MAPS, namespace="lab")
+            return any(each["metadata"]["name"] == "retuned-agent-ca" for each in found.items)
+
+        eventually(published, seconds=10.0)  # a look at the certificates comes once a minute
 
 
 def _authority(fake: FakeApi, folder: Path) -> str:

@@ -53,6 +53,7 @@ def test_objects_are_found_by_an_index_which_follows_them() -> None:
     assert names(store.by("about", "q")) == ["one", "three"]
     store.drop("serving/two")
     assert store.by("about", "p") == ()
+    assert store.words("about") == ("q",)
     with pytest.raises(KeyError, match="about"):
         store.by("by whom", "p")
 
