@@ -1,0 +1,274 @@
+"""From drift to a SwapProposal: the whole operator, and the real program in its experiments' pods.
+
+The API server is the fake one, with the rights that the chart gives; what a sidecar tells is told
+to the operator as the agent API does. Everything between is the real thing: a catalog's kernel is
+searched and verified by child processes that compile and time C++, and their logs are read.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.fakeapi.access import Identity
+from tests.fakeapi.server import FakeApi
+from tests.operators import examples
+from tests.operators.program.kubelet import Kubelet
+from tests.operators.program.test_program import ACCOUNT, eventually
+from tests.operators.world import POLICY
+
+from retuned.adapters.clock import SystemClock
+from retuned.agent_wire import DriftPost, Hello, PodRef, ProcessEnvironment, ProfileReport
+from retuned.contract import Language
+from retuned.lab.toolchain import environment_of
+from retuned.stages.drift import DriftAction, DriftReport
+from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
+from retuned_operator.agent.ports import PodRecord, Receipt
+from retuned_operator.manifests.roles import (
+    experiment_rules,
+    own_rules,
+    reviewing_rules,
+    watching_rules,
+)
+from retuned_operator.manifests.sidecar import SIDECAR
+from retuned_operator.program.assembly import Operator, Reach
+from retuned_operator.program.settings import Settings, load_settings
+from retuned_operator.runtime.resources import (
+    EVENTS,
+    EXPERIMENTS,
+    JOBS,
+    PODS,
+    POLICIES,
+    PROPOSALS,
+    TARGETS,
+    Obj,
+)
+
+pytestmark = pytest.mark.slow
+MINUTE_NS = 60 * 10**9
+MODEL = "epyc"
+_LONG_S = 240.0
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeApi]:
+    with FakeApi(namespaces=("default", "serving", "retuned", "lab")) as fake:
+        fake.access.add("operator", Identity(name=ACCOUNT, groups=("system:authenticated",)))
+        fake.access.bind(ACCOUNT, [*reviewing_rules(), *watching_rules()])
+        fake.access.bind(ACCOUNT, experiment_rules(), namespace="lab")
+        fake.access.bind(ACCOUNT, own_rules(), namespace="retuned")
+        target = examples.a_target()
+        target["spec"]["gpu"] = {"vendor": "cpu", "model": MODEL}
+        fake.make(TARGETS, target)
+        policy = yaml.safe_load(POLICY) | {"metadata": {"name": "prod", "namespace": "serving"}}
+        policy["spec"]["experiments"] = {"budget": {"maxTrials": 3}}
+        fake.make(POLICIES, policy)
+        yield fake
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    file = tmp_path / "operator.yaml"
+    jobs = {
+        "image": "lab",
+        "namespace": "lab",
+        "gpuResources": {"cpu": "amd.com/gpu"},
+        "gpuModels": {MODEL: {"processor": MODEL}},
+    }
+    file.write_text(yaml.safe_dump({"jobs": jobs}))
+    for name, value in {
+        "STATE_DIR": str(tmp_path / "state"),
+        "AGENT_PORT": "0",
+        "METRICS_PORT": "0",
+        "ADDRESS": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(f"RETUNED_OPERATOR_{name}", value)
+    return load_settings(file)
+
+
+@pytest.fixture
+def kubelet(fake: FakeApi) -> Iterator[Kubelet]:
+    place = Path(tempfile.mkdtemp(prefix="retuned-node-"))
+    place.chmod(0o755)  # the pods' user is another one than ours
+    try:
+        with Kubelet(fake, place, namespace="lab") as made:
+            yield made
+    finally:
+        shutil.rmtree(place)
+
+
+@dataclass
+class Server:
+    """A server's pod, and what its sidecar tells."""
+
+    fake: FakeApi
+    pod: PodRecord
+
+    @classmethod
+    def started(cls, fake: FakeApi) -> Server:
+        """Start the pod."""
+        body = {
+            "metadata": {"name": "chat-0", "namespace": "serving", "labels": {"app": "chat"}},
+            "spec": {"containers": [{"name": "server"}, {"name": SIDECAR}]},
+        }
+        ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        uid = fake.make(PODS, body, **ready)["metadata"]["uid"]
+        pod = PodRecord(namespace="serving", name="chat-0", uid=uid, target="serving/chat")
+        return cls(fake=fake, pod=pod)
+
+    def tells(self, operator: Operator) -> None:
+        """Tell who it is, that its traffic changed, and two windows of the new traffic."""
+        clock = SystemClock()
+        receipt = Receipt(pod=self.pod, at=clock.now())
+        about: Any = {
+            "pod": PodRef(namespace="serving", name="chat-0", uid=self.pod.uid),
+            "target": "serving/chat",
+        }
+        operator.reports.take(receipt, self.hello())
+        operator.reports.take(receipt, DriftPost(**about, id="w-1", report=drift()))
+        for n in (2, 3):
+            said = ProfileReport(**about, id=f"w-{n}", profile=window(n * MINUTE_NS))
+            operator.reports.take(receipt, said)
+
+    def hello(self) -> Hello:
+        """Return what it runs on: the processor of this machine."""
+        here = environment_of(Language.CPU_CPP).arch
+        return Hello(
+            pod=PodRef(namespace="serving", name="chat-0", uid=self.pod.uid),
+            target="serving/chat",
+            version=1,
+            release="1",
+            at=SystemClock().now(),
+            environments=(ProcessEnvironment(process="1", cpu=here),),
+        )
+
+
+def window(start_ns: int) -> WorkloadProfile:
+    """Return a minute in which long prompts keep one kernel busy for half of the time."""
+    dims = ((128, 256), (256, 256), (256,))
+    signature = Signature(
+        kernel="retuned::linear_w8", dims=dims, dtypes=("float32", "int8", "float32")
+    )
+    stat = SignatureStat(
+        signature=signature, launches=15_000, gpu_time_ns=30 * 10**9, median_ns=2_000_000
+    )
+    return WorkloadProfile(
+        window_start_ns=start_ns, window_ns=MINUTE_NS, observed_ns=MINUTE_NS, stats=(stat,)
+    )
+
+
+def drift() -> DriftReport:
+    return DriftReport(
+        detected=True,
+        action=DriftAction.RETUNE,
+        reasons=(),
+        distance=0.5,
+        window_start_ns=MINUTE_NS,
+        sentence="longer prompts",
+    )
+
+
+@contextmanager
+def running(fake: FakeApi, settings: Settings) -> Iterator[Operator]:
+    reach = Reach(api=fake.api("operator"), election=fake.api("operator"))
+    lost: list[str] = []
+    operator = Operator(settings, reach=reach, on_lost=lambda: lost.append("lost"))
+    stop = threading.Event()
+    thread = threading.Thread(target=operator.run, args=(stop,))
+    thread.start()
+    try:
+        eventually(operator.manager.is_acting)
+        yield operator
+    finally:
+        stop.set()
+        thread.join(60.0)
+        assert not thread.is_alive()
+        assert lost == []
+
+
+def status_of(fake: FakeApi) -> Obj:
+    """Return the status of the one experiment; empty before there is one."""
+    found = fake.api().list(EXPERIMENTS).items
+    status: Obj = found[0].get("status", {}) if found else {}
+    return status
+
+
+def until(fake: FakeApi, reached: Callable[[Obj], object]) -> Obj:
+    """Wait until something is so of the experiment's status, or it has failed."""
+
+    def seen() -> bool:
+        status = status_of(fake)
+        assert status.get("phase") not in ("Refused", "Outdated", "Aborted"), status
+        return bool(reached(status))
+
+    eventually(seen, seconds=_LONG_S)
+    return status_of(fake)
+
+
+def logs_read(fake: FakeApi) -> list[str]:
+    """Return the pods whose logs were asked for, once for each time."""
+    return [each.name for each in fake.faults.seen("get", "pods") if each.subresource == "log"]
+
+
+def test_drift_becomes_a_proposal_by_way_of_pods_whose_logs_are_read_once(
+    fake: FakeApi, settings: Settings, kubelet: Kubelet
+) -> None:
+    server = Server.started(fake)
+    with running(fake, settings) as operator:
+        server.tells(operator)
+        until(fake, lambda status: len(status.get("jobRefs", ())) == 2)
+    with running(fake, settings) as operator:  # another operator goes on where that one ended
+        server.tells(operator)
+        status = until(fake, lambda status: status.get("phase") in ("Succeeded", "Failed"))
+        said = [pod.stdout + pod.stderr for pod in kubelet.pods]
+        assert (status["phase"], status["reason"]) == ("Succeeded", "proposed"), said
+        (proposal,) = fake.api().list(PROPOSALS).items
+        assert proposal["spec"]["speedup"]["lower"] > 1.0
+        assert proposal["metadata"]["name"] == status["proposal"]
+        digest = proposal["spec"]["artifact"]["digest"]
+        assert operator._ledger.artifact(digest) is not None
+        # its evidence holds for what the server says it runs on, and people are asked
+        eventually(
+            lambda: (
+                (fake.api().list(PROPOSALS).items[0].get("status") or {}).get("phase")
+                == "AwaitingApproval"
+            )
+        )
+    search, verify = (pod.message["role"] for pod in kubelet.pods)
+    assert (search, verify) == ("search", "verify")
+    assert len(logs_read(fake)) == len(set(logs_read(fake))) == 2
+    assert [job["metadata"]["name"] for job in fake.api().list(JOBS).items if _lives(job)] == []
+
+
+def _lives(job: Obj) -> bool:
+    return not job.get("status", {}).get("conditions")
+
+
+def test_a_log_that_was_cut_off_is_made_again_and_said(
+    fake: FakeApi, settings: Settings, kubelet: Kubelet
+) -> None:
+    def cut_first(log: bytes) -> bytes:
+        return log[: len(log) // 2] if not kubelet.pods[1:] else log
+
+    kubelet.spoil = cut_first
+    with running(fake, settings) as operator:
+        Server.started(fake).tells(operator)
+        status = until(fake, lambda status: status.get("lostResults") == 1)
+        status = until(fake, lambda status: any(r.get("result") for r in status["jobRefs"]))
+    attempts = {ref["attempt"]: ref.get("result") for ref in status["jobRefs"]}
+    assert attempts[1] is None
+    assert attempts[2] == kubelet.pods[1].environment["RETUNED_POD_UID"]
+    events = [each["note"] for each in _events(fake)]
+    assert any("results-truncated" in note for note in events), events
+
+
+def _events(fake: FakeApi) -> list[Obj]:
+    return list(fake.api().list(EVENTS).items)
