@@ -1,4 +1,4 @@
-"""One suite over Prometheus and the fake; then what only Prometheus has."""
+"""One suite over Prometheus and the fake; then what each does with what no catalogue has."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from retuned.adapters.telemetry import MAX_LABEL_SETS, FakeTelemetry, PrometheusTelemetry
+from retuned.adapters.telemetry import FakeTelemetry, PrometheusTelemetry
 from retuned.errors import TemporaryError, UsageError
+from retuned.metrics import CATALOGUE, Exporter, Keeper, Kind, exported_by, metric
 
 Value = Callable[..., float]
 
@@ -22,15 +23,18 @@ Value = Callable[..., float]
 @pytest.fixture(params=["fake", "prometheus"])
 def both(request: pytest.FixtureRequest) -> tuple[FakeTelemetry | PrometheusTelemetry, Value]:
     if request.param == "prometheus":
-        real = PrometheusTelemetry()
+        real = PrometheusTelemetry(Exporter.DAEMON)
         return real, lambda name, **labels: samples(real).get(
             (name, frozenset(labels.items())), 0.0
         )
-    fake = FakeTelemetry()
+    fake = FakeTelemetry(exporter=Exporter.DAEMON)
 
     def value(name: str, **labels: str) -> float:
-        key = (name, frozenset(labels.items()))
-        return fake.counters.get(key, fake.gauges.get(key, 0.0))
+        labelled = frozenset(labels.items())
+        rows = fake.tables.get(name, {})
+        return fake.counters.get(
+            (name, labelled), fake.gauges.get((name, labelled), rows.get(labelled, 0.0))
+        )
 
     return fake, value
 
@@ -48,81 +52,169 @@ Both = tuple[FakeTelemetry | PrometheusTelemetry, Value]
 
 def test_counters_add_up_by_labels(both: Both) -> None:
     telemetry, value = both
-    telemetry.count("retuned_swaps_total", kernel="a")
-    telemetry.count("retuned_swaps_total", 2.5, kernel="a")
-    telemetry.count("retuned_swaps_total", kernel="b")
-    assert value("retuned_swaps_total", kernel="a") == 3.5
-    assert value("retuned_swaps_total", kernel="b") == 1.0
+    telemetry.count("retuned_swaps_total", kind="swap")
+    telemetry.count("retuned_swaps_total", 2.5, kind="swap")
+    telemetry.count("retuned_swaps_total", kind="rollback")
+    assert value("retuned_swaps_total", kind="swap") == 3.5
+    assert value("retuned_swaps_total", kind="rollback") == 1.0
 
 
 def test_gauges_keep_the_last_value(both: Both) -> None:
     telemetry, value = both
-    telemetry.gauge("retuned_drift_distance_ratio", 0.5)
-    telemetry.gauge("retuned_drift_distance_ratio", 0.25)
-    assert value("retuned_drift_distance_ratio") == 0.25
+    telemetry.gauge("retuned_drift_cusum", 0.5)
+    telemetry.gauge("retuned_drift_cusum", 0.25)
+    assert value("retuned_drift_cusum") == 0.25
 
 
-@pytest.mark.parametrize("name", ["swaps_total", "retuned_Swaps_total", "retuned_swaps", ""])
-def test_a_counter_with_a_wrong_name_is_refused(both: Both, name: str) -> None:
-    with pytest.raises(ValueError, match="retuned_"):
-        both[0].count(name)
-
-
-def test_a_metric_is_of_one_kind_with_one_set_of_labels(both: Both) -> None:
-    telemetry, _ = both
-    telemetry.count("retuned_swaps_total", kernel="a")
-    with pytest.raises(ValueError, match="labels"):
-        telemetry.count("retuned_swaps_total", gpu="b")
-    telemetry.gauge("retuned_age_seconds", 1.0)
-    with pytest.raises(ValueError, match="is a gauge"):
-        telemetry.observe("retuned_age_seconds", 1.0)
-    with pytest.raises(ValueError, match="never falls"):
-        telemetry.count("retuned_swaps_total", -1.0, kernel="a")
-
-
-def test_labels_from_strangers_are_cleaned_and_capped(both: Both) -> None:
+def test_a_table_shows_only_the_rows_that_it_was_last_given(both: Both) -> None:
     telemetry, value = both
-    telemetry.count("retuned_launches_total", kernel='a\n"} 7\x1b' + "x" * 500)
-    assert value("retuned_launches_total", kernel='a?"} 7?' + "x" * 121) == 1.0
-    for n in range(MAX_LABEL_SETS + 50):
-        telemetry.count("retuned_launches_total", kernel=f"k{n}")
-    assert value("retuned_launches_total", kernel="k0") == 1.0
-    assert value("retuned_launches_total", kernel="(other)") == 51.0
+    name = "retuned_freeze_since_timestamp_seconds"
+    telemetry.table(name, [({"freeze": "a"}, 7.0), ({"freeze": "b"}, 8.0)])
+    assert (value(name, freeze="a"), value(name, freeze="b")) == (7.0, 8.0)
+    telemetry.table(name, [({"freeze": "b"}, 9.0)])
+    assert (value(name, freeze="a"), value(name, freeze="b")) == (0.0, 9.0)
+    telemetry.table(name, [])
+    assert value(name, freeze="b") == 0.0
+
+
+def test_names_of_strangers_are_cleaned_and_only_so_many_are_told_apart(both: Both) -> None:
+    telemetry, value = both
+    name = "retuned_kernel_gpu_time_ratio"
+    telemetry.table(name, [({"kernel": 'a\n"} 7\x1b' + "x" * 500}, 1.0)])
+    assert value(name, kernel='a?"} 7?' + "x" * 121) == 1.0
+
+
+def test_reasons_that_a_server_makes_up_count_together(both: Both) -> None:
+    telemetry, value = both
+    telemetry.count("retuned_rollbacks_total", reason="shadow-mismatch")
+    for n in range(1_000):
+        telemetry.count("retuned_rollbacks_total", reason=f"made up {n}")
+    assert value("retuned_rollbacks_total", reason="shadow-mismatch") == 1.0
+    assert value("retuned_rollbacks_total", reason="(other)") == 1_000.0
+
+
+def test_open_labels_are_bounded_by_what_came_first() -> None:
+    real, fake = PrometheusTelemetry(Exporter.SIDECAR), FakeTelemetry()
+    most = metric("retuned_orders_total").labels[1].most
+    for telemetry in (real, fake):
+        for n in range(most + 50):
+            telemetry.count("retuned_orders_total", outcome="refused", reason=f"r{n}")
+    found = samples(real)
+    name = "retuned_orders_total"
+    assert found[name, frozenset({"outcome": "refused", "reason": "r0"}.items())] == 1.0
+    assert found[name, frozenset({"outcome": "refused", "reason": "(other)"}.items())] == 50.0
+    assert fake.total(name, reason="(other)") == 50.0
+
+
+Call = Callable[[FakeTelemetry | PrometheusTelemetry], None]
+FAULTS: dict[str, tuple[str, Call]] = {
+    "no such metric": ("name", lambda t: t.count("retuned_made_up_total")),
+    "another kind": ("name", lambda t: t.gauge("retuned_swaps_total", 1.0)),
+    "another program": ("name", lambda t: t.gauge("retuned_clock_skew_seconds", 1.0)),
+    "a table by the piece": ("name", lambda t: t.gauge("retuned_proposals", 1.0, phase="pending")),
+    "one at a time as a table": ("name", lambda t: t.table("retuned_drift_cusum", [({}, 1.0)])),
+    "kept by its owner": ("name", lambda t: t.count("retuned_process_cpu_seconds_total", 1.0)),
+    "no labels": ("labels", lambda t: t.count("retuned_swaps_total")),
+    "another label": ("labels", lambda t: t.count("retuned_swaps_total", gpu="b")),
+    "no such value": ("value", lambda t: t.count("retuned_swaps_total", kind="kernel-7")),
+    "no such value in a row": (
+        "value",
+        lambda t: t.table("retuned_proposals", [({"phase": "made-up"}, 1.0)]),
+    ),
+    "too many rows": (
+        "too-many",
+        lambda t: t.table(
+            "retuned_kernel_gpu_time_ratio", [({"kernel": f"k{n}"}, 0.1) for n in range(22)]
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_what_the_catalogue_does_not_have_is_an_error_in_tests_only(what: str) -> None:
+    fault, call = FAULTS[what]
+    with pytest.raises(ValueError, match="retuned_"):
+        call(FakeTelemetry(exporter=Exporter.DAEMON))
+    real = PrometheusTelemetry(Exporter.DAEMON)
+    before = samples(real)
+    call(real)
+    after = samples(real)
+    refused = ("retuned_metrics_refused_total", frozenset({"reason": fault}.items()))
+    assert after[refused] == before[refused] + 1.0
+    ours = {key: value for key, value in after.items() if "_process_" not in key[0]}
+    new = {key for key in ours if ours[key] != before.get(key)}
+    rows = {key for key in new if key[0] == "retuned_kernel_gpu_time_ratio"}
+    assert new - rows == {refused}
+    assert len(rows) == (21 if fault == "too-many" else 0)
+
+
+def test_a_counter_that_would_fall_is_an_error_in_tests_only() -> None:
+    with pytest.raises(ValueError, match="never falls"):
+        FakeTelemetry().count("retuned_windows_total", -1.0)
+    real = PrometheusTelemetry(Exporter.DAEMON)
+    real.count("retuned_windows_total", -1.0)
+    assert samples(real)["retuned_windows_total", frozenset()] == 0.0
+
+
+def test_nothing_wrong_is_said_twice_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    real = PrometheusTelemetry(Exporter.DAEMON)
+    for _ in range(3):
+        real.count("retuned_made_up_total")
+    assert sum("retuned_made_up_total" in each.message for each in caplog.records) == 1
+
+
+def test_the_first_event_of_a_counter_is_a_rise_from_nothing() -> None:
+    """A series that begins with its first event rises from nowhere: no alert would see it."""
+    for exporter in Exporter:
+        found = samples(PrometheusTelemetry(exporter))
+        for each in exported_by(exporter):
+            if each.kind is Kind.COUNTER and each.keeper is Keeper.TELEMETRY and each.is_closed:
+                for labels in each.series():
+                    assert found[each.name, frozenset(labels.items())] == 0.0
+
+
+def test_all_that_is_shown_is_in_the_catalogue() -> None:
+    for exporter in Exporter:
+        text = PrometheusTelemetry(exporter).text()
+        for family in text_string_to_metric_families(text):
+            name = family.name + ("_total" if family.type == "counter" else "")
+            assert exporter in CATALOGUE[name].exporters
+            assert CATALOGUE[name].kind == family.type
 
 
 def test_histograms_are_exposed_with_their_sum() -> None:
-    real = PrometheusTelemetry()
-    real.observe("retuned_swap_seconds", 0.5)
-    real.observe("retuned_swap_seconds", 1.5)
+    real = PrometheusTelemetry(Exporter.DAEMON)
+    real.observe("retuned_swap_flip_seconds", 0.5)
+    real.observe("retuned_swap_flip_seconds", 1.5)
     found = samples(real)
-    assert found["retuned_swap_seconds_sum", frozenset()] == 2.0
-    assert found["retuned_swap_seconds_count", frozenset()] == 2.0
+    assert found["retuned_swap_flip_seconds_sum", frozenset()] == 2.0
+    assert found["retuned_swap_flip_seconds_count", frozenset()] == 2.0
 
 
 def test_the_fake_remembers_what_was_observed_and_totals_over_labels() -> None:
     fake = FakeTelemetry()
-    fake.observe("retuned_swap_seconds", 0.5)
-    fake.observe("retuned_swap_seconds", 1.5)
+    fake.observe("retuned_swap_flip_seconds", 0.5)
+    fake.observe("retuned_swap_flip_seconds", 1.5)
     assert list(fake.observed.values()) == [[0.5, 1.5]]
-    for kernel, gpu in (("a", "x"), ("a", "y"), ("b", "x")):
-        fake.count("retuned_swaps_total", kernel=kernel, gpu=gpu)
-    assert fake.total("retuned_swaps_total", kernel="a") == 2.0
-    assert fake.total("retuned_swaps_total") == 3.0
+    for outcome, reason in (("done", ""), ("refused", "x"), ("refused", "y")):
+        fake.count("retuned_orders_total", outcome=outcome, reason=reason)
+    assert fake.total("retuned_orders_total", outcome="refused") == 2.0
+    assert fake.total("retuned_orders_total") == 3.0
 
 
 def test_metrics_are_served_until_stopped_and_a_taken_port_is_busy() -> None:
-    real = PrometheusTelemetry()
-    real.count("retuned_swaps_total")
+    real = PrometheusTelemetry(Exporter.DAEMON)
+    real.count("retuned_swaps_total", kind="swap")
     port, stop = served(real)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            assert b"retuned_swaps_total 1.0" in answer.read()
+            assert b'retuned_swaps_total{kind="swap"} 1.0' in answer.read()
         assert listening(port)
         with pytest.raises(TemporaryError, match="metrics_port") as caught:
-            PrometheusTelemetry().serve("127.0.0.1", port=port)
+            PrometheusTelemetry(Exporter.DAEMON).serve("127.0.0.1", port=port)
         assert (caught.value.exit_code, caught.value.code) == (5, "port-busy")
         with pytest.raises(UsageError, match="metrics_port"):  # no address of this machine
-            PrometheusTelemetry().serve("192.0.2.1", port=port)
+            PrometheusTelemetry(Exporter.DAEMON).serve("192.0.2.1", port=port)
     finally:
         stop()
     deadline = time.monotonic() + 30.0

@@ -1,15 +1,17 @@
 """Numbers out: Prometheus, and a fake that remembers.
 
-Label values may come from strangers (kernel names): they are cut to printable text, and past a cap
-of distinct sets a metric counts the rest under ``(other)``, so that no trace can eat the memory.
+What may be counted is in `retuned.metrics`. Anything else is an error of the fake; Prometheus
+throws it away and counts that, because numbers never stop the loop. Label values may come from
+strangers (kernel names): past a bound they count under ``(other)``, so that no trace can eat the
+memory.
 """
 
 from __future__ import annotations
 
 import errno
-import re
+import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,99 +20,129 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
+    disable_created_metrics,
     generate_latest,
     start_http_server,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from retuned.errors import TemporaryError, UsageError
+from retuned.metrics import (
+    CATALOGUE,
+    OTHER,
+    Exporter,
+    Fault,
+    Keeper,
+    Kind,
+    Metric,
+    Refusal,
+    Row,
+    admitted,
+    exported_by,
+)
 
-MAX_LABEL_SETS = 200
+log = logging.getLogger(__name__)
+
+MAX_LABEL_SETS = 256
 """Distinct label sets per metric."""
 
-_OTHER = "(other)"
 _BUSY_S = 10.0
 """Wait before a busy port is tried again."""
-_NAME = re.compile(r"retuned_[a-z0-9_]+")
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\ud7ff\ue000-\ufffd]")
-_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_REFUSED = "retuned_metrics_refused_total"
+_MAKE: Mapping[Kind, Callable[..., Any]] = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
 
-HELP: Mapping[str, str] = {
-    "retuned_step_errors_total": "Steps of the loop that failed, expected ones apart.",
-    "retuned_candidates_total": "Candidates judged, by reason of their verdict.",
-}
-"""Help of known metrics; others carry their name in words."""
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, which nothing here reads
 
 
-class _Rules:
-    """What both telemetries demand of names and do to labels."""
+class _Bounds:
+    """Keeps strangers' label values to a few: those that come first."""
 
-    def __init__(self, max_label_sets: int = MAX_LABEL_SETS) -> None:
-        self._max_sets = max_label_sets
-        self._shape: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._seen: dict[str, set[tuple[str, ...]]] = {}
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], set[str]] = {}
+        self._sets: dict[str, set[tuple[str, ...]]] = {}
 
-    def admit(self, kind: str, name: str, labels: Mapping[str, str]) -> dict[str, str]:
-        """Return the labels to use; the same names on every call, values cleaned and capped.
-
-        Raises
-        ------
-        ValueError
-            If the name or the set of labels is a fault of the caller.
-        """
-        if not _NAME.fullmatch(name) or (kind == "counter") != name.endswith("_total"):
-            raise ValueError(
-                f"{name!r}: retuned_ and words; counters, and only they, end in _total"
-            )
-        shape = self._shape.setdefault(name, (kind, tuple(sorted(labels))))
-        if shape != (kind, tuple(sorted(labels))):
-            raise ValueError(f"{name} is a {shape[0]} with labels {shape[1]}")
-        clean = {key: _UNPRINTABLE.sub("?", str(value))[:128] for key, value in labels.items()}
-        seen = self._seen.setdefault(name, set())
-        values = tuple(clean[key] for key in sorted(clean))
-        if values not in seen:
-            if len(seen) >= self._max_sets:
-                return dict.fromkeys(clean, _OTHER)
-            seen.add(values)
-        return clean
+    def bounded(self, metric: Metric, labels: dict[str, str]) -> dict[str, str]:
+        """Return the labels to count under."""
+        kept = dict(labels)
+        for label in metric.labels:
+            if label.values is not None:
+                continue
+            known = self._values.setdefault((metric.name, label.name), set())
+            if kept[label.name] not in known and len(known) >= label.most:
+                kept[label.name] = OTHER
+            known.add(kept[label.name])
+        sets = self._sets.setdefault(metric.name, set())
+        row = tuple(kept.values())
+        if row not in sets and len(sets) >= MAX_LABEL_SETS:
+            return dict.fromkeys(kept, OTHER)
+        sets.add(row)
+        return kept
 
 
 class PrometheusTelemetry:
-    """Metrics in a registry of their own, served on request.
+    """Metrics in a registry, served on request. Nothing here raises for what is counted.
 
     Parameters
     ----------
+    exporter
+        Which program this is: only its metrics are taken.
     registry
         Where they are kept; a fresh one unless given.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, exporter: Exporter, *, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        self._rules = _Rules()
+        self._exporter = exporter
+        self._bounds = _Bounds()
         self._metrics: dict[str, Any] = {}
+        self._tables: dict[str, dict[tuple[str, ...], float]] = {}
+        self._said: set[str] = set()
         self._lock = threading.Lock()
+        for metric in exported_by(exporter):
+            self._begin(metric)
+        self.registry.register(_Tables(self._rows))
+        ProcessCollector(namespace="retuned", registry=self.registry)
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
-        if amount < 0.0:
-            raise ValueError(f"{name}: a counter never falls")
-        self._of(
-            "counter", name, labels, lambda n, w, ls: Counter(n, w, ls, registry=self.registry)
-        ).inc(amount)
+        with self._lock:
+            found = self._of(Kind.COUNTER, name, labels)
+        if found is not None and amount >= 0.0:
+            found.inc(amount)
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        self._of(
-            "gauge", name, labels, lambda n, w, ls: Gauge(n, w, ls, registry=self.registry)
-        ).set(value)
+        with self._lock:
+            found = self._of(Kind.GAUGE, name, labels)
+        if found is not None:
+            found.set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add to a histogram."""
-        self._of(
-            "histogram",
-            name,
-            labels,
-            lambda n, w, ls: Histogram(n, w, ls, registry=self.registry, buckets=_BUCKETS),
-        ).observe(value)
+        with self._lock:
+            found = self._of(Kind.HISTOGRAM, name, labels)
+        if found is not None:
+            found.observe(value)
+
+    def table(self, name: str, rows: Iterable[Row]) -> None:
+        """Replace all series of a metric: what is not among the rows is no more."""
+        metric = CATALOGUE.get(name)
+        kind = metric.kind if metric is not None else Kind.GAUGE
+        kept: dict[tuple[str, ...], float] = {}
+        with self._lock:
+            for labels, value in rows:
+                clean = admitted(name, labels, kind=kind, table=True, exporter=self._exporter)
+                if isinstance(clean, Refusal):
+                    self._refuse(clean)
+                elif metric is not None and len(kept) < metric.most_rows:
+                    kept[tuple(clean.values())] = value
+                elif metric is not None:
+                    text = f"{name}: only {metric.most_rows} rows are shown"
+                    self._refuse(Refusal(fault=Fault.TOO_MANY, detail=text))
+            if metric is not None:
+                self._tables[name] = kept
 
     def text(self) -> str:
         """Return everything in Prometheus' text format."""
@@ -146,19 +178,74 @@ class PrometheusTelemetry:
 
         return stop
 
-    def _of(self, kind: str, name: str, labels: Mapping[str, str], make: Callable[..., Any]) -> Any:  # noqa: ANN401 - one of three metric classes
+    def _begin(self, metric: Metric) -> None:
+        """Show every series of a counter from the start: a first event must be a rise."""
+        if metric.keeper is not Keeper.TELEMETRY or not metric.is_closed:
+            return
+        if metric.kind is Kind.COUNTER:
+            for labels in metric.series():
+                self._child(metric, labels)
+
+    def _of(self, kind: Kind, name: str, labels: Mapping[str, str]) -> Any | None:  # noqa: ANN401 - one of three metric classes
+        clean = admitted(name, labels, kind=kind, exporter=self._exporter)
+        if isinstance(clean, Refusal):
+            self._refuse(clean)
+            return None
+        metric = CATALOGUE[name]
+        return self._child(metric, self._bounds.bounded(metric, clean))
+
+    def _child(self, metric: Metric, labels: Mapping[str, str]) -> Any:  # noqa: ANN401 - as above
+        made = self._metrics.get(metric.name)
+        if made is None:
+            about = (metric.name, metric.meaning, metric.label_names)
+            if metric.kind is Kind.HISTOGRAM:
+                made = Histogram(*about, buckets=metric.buckets, registry=self.registry)
+            else:
+                made = _MAKE[metric.kind](*about, registry=self.registry)
+            self._metrics[metric.name] = made
+        return made.labels(**labels) if labels else made
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if refusal.detail not in self._said and len(self._said) < MAX_LABEL_SETS:
+            self._said.add(refusal.detail)
+            log.error("a number is thrown away: %s", refusal.detail)
+        self._child(CATALOGUE[_REFUSED], {"reason": str(refusal.fault)}).inc()
+
+    def _rows(self) -> dict[str, dict[tuple[str, ...], float]]:
         with self._lock:
-            values = self._rules.admit(kind, name, labels)
-            metric = self._metrics.get(name)
-            if metric is None:
-                words = HELP.get(name, name.removeprefix("retuned_").replace("_", " ") + ".")
-                metric = self._metrics[name] = make(name, words, sorted(labels))
-        return metric.labels(**values) if values else metric
+            return dict(self._tables)
+
+
+class _Tables(Collector):
+    """Shows tables as they stand when they are asked for."""
+
+    def __init__(self, rows: Callable[[], Mapping[str, Mapping[tuple[str, ...], float]]]) -> None:
+        self._rows = rows
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Return each table with its rows."""
+        for name, rows in self._rows().items():
+            metric = CATALOGUE[name]
+            family = GaugeMetricFamily if metric.kind is Kind.GAUGE else CounterMetricFamily
+            shown = family(name, metric.meaning, labels=metric.label_names)
+            for values, value in rows.items():
+                shown.add_metric(values, value)
+            yield shown
+
+    def describe(self) -> Iterable[Any]:
+        """Say nothing beforehand: tables come with their first rows."""
+        return ()
 
 
 @dataclass(slots=True)
 class FakeTelemetry:
-    """Remembers what it was told; one entry per name and labels."""
+    """Remembers what it was told, one entry per name and labels; knows no mercy.
+
+    Raises
+    ------
+    ValueError
+        From every method, if the catalogue does not have what is counted.
+    """
 
     counters: dict[tuple[str, frozenset[tuple[str, str]]], float] = field(default_factory=dict)
     """Sums."""
@@ -168,29 +255,56 @@ class FakeTelemetry:
         default_factory=dict
     )
     """All values."""
-    _rules: _Rules = field(default_factory=_Rules)
+    tables: dict[str, dict[frozenset[tuple[str, str]], float]] = field(default_factory=dict)
+    """Rows that stand, by name."""
+    exporter: Exporter | None = None
+    """Which program this stands for; None takes the metrics of all."""
+    _bounds: _Bounds = field(default_factory=_Bounds)
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
         if amount < 0.0:
             raise ValueError(f"{name}: a counter never falls")
-        key = self._key("counter", name, labels)
+        key = self._key(Kind.COUNTER, name, labels)
         self.counters[key] = self.counters.get(key, 0.0) + amount
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        self.gauges[self._key("gauge", name, labels)] = value
+        self.gauges[self._key(Kind.GAUGE, name, labels)] = value
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add to a histogram."""
-        self.observed.setdefault(self._key("histogram", name, labels), []).append(value)
+        self.observed.setdefault(self._key(Kind.HISTOGRAM, name, labels), []).append(value)
+
+    def table(self, name: str, rows: Iterable[Row]) -> None:
+        """Replace all series of a metric."""
+        kind = CATALOGUE[name].kind if name in CATALOGUE else Kind.GAUGE
+        kept: dict[frozenset[tuple[str, str]], float] = {}
+        for labels, value in rows:
+            clean = admitted(name, labels, kind=kind, table=True, exporter=self.exporter)
+            if isinstance(clean, Refusal):
+                raise ValueError(clean.detail)
+            kept[frozenset(clean.items())] = value
+        if kind is not Kind.HISTOGRAM and name not in CATALOGUE:
+            raise ValueError(f"{name} is not in the catalogue")
+        if len(kept) > CATALOGUE[name].most_rows:
+            raise ValueError(f"{name} has {len(kept)} rows")
+        self.tables[name] = kept
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of a counter over every label set that has these labels."""
         wanted = set(labels.items())
         return sum(v for (n, have), v in self.counters.items() if n == name and wanted <= have)
 
+    def row(self, name: str, **labels: str) -> float | None:
+        """Return the row of a table that has these labels; None where there is none."""
+        wanted = set(labels.items())
+        return next((v for have, v in self.tables.get(name, {}).items() if wanted <= have), None)
+
     def _key(
-        self, kind: str, name: str, labels: Mapping[str, str]
+        self, kind: Kind, name: str, labels: Mapping[str, str]
     ) -> tuple[str, frozenset[tuple[str, str]]]:
-        return name, frozenset(self._rules.admit(kind, name, labels).items())
+        clean = admitted(name, labels, kind=kind, exporter=self.exporter)
+        if isinstance(clean, Refusal):
+            raise ValueError(clean.detail)
+        return name, frozenset(self._bounds.bounded(CATALOGUE[name], clean).items())

@@ -182,7 +182,7 @@ class TraceFolders:
         self._known.add(digest)
         self._taken[digest] = path
         self._seen[path] = replace(seen, done=True)
-        return batch
+        return replace(batch, size_bytes=status.st_size)
 
     def _refused(self, path: str, seen: _Seen, error: UnreadableInput) -> None:
         retry_s = seen.since_s + self._settings.patience_s

@@ -94,6 +94,7 @@ def _was_swapped(ctx: Context, definition: str) -> bool:
 
 def _not_proposed(ctx: Context, plan: ExperimentPlan, answer: Refusal, *, phase: str) -> None:
     ctx.store.advance(Kind.EXPERIMENT, plan.id, expect=phase, to="refused")
+    ctx.telemetry.count("retuned_proposals_refused_total", reason=str(answer.reason))
     ctx.store.record(
         Event(
             at=ctx.clock.now(),

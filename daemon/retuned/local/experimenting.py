@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from retuned.errors import HarnessError, MissingDependency
-from retuned.local import capturing, configured, proving
+from retuned.local import capturing, configured, proving, showing
 from retuned.local.asking import policy_limits
 from retuned.local.attempts import attempt_of
 from retuned.local.context import Context, Kind
@@ -56,6 +56,7 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
         if not ctx.store.advance(Kind.HYPOTHESIS, best.id, expect="open", to="testing"):
             return None  # a newer drift report has replaced it
         if ctx.store.add(Kind.EXPERIMENT, plan.id, body, phase="running"):
+            ctx.telemetry.count("retuned_experiments_started_total")
             return plan
         ctx.store.advance(Kind.HYPOTHESIS, best.id, expect="testing", to="abandoned")
     return None
@@ -63,6 +64,12 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
 
 def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
     """Run a plan to its end, keeping each finding as it comes; what is kept is never paid again."""
+    began_s = ctx.clock.monotonic_s()
+    _run(ctx, plan)
+    showing.experiment_ended(ctx, plan.id, seconds=ctx.clock.monotonic_s() - began_s)
+
+
+def _run(ctx: Context, plan: ExperimentPlan) -> None:
     known = {finding.solution.digest: finding for finding in findings(ctx, plan.id)}
     ctx.notary.sign(plan.id.encode())  # a key that cannot sign is found before anything is paid
     capturing.bring(ctx, plan)
@@ -167,7 +174,7 @@ def _keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> None:
         "definition": finding.definition,
     }
     ctx.store.add(Kind.FINDING, f"{plan.id}/{finding.solution.digest}", body, phase="final")
-    ctx.telemetry.count("retuned_candidates_total", reason=str(finding.verdict.reason))
+    showing.candidate_judged(ctx, finding)
 
 
 def _conclude(ctx: Context, plan: ExperimentPlan) -> None:

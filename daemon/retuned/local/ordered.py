@@ -36,6 +36,15 @@ STANDING = ("new", "prepared", "done")
 """Phases of orders that are in force, were so not long ago, or may come to be; in all others they
 are in force no more, or never were."""
 
+_PHASES = {
+    "proposed": "awaiting-approval", "awaiting": "awaiting-approval", "swapped": "watching",
+    "withdrawn": "awaiting-approval", "alarm": "rolling-back", "approved": "approved",
+    "rejected": "rejected", "expired": "expired", "aborted": "aborted", "refused": "refused",
+    "superseded": "superseded", "promoted": "promoted", "rolled-back": "rolled-back",
+    "rollback-failed": "rollback-failed",
+}  # fmt: skip
+"""By line of a history: the phase, as numbers call it, that a proposal has come to."""
+
 _PAST = "past"
 """Phase of an order that was carried out so long ago that nothing leads back to it."""
 
@@ -172,7 +181,9 @@ def retire(ctx: Context, *, most: int = 1_000) -> int:
 
 
 def say(ctx: Context, proposal: str, what: str, who: str = "retuned", **detail: object) -> None:
-    """Write a line of a proposal's history."""
+    """Write a line of a proposal's history, and count what ends a phase of it."""
+    if what in _PHASES:
+        ctx.telemetry.count("retuned_swap_phases_total", phase=_PHASES[what])
     at = ctx.clock.now()
     ctx.store.record(
         Event(at=at, kind=Kind.PROPOSAL, id=proposal, what=what, who=who, detail=detail)

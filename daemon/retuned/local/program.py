@@ -21,6 +21,7 @@ from retuned.local import (
     housekeeping,
     lifting,
     reasoning,
+    showing,
     swapping,
     watching,
 )
@@ -47,6 +48,7 @@ class Loop:
         self._history = History()
         self._orders = threading.Lock()
         self._stopping = threading.Event()
+        self._shown = showing.Standing(ctx)
 
     def observe(self) -> None:
         """Stages 1 to 4: what is running, has it drifted, what might help."""
@@ -88,6 +90,10 @@ class Loop:
             for name, part in parts:
                 attempt(ctx.telemetry, name, part)
 
+    def show(self) -> None:
+        """Show what stands, as numbers; nothing waits for it."""
+        self._shown.show()
+
     def measure(self) -> None:
         """Gate G7: measure a swap on the whole server. Long, and nobody waits for it."""
         end_to_end.measure(self.ctx, self._stopping)
@@ -103,6 +109,7 @@ class Loop:
         self.experiment()
         self.steer()
         self.measure()
+        self.show()
 
 
 def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
@@ -132,6 +139,7 @@ def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
         (loop.experiment, observe_s),
         (loop.steer, steer_s),
         (loop.measure, observe_s),
+        (loop.show, observe_s),
     )
     for step, seconds in steps:
         scheduler.add_job(_guard(loop.ctx, step), "interval", seconds=seconds, id=step.__name__)

@@ -277,6 +277,8 @@ def _carried_out(ctx: Context, order: SwapOrder, took_ns: int | None) -> None:
             _displace(ctx, order, to="rolled-back" if order.artifact is None else "superseded")
             _restore(ctx, order)
     ctx.telemetry.count("retuned_swaps_total", kind=str(order.kind))
+    if took_ns is not None:
+        ctx.telemetry.observe("retuned_swap_flip_seconds", took_ns / 1e9)
     log.info("%s of %s carried out, epoch %d", order.kind, order.definition, order.epoch)
 
 
@@ -358,6 +360,7 @@ def _say_that_it_failed(ctx: Context, order: SwapOrder, *, reason: str, error: E
         ):
             log.error("server refused the original of %s, trying again: %s", order.id, error)
             say(ctx, order.proposal, "rollback-failed", reason=reason, detail=str(error)[:2000])
+            ctx.telemetry.count("retuned_rollbacks_failed_total", reason=reason)
 
 
 def _reissue(ctx: Context, kept: Kept) -> bool:

@@ -44,6 +44,8 @@ from retuned.local.known_kernels import KnownKernels
 from retuned.local.lifting import recall
 from retuned.local.program import Loop
 from retuned.local.retention import Retention
+from retuned.metrics import Exporter
+from retuned.observing import shown
 from retuned.observing.numbers import numbers_of
 from retuned.ports import Bench, EndToEnd, Store, Swapper
 from retuned.settings import Settings
@@ -79,7 +81,8 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
     )
     clock = SystemClock()
     store = SqliteStore(settings.state_dir, clock=clock)
-    telemetry = PrometheusTelemetry()
+    telemetry = PrometheusTelemetry(Exporter.DAEMON)
+    shown.begin(telemetry, clock)
     notary = Ed25519Notary(settings.keys)
     log.info("evidence is signed with %s", notary.current())
     language = language_of(settings)

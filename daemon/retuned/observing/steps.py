@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from retuned.errors import RetunedError
@@ -13,6 +14,7 @@ log = logging.getLogger(__name__)
 
 def attempt(telemetry: Telemetry, name: str, step: Callable[[], object]) -> bool:
     """Do a step; False where it failed. The only place of a program that catches any exception."""
+    began_s = time.perf_counter()
     try:
         step()
     except RetunedError as error:
@@ -23,4 +25,6 @@ def attempt(telemetry: Telemetry, name: str, step: Callable[[], object]) -> bool
         log.exception("%s failed", name)
         telemetry.count("retuned_step_errors_total", step=name, expected="false")
         return False
+    finally:
+        telemetry.observe("retuned_step_duration_seconds", time.perf_counter() - began_s, step=name)
     return True

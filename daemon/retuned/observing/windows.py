@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from retuned.errors import TemporaryError
 from retuned.observing import counts as counting
+from retuned.observing import shown
 from retuned.observing.context import BATCH, DETECTOR, DRIFT, WINDOW, Observing
 from retuned.ports import Event, Stored, TraceBatch
 from retuned.stages import drift as drift_stage
@@ -23,7 +24,7 @@ def ingest(ctx: Observing) -> int:
     batches = ctx.traces.poll()
     for path, message in ctx.traces.failures():
         log.warning("trace refused: %s", message)
-        ctx.telemetry.count("retuned_trace_files_total", outcome="refused")
+        shown.batch_refused(ctx)
         ctx.store.record(_event(ctx, BATCH, path, what="trace-refused", message=message))
     for number, batch in enumerate(batches):
         try:
@@ -79,8 +80,7 @@ def _keep(ctx: Observing, batch: TraceBatch) -> None:
     }
     if ctx.store.add(BATCH, batch.digest, body, phase="new"):
         log.info("trace read: %s, %s launches", batch.origin, f"{len(batch.launches):,}")
-        ctx.telemetry.count("retuned_trace_files_total", outcome="read")
-        ctx.telemetry.count("retuned_launches_total", len(batch.launches))
+        shown.batch_read(ctx, batch)
 
 
 def _fold(ctx: Observing, batch: TraceBatch) -> WorkloadProfile:
@@ -116,7 +116,7 @@ def _close(ctx: Observing, start_ns: int, window_ns: int, batches: Sequence[Stor
             part += 1
         for batch in batches:
             ctx.store.advance(BATCH, batch.id, expect="new", to="folded")
-    ctx.telemetry.gauge("retuned_window_launches", merged.launches)
+    shown.window_closed(ctx, merged)
     log.info("window closed: %s launches, %s", f"{merged.launches:,}", _standing(ctx))
 
 
@@ -173,9 +173,7 @@ def _keep_report(ctx: Observing, window: Stored, report: DriftReport, state: Det
                     sentence=report.sentence,
                 )
             )
-    ctx.telemetry.gauge("retuned_drift_distance", report.distance)
-    ctx.telemetry.gauge("retuned_drift_cusum", report.cusum)
-    ctx.telemetry.count("retuned_drift_reports_total", action=str(report.action))
+    shown.window_judged(ctx, report)
     log.info("window judged: action=%s %s", report.action, report.sentence)
 
 

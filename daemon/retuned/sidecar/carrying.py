@@ -132,6 +132,9 @@ def _carried_out(ctx: Context, order: SwapOrder, took_ns: int | None) -> None:
                 slot, epoch = other.body.get("definition"), other.body.get("epoch")
                 if slot == order.definition and isinstance(epoch, int) and epoch < order.epoch:
                     ctx.store.advance(Kind.ORDER, other.id, expect=phase, to="superseded")
+    ctx.telemetry.count("retuned_swaps_total", kind=str(order.kind))
+    if took_ns is not None:
+        ctx.telemetry.observe("retuned_swap_flip_seconds", took_ns / 1e9)
     log.info("%s of %s carried out, epoch %d", order.kind, order.definition, order.epoch)
 
 

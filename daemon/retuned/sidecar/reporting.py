@@ -24,6 +24,7 @@ from retuned.agent_wire import (
     skew_s,
 )
 from retuned.errors import Refused, TemporaryError
+from retuned.observing import shown
 from retuned.observing.context import DRIFT, WINDOW
 from retuned.ports import SlotState, Stored
 from retuned.sidecar.context import Context, Kind
@@ -111,6 +112,7 @@ def tell_slots(ctx: Context) -> None:
         return
     slots = ctx.swapper.slots()
     samples = {sample.definition: sample for sample in ctx.swapper.samples()}
+    shown.slots(ctx.telemetry, tuple(samples.values()))
     said = tuple(_slot(ctx, slot, samples.get(slot.definition)) for slot in slots)
     at, held = ctx.clock.now(), held_orders(ctx)
     ctx.operator.post(WatchPost(pod=ctx.pod, target=ctx.target, at=at, slots=said, held=held))

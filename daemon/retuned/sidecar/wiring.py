@@ -15,6 +15,8 @@ from retuned.adapters.trace_folder import TraceFolders, WatchSettings
 from retuned.adapters.traces import ReadLimits
 from retuned.agent_wire import PodRef
 from retuned.errors import UsageError
+from retuned.metrics import Exporter
+from retuned.observing import shown
 from retuned.observing.context import BATCH
 from retuned.observing.numbers import Numbers, numbers_of
 from retuned.settings import Settings
@@ -61,7 +63,8 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
     pod = _pod(settings)
     store = PodStore(settings.state_dir, clock=clock)
     believed = Believed(store, configured=os.environ.get("RETUNED_TRUSTED_KEY", ""))
-    telemetry = PrometheusTelemetry()
+    telemetry = PrometheusTelemetry(Exporter.SIDECAR)
+    shown.begin(telemetry, clock)
     source = TraceFolders(
         settings.watch_dirs,
         clock=clock,

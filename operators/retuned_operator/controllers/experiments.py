@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from retuned.errors import Refused, TemporaryError, UsageError
+from retuned.metrics.labels import kebab
 from retuned.ports import Telemetry
 from retuned_operator.controllers import telling, trials
 from retuned_operator.controllers.acting import Acting
@@ -137,7 +138,7 @@ class Experiments:
 
     def _tell(self, resource: KernelExperiment, status: KernelExperimentStatus) -> None:
         for event in telling.experiment_events(resource, resource.status, status):
-            self._telemetry.count("retuned_experiment_phases_total", phase=event.reason)
+            self._telemetry.count("retuned_experiment_phases_total", phase=kebab(event.reason))
             self._acting.say(event)
 
     def _act(self, looked: _Looked, action: ExperimentAction) -> None:

@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import partial
 
 from retuned.errors import RetunedError
+from retuned.metrics.labels import kebab
 from retuned.ports import Telemetry
 from retuned_operator.controllers import telling
 from retuned_operator.controllers.acting import Acting
@@ -143,7 +144,7 @@ class Proposals:
 
     def _tell(self, resource: SwapProposal, status: SwapProposalStatus) -> None:
         for event in telling.proposal_events(resource, resource.status, status):
-            self._telemetry.count("retuned_swap_phases_total", phase=event.reason)
+            self._telemetry.count("retuned_swap_phases_total", phase=kebab(event.reason))
             self._acting.say(event)
 
     def _act(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from retuned.errors import UnreadableInput
+from retuned.metrics.labels import kebab
 from retuned.ports import Telemetry
 from retuned.stages.gate import DecisionKind
 from retuned_operator.controllers.acting import Acting
@@ -54,7 +55,9 @@ class Decisions:
         if not decision.status.conditions:
             spec = decision.spec
             self._telemetry.count(
-                "retuned_swap_decisions_total", decision=str(spec.decision), channel=spec.channel
+                "retuned_swap_decisions_total",
+                decision=kebab(str(spec.decision)),
+                channel=spec.channel,
             )
         conditions = with_condition(decision.status.conditions, known)
         status = decision.status.model_copy(update={"conditions": conditions})

@@ -19,6 +19,7 @@ from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.errors import RetunedError
+from retuned.metrics import Exporter
 from retuned.ports import Clock
 from retuned_operator.agent import AgentServer, Hub, Reports, TokenReviews, agent_app
 from retuned_operator.agent.serving import Certificates
@@ -100,7 +101,7 @@ class Operator:
         self._settings = settings
         self._clock = clock or SystemClock()
         self.registry = CollectorRegistry()
-        self._telemetry = PrometheusTelemetry(self.registry)
+        self._telemetry = PrometheusTelemetry(Exporter.OPERATOR, registry=self.registry)
         self._reach = reach or _reached(settings)
         identity = f"{settings.pod_name}_{os.urandom(6).hex()}"
         leader = Leader(

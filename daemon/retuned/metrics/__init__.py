@@ -1,0 +1,36 @@
+"""Every metric that Retuned shows, in one catalogue; `docs/metrics.md` is made from it.
+
+Whoever counts names a metric of it, with the labels that it has. What is not in it is a fault of
+the caller: an error in tests, thrown away and counted in production. Pure.
+"""
+
+from retuned.metrics.catalogue import CATALOGUE, Fault, Refusal, admitted, exported_by, metric
+from retuned.metrics.records import (
+    OTHER,
+    Exporter,
+    Keeper,
+    Kind,
+    Label,
+    Metric,
+    Row,
+    Stage,
+    Unit,
+)
+
+__all__ = [
+    "CATALOGUE",
+    "OTHER",
+    "Exporter",
+    "Fault",
+    "Keeper",
+    "Kind",
+    "Label",
+    "Metric",
+    "Refusal",
+    "Row",
+    "Stage",
+    "Unit",
+    "admitted",
+    "exported_by",
+    "metric",
+]

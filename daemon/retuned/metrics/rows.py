@@ -1,0 +1,113 @@
+"""From what waits and what stands to the rows of tables; daemon and operator show both alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from retuned.metrics.records import Row
+from retuned.stages.gate import GateDecision, GateReason, GateState
+from retuned.stages.proposal import Proposal
+
+_PERSON = frozenset({GateReason.MISSING_APPROVALS, GateReason.NEEDS_PERSON})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A proposal that waits for a person."""
+
+    namespace: str
+    """Of the object; empty on one machine."""
+    name: str
+    """Name of the object, or the proposal's id: what commands take."""
+    proposal: Proposal
+    """What is proposed."""
+    missing: int
+    """Approvals that are still missing."""
+    gpu_model: str = ""
+    """Accelerator that it was measured on; empty where nobody has written it down."""
+    pods: int | None = None
+    """Server pods that it would change; None where there are no pods."""
+
+
+def waits_for_person(state: GateState, reason: GateReason) -> bool:
+    """Whether a person could move a proposal on; where there is no policy, nobody can.
+
+    Examples
+    --------
+    >>> waits_for_person(GateState.WAITING, GateReason.MISSING_APPROVALS)
+    True
+    >>> waits_for_person(GateState.WAITING, GateReason.NO_POLICY)
+    False
+    """
+    return state is GateState.WAITING and reason in _PERSON
+
+
+def is_waiting(answer: GateDecision) -> bool:
+    """Whether the gate's answer is that a person is needed."""
+    return waits_for_person(answer.state, answer.reason)
+
+
+def waiting_rows(waiting: Sequence[Waiting]) -> Mapping[str, Sequence[Row]]:
+    """Return the rows of every table about proposals that wait, the first to expire first."""
+    ordered = sorted(waiting, key=lambda each: (each.proposal.expires_at, each.name))
+    found: dict[str, list[Row]] = {
+        f"retuned_swap_proposal_{what}": []
+        for what in (
+            "awaiting_approval", "approvals_missing", "created_timestamp_seconds",
+            "expires_timestamp_seconds", "speedup_ratio", "gpu_time_ratio", "saving_ratio",
+        )
+    }  # fmt: skip
+    for each in ordered:
+        for what, labels, value in _about(each):
+            found[f"retuned_swap_proposal_{what}"].append((labels, value))
+    return found
+
+
+def pod_rows(waiting: Sequence[Waiting]) -> list[Row]:
+    """Return how many pods each proposal that waits would change."""
+    return [(_key(each), float(each.pods)) for each in waiting if each.pods is not None]
+
+
+def standing(found: Mapping[str, int], label: str, *, known: Iterable[str]) -> list[Row]:
+    """Return a row for each word, also for those that nothing stands at.
+
+    Examples
+    --------
+    >>> standing({"open": 2}, "phase", known=("open", "tested"))
+    [({'phase': 'open'}, 2.0), ({'phase': 'tested'}, 0.0)]
+    """
+    return [({label: word}, float(found.get(word, 0))) for word in sorted(known)]
+
+
+def _key(waiting: Waiting) -> Mapping[str, str]:
+    return {"namespace": waiting.namespace, "proposal": waiting.name}
+
+
+def _about(waiting: Waiting) -> Iterable[tuple[str, Mapping[str, str], float]]:
+    proposal, key = waiting.proposal, _key(waiting)
+    names = {
+        "target": _short(proposal.target, waiting.namespace),
+        "kernel": proposal.definition,
+        "gpu_model": waiting.gpu_model,
+        "digest": proposal.artifact,
+        "risk": str(proposal.risk),
+    }
+    yield "awaiting_approval", {**key, **names}, 1.0
+    yield "approvals_missing", key, float(waiting.missing)
+    yield "created_timestamp_seconds", key, _unix(proposal.created_at)
+    yield "expires_timestamp_seconds", key, _unix(proposal.expires_at)
+    yield "gpu_time_ratio", key, proposal.share
+    yield "saving_ratio", key, proposal.expected_saving
+    for bound in ("lower", "point", "upper"):
+        value = float(getattr(proposal.speedup, bound))
+        yield "speedup_ratio", {**key, "bound": bound}, value
+
+
+def _short(target: str, namespace: str) -> str:
+    return target.removeprefix(f"{namespace}/") if namespace else target
+
+
+def _unix(at: datetime) -> float:
+    return at.timestamp()

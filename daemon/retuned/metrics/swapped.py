@@ -1,0 +1,227 @@
+"""Metrics of what is changed: proposals, gates, swaps, and what is watched of them."""
+
+from __future__ import annotations
+
+from retuned.agent_wire import Outcome
+from retuned.metrics.labels import (
+    ALL,
+    BESIDE,
+    CANARY,
+    CHANNEL,
+    DAEMON,
+    DECISION,
+    GATE_REASON,
+    GOING_BACK,
+    JUDGES,
+    KERNEL,
+    NAMESPACE,
+    OPERATOR,
+    PHASE,
+    PROPOSAL,
+    RISK,
+    SIDECAR,
+    TARGET,
+    closed,
+    words,
+)
+from retuned.metrics.making import QUICK, Book
+from retuned.metrics.records import Label, Metric, Stage, Unit
+from retuned.stages.proposal import RefusalReason
+from retuned.stages.swap import SwapKind
+
+PENDING_ROWS = 200
+"""Most proposals that wait and are told apart."""
+_OPEN = (NAMESPACE, PROPOSAL)
+_PROPOSED = Book(Stage.PROPOSAL, JUDGES)
+_GATE = Book(Stage.GATE, JUDGES)
+_SWAP = Book(Stage.SWAP, BESIDE)
+_WATCH = Book(Stage.WATCH, BESIDE)
+
+PROPOSED: tuple[Metric, ...] = (
+    _PROPOSED.table("retuned_proposals", "Proposals there are, by phase.", PHASE, most_rows=32),
+    _PROPOSED.counter("retuned_swap_phases_total", "Changes of phase of proposals.", PHASE),
+    _PROPOSED.counter(
+        "retuned_proposals_refused_total",
+        "Wins that were not proposed, by why.",
+        closed("reason", words(RefusalReason)),
+        by=DAEMON,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_awaiting_approval",
+        "1 for each proposal that waits for a person; it is there only while it waits.",
+        NAMESPACE,
+        PROPOSAL,
+        TARGET,
+        KERNEL,
+        Label(name="gpu_model", most=64, meaning="accelerator that it was measured on"),
+        Label(name="digest", most=256, meaning="artifact; every decision names it"),
+        RISK,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_approvals_missing",
+        "Approvals that are still missing, while a proposal waits.",
+        *_OPEN,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_created_timestamp_seconds",
+        "When a proposal that waits was made.",
+        *_OPEN,
+        unit=Unit.TIMESTAMP,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_expires_timestamp_seconds",
+        "When a proposal that waits expires.",
+        *_OPEN,
+        unit=Unit.TIMESTAMP,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_speedup_ratio",
+        "How often faster the proposed variant is, weighted by production.",
+        *_OPEN,
+        closed("bound", ("lower", "point", "upper"), "of the interval of confidence"),
+        unit=Unit.RATIO,
+        most_rows=3 * PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_gpu_time_ratio",
+        "Share of device time at the shapes that a waiting proposal is for: its blast radius.",
+        *_OPEN,
+        unit=Unit.RATIO,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_saving_ratio",
+        "Share of device time that a waiting proposal would save, at least.",
+        *_OPEN,
+        unit=Unit.RATIO,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_pods",
+        "Server pods that a waiting proposal would change.",
+        *_OPEN,
+        by=OPERATOR,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_in_force_saving_ratio",
+        "Share of device time that variants in force were proven to save, at least.",
+        NAMESPACE,
+        TARGET,
+        KERNEL,
+        unit=Unit.RATIO,
+        most_rows=256,
+    ),
+)
+
+GATED: tuple[Metric, ...] = (
+    _GATE.table("retuned_gate_standing", "Open proposals, by what the gate says.", GATE_REASON),
+    _GATE.counter(
+        "retuned_swap_decisions_total", "Decisions of people, by what and how.", DECISION, CHANNEL
+    ),
+    _GATE.table(
+        "retuned_policy_valid",
+        "1 for a policy that can be used, 0 for one that cannot: nothing moves under it.",
+        NAMESPACE,
+        Label(name="policy", most=256),
+        most_rows=256,
+    ),
+    _GATE.table(
+        "retuned_freeze_since_timestamp_seconds",
+        "When a freeze that stands was put up; it is there only while it stands.",
+        Label(name="freeze", most=256),
+        unit=Unit.TIMESTAMP,
+    ),
+)
+
+SWAPPED: tuple[Metric, ...] = (
+    _SWAP.counter(
+        "retuned_swaps_total",
+        "Orders that a server carried out, by which way.",
+        closed("kind", words(SwapKind)),
+    ),
+    _SWAP.histogram(
+        "retuned_swap_flip_seconds",
+        "Time that a server needed to change one slot over.",
+        buckets=QUICK,
+    ),
+    _SWAP.counter(
+        "retuned_orders_total",
+        "Orders of the operator, by what became of them here and why.",
+        closed("outcome", words(Outcome)),
+        Label(name="reason", most=64, meaning="empty where it was carried out"),
+        by=SIDECAR,
+    ),
+    _SWAP.counter("retuned_canary_steps_total", "Steps of canaries, by what was done.", CANARY),
+    _SWAP.counter(
+        "retuned_rollbacks_total", "Ways back that were begun, by why.", GOING_BACK, by=ALL
+    ),
+    _SWAP.counter(
+        "retuned_rollbacks_failed_total",
+        "Ways back that the server refused, by why; each is tried again and again.",
+        GOING_BACK,
+        by=ALL,
+    ),
+    _SWAP.counter(
+        "retuned_pages_total",
+        "What somebody was to be woken for, by why.",
+        closed("reason", ("rollback-failed",)),
+        by=OPERATOR,
+    ),
+)
+
+WATCHED: tuple[Metric, ...] = (
+    _WATCH.totals(
+        "retuned_slot_launches_total",
+        "Launches of slots since the last order, by who served them; the server counts.",
+        KERNEL,
+        closed("served_by", ("variant", "original")),
+    ),
+    _WATCH.totals(
+        "retuned_shadow_checks_total", "Launches that were compared with the original.", KERNEL
+    ),
+    _WATCH.totals(
+        "retuned_shadow_mismatches_total",
+        "Comparisons in which a variant differed by more than it may, NaN and Inf included.",
+        KERNEL,
+    ),
+    _WATCH.totals(
+        "retuned_shadow_seconds_total", "Time that comparisons took.", KERNEL, unit=Unit.SECONDS
+    ),
+    _WATCH.totals(
+        "retuned_variant_errors_total", "Launches of a variant that raised and fell back.", KERNEL
+    ),
+    _WATCH.table(
+        "retuned_shadow_worst_ratio",
+        "Largest difference that was seen, over the one that is allowed.",
+        KERNEL,
+        unit=Unit.RATIO,
+    ),
+    _WATCH.table(
+        "retuned_variant_slowdown_ratio",
+        "Time of the variant over the original's in the last timed comparison; below 1 is faster.",
+        KERNEL,
+        unit=Unit.RATIO,
+    ),
+    _WATCH.table(
+        "retuned_engaged_processes_ratio",
+        "Share of the server's processes in which a launch has run the variant in force.",
+        KERNEL,
+        unit=Unit.RATIO,
+    ),
+    _WATCH.table(
+        "retuned_variant_ratio",
+        "Share of launches that are to run the variant in force: 1 is all.",
+        KERNEL,
+        unit=Unit.RATIO,
+    ),
+    _WATCH.table(
+        "retuned_slot_tripped",
+        "1 where the server has taken a variant back by itself.",
+        KERNEL,
+    ),
+)
