@@ -8,8 +8,10 @@ Ends when stdin is closed.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.runtime.tuned import fake_servers as fakes
 
@@ -21,7 +23,13 @@ SHAPES = ((8, 256, 256), (8, 256, 128))
 
 def serve(sockets: Path, folder: Path, package: Path) -> None:
     """Answer until stdin ends."""
-    module = sys.modules[fakes.VLLM] = fakes.vllm(folder, package)
+    module = fakes.vllm(folder, package)
+    if os.environ.get("RETUNED_TEST_READS") != "nothing":
+        sys.modules[fakes.VLLM] = module
+    if os.environ.get("RETUNED_TEST_CACHE") == "stuck":
+        module.get_moe_configs = _stuck(module.get_moe_configs)
+    if defaults := json.loads(os.environ.get("RETUNED_TEST_DEFAULTS", "null")):
+        vars(fakes)["default"] = lambda m: defaults[m > 64]
     runtime = attach(server="file-test", socket_dir=sockets)
     runtime.tune_files()
     print("ready", flush=True)  # noqa: T201
@@ -30,6 +38,16 @@ def serve(sockets: Path, folder: Path, package: Path) -> None:
         found = [pick(*SHAPES, 2, None, m, None) for m in json.loads(line)]
         print(json.dumps(found), flush=True)  # noqa: T201
     runtime.close()
+
+
+def _stuck(read: Any) -> Any:
+    """Return a cache that says that it was emptied, and was not."""
+
+    def configs(*key: Any) -> Any:
+        return read(*key)
+
+    configs.cache_clear = lambda: None  # type: ignore[attr-defined]
+    return configs
 
 
 if __name__ == "__main__":

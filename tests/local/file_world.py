@@ -15,6 +15,7 @@ from tests.local.local_world import Lab, World
 from tests.local.proofs import MACHINE, interval, measured
 
 from retuned import catalog
+from retuned.adapters.approvals import Approvals
 from retuned.adapters.runtime_files import FilesSwapper, RuntimeFiles
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.signing import Ed25519Notary
@@ -24,6 +25,7 @@ from retuned.local.context import Files, Kind
 from retuned.local.program import Loop
 from retuned.ports import Finding, TraceBatch
 from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.trace import LaunchRecord, ShapeSource
 from retuned.stages.verdict import ServerEnvironment, judge
 
@@ -229,10 +231,24 @@ class FileWorld:
             self.world.clock.advance(seconds)
             self.world.loop.turn()
 
+    def approve(self) -> None:
+        """Say yes to what waits, by the policy that is in force."""
+        (policy,) = self.world.policies
+        for stored in self.world.store.list(Kind.PROPOSAL, phase="awaiting"):
+            decision = SwapDecision(
+                proposal=stored.id,
+                digest=stored.body["artifact"],
+                decision=DecisionKind.APPROVE,
+                user="ada",
+                at=stored.created_at + timedelta(microseconds=1),
+                policy_digest=policy.digest,
+            )
+            Approvals(self.world.store).give(decision)
+
     def swap(self) -> str:
         """Go as far as a row that is in force; return its proposal."""
         self.drift()
-        self.world.approve_what_waits()
+        self.approve()
         self.look(2)
         (stored,) = self.world.store.list(Kind.PROPOSAL)
         return stored.id

@@ -65,6 +65,7 @@ def merge_states(states: Sequence[SlotState]) -> SlotState:
         other_launches=sum(state.other_launches for state in states),
         tripped=next((state.tripped for state in states if state.tripped), ""),
         bypassed=any(state.bypassed for state in states),
+        counted=any(state.counted for state in states),
     )
 
 
