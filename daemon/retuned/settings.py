@@ -332,6 +332,14 @@ class Settings(BaseSettings):
     """Port of the Prometheus metrics; 0 serves none."""
     metrics_address: str = "127.0.0.1"
     """Address of the Prometheus metrics; they name kernels, so think before opening them."""
+    review: str = Field(default="", max_length=80)
+    """Address of the review page, `HOST:PORT` of this machine alone, such as `127.0.0.1:9476`;
+    empty serves none. Whoever opens it is known by the user that the browser runs as
+    (`docs/on-call.md`)."""
+    gpus: int = Field(default=1, ge=1, le=100_000)
+    """Accelerators that the watched server uses; savings in hours are reckoned with it."""
+    gpu_hour_usd: float | None = Field(default=None, ge=0.0)
+    """Price of an hour of one accelerator, dollars; not set shows no money."""
     log_format: Literal["text", "json"] = "text"
     """`text` for people, `json` for machines: one object a line."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -51,13 +51,35 @@ def local_identity(group_map: Mapping[str, str]) -> Identity:
         return Identity(
             user=admin.pw_name, groups=_mapped(admin.pw_name, _group_names(gids), group_map)
         )
-    uid = os.getuid()
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = f"uid:{uid}"
+    user = _user_name(os.getuid())
     groups = _group_names([os.getgid(), *os.getgroups()])
     return Identity(user=user, groups=_mapped(user, groups, group_map))
+
+
+def identity_of_uid(uid: int, group_map: Mapping[str, str]) -> Identity:
+    """Return who a user of this machine is, such as the one at the other end of a connection.
+
+    Parameters
+    ----------
+    uid
+        As the kernel says.
+    group_map
+        As for `local_identity`.
+    """
+    user = _user_name(uid)
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return Identity(user=user, groups=_mapped(user, (), group_map))
+    gids = os.getgrouplist(entry.pw_name, entry.pw_gid)
+    return Identity(user=user, groups=_mapped(user, _group_names(gids), group_map))
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid:{uid}"
 
 
 def _behind_sudo() -> pwd.struct_passwd | None:

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from retuned.adapters.approvals import Identity
 from retuned.cli import review_text
-from retuned.cli.asked import ask, asked_for, next_look, standing, tell
+from retuned.cli.asked import next_look, tell
 from retuned.cli.end_to_end_text import end_to_end_body, end_to_end_of, print_end_to_end
 from retuned.cli.output import JsonFlag, emit_json, safe, say
 from retuned.cli.state import (
@@ -23,29 +22,16 @@ from retuned.cli.state import (
     StateOption,
     desk,
     find,
-    gate_of,
     newest,
-    read_proposal,
 )
 from retuned.cli.turns_text import print_turns, turns_of
 from retuned.errors import Refused, UnreadableInput, UsageError
+from retuned.local import people
+from retuned.local.people import OPEN, SWAPPED, asked_for, doubts, gate_of, read_proposal
 from retuned.local.proving import read
 from retuned.ports import Stored
-from retuned.stages.gate import (
-    DecisionKind,
-    GateDecision,
-    GateReason,
-    SwapDecision,
-    explain,
-    person,
-)
+from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.proposal import Proposal
-from retuned.terminal.moments import short
-
-OPEN = ("awaiting", "approved")
-"""Phases before a swap."""
-SWAPPED = ("swapping", "watching", "promoted", "rolling-back", "rollback-failed")
-"""Phases in which the server may run the artifact."""
 
 CommentOption = Annotated[str, typer.Option(help="Why, for the record.")]
 
@@ -147,19 +133,10 @@ def approve(
     with desk(config, state_dir) as at:
         stored, proposal = find(at.store, id)
         _same_artifact(proposal, digest)
+        decision = people.approve(at.voice(), stored, proposal, kind=kind, comment=comment)
         gate = gate_of(at.store, stored.id)
-        if stored.phase != "awaiting":
-            raise Refused(
-                f"{short(stored.id)} is {stored.phase}; only what is awaiting can be approved"
-            )
-        if gate is None:
-            raise Refused(
-                "the daemon has not judged it yet, so no policy is known; start `retuned run`"
-            )
-        _has_effect(gate)
-        decision = _give(at, proposal, kind=kind, comment=comment, gate=gate)
-        doubts = _doubts(proposal, gate, at.identity, comment=comment, kind=kind)
-    _report(at, decision, proposal, doubts=doubts, json=json)
+        found = doubts(proposal, gate, at.identity, comment=comment, kind=kind) if gate else ()
+    _report(at, decision, proposal, doubts=found, json=json)
 
 
 def reject(
@@ -172,12 +149,7 @@ def reject(
     """Reject a proposal; one rejection ends it."""
     with desk(config, state_dir) as at:
         stored, proposal = find(at.store, id)
-        if stored.phase not in OPEN:
-            raise Refused(
-                f"{short(stored.id)} is {stored.phase}; `retuned rollback` takes a swap back"
-            )
-        gate = gate_of(at.store, stored.id)
-        decision = _give(at, proposal, kind=DecisionKind.REJECT, comment=comment, gate=gate)
+        decision = people.reject(at.voice(), stored, proposal, comment=comment)
     _report(at, decision, proposal, json=json)
 
 
@@ -191,17 +163,11 @@ def abort(
     """Stop a proposal wherever it is; a swap under way goes back. Never gated."""
     with desk(config, state_dir) as at:
         stored, proposal = find(at.store, id)
-        if stored.phase not in OPEN + SWAPPED:
-            raise Refused(f"{short(stored.id)} is {stored.phase}; there is nothing to stop")
-        before = standing(at.store, stored.id, what="abort")
-        if before is None:
-            gate = gate_of(at.store, stored.id)
-            decision = _give(at, proposal, kind=DecisionKind.ABORT, comment=comment, gate=gate)
-            ask(at, stored.id, what="abort", reason=comment)
-    if before is None:
+        decision, asked = people.abort(at.voice(), stored, proposal, comment=comment)
+    if decision is not None:
         _report(at, decision, proposal, json=json)
     else:
-        tell(at, stored, before, new=False, json=json)
+        tell(at, stored, asked, new=False, json=json)
 
 
 def rollback(
@@ -231,11 +197,8 @@ def rollback(
             stored = last
         else:
             stored, _ = find(at.store, id)
-        if stored.phase not in SWAPPED:
-            raise Refused(f"{short(stored.id)} is {stored.phase}; there is nothing to take back")
-        before = standing(at.store, stored.id, what="rollback")
-        asked = before or ask(at, stored.id, what="rollback", reason=reason)
-    tell(at, stored, asked, new=before is None, json=json)
+        asked, new = people.rollback(at.voice(), stored, reason=reason)
+    tell(at, stored, asked, new=new, json=json)
 
 
 def history(
@@ -261,50 +224,6 @@ def _same_artifact(proposal: Proposal, digest: str) -> None:
             f"the artifact is {proposal.artifact}, not {safe(digest, limit=80)}; "
             "look again with `retuned show` before you approve"
         )
-
-
-def _has_effect(gate: GateDecision) -> None:
-    """Refuse what would look like an approval and be none: no policy, or one that only observes."""
-    if gate.policy_digest is None or gate.reason is GateReason.OBSERVE_ONLY:
-        raise Refused(
-            f"{explain(gate)} An approval would have no effect; set policy_files, check the file "
-            "with `retuned policy check`, and let the daemon look again"
-        )
-
-
-def _give(
-    at: Desk, proposal: Proposal, *, kind: DecisionKind, comment: str, gate: GateDecision | None
-) -> SwapDecision:
-    decision = SwapDecision(
-        proposal=proposal.id,
-        digest=proposal.artifact,
-        decision=kind,
-        user=at.identity.user,
-        groups=at.identity.groups,
-        comment=comment,
-        channel="cli",
-        at=at.now,
-        policy_digest=gate.policy_digest if gate else None,
-    )
-    at.approvals.give(decision)
-    return decision
-
-
-def _doubts(
-    proposal: Proposal, gate: GateDecision, who: Identity, *, comment: str, kind: DecisionKind
-) -> tuple[str, ...]:
-    """Say beforehand why the gate may not count this; it alone decides."""
-    doubts = []
-    if person(who.user) == person(proposal.requested_by):
-        doubts.append("you asked for this swap yourself")
-    entries = {f"user {who.user}"} | {f"group {group}" for group in who.groups}
-    if kind is DecisionKind.APPROVE and gate.missing_from and not entries & set(gate.missing_from):
-        doubts.append(f"still asked is {' or '.join(gate.missing_from)}, and you are none of them")
-    if gate.reason is GateReason.DRY_RUN:
-        doubts.append("the policy is a dry run: it is counted, and nothing is swapped")
-    if kind is DecisionKind.BREAK_GLASS and not comment.strip():
-        doubts.append("break-glass needs a --comment")
-    return tuple(doubts)
 
 
 def _report(

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from retuned.cli.asked import Asked
 from retuned.cli.evidence_text import gates_line
 from retuned.cli.output import safe, stdout
+from retuned.local.people import Asked
 from retuned.local.proving import Read
 from retuned.ports import Event, Stored
 from retuned.stages.gate import (

@@ -27,14 +27,20 @@ def run(
     policy: Annotated[
         list[Path] | None, typer.Option(help="Gate policy; may be given again.")
     ] = None,
+    review: Annotated[
+        str | None,
+        typer.Option(help="Serve the review page here, HOST:PORT, such as 127.0.0.1:9476."),
+    ] = None,
 ) -> None:
     """Watch, experiment, propose, swap and keep watching, until stopped."""
     settings = load_settings(
-        config, {"state_dir": state_dir, "watch_dirs": watch, "policy_files": policy}
+        config,
+        {"state_dir": state_dir, "watch_dirs": watch, "policy_files": policy, "review": review},
     )
     log_to_stderr(settings)
     hide_memory()  # it signs evidence and knows the endpoint's key; candidates run as its user
-    from retuned.local.wiring import build  # after the settings: a typo answers at once
+    from retuned.local.review_page import served  # after the settings: a typo answers at once
+    from retuned.local.wiring import build
 
     with only_one(settings.state_dir):
         loop, telemetry = build(settings)
@@ -45,7 +51,10 @@ def run(
         for caution in cautions(settings):
             log.warning("%s", caution)
         log.info("watching %s, state in %s", _folders(settings), settings.state_dir)
-        serve(loop, observe_s=settings.observe_poll_s, steer_s=settings.steer_poll_s)
+        with served(settings, loop.ctx) as page:
+            if page:
+                log.info("review page on %s", page)
+            serve(loop, observe_s=settings.observe_poll_s, steer_s=settings.steer_poll_s)
 
 
 def _folders(settings: Settings) -> str:

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from retuned.adapters.approvals import Approvals, Identity, local_identity
 from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import DATABASE, SqliteStore
 from retuned.errors import UnreadableInput, UsageError
+from retuned.local.people import Voice, read_proposal
 from retuned.ports import Store, Stored
 from retuned.settings import load_settings
-from retuned.stages.gate import GateDecision
 from retuned.stages.proposal import Proposal
 from retuned.terminal.moments import short
 
@@ -45,6 +44,16 @@ class Desk:
     """Who gives the command."""
     now: datetime
     """When."""
+
+    def voice(self) -> Voice:
+        """Return who gives the command, as somebody who speaks."""
+        return Voice(
+            store=self.store,
+            approvals=self.approvals,
+            who=self.identity,
+            now=self.now,
+            channel="cli",
+        )
 
 
 @contextmanager
@@ -96,39 +105,6 @@ def find(store: Store, beginning: str) -> tuple[Stored, Proposal]:
         names = ", ".join(short(s.id, length=16) for s in found[:5])
         raise UsageError(f"{beginning!r:.80} is the beginning of {len(found)} proposals: {names}")
     return found[0], read_proposal(found[0])
-
-
-def read_proposal(stored: Stored) -> Proposal:
-    """Return the proposal in a record.
-
-    Raises
-    ------
-    UnreadableInput
-        If it was written by something else.
-    """
-    try:
-        return Proposal.model_validate(stored.body)
-    except ValidationError as error:
-        raise UnreadableInput(
-            "record-unreadable",
-            where=f"proposal {short(stored.id)}",
-            message=f"does not read as a proposal ({error.error_count()} problems)",
-        ) from error
-
-
-def gate_of(store: Store, proposal: str) -> GateDecision | None:
-    """Return what the gate said last; None before the daemon has judged it."""
-    stored = store.get("gate", proposal)
-    if stored is None:
-        return None
-    try:
-        return GateDecision.model_validate(stored.body)
-    except ValidationError as error:
-        raise UnreadableInput(
-            "record-unreadable",
-            where=f"gate of {short(proposal)}",
-            message=f"does not read as a gate decision ({error.error_count()} problems)",
-        ) from error
 
 
 def newest(found: Sequence[Stored]) -> Stored | None:

@@ -22,7 +22,9 @@ METHOD = (
     "device time that profiles saw of the swapped shapes while a swap was in force, times "
     "(speedup - 1); lower and upper use the bounds of the verdict that the swap rests on, and the "
     "bounds of several swaps are added up. Swaps that were taken back count as nothing saved. "
-    "Hours without a profile count as nothing saved, and so does everything outside the guard."
+    "Hours without a profile count as nothing saved, and so does everything outside the guard; of "
+    "windows that were only sampled the sampled part counts, and of swaps that began with a part "
+    "of the launches only the time after that."
 )
 """How the numbers are made, for whoever reads them."""
 
@@ -40,7 +42,7 @@ class Ran:
     proposal: str
     """Whose swap it is."""
     gpu_ns: float
-    """Device time of the swapped shapes, nanoseconds, over all of each profiled window."""
+    """Device time of the swapped shapes that profiles saw, nanoseconds."""
     speedup: Interval
     """Of the verdict, weighted by production."""
     taken_back: bool = False

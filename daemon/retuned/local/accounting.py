@@ -1,0 +1,198 @@
+"""What experiments cost and swaps saved on one machine, kept up to date window by window.
+
+Windows are large and go after a while; what they say of a swap is a few numbers. So each judged
+window is added, once, to a record per swap and month, and reports read those alone. A window that
+is completed after a later one was added counts as one without a profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from retuned.local.context import Context, Kind
+from retuned.local.ordered import IN_PLACE
+from retuned.ports import Store, Stored
+from retuned.stages.profile import WorkloadProfile
+from retuned.stages.proposal import Proposal
+from retuned.stages.watch import Account, Ran, Tried, settle
+
+RAN = "savings"
+"""Kind of the records per swap and month: current. With the cursor, the last window added."""
+TRIED = "spending"
+"""Kind of the records per ended experiment: current."""
+_CURSOR = "cursor"
+_MOST = 200
+"""Windows that are added at a time."""
+_STARTED = ("swapped", "restored")
+_SPREAD = "promoted"
+_ENDED = ("rolled-back", "superseded", "aborted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stay:
+    """One stretch of time in which a swap was in force."""
+
+    proposal: Proposal
+    since: datetime
+    until: datetime | None
+
+    def covers(self, start: datetime, end: datetime) -> bool:
+        return self.since <= start and (self.until is None or end <= self.until)
+
+
+def add_windows(ctx: Context) -> int:
+    """Add what judged windows show of swaps in force; return how many were added."""
+    cursor = ctx.store.get(RAN, _CURSOR)
+    above = str(cursor.body["window"]) if cursor else ""
+    fresh = ctx.store.ids(Kind.WINDOW, above=above)[:_MOST]
+    due = [stored for id in fresh if (stored := ctx.store.get(Kind.WINDOW, id)) is not None]
+    waiting = next((place for place, each in enumerate(due) if each.phase == "new"), len(due))
+    due = due[:waiting]
+    if not due:
+        return 0
+    stays = list(_stays(ctx.store))
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for stored in due:
+        for proposal, month, gpu_ns in _seen(ctx, stored, stays):
+            known = sums.get((proposal, month), (0, 0))
+            sums[proposal, month] = (known[0] + gpu_ns, known[1] + 1)
+    with ctx.store.transaction():
+        for (proposal, month), (gpu_ns, windows) in sums.items():
+            _add(ctx.store, proposal, month, gpu_ns=gpu_ns, windows=windows)
+        body = {"window": due[-1].id}
+        if cursor is None:
+            ctx.store.add(RAN, _CURSOR, body, phase="cursor")
+        else:
+            ctx.store.advance(RAN, _CURSOR, expect="cursor", to="cursor", body=body)
+    return len(due)
+
+
+def add_experiments(ctx: Context) -> int:
+    """Add what ended experiments took; return how many were added."""
+    known = set(ctx.store.ids(TRIED)) | set(ctx.store.ids(Kind.EXPERIMENT, phase="running"))
+    fresh = [id for id in ctx.store.ids(Kind.EXPERIMENT) if id not in known][:_MOST]
+    for id in fresh:
+        stored = ctx.store.get(Kind.EXPERIMENT, id)
+        months: dict[str, float] = {}
+        for found in ctx.store.list(Kind.FINDING, prefix=f"{id}/"):
+            month = found.created_at.strftime("%Y-%m")
+            months[month] = months.get(month, 0.0) + float(found.body.get("seconds", 0.0))
+        definition = stored.body.get("definition", "") if stored else ""
+        body = {"target": ctx.settings.target, "definition": definition, "months": months}
+        ctx.store.add(TRIED, id, body, phase="current")
+    return len(fresh)
+
+
+def keep_up(ctx: Context) -> None:
+    """Add what is new since the last look."""
+    add_windows(ctx)
+    add_experiments(ctx)
+
+
+def accounts(store: Store) -> tuple[Account, ...]:
+    """Return what was spent and saved, newest month first."""
+    return settle(_ran(store), _tried(store))
+
+
+def _add(store: Store, proposal: str, month: str, *, gpu_ns: int, windows: int) -> None:
+    id = f"{proposal}/{month}"
+    stored = store.get(RAN, id)
+    body = {"proposal": proposal, "month": month, "gpu_ns": gpu_ns, "windows": windows}
+    if stored is None:
+        store.add(RAN, id, body, phase="current")
+        return
+    body["gpu_ns"] = gpu_ns + int(stored.body["gpu_ns"])
+    body["windows"] = windows + int(stored.body["windows"])
+    store.advance(RAN, id, expect="current", to="current", body=body)
+
+
+def _stays(store: Store) -> Iterator[_Stay]:
+    """Return when swaps were in force, of those that may concern windows not yet added."""
+    phases = (*IN_PLACE, "rolling-back", "rollback-failed")
+    kept = [stored for phase in phases for stored in store.list(Kind.PROPOSAL, phase=phase)]
+    kept += store.page(Kind.PROPOSAL, phases=("superseded",), limit=_MOST)
+    for stored in kept:
+        try:
+            proposal = Proposal.model_validate(stored.body)
+        except ValidationError:
+            continue  # nobody understands it, so nothing of it counts
+        canary = _has_canary(store, stored.id)
+        since: datetime | None = None
+        for event in store.events(id=stored.id):
+            if since is None and event.what in ((_SPREAD,) if canary else (*_STARTED, _SPREAD)):
+                since = event.at
+            elif since is not None and event.what in _ENDED:
+                yield _Stay(proposal=proposal, since=since, until=event.at)
+                since = None
+        if since is not None:
+            yield _Stay(proposal=proposal, since=since, until=None)
+
+
+def _has_canary(store: Store, proposal: str) -> bool:
+    """Whether a swap began with a part of the launches; those hours do not count."""
+    return any(order.body.get("canary") for order in store.list(Kind.ORDER, proposal=proposal))
+
+
+def _seen(ctx: Context, stored: Stored, stays: Sequence[_Stay]) -> Iterator[tuple[str, str, int]]:
+    """Return proposal, month and device time of each swap that a window shows.
+
+    A window that was only sampled counts with what was sampled: how busy the rest was is a guess.
+    """
+    try:
+        profile = WorkloadProfile.model_validate(stored.body.get("profile"))
+    except ValidationError:
+        return
+    start = datetime.fromtimestamp(profile.window_start_ns / 1e9, UTC)
+    end = datetime.fromtimestamp((profile.window_start_ns + profile.window_ns) / 1e9, UTC)
+    for stay in stays:
+        spent = _spent(ctx, profile, stay.proposal) if stay.covers(start, end) else 0
+        if spent:
+            yield stay.proposal.id, start.strftime("%Y-%m"), spent
+
+
+def _spent(ctx: Context, profile: WorkloadProfile, proposal: Proposal) -> int:
+    spent = 0
+    for stat in profile.stats:
+        signature = stat.signature
+        named = ctx.catalog.recognise(signature.kernel, signature.dims, signature.dtypes)
+        if named is not None and named[0] == proposal.definition:
+            spent += stat.gpu_time_ns if proposal.guard.allows(named[1]) else 0
+    return spent
+
+
+def _ran(store: Store) -> Iterator[Ran]:
+    for stored in store.list(RAN, phase="current"):
+        kept = store.get(Kind.PROPOSAL, str(stored.body.get("proposal")))
+        try:
+            proposal = Proposal.model_validate(kept.body if kept else None)
+        except ValidationError:
+            continue
+        yield Ran(
+            target=proposal.target,
+            definition=proposal.definition,
+            month=str(stored.body["month"]),
+            proposal=proposal.id,
+            gpu_ns=float(stored.body["gpu_ns"]),
+            speedup=proposal.speedup,
+            taken_back=kept is not None and _is_back(kept),
+        )
+
+
+def _is_back(stored: Stored) -> bool:
+    return stored.phase in ("rolling-back", "rollback-failed", "rolled-back", "aborted")
+
+
+def _tried(store: Store) -> Iterator[Tried]:
+    for stored in store.list(TRIED):
+        for month, device_s in stored.body["months"].items():
+            yield Tried(
+                target=str(stored.body["target"]),
+                definition=str(stored.body["definition"]),
+                month=str(month),
+                experiment=stored.id,
+                device_s=float(device_s),
+            )

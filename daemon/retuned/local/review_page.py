@@ -1,0 +1,213 @@
+"""The review page of one machine: who comes by the kernel's account, words into the store."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from retuned import catalog
+from retuned.adapters.approvals import Approvals, Identity, identity_of_uid
+from retuned.adapters.local_peers import uid_of_peer
+from retuned.adapters.signing import Ed25519Notary
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.contract import Language, Solution
+from retuned.errors import UsageError
+from retuned.lab.physics import GPU_PEAKS, Peak
+from retuned.local import people
+from retuned.local.context import Context, Kind
+from retuned.local.review_source import Machine, Remembered, StoreReview, id_of
+from retuned.ports import Clock, Store
+from retuned.settings import Settings
+from retuned.stages.gate import DecisionKind
+from retuned.stages.proposal import Proposal
+from retuned.web.app import Pages, Site
+from retuned.web.guarding import Guard
+from retuned.web.ports import Seen, Visit
+from retuned.web.records import Act, Person, Roof, Roofs
+from retuned.web.refusing import refused
+from retuned.web.serving import PageServer, names_of, place_of
+
+_KINDS = {Act.APPROVE: DecisionKind.APPROVE, Act.BREAK_GLASS: DecisionKind.BREAK_GLASS}
+
+
+class LocalDoor:
+    """The `Door` of one machine: whoever opened the other end of the connection.
+
+    Parameters
+    ----------
+    group_map
+        Policy group by group of this machine.
+    uid
+        Says who opened the other end; None where that is not certain.
+    """
+
+    def __init__(
+        self,
+        group_map: Mapping[str, str],
+        *,
+        uid: Callable[[tuple[str, int], tuple[str, int]], int | None] = uid_of_peer,
+    ) -> None:
+        self._group_map = group_map
+        self._uid = uid
+
+    def who(self, visit: Visit) -> Person:
+        """Return the local user; see `Door.who`."""
+        uid = self._uid(visit.client, visit.server)
+        if uid is None:
+            raise refused(
+                "not-known",
+                "this machine does not say which of its users has opened the connection; open the "
+                "page in a browser on it, or forward the port with ssh",
+            )
+        found = identity_of_uid(uid, self._group_map)
+        return Person(user=found.user, groups=found.groups)
+
+
+class StoreDeciding:
+    """The `Deciding` of one machine: the same as the commands do, into the same store.
+
+    Parameters
+    ----------
+    store
+        The state.
+    clock
+        Time.
+    """
+
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def decide(self, who: Person, key: str, act: Act, *, seen: Seen, comment: str) -> None:
+        """Keep a person's word; see `Deciding.decide`."""
+        stored = self._store.get(Kind.PROPOSAL, id_of(key))
+        if stored is None:
+            raise UsageError("there is no such proposal any more")
+        proposal = people.read_proposal(stored)
+        if proposal.artifact != seen.artifact:
+            raise refused(
+                "not-what-was-shown",
+                f"the artifact is {proposal.artifact} by now, not the one that you were shown",
+            )
+        voice = people.Voice(
+            store=self._store,
+            approvals=Approvals(self._store),
+            who=Identity(user=who.user, groups=who.groups),
+            now=self._clock.now(),
+            channel="review-page",
+        )
+        if act in _KINDS:
+            self._agree(voice, proposal, seen)
+            if act is Act.BREAK_GLASS and not comment:
+                raise UsageError("breaking the glass needs a reason")
+            people.approve(voice, stored, proposal, kind=_KINDS[act], comment=comment)
+        elif act is Act.REJECT:
+            people.reject(voice, stored, proposal, comment=comment)
+        elif act is Act.ABORT:
+            people.abort(voice, stored, proposal, comment=comment)
+        else:
+            people.rollback(voice, stored, reason=comment)
+
+    def _agree(self, voice: people.Voice, proposal: Proposal, seen: Seen) -> None:
+        """Refuse an agreement that came too late, or under another policy than was shown."""
+        if voice.now >= proposal.expires_at:
+            raise refused(
+                "expired",
+                f"the proposal expired at {proposal.expires_at.isoformat(timespec='minutes')}; if "
+                "the win still holds it is proposed again",
+            )
+        gate = people.gate_of(self._store, proposal.id)
+        if (gate.policy_digest if gate else None) != seen.policy:
+            raise refused(
+                "not-what-was-shown", "another policy is in force than the one that you were shown"
+            )
+
+
+@contextmanager
+def served(settings: Settings, ctx: Context) -> Iterator[str]:
+    """Serve the page while the daemon runs, and return its address; empty where nobody wants one.
+
+    Raises
+    ------
+    UsageError
+        If the setting is no address of this machine alone.
+    TemporaryError
+        If the address is taken.
+    """
+    if not settings.review:
+        yield ""
+        return
+    host, port = place_of(settings.review)
+    server = PageServer(host, port)
+    # connections of its own, so that nobody who looks holds the daemon up
+    store = SqliteStore(settings.state_dir, clock=ctx.clock)
+    try:
+        names = names_of(host, server.port)
+        site = Site(hosts=names, key=secrets.token_bytes(32))
+        source = StoreReview(
+            store,
+            Ed25519Notary(settings.keys),
+            machine=_machine(settings, ctx),
+            clock=ctx.clock,
+        )
+        pages = Pages(
+            source,
+            StoreDeciding(store, clock=ctx.clock),
+            LocalDoor(settings.group_map),
+            site=site,
+            clock=ctx.clock,
+        )
+        server.start(Guard(pages.app(), hosts=names))
+        yield f"http://{f'[{host}]' if ':' in host else host}:{server.port}/"
+    finally:
+        server.stop()
+        store.close()
+
+
+def _machine(settings: Settings, ctx: Context) -> Machine:
+    def incumbent(definition: str) -> Solution | None:
+        try:
+            return ctx.catalog.incumbent(definition)
+        except UsageError:
+            return None
+
+    return Machine(
+        place=settings.target,
+        folder=Path(settings.state_dir),
+        gpus=settings.gpus,
+        usd_per_gpu_hour=settings.gpu_hour_usd,
+        incumbent=incumbent,
+        roofs=lambda proposal, shapes, arch: roofs_of(proposal.definition, shapes, arch=arch),
+        samples=Remembered(ctx.swapper.samples, clock=ctx.clock),
+    )
+
+
+def roofs_of(definition: str, shapes: Sequence[Mapping[str, int]], *, arch: str) -> Roofs | None:
+    """Return what physics allows some shapes of a kernel of the catalog; None where unknown.
+
+    Parameters
+    ----------
+    definition
+        Kernel.
+    shapes
+        Lengths of the variable axes.
+    arch
+        Architecture that it was measured on.
+    """
+    peak: Peak | None = GPU_PEAKS.get(arch)
+    languages = catalog.languages(definition) if peak is not None else ()
+    if peak is None or not languages:
+        return None
+    language = Language.TRITON if Language.TRITON in languages else next(iter(languages))
+    entry = catalog.get(definition, language=language)
+    found = []
+    for axes in shapes:
+        try:
+            cost = entry.cost(entry.definition.lengths(axes))
+        except ValueError:  # measured by another version of the definition
+            continue
+        moved = cost.read_bytes + cost.write_bytes
+        found.append(Roof(axes=dict(axes), flops=cost.flops, moved_bytes=moved))
+    return Roofs(shapes=tuple(found), gflops=peak.gflops, gbytes_per_s=peak.gbytes_per_s)

@@ -1,0 +1,345 @@
+"""The facts of the review page on one machine: the store that daemon and commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from retuned.adapters.approvals import Approvals
+from retuned.contract import Digest, Record, Solution
+from retuned.errors import TemporaryError, UnreadableInput
+from retuned.local import accounting
+from retuned.local.context import Kind
+from retuned.local.found import found_solution
+from retuned.local.lock import daemon_runs
+from retuned.local.people import OPEN, SWAPPED, asked_for, gate_of, read_proposal
+from retuned.local.proving import read
+from retuned.local.review_case import case_of, fleet_of
+from retuned.ports import Clock, Store, Stored, Verifier
+from retuned.stages.drift import DriftReport
+from retuned.stages.profile import WorkloadProfile
+from retuned.stages.proposal import Proposal
+from retuned.stages.verdict import EvidenceDocument
+from retuned.stages.watch import Account, WatchSample
+from retuned.web.records import (
+    Case,
+    DriftLine,
+    Found,
+    Line,
+    Overview,
+    Person,
+    Roofs,
+    Row,
+    Slice,
+    Standing,
+    Window,
+)
+from retuned.web.records import (
+    gate_of as gate_facts,
+)
+
+ENDED = ("rolled-back", "rejected", "expired", "aborted", "refused", "superseded")
+"""Phases after which nothing follows."""
+STANDINGS: Mapping[str, Standing] = {
+    "awaiting": Standing.OPEN,
+    "approved": Standing.AGREED,
+    "swapping": Standing.UNDER_WAY,
+    "watching": Standing.UNDER_WAY,
+    "promoted": Standing.IN_PLACE,
+    "rolling-back": Standing.GOING_BACK,
+    "rollback-failed": Standing.GOING_BACK,
+}
+_ORDERS = ("new", "prepared", "done", "refused", "superseded", "withdrawn", "past")
+_DRIFTS = ("new", "explained", "answered", "noted")
+_WINDOWS = ("new", "baseline", "judged", "skipped")
+_PREFIX = "sha256:"
+_ASKED_AGAIN_S = 1.0
+_AWAY_S = 30.0
+M = TypeVar("M", bound=Record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the page knows besides the store."""
+
+    place: str
+    """What this installation is called."""
+    folder: Path
+    """The state folder."""
+    gpus: int
+    """Accelerators that the server uses."""
+    usd_per_gpu_hour: float | None
+    """Price of an hour; None where nobody said."""
+    incumbent: Callable[[str], Solution | None] = lambda _: None
+    """Variant that the server comes with, by kernel; None where nobody knows."""
+    roofs: Callable[[Proposal, Sequence[Mapping[str, int]], str], Roofs | None] = (
+        lambda _proposal, _shapes, _arch: None
+    )
+    """What physics allows some shapes on an architecture; None where nobody knows."""
+    samples: Callable[[], Sequence[WatchSample]] = lambda: ()
+    """What the server counts, per slot."""
+
+
+class StoreReview:
+    """The `ReviewSource` over one store; everybody who gets in sees everything.
+
+    Parameters
+    ----------
+    store
+        A connection of its own, so that nobody who looks holds the daemon up.
+    verifier
+        Of evidence.
+    machine
+        What is known besides.
+    clock
+        Time.
+    """
+
+    def __init__(self, store: Store, verifier: Verifier, *, machine: Machine, clock: Clock) -> None:
+        self._store = store
+        self._verifier = verifier
+        self._machine = machine
+        self._clock = clock
+        self._solution = lru_cache(maxsize=256)(self._find_solution)
+
+    def overview(self, viewer: Person) -> Overview:
+        """Return what stands on every page."""
+        counts: dict[Standing, int] = {}
+        for phase, count in self._store.counts(Kind.PROPOSAL).items():
+            standing = STANDINGS.get(phase, Standing.ENDED)
+            counts[standing] = counts.get(standing, 0) + count
+        warnings = []
+        try:
+            freezes = Approvals(self._store).freezes(now=self._clock.now())
+        except UnreadableInput as error:
+            freezes, warnings = (), [f"Frozen: {error}"]
+        if not daemon_runs(self._machine.folder):
+            warnings.append("No daemon runs on this state: what is said happens once one runs.")
+        return Overview(
+            place=self._machine.place, freezes=freezes, counts=counts, warnings=tuple(warnings)
+        )
+
+    def open(self, viewer: Person, part: Slice) -> Found[Row]:
+        """Return the proposals that have not ended, newest first."""
+        return self._rows((*OPEN, *SWAPPED), part)
+
+    def past(self, viewer: Person, part: Slice) -> Found[Row]:
+        """Return the proposals that have ended, newest first."""
+        return self._rows(ENDED, part)
+
+    def case(self, viewer: Person, key: str) -> Case | None:
+        """Return all of one proposal; None where there is none."""
+        stored = self._store.get(Kind.PROPOSAL, id_of(key))
+        if stored is None:
+            return None
+        row = self._row(stored, self._asked())
+        evidence = read(self._store, self._verifier, row.proposal.evidence)
+        return case_of(
+            self._store,
+            row,
+            viewer=viewer,
+            evidence=evidence,
+            candidate=self._solution(row.proposal.artifact, row.proposal.experiment),
+            incumbent=self._incumbent(row.proposal),
+            roofs=self._roofs(row.proposal, evidence.document),
+            sample=self._sample(row),
+            fleet=fleet_of(
+                self._store,
+                gpus=self._machine.gpus,
+                usd_per_gpu_hour=self._machine.usd_per_gpu_hour,
+            ),
+            gate=gate_of(self._store, stored.id),
+        )
+
+    def swaps(self, viewer: Person, part: Slice) -> Found[Line]:
+        """Return swaps and ways back, newest first."""
+        page = self._store.page(
+            Kind.ORDER, phases=_ORDERS, before=part.before, limit=part.limit + 1
+        )
+        rows = [_swap_line(stored) for stored in page[: part.limit]]
+        more = page[part.limit - 1].id if len(page) > part.limit else ""
+        return Found(rows=tuple(rows), more=more)
+
+    def drifts(self, viewer: Person, part: Slice) -> Found[DriftLine]:
+        """Return drift reports, newest first."""
+        page = self._store.page(
+            Kind.DRIFT, phases=_DRIFTS, before=part.before, limit=part.limit + 1
+        )
+        rows, unreadable = [], []
+        for stored in page[: part.limit]:
+            try:
+                rows.append(self._drift(stored))
+            except UnreadableInput as error:
+                unreadable.append(str(error))
+        more = page[part.limit - 1].id if len(page) > part.limit else ""
+        return Found(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
+
+    def window(self, viewer: Person, key: str) -> Window | None:
+        """Return the window of a drift report; None where there is none."""
+        stored = self._store.get(Kind.DRIFT, key)
+        if stored is None:
+            return None
+        own = self._store.get(Kind.WINDOW, key)
+        earlier = self._store.page(Kind.WINDOW, phases=_WINDOWS, before=key, limit=1)
+        return Window(
+            line=self._drift(stored),
+            profile=_profile(own) if own else None,
+            before=_profile(earlier[0]) if earlier else None,
+        )
+
+    def accounts(self, viewer: Person) -> tuple[Account, ...]:
+        """Return what was spent and saved, newest month first."""
+        return accounting.accounts(self._store)
+
+    # --- within -----------------------------------------------------------------------------------
+
+    def _rows(self, phases: Sequence[str], part: Slice) -> Found[Row]:
+        before = id_of(part.before) if part.before else ""
+        page = self._store.page(Kind.PROPOSAL, phases=phases, before=before, limit=part.limit + 1)
+        asked, rows, unreadable = self._asked(), [], []
+        for stored in page[: part.limit]:
+            try:
+                rows.append(self._row(stored, asked))
+            except UnreadableInput as error:  # one hides no other
+                unreadable.append(f"{error}; it is {stored.phase}, nothing is swapped for it")
+        more = key_of(page[part.limit - 1].id) if len(page) > part.limit else ""
+        return Found(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
+
+    def _row(self, stored: Stored, asked: Mapping[str, Sequence[str]]) -> Row:
+        gate = gate_of(self._store, stored.id)
+        return Row(
+            key=key_of(stored.id),
+            name=stored.id,
+            proposal=read_proposal(stored),
+            phase=stored.phase,
+            standing=STANDINGS.get(stored.phase, Standing.ENDED),
+            gate=gate_facts(gate) if gate else None,
+            asked=tuple(asked.get(stored.id, ())),
+            updated_at=stored.updated_at,
+        )
+
+    def _asked(self) -> Mapping[str, Sequence[str]]:
+        found = asked_for(self._store)
+        return {id: [each.sentence() for each in waiting] for id, waiting in found.items()}
+
+    def _incumbent(self, proposal: Proposal) -> Solution | None:
+        stock = self._machine.incumbent(proposal.definition)
+        if stock is not None and stock.digest == proposal.baseline:
+            return stock
+        return self._solution(proposal.baseline, "")
+
+    def _find_solution(self, digest: Digest, experiment: str) -> Solution | None:
+        """Return a variant that is kept; it never changes, so it is looked for once."""
+        stored = self._store.get(Kind.FINDING, f"{experiment}/{digest}") if experiment else None
+        if stored is None:
+            return found_solution(self._store, digest)
+        try:
+            return Solution.model_validate(stored.body.get("solution"))
+        except ValidationError:
+            return None
+
+    def _roofs(self, proposal: Proposal, document: EvidenceDocument | None) -> Roofs | None:
+        if document is None:
+            return None
+        shapes = [shape.axes for shape in document.verdict.shapes]
+        return self._machine.roofs(proposal, shapes, document.environment.arch)
+
+    def _sample(self, row: Row) -> WatchSample | None:
+        """Return what the server counts of the artifact; None where it runs nothing of it."""
+        if row.standing not in (Standing.UNDER_WAY, Standing.IN_PLACE):
+            return None
+        proposal = row.proposal
+        for sample in self._machine.samples():
+            if (sample.definition, sample.artifact) == (proposal.definition, proposal.artifact):
+                return sample
+        return None
+
+    def _drift(self, stored: Stored) -> DriftLine:
+        report = _read(stored, DriftReport)
+        at = datetime.fromtimestamp(report.window_start_ns / 1e9, UTC)
+        return DriftLine(key=stored.id, target=self._machine.place, at=at, report=report)
+
+
+def id_of(key: str) -> str:
+    """Return the id of a proposal by its key.
+
+    Examples
+    --------
+    >>> id_of("ab" * 32) == "sha256:" + "ab" * 32, id_of("other")
+    (True, 'other')
+    """
+    bare = len(key) == 64 and all(each in "0123456789abcdef" for each in key)
+    return _PREFIX + key if bare else key
+
+
+def key_of(id: str) -> str:
+    """Return what the address of a proposal ends with."""
+    return id.removeprefix(_PREFIX)
+
+
+def _swap_line(stored: Stored) -> Line:
+    body = stored.body
+    artifact = str(body.get("artifact") or "the original")
+    return Line(
+        at=stored.updated_at,
+        who="retuned",
+        what=f"{body.get('kind', '?')} {stored.phase}",
+        detail=f"epoch {body.get('epoch', '?')}, to {artifact}",
+        key=key_of(str(body.get("proposal", ""))),
+        kernel=str(body.get("definition", "?")),
+        target=str(body.get("target", "")),
+    )
+
+
+def _read(stored: Stored, model: type[M]) -> M:
+    try:
+        return model.model_validate(stored.body)
+    except ValidationError as error:
+        raise UnreadableInput(
+            "record-unreadable",
+            where=f"{stored.kind} {stored.id}",
+            message=f"does not read as {model.__name__} ({error.error_count()} problems)",
+        ) from error
+
+
+def _profile(stored: Stored) -> WorkloadProfile | None:
+    try:
+        return WorkloadProfile.model_validate(stored.body.get("profile"))
+    except ValidationError:
+        return None
+
+
+class Remembered:
+    """Asks the server at most once a second, however many look, and leaves one alone that is away.
+
+    Parameters
+    ----------
+    ask
+        What is asked; it may take seconds where the server hangs.
+    clock
+        Time.
+    """
+
+    def __init__(self, ask: Callable[[], Sequence[WatchSample]], *, clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._again_s = float("-inf")
+        self._said: Sequence[WatchSample] = ()
+
+    def __call__(self) -> Sequence[WatchSample]:
+        """Return the newest answer; nothing where there was none."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._again_s:
+            return self._said
+        self._again_s = now_s + _ASKED_AGAIN_S
+        try:
+            self._said = self._ask()
+        except TemporaryError:
+            self._said, self._again_s = (), now_s + _AWAY_S
+        return self._said

@@ -1,0 +1,298 @@
+"""What a source hands to the pages: records of the stages, and where each stands. Frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from retuned.contract import Digest, Solution
+from retuned.stages.drift import DriftReport
+from retuned.stages.gate import GateDecision, SwapDecision, TuningFreeze, explain
+from retuned.stages.profile import WorkloadProfile
+from retuned.stages.proposal import Proposal
+from retuned.stages.verdict import Doubt, EvidenceDocument
+from retuned.stages.watch import EndToEndReport, WatchSample
+
+T = TypeVar("T")
+
+
+class Act(StrEnum):
+    """What a person may say on the page."""
+
+    APPROVE = "approve"
+    REJECT = "reject"
+    ABORT = "abort"
+    ROLLBACK = "rollback"
+    BREAK_GLASS = "break-glass"
+
+
+class Standing(StrEnum):
+    """Where a proposal is, in words that one machine and a cluster share."""
+
+    OPEN = "open"
+    """A policy, or people, have to agree."""
+    AGREED = "agreed"
+    """Agreed; nothing is swapped yet."""
+    UNDER_WAY = "under-way"
+    """Some server has it, and it is not proven in all of them."""
+    IN_PLACE = "in-place"
+    """Kept."""
+    GOING_BACK = "going-back"
+    """Servers go back to what ran before."""
+    ENDED = "ended"
+    """Nothing follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """Who looks, or speaks."""
+
+    user: str
+    """Name, as the way in has proven it."""
+    groups: tuple[str, ...] = ()
+    """Groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What the gate said last."""
+
+    state: str
+    """Where the proposal stands with the policy."""
+    reason: str
+    """Stable code."""
+    sentence: str
+    """For people."""
+    policy: str = ""
+    """Policy that decides; empty where none does."""
+    policy_digest: Digest | None = None
+    """Its digest, which an approval names."""
+    name: str = ""
+    """Gate within the policy."""
+    required: int = 0
+    """Approvals that it asks for."""
+    received: tuple[str, ...] = ()
+    """Users whose approval counts."""
+    missing: int = 0
+    """Approvals still missing."""
+    missing_from: tuple[str, ...] = ()
+    """Who may still give one, such as ``group sre``; empty means anybody."""
+    ignored: tuple[tuple[str, str], ...] = ()
+    """(User, stable code) of approvals that do not count."""
+    next_change_at: datetime | None = None
+    """When time alone changes the answer; None where it does not."""
+
+
+def gate_of(answer: GateDecision) -> Gate:
+    """Return what the stage answered, as the pages show it."""
+    return Gate(
+        state=answer.state.value,
+        reason=answer.reason.value,
+        sentence=explain(answer),
+        policy=answer.policy,
+        policy_digest=answer.policy_digest,
+        name=answer.gate,
+        required=answer.required,
+        received=answer.received,
+        missing=answer.missing,
+        missing_from=answer.missing_from,
+        ignored=tuple((each.user, each.reason.value) for each in answer.ignored),
+        next_change_at=answer.next_change_at,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One proposal in a list."""
+
+    key: str
+    """What its address ends with."""
+    name: str
+    """What people call it."""
+    proposal: Proposal
+    """The win."""
+    phase: str
+    """Where it is, in the source's own word."""
+    standing: Standing
+    """Where it is."""
+    gate: Gate | None = None
+    """What the gate said last; None before it was asked."""
+    asked: tuple[str, ...] = ()
+    """What people asked for that is not done yet, in words."""
+    updated_at: datetime | None = None
+    """When it last changed; None where nobody noted it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One server, pod or process that the swap concerns."""
+
+    name: str
+    """Which."""
+    told: str
+    """What it was told, in a word or two."""
+    done: bool
+    """Whether it says that it has done so."""
+    since: datetime | None = None
+    """When it was told."""
+    epoch: int | None = None
+    """Of its order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of what happened."""
+
+    at: datetime
+    """When."""
+    who: str
+    """``retuned`` or a person."""
+    what: str
+    """Stable code."""
+    detail: str = ""
+    """The rest."""
+    key: str = ""
+    """Proposal it is about, where the list is about several."""
+    kernel: str = ""
+    """Kernel, where the list is about several."""
+    target: str = ""
+    """Server, where the list is about several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roof:
+    """What physics allows one shape; see `roofline`."""
+
+    axes: Mapping[str, int]
+    """Lengths of the variable axes."""
+    flops: float
+    """Operations that no implementation avoids."""
+    moved_bytes: float
+    """Bytes that no implementation avoids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofs:
+    """What physics allows the shapes of a proposal."""
+
+    shapes: tuple[Roof, ...]
+    """Per shape."""
+    gflops: float
+    """Most operations a second, 1e9, as far as known; 0 where unknown."""
+    gbytes_per_s: float
+    """Most bytes a second, 1e9; 0 where unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What hours and money are reckoned with."""
+
+    gpus: int = 1
+    """Accelerators that the target uses."""
+    busy_ratio: float | None = None
+    """Share of time in which kernels run, by the newest profile; None where there is none."""
+    usd_per_gpu_hour: float | None = None
+    """Price of an hour; None where nobody said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One proposal, and everything that is known of it."""
+
+    row: Row
+    """As in a list."""
+    acts: frozenset[Act]
+    """What can mean something now."""
+    doubts: Mapping[Act, tuple[str, ...]] = field(default_factory=dict)
+    """Why the gate may not count what this viewer says, by act."""
+    words: tuple[SwapDecision, ...] = ()
+    """What people said, oldest first."""
+    document: EvidenceDocument | None = None
+    """What it rests on; None where it cannot be read."""
+    doubt: Doubt | None = None
+    """Why the evidence is not to be believed; None where it is."""
+    candidate: Solution | None = None
+    """What would be swapped in; None where its source is not kept here."""
+    incumbent: Solution | None = None
+    """What it replaces; None where its source is not kept here."""
+    places: tuple[Place, ...] = ()
+    """Servers, pods or processes."""
+    lines: tuple[Line, ...] = ()
+    """What happened, oldest first."""
+    sample: WatchSample | None = None
+    """What the runtime counted last; None where nothing is in force or nobody said."""
+    end_to_end: EndToEndReport | None = None
+    """What the whole server gained; None where it was not measured."""
+    roofs: Roofs | None = None
+    """What physics allows; None where nobody knows."""
+    fleet: Fleet = Fleet()
+    """What hours and money are reckoned with."""
+    commands: tuple[str, ...] = ()
+    """The same in a terminal."""
+    comment_wanted: bool = False
+    """Whether the policy asks for a reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftLine:
+    """One drift report in a list."""
+
+    key: str
+    """What its address ends with."""
+    target: str
+    """Server."""
+    at: datetime
+    """When its window began."""
+    report: DriftReport
+    """The answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """One window of the workload, with what was made of it."""
+
+    line: DriftLine
+    """The report."""
+    profile: WorkloadProfile | None
+    """What ran; None where it is not kept any more."""
+    before: WorkloadProfile | None = None
+    """The window before it; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Which part of a list is asked for."""
+
+    before: str = ""
+    """Only what is older than the entry of this key; empty begins with the newest."""
+    limit: int = 50
+    """Most entries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(Generic[T]):
+    """A part of a list, newest first."""
+
+    rows: tuple[T, ...]
+    """Entries."""
+    more: str = ""
+    """`Slice.before` of the next part; empty at the end."""
+    unreadable: tuple[str, ...] = ()
+    """What could not be understood, one sentence each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """What stands on every page."""
+
+    place: str
+    """Which installation this is."""
+    freezes: tuple[TuningFreeze, ...] = ()
+    """Stop signs that stand."""
+    counts: Mapping[Standing, int] = field(default_factory=dict)
+    """Proposals by standing."""
+    warnings: tuple[str, ...] = ()
+    """What a viewer has to know, such as that no daemon runs."""
