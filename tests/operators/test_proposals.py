@@ -8,15 +8,17 @@ from tests.operators.world import World, with_facts
 
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.crds import ProposalPhase as P
-from retuned_operator.crds.proposal_status import LookOutcome, PodState
+from retuned_operator.crds.proposal_status import PodState
 from retuned_operator.crds.target import Quarantined
 from retuned_operator.machine import Page, order_for, proposals
+from retuned_operator.machine.measuring import Compared
 from retuned_operator.machine.rollouts import ROLLBACK_PATIENCE
 
 OPEN = datetime(2026, 3, 3, 1, 0, tzinfo=UTC)
 """A Tuesday, two o'clock in Berlin, in the window."""
 NEW = examples.ARTIFACT
 OTHER = "sha256:" + "9" * 64
+WORSE = Compared(before=1.0, now=1.3, samples=500)
 
 
 def world(**changes: int) -> World:
@@ -199,7 +201,7 @@ def test_a_metric_without_data_is_no_pass_and_one_that_fails_too_often_goes_back
     name = approved(w)
     until(w, name, P.ANALYZING)
     for _ in range(10):
-        facts = with_facts(w.facts(name), metrics={"ttft_p95": LookOutcome.FAILED})
+        facts = with_facts(w.facts(name), metrics={"ttft_p95": WORSE})
         step = proposals.step(w.proposals[name], facts, now=w.now)
         w.proposals[name] = w.proposals[name].model_copy(update={"status": step.status})
         w.now += timedelta(minutes=1)
@@ -207,6 +209,7 @@ def test_a_metric_without_data_is_no_pass_and_one_that_fails_too_often_goes_back
             break
     assert phase(w, name) is P.ROLLING_BACK
     assert w.proposals[name].status.reason == "analysis-failed"
+    assert w.proposals[name].status.detail == "ttft_p95 is 1.3, before 1, at most 1.02"
     until(w, name, P.ROLLED_BACK)
     assert w.proposals[name].status.reason == "analysis-failed"
 

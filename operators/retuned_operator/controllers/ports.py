@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 from retuned.contract import Solution, TrustClass
@@ -19,9 +20,9 @@ from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
 from retuned_operator.agent.reports import PodSaid
 from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
-from retuned_operator.crds.proposal_status import LookOutcome
 from retuned_operator.crds.values import ApiModel
 from retuned_operator.machine import ResultFact
+from retuned_operator.machine.measuring import Compared
 from retuned_operator.runtime.resources import Obj, Resource
 
 BY_TARGET = "target"
@@ -112,6 +113,18 @@ class Reports(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What queries of a policy may name: the servers that are looked at."""
+
+    namespace: str
+    """Of the target: ``$namespace``."""
+    target: str
+    """Its name: ``$target``."""
+    pods: tuple[str, ...]
+    """Pods that have been told to swap: ``$pods``, a regular expression."""
+
+
 class Signals(Protocol):
     """What a monitoring system says of the service."""
 
@@ -119,8 +132,18 @@ class Signals(Protocol):
         """Whether an alert on the service level fires; None while nobody knows."""
         ...
 
-    def looks(self, target: TuningTarget, metrics: Sequence[Metric]) -> Mapping[str, LookOutcome]:
-        """Return what each metric says now; one that is left out has no data."""
+    def compare(
+        self, metrics: Sequence[Metric], *, about: About, since: datetime
+    ) -> Mapping[str, Compared]:
+        """Return each metric now and at an earlier moment; one that is left out has no data.
+
+        Parameters
+        ----------
+        about
+            What the queries may name.
+        since
+            When the first pod was told to swap.
+        """
         ...
 
 

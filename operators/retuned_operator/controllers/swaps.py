@@ -9,7 +9,6 @@ from datetime import datetime
 from retuned.contract import Digest
 from retuned.errors import TemporaryError
 from retuned.ports import Clock
-from retuned.stages.gate.limits import Metric
 from retuned.stages.verdict import ServerEnvironment
 from retuned_operator.agent.reports import held_fact, pod_fact
 from retuned_operator.controllers import reading
@@ -17,6 +16,7 @@ from retuned_operator.controllers.ports import (
     BY_LABEL,
     BY_PROPOSAL,
     BY_TARGET,
+    About,
     Caches,
     Kernels,
     Ledger,
@@ -26,7 +26,8 @@ from retuned_operator.controllers.ports import (
 from retuned_operator.controllers.reading import PodSeen
 from retuned_operator.crds import SwapProposal, TuningTarget, read
 from retuned_operator.crds.proposal_status import PodOrder, PodState
-from retuned_operator.machine import PodFact, RolloutFacts, gating
+from retuned_operator.machine import PodFact, RolloutFacts, gating, spreading
+from retuned_operator.machine.measuring import Compared
 from retuned_operator.machine.records import PolicyFact
 from retuned_operator.runtime.resources import (
     DECISIONS,
@@ -139,7 +140,6 @@ def facts_of(world: World, rollouts: Rollouts, resource: SwapProposal) -> Rollou
         world.caches.by(DECISIONS, BY_PROPOSAL, f"{namespace}/?"),
     )
     checked, fault = _evidence(world, rollouts, resource)
-    metrics = _metrics(policies, resource, target)
     return RolloutFacts(
         target=target,
         pods=tuple(_pod(world, resource, pod, now=now) for pod in rollouts.pods),
@@ -150,7 +150,7 @@ def facts_of(world: World, rollouts: Rollouts, resource: SwapProposal) -> Rollou
         live_baseline=None if target is None else baseline(world, target, resource.spec.kernel),
         evidence_fault=fault,
         evidence_checked=checked,
-        metrics=world.signals.looks(target, metrics) if target and metrics else {},
+        metrics=_metrics(world, policies, resource, target, now=now),
         slo_firing=None if target is None else world.signals.slo_firing(target),
     )
 
@@ -191,14 +191,30 @@ def servers_of(world: World, pods: Sequence[PodSeen]) -> tuple[ServerEnvironment
 
 
 def _metrics(
-    policies: tuple[PolicyFact, ...] | None, resource: SwapProposal, target: TuningTarget | None
-) -> tuple[Metric, ...]:
-    """Return the metrics that are to be asked for: those of the policy, while it is under way."""
-    if policies is None or target is None or not resource.status.phase.is_under_way:
-        return ()
+    world: World,
+    policies: tuple[PolicyFact, ...] | None,
+    resource: SwapProposal,
+    target: TuningTarget | None,
+    *,
+    now: datetime,
+) -> Mapping[str, Compared]:
+    """Ask for the metrics of the policy, where a look is due; nobody asks for more."""
+    rollout = resource.status.rollout
+    if policies is None or target is None or rollout is None:
+        return {}
     labels = gating.labels_of(target)
     chosen, _ = gating.choose(policies, resource.spec.kernel, labels=labels)
-    return chosen.policy.spec.rollout.analysis.metrics if chosen else ()
+    rule = chosen.policy.spec.rollout if chosen else None
+    if rule is None or not rule.analysis.metrics:
+        return {}
+    if not spreading.look_is_due(resource.status, rule, now=now):
+        return {}
+    about = About(
+        namespace=target.metadata.namespace,
+        target=target.metadata.name,
+        pods=tuple(sorted(told.name for told in rollout.pods if told.wants is PodState.SWAP)),
+    )
+    return world.signals.compare(rule.analysis.metrics, about=about, since=rollout.started_at)
 
 
 def _pod(world: World, resource: SwapProposal, pod: PodSeen, *, now: datetime) -> PodFact:

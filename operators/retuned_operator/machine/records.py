@@ -19,8 +19,9 @@ from retuned.stages.watch import WatchReport
 from retuned_operator.crds.decision import SwapDecision
 from retuned_operator.crds.experiment_status import JobRole, KernelExperimentStatus
 from retuned_operator.crds.proposal import SwapProposal
-from retuned_operator.crds.proposal_status import LookOutcome, SwapProposalStatus
+from retuned_operator.crds.proposal_status import SwapProposalStatus
 from retuned_operator.crds.target import ActiveKernel, Quarantined, TuningTarget
+from retuned_operator.machine.measuring import Compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +96,8 @@ class RolloutFacts:
     """Why the evidence does not carry the proposal, stable code; None where it does."""
     evidence_checked: bool = False
     """Whether the evidence was looked at."""
-    metrics: Mapping[str, LookOutcome] | None = None
-    """What each metric of the policy's analysis says now; None or absent is no data."""
+    metrics: Mapping[str, Compared] | None = None
+    """Each metric of the policy's analysis, now and before; None or absent is no data."""
     slo_firing: bool | None = False
     """Whether an alert on the service level fires; None while nobody knows."""
     leading: bool = True

@@ -134,24 +134,15 @@ def _looked(case: Case, *, may_go_on: bool) -> Case:
     if case.phase in (_P.CANARY, _P.PROMOTING):
         began = rollout.model_copy(update={"wave_started_at": case.now})
         return case.having(rollout=began, analysis=AnalysisStatus()).to(_P.ANALYZING, "watching")
-    analysis = case.status.analysis
-    baked = case.now >= rollout.wave_started_at + _bake(case, rollout, rule)
-    if not baked or not spreading.look_is_due(
-        analysis, rule, since=rollout.wave_started_at, now=case.now
-    ):
+    if not spreading.look_is_due(case.status, rule, now=case.now):
         return case
+    analysis = case.status.analysis
     new = spreading.look(rollout, case.facts, rule, now=case.now)
     case = case.having(analysis=spreading.counted(analysis, new))
     harm = harm_of(case)
     if harm is not None:
         return back(case, harm)
     return _concluded(case, rollout, rule, may_go_on=may_go_on)
-
-
-def _bake(case: Case, rollout: RolloutStatus, rule: Rollout) -> timedelta:
-    if case.phase is _P.WATCHING:
-        return rule.post_promotion_watch
-    return rule.canary.bake if rollout.wave == 0 else timedelta(0)
 
 
 def _concluded(case: Case, rollout: RolloutStatus, rule: Rollout, *, may_go_on: bool) -> Case:

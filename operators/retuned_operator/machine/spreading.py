@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from retuned.stages.gate import Rollout
 from retuned.stages.gate.limits import RollbackCause
@@ -18,7 +18,9 @@ from retuned_operator.crds.proposal_status import (
     PodState,
     ProposalPhase,
     RolloutStatus,
+    SwapProposalStatus,
 )
+from retuned_operator.machine.measuring import NOTHING, judge
 from retuned_operator.machine.records import PodFact, RolloutFacts
 
 _LOOKS_KEPT = 16
@@ -122,10 +124,17 @@ def harm_in_pods(resource: SwapProposal, facts: RolloutFacts, rule: Rollout | No
     return None
 
 
-def look_is_due(analysis: AnalysisStatus, rule: Rollout, *, since: datetime, now: datetime) -> bool:
-    """Whether it is time to look; `since` is when the wave was complete or began."""
-    last = max([since, *(look.at for look in analysis.last)])
-    return now >= last + rule.analysis.interval
+def look_is_due(status: SwapProposalStatus, rule: Rollout, *, now: datetime) -> bool:
+    """Whether it is time to look at a wave: it has baked, and the last look is long enough ago."""
+    rollout, phase = status.rollout, status.phase
+    if rollout is None or phase not in (ProposalPhase.ANALYZING, ProposalPhase.WATCHING):
+        return False
+    bake = rule.canary.bake if rollout.wave == 0 else timedelta(0)
+    if phase is ProposalPhase.WATCHING:
+        bake = rule.post_promotion_watch
+    since = rollout.wave_started_at
+    last = max([since, *(look.at for look in status.analysis.last)])
+    return now >= since + bake and now >= last + rule.analysis.interval
 
 
 def look(
@@ -138,19 +147,17 @@ def look(
         for pod in facts.pods
         if pod.uid in told and (pod.report is None or pod.report.action is not WatchAction.KEEP)
     )
-    outcomes = {
-        metric.name: (facts.metrics or {}).get(metric.name, LookOutcome.INCONCLUSIVE)
-        for metric in rule.analysis.metrics
-    }
-    failed = sorted(name for name, each in outcomes.items() if each is LookOutcome.FAILED)
-    unknown = sorted(name for name, each in outcomes.items() if each is LookOutcome.INCONCLUSIVE)
+    seen = facts.metrics or {}
+    said = [judge(metric, seen.get(metric.name, NOTHING)) for metric in rule.analysis.metrics]
+    failed = [each.sentence for each in said if each.outcome is LookOutcome.FAILED]
+    unknown = [each.sentence for each in said if each.outcome is LookOutcome.INCONCLUSIVE]
     if failed:
         return LookStatus(
-            at=now, outcome=LookOutcome.FAILED, reason="metric-failed", detail=_some(failed)
+            at=now, outcome=LookOutcome.FAILED, reason="metric-failed", detail=_some(failed, "; ")
         )
     if unknown:
-        no_data = LookOutcome(rule.analysis.no_data_as)
-        return LookStatus(at=now, outcome=no_data, reason="metric-no-data", detail=_some(unknown))
+        no_data, detail = LookOutcome(rule.analysis.no_data_as), _some(unknown, "; ")
+        return LookStatus(at=now, outcome=no_data, reason="metric-no-data", detail=detail)
     if silent or not told:
         return LookStatus(
             at=now,
@@ -206,5 +213,5 @@ def newer(resource: SwapProposal, others: Sequence[SwapProposal]) -> str:
     return ""
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+def _some(names: Sequence[str], between: str = ", ") -> str:
+    return between.join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -35,6 +35,7 @@ from retuned_operator.program.controlling import controllers_of
 from retuned_operator.program.fleet import CachedFleet
 from retuned_operator.program.health import HealthServer
 from retuned_operator.program.ledger import StoreLedger
+from retuned_operator.program.prometheus import Prometheus
 from retuned_operator.program.results import ResultFolder
 from retuned_operator.program.securing import Securing
 from retuned_operator.program.settings import Settings
@@ -159,15 +160,16 @@ class Operator:
         return stores
 
     def _control(self, settings: Settings) -> None:
-        client = None
+        prometheus = None
         if settings.prometheus_url:
-            client = self._stack.enter_context(
-                httpx.Client(base_url=settings.prometheus_url, timeout=10.0)
-            )
+            client = self._stack.enter_context(httpx.Client(base_url=settings.prometheus_url))
+            prometheus = Prometheus(client, clock=self._clock)
         world = World(
             caches=self.caches,
             reports=self.reports,
-            signals=PrometheusSignals(client, slo_alerts=settings.slo_alerts, clock=self._clock),
+            signals=PrometheusSignals(
+                prometheus, slo_alerts=settings.slo_alerts, clock=self._clock
+            ),
             ledger=self._ledger,
             kernels=CatalogKernels(),
             clock=self._clock,

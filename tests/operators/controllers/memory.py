@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from unittest import mock
 
@@ -27,10 +28,10 @@ from retuned.stages.verdict import (
 )
 from retuned_operator.agent import Receipt
 from retuned_operator.agent.ports import Said
-from retuned_operator.controllers.ports import Dims, Drifted, Win
+from retuned_operator.controllers.ports import About, Dims, Drifted, Win
 from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
-from retuned_operator.crds.proposal_status import LookOutcome
 from retuned_operator.machine import ResultFact
+from retuned_operator.machine.measuring import Compared
 from retuned_operator.runtime.errors import answered
 from retuned_operator.runtime.resources import Obj, Resource
 
@@ -203,13 +204,17 @@ class FakeSignals:
     """Monitoring as the tests want it."""
 
     firing: bool | None = False
-    outcomes: dict[str, LookOutcome] = field(default_factory=dict)
+    says: dict[str, Compared] = field(default_factory=dict)
+    asked: list[tuple[About, datetime]] = field(default_factory=list)
 
     def slo_firing(self, target: TuningTarget) -> bool | None:
         return self.firing
 
-    def looks(self, target: TuningTarget, metrics: Sequence[Metric]) -> Mapping[str, LookOutcome]:
-        return self.outcomes
+    def compare(
+        self, metrics: Sequence[Metric], *, about: About, since: datetime
+    ) -> Mapping[str, Compared]:
+        self.asked.append((about, since))
+        return {each.name: self.says[each.name] for each in metrics if each.name in self.says}
 
 
 class FakeKernels:

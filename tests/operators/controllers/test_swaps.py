@@ -14,6 +14,7 @@ from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.controllers import Proposals
 from retuned_operator.crds import ProposalPhase as P
 from retuned_operator.crds import SwapProposal, proposal_spec
+from retuned_operator.machine.measuring import Compared
 from retuned_operator.runtime.resources import (
     DECISIONS,
     FREEZES,
@@ -279,6 +280,49 @@ def test_a_pod_that_knows_a_later_order_is_told_again_under_a_newer_epoch() -> N
     for each in cluster.servers.values():
         each.refuses = ""
     reached(cluster, P.PROMOTED)
+
+
+METRIC = {"name": "ttft_p95", "query": "q", "max": "1.02x baseline"}
+
+
+def measured(**said: float | None) -> Cluster:
+    """Return a cluster in which a policy names a metric, with what monitoring says of it."""
+    cluster = Cluster(OPEN)
+    analysis = {"metrics": [METRIC], "interval": "1m", "inconclusiveLimit": 2, "failureLimit": 0}
+    cluster.change(POLICIES, "prod", {"spec": {"rollout": {"analysis": analysis}}})
+    cluster.signals.says = {"ttft_p95": Compared(before=1.0, samples=500, **said)}
+    propose(cluster)
+    agree(cluster)
+    return cluster
+
+
+def test_metrics_that_stay_good_let_a_swap_spread_and_are_asked_for_the_pods_that_have_it() -> None:
+    cluster = measured(now=1.01)
+    reached(cluster, P.PROMOTED)
+    (proposal,) = cluster.proposals()
+    assert proposal.status.rollout is not None
+    assert {since for _, since in cluster.signals.asked} == {proposal.status.rollout.started_at}
+    sets = [about.pods for about, _ in cluster.signals.asked]
+    assert sets[0] == ("chat-0",)
+    assert sets[-1] == ("chat-0", "chat-1", "chat-2")
+    assert len(sets) <= 5, "once a look, and no more"
+
+
+def test_a_metric_that_gets_worse_goes_back_with_its_numbers() -> None:
+    cluster = measured(now=1.5)
+    reached(cluster, P.ROLLED_BACK)
+    note = cluster.events("RollingBack")[0]
+    assert note.endswith("analysis-failed (ttft_p95 is 1.5, before 1, at most 1.02)")
+    assert [q.digest for q in cluster.target().status.quarantine] == [NEW]
+
+
+def test_a_metric_of_which_nobody_knows_anything_pauses() -> None:
+    cluster = measured(now=None)
+    reached(cluster, P.PAUSED)
+    assert active(cluster).count(NEW) == 1
+    (proposal,) = cluster.proposals()
+    assert proposal.status.reason == "metric-no-data"
+    assert proposal.status.detail == "ttft_p95 has no value now"
 
 
 def test_who_deletes_a_proposal_that_is_under_way_holds_nothing_up_and_its_pods_go_back() -> None:

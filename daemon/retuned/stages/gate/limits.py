@@ -207,11 +207,12 @@ class Metric(PolicyModel):
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
     """Name."""
     query: str = Field(min_length=1, max_length=4000)
-    """PromQL."""
+    """PromQL with one value; ``$namespace``, ``$target`` and ``$pods`` (those with the swap, a
+    regular expression) are filled in."""
     max: str = Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,6})?x baseline$")
-    """Bound, such as ``1.02x baseline``."""
+    """Bound, such as ``1.02x baseline``: what the query said when the first pod was told."""
     min_samples: int = Field(default=200, ge=1)
-    """Fewest observations."""
+    """Fewest stored samples that the value rests on, as Prometheus counts them."""
 
 
 class Analysis(PolicyModel):
