@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from retuned import catalog
-from retuned.configured.records import Row
+from retuned.configured.records import Row, Value
 from retuned.contract import Language, Solution, TrustClass
 from retuned.errors import CandidateError
 
@@ -31,7 +31,7 @@ _MOST_STAGES = 10
 AUTHOR = "row of a file"
 
 
-def incumbent_of(definition: str, row: Row) -> Solution:
+def incumbent_of(definition: str, row: Mapping[str, Value]) -> Solution:
     """Return what a server's row is in the lab.
 
     Raises
@@ -55,7 +55,7 @@ def incumbent_of(definition: str, row: Row) -> Solution:
     )
 
 
-def row_of(solution: Solution, *, today: Row) -> Row:
+def row_of(solution: Solution, *, today: Mapping[str, Value]) -> Row:
     """Return the row that says what a variant is.
 
     Parameters
@@ -91,7 +91,7 @@ def row_of(solution: Solution, *, today: Row) -> Row:
     return row
 
 
-def _number(row: Row, name: str) -> int:
+def _number(row: Mapping[str, Value], name: str) -> int:
     value = row.get(name, USUAL.get(name))
     return _whole(name, value)
 
