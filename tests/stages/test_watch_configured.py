@@ -1,4 +1,4 @@
-"""A row of a file is watched by what the server's own lookup says, for nothing else is to be had."""
+"""A row of a file is watched by what the server's own lookup says: nothing else is to be had."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from retuned.contract import Guard
-from retuned.stages.swap import SwapOrder
+from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import WatchAction, WatchReason, WatchSample, WatchSettings, assess
 
 SETTINGS = WatchSettings(min_s=10.0, engage_within_s=30.0)
+BEHIND = {"processes": 2, "idle_processes": 1}
 ARTIFACT = "sha256:" + "a" * 64
 ORDER = SwapOrder(
-    id="x", kind="swap", proposal="p", target="t", definition="d", artifact=ARTIFACT,
+    id="x", kind=SwapKind.SWAP, proposal="p", target="t", definition="d", artifact=ARTIFACT,
     previous=None, guard=Guard(), epoch=4,
 )  # fmt: skip
 
@@ -46,9 +47,9 @@ def sample(**said: Any) -> WatchSample:
         ({}, 10.0, WatchAction.KEEP, WatchReason.CONFIGURED),
         ({"configured": "needs-restart"}, 9e9, WatchAction.WAIT, WatchReason.NEEDS_RESTART),
         ({"tripped": "file-picks-differ"}, 99.0, WatchAction.ROLLBACK, WatchReason.TRIPPED),
-        ({"processes": 2, "idle_processes": 1}, 1.0, WatchAction.WAIT, WatchReason.NO_SAMPLE),
+        (BEHIND, 1.0, WatchAction.WAIT, WatchReason.NO_SAMPLE),
         (
-            {"processes": 2, "idle_processes": 1},
+            BEHIND,
             31.0,
             WatchAction.ROLLBACK,
             WatchReason.NOT_ENGAGED,
