@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +12,6 @@ from retuned.metrics.running import GPUS, RUNNING
 from retuned.metrics.swapped import GATED, PROPOSED, SWAPPED, WATCHED
 from retuned.metrics.tried import TRIED
 
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\ud7ff\ue000-\ufffd]")
 _LONGEST = 128
 _ORDER = (*OBSERVED, *TRIED, *PROPOSED, *GATED, *SWAPPED, *WATCHED, *GPUS, *RUNNING)
 
@@ -103,7 +101,7 @@ def admitted(
         return Refusal(fault=Fault.LABELS, detail=f"{name} has the labels {wanted}")
     clean: dict[str, str] = {}
     for label in known.labels:
-        value = _UNPRINTABLE.sub("?", str(labels[label.name]))[:_LONGEST]
+        value = _printable(str(labels[label.name])[:_LONGEST])
         if label.values is not None and value not in label.values:
             if not label.strangers:
                 text = f"{name}: {label.name} is never {value!r}"
@@ -111,3 +109,7 @@ def admitted(
             value = OTHER
         clean[label.name] = value
     return clean
+
+
+def _printable(word: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in word)

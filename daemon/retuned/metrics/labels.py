@@ -92,7 +92,7 @@ GOING_BACK = closed(
     | {
         "requested", "freeze", "aborted", "rank-behind", "partial-commit", "orphaned",
         "said-no", "analysis-failed", "window-closed", "swap-timeout", "rollout-lost", "pod-crash",
-        "slo-alert",
+        "slo-alert", "order-refused", "target-gone", "withdrawn",
     },
     "code of what was wrong",
     strangers=True,

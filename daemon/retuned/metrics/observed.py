@@ -90,8 +90,8 @@ OBSERVED: tuple[Metric, ...] = (
     ),
     _DRIFT.gauge(
         "retuned_drift_cusum",
-        "What that distance has added up to, in its own noise; the detector's threshold is 1 of "
-        "its settings.",
+        "What that distance has added up to, in units of its own noise; some 7 or more of "
+        "it are news.",
     ),
     _DRIFT.gauge(
         "retuned_drift_uncovered_ratio",

@@ -127,6 +127,7 @@ def flush(ctx: Context) -> int:
         As `Operator.post`; what was not told stays.
     """
     told = 0
+    ctx.telemetry.gauge("retuned_spool_reports", len(ctx.spool))
     for waiting in ctx.spool.waiting():
         report = waiting.report
         try:

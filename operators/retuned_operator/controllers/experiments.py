@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from retuned.errors import Refused, TemporaryError, UsageError
-from retuned.metrics.labels import kebab
 from retuned.ports import Telemetry
-from retuned_operator.controllers import telling, trials
+from retuned_operator.controllers import counted, telling, trials
 from retuned_operator.controllers.acting import Acting
 from retuned_operator.controllers.ports import BY_EXPERIMENT
 from retuned_operator.controllers.proposals import NOT_KNOWN_S
@@ -138,8 +137,8 @@ class Experiments:
 
     def _tell(self, resource: KernelExperiment, status: KernelExperimentStatus) -> None:
         for event in telling.experiment_events(resource, resource.status, status):
-            self._telemetry.count("retuned_experiment_phases_total", phase=kebab(event.reason))
             self._acting.say(event)
+        counted.experiment_moved(self._telemetry, resource.status, status)
 
     def _act(self, looked: _Looked, action: ExperimentAction) -> None:
         namespace = self._namespace(looked.resource)

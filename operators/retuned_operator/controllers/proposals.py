@@ -7,9 +7,8 @@ from datetime import datetime
 from functools import partial
 
 from retuned.errors import RetunedError
-from retuned.metrics.labels import kebab
 from retuned.ports import Telemetry
-from retuned_operator.controllers import telling
+from retuned_operator.controllers import counted, telling
 from retuned_operator.controllers.acting import Acting
 from retuned_operator.controllers.swaps import Rollouts, World, facts_of, rollouts_of
 from retuned_operator.crds import (
@@ -144,8 +143,10 @@ class Proposals:
 
     def _tell(self, resource: SwapProposal, status: SwapProposalStatus) -> None:
         for event in telling.proposal_events(resource, resource.status, status):
-            self._telemetry.count("retuned_swap_phases_total", phase=kebab(event.reason))
             self._acting.say(event)
+        for step in status.history:
+            if step not in resource.status.history:
+                counted.proposal_moved(self._telemetry, step, status)
 
     def _act(
         self, target: TuningTarget | None, resource: SwapProposal, action: RolloutAction

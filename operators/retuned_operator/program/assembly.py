@@ -39,6 +39,7 @@ from retuned_operator.program.prometheus import Prometheus
 from retuned_operator.program.results import ResultFolder
 from retuned_operator.program.securing import Securing
 from retuned_operator.program.settings import Settings
+from retuned_operator.program.showing import Shown
 from retuned_operator.program.signals import PrometheusSignals
 from retuned_operator.runtime.client import Api, connect
 from retuned_operator.runtime.lease import EXIT_LOST, LEASE_TIMEOUTS, Leader
@@ -64,6 +65,7 @@ WATCHED = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES)
 """Our own kinds; pods and Jobs are watched besides."""
 _LOOK_S = 0.5
 _SWEEP = timedelta(minutes=10)
+_SHOW_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,7 @@ class Operator:
         self._fleet = CachedFleet(
             self.caches, artifact=self._ledger.artifact, key=notary.public_hex
         )
+        self._shown = Shown(self.caches, self._telemetry, clock=self._clock)
         self._stack = ExitStack()
         self._control(settings)
         self._securing = Securing(settings, self.manager.writer, namespaces=self._server_namespaces)
@@ -229,7 +232,7 @@ class Operator:
 
         What sidecars say is kept in memory: only who leads may hear it.
         """
-        sweep_at = self._clock.monotonic_s()
+        sweep_at = show_at = self._clock.monotonic_s()
         while not stop.wait(_LOOK_S):
             try:
                 self._securing.step(now=self._clock.now(), leading=self.manager.is_acting())
@@ -241,6 +244,9 @@ class Operator:
             if self._clock.monotonic_s() >= sweep_at and self.manager.is_acting():
                 self._sweep()
                 sweep_at = self._clock.monotonic_s() + _SWEEP.total_seconds()
+            if self._clock.monotonic_s() >= show_at and self.manager.is_acting():
+                self._shown.show()
+                show_at = self._clock.monotonic_s() + _SHOW_S
 
     def _agent_on(self, certificate: Path, key: Path) -> AgentServer:
         app = agent_app(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+from retuned.metrics import Kind, metric
 
 
 class RuntimeMetrics:
@@ -17,40 +19,18 @@ class RuntimeMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.reconciles = Histogram(
-            "retuned_operator_reconcile_duration_seconds",
-            "Time that one look at an object took, by what came of it.",
-            ("controller", "result"),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.waits = Histogram(
-            "retuned_operator_queue_wait_seconds",
-            "Time that an object waited to be looked at.",
-            ("controller",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.depth = Gauge(
-            "retuned_operator_queue_depth",
-            "Objects that wait to be looked at.",
-            ("controller",),
-            registry=registry,
-        )
-        self.restarts = Counter(
-            "retuned_operator_watch_restarts",
-            "Watches that were begun again, by why.",
-            ("resource", "reason"),
-            registry=registry,
-        )
-        self.silence = Gauge(
-            "retuned_operator_watch_silence_seconds",
-            "Time since the API server last said anything about a kind.",
-            ("resource",),
-            registry=registry,
-        )
-        self.leading = Gauge(
-            "retuned_operator_leading",
-            "1 while this operator leads.",
-            registry=registry,
-        )
+        self.reconciles: Histogram = _of("retuned_operator_reconcile_duration_seconds", registry)
+        self.waits: Histogram = _of("retuned_operator_queue_wait_seconds", registry)
+        self.depth: Gauge = _of("retuned_operator_queue_depth", registry)
+        self.restarts: Counter = _of("retuned_operator_watch_restarts_total", registry)
+        self.silence: Gauge = _of("retuned_operator_watch_silence_seconds", registry)
+        self.leading: Gauge = _of("retuned_operator_leading", registry)
+
+
+def _of(name: str, registry: CollectorRegistry) -> Any:  # noqa: ANN401 - one of three classes
+    """Return a metric as the catalogue has it."""
+    known = metric(name)
+    about = (known.name, known.meaning, known.label_names)
+    if known.kind is Kind.HISTOGRAM:
+        return Histogram(*about, buckets=known.buckets, registry=registry)
+    return (Counter if known.kind is Kind.COUNTER else Gauge)(*about, registry=registry)
