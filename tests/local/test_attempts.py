@@ -14,9 +14,9 @@ from tests.local.local_world import (
     solution,
 )
 
+from retuned.attempts import attempt_of
 from retuned.contract import Solution, Workload
 from retuned.local import experimenting
-from retuned.local.attempts import attempt_of
 from retuned.local.context import Context, Kind
 from retuned.local.earlier import earlier_findings
 from retuned.ports import Finding

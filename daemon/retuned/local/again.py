@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import itertools
 
+from retuned.attempts import best_finding
 from retuned.contract import Digest
 from retuned.local.context import Context, Kind
-from retuned.local.found import best_finding, findings
+from retuned.local.found import findings
 from retuned.local.ordered import in_phases
 from retuned.local.reasoning import live_baseline
 from retuned.ports import Stored
 from retuned.stages import proposal as proposal_stage
 from retuned.stages.experiment import ExperimentPlan
-from retuned.stages.proposal import Refusal, RefusalReason
+from retuned.stages.proposal import AgainLimits, Refusal
 
 LAPSED = "lapsed"
 """Phase of an experiment whose proposal expired."""
@@ -43,17 +44,20 @@ def too_late(ctx: Context, stored: Stored, plan: ExperimentPlan) -> Refusal | No
     """Say why a win that lapsed is not proposed again; None if it may be, or never lapsed."""
     if stored.phase != LAPSED:
         return None
-    age = ctx.clock.now() - stored.created_at
-    if age > ctx.settings.evidence_max_age:
-        days = ctx.settings.evidence_max_age.total_seconds() / 86_400
-        detail = f"measured {age.total_seconds() / 86_400:.1f} days ago, {days:.1f} are allowed"
-        return Refusal(reason=RefusalReason.OLD_EVIDENCE, detail=detail)
     best = best_finding(findings(ctx, plan.id))
-    expired = next_attempt(ctx, plan, best.solution.digest) - 1 if best is not None else 0
-    if expired >= ctx.settings.max_proposals:
-        detail = f"it expired {expired} times before anybody decided"
-        return Refusal(reason=RefusalReason.EXPIRED_TOO_OFTEN, detail=detail)
-    return None
+    settings = ctx.settings
+    answer = proposal_stage.propose_again(
+        expired=next_attempt(ctx, plan, best.solution.digest) - 1 if best is not None else 0,
+        expired_at=stored.updated_at,
+        measured_at=stored.created_at,
+        now=ctx.clock.now(),
+        limits=AgainLimits(
+            rest=settings.proposal_ttl,
+            max_age=settings.evidence_max_age,
+            max_proposals=settings.max_proposals,
+        ),
+    )
+    return answer if isinstance(answer, Refusal) else None
 
 
 def next_attempt(ctx: Context, plan: ExperimentPlan, artifact: Digest) -> int:

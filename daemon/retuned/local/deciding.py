@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from retuned.adapters.approvals import Approvals
+from retuned.attempts import best_finding
 from retuned.errors import RetunedError
 from retuned.local import again, asking, configured, proving
 from retuned.local.context import Context, Kind
-from retuned.local.found import best_finding, findings
+from retuned.local.found import findings
 from retuned.local.ordered import IN_PLACE, in_phases, latest, say
 from retuned.local.reading import proposals, understood
 from retuned.local.reasoning import live_baseline, share_of

@@ -6,27 +6,24 @@ import logging
 from collections.abc import Sequence
 from datetime import timedelta
 
+from retuned.attempts import best_finding, code_of, conclude, lower_bound, saved_us
 from retuned.errors import HarnessError, MissingDependency
 from retuned.local import capturing, configured, proving, showing
 from retuned.local.asking import policy_limits
-from retuned.local.attempts import attempt_of
 from retuned.local.context import Context, Kind
 from retuned.local.deciding import freezes
-from retuned.local.found import best_finding, findings, lower_bound, saved_us
+from retuned.local.found import findings
 from retuned.local.reasoning import BUDGET, live_baseline, open_belief
 from retuned.ports import Event, Finding
 from retuned.stages import experiment as experiment_stage
 from retuned.stages import hypothesis as hypothesis_stage
 from retuned.stages.experiment import Budget, ExperimentPlan, Turn, turns_sentence
-from retuned.stages.hypothesis import Hypothesis, Refinement
-from retuned.stages.proposal import covered_share
+from retuned.stages.hypothesis import Hypothesis
 
 log = logging.getLogger(__name__)
 
 _SMALL_STEP = 3
 """A try of one structure's parameters gets this part of the budget."""
-_ENOUGH = 0.5
-"""Part of the believed saving that ends the search for a better variant."""
 
 
 def open_experiment(ctx: Context) -> ExperimentPlan | None:
@@ -184,7 +181,14 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
     belief = Hypothesis.model_validate(stored.body)
     found = findings(ctx, plan.id)
     best = best_finding(found)
-    answer = _answer(ctx, plan, belief=belief, found=found, best=best)
+    answer = conclude(
+        plan,
+        found,
+        belief=belief,
+        first_saving=_first_saving(ctx, belief),
+        structures=ctx.catalog.structures(plan.definition),
+        settings=ctx.settings.hypothesis,
+    )
     refined = answer.hypothesis if answer is not None else None
     turns = ctx.bench.turns(plan.id)
     with ctx.store.transaction():
@@ -199,7 +203,7 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
             candidates=len(found),
             won=best is not None,
             asked=turns_sentence(turns),
-            next=_next(answer),
+            next=code_of(answer),
             why=answer.sentence if answer is not None else "",
         )
         if best is not None and _is_best_so_far(ctx, plan, belief, best):
@@ -210,32 +214,6 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
             _teach(ctx, plan.definition, best)
         elif refined is not None:
             _warn(ctx, plan, refined)
-
-
-def _answer(
-    ctx: Context,
-    plan: ExperimentPlan,
-    *,
-    belief: Hypothesis,
-    found: Sequence[Finding],
-    best: Finding | None,
-) -> Refinement | None:
-    """Say whether to try again, and where; None where what was found is enough."""
-    if best is not None and _saving(best, belief.share) >= _ENOUGH * _first_saving(ctx, belief):
-        return None
-    return hypothesis_stage.consider(
-        belief,
-        attempt_of(plan, found, best),
-        structures=ctx.catalog.structures(plan.definition),
-        settings=ctx.settings.hypothesis,
-    )
-
-
-def _next(answer: Refinement | None) -> str:
-    """Say what follows, as a stable code."""
-    if answer is None:
-        return "enough"
-    return "refined" if answer.stop is None else str(answer.stop)
 
 
 def _keep_turns(ctx: Context, plan: ExperimentPlan, turns: Sequence[Turn]) -> None:
@@ -307,11 +285,6 @@ def _first_saving(ctx: Context, belief: Hypothesis) -> float:
     first = ctx.store.get(Kind.EXPERIMENT, belief.attempts[0].experiment)
     stored = ctx.store.get(Kind.HYPOTHESIS, str(first.body["hypothesis"])) if first else None
     return float(stored.body["expected_saving"]) if stored else belief.expected_saving
-
-
-def _saving(finding: Finding, share: float) -> float:
-    covered = share * covered_share(finding.verdict)
-    return covered * (1.0 - 1.0 / max(lower_bound(finding), 1.0))
 
 
 def _say(ctx: Context, plan: ExperimentPlan, *, what: str, **detail: object) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from retuned.adapters.lab_wire import FindingRecord
+from retuned.attempts import best_finding
 from retuned.contract import Digest, Solution
 from retuned.local.context import Context, Kind
 from retuned.ports import Finding, Store
-from retuned.stages.verdict import Status
 
 log = logging.getLogger(__name__)
 
@@ -38,28 +38,6 @@ def found_solution(store: Store, digest: Digest) -> Solution | None:
         except ValidationError as error:
             log.error("finding %s is left out, it cannot be understood: %s", id, error)
     return None
-
-
-def best_finding(found: Sequence[Finding]) -> Finding | None:
-    """Return the promotable finding that saves most for sure; None if there is none.
-
-    What counts is time, not the ratio: twice as fast at a shape that is rare saves little.
-    """
-    promoted = [f for f in found if f.verdict.status is Status.PROMOTE]
-    return max(promoted, key=saved_us, default=None)
-
-
-def saved_us(finding: Finding) -> float:
-    """Microseconds that a finding saves per second of traffic, by its lower bound."""
-    verdict = finding.verdict
-    inside = [shape for shape in verdict.shapes if verdict.guard.allows(shape.axes)]
-    spent = sum(shape.weight * shape.incumbent_us for shape in inside)
-    return spent * (1.0 - 1.0 / max(lower_bound(finding), 1.0))
-
-
-def lower_bound(finding: Finding) -> float:
-    """Return the lower bound of a finding's speedup; 0 where it was not timed."""
-    return finding.verdict.speedup.lower if finding.verdict.speedup else 0.0
 
 
 def winners(ctx: Context, definition: str) -> list[Finding]:

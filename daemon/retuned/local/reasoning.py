@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from retuned.attempts import lower_bound
 from retuned.contract import Digest, Workload, digest_of
 from retuned.local import counting, lifting
 from retuned.local.context import Context, Kind
-from retuned.local.found import lower_bound, winners
+from retuned.local.found import winners
 from retuned.local.swapping import in_force, live_guard
 from retuned.stages import drift as drift_stage
 from retuned.stages import hypothesis as hypothesis_stage

@@ -1,8 +1,10 @@
 """Stage 7, proposal: is the validated win worth a swap, at which risk, for which shapes? Pure.
 
-``records``: what a proposal is, and why there may be none. ``proposing``: the decision.
+``records``: what a proposal is, and why there may be none. ``proposing``: the decision. ``again``:
+when one that expired is made anew.
 """
 
+from retuned.stages.proposal.again import AgainLimits, propose_again
 from retuned.stages.proposal.proposing import covered_share, proposal_id, propose
 from retuned.stages.proposal.records import (
     Proposal,
@@ -13,6 +15,7 @@ from retuned.stages.proposal.records import (
 )
 
 __all__ = [
+    "AgainLimits",
     "Proposal",
     "ProposalLimits",
     "Refusal",
@@ -21,4 +24,5 @@ __all__ = [
     "covered_share",
     "proposal_id",
     "propose",
+    "propose_again",
 ]

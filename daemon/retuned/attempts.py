@@ -1,0 +1,144 @@
+"""What the findings of an experiment say to the belief that it tested. Pure.
+
+One machine's daemon and the operator conclude by this alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from retuned.contract import Workload
+from retuned.ports import Finding
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.hypothesis import (
+    Attempt,
+    Hypothesis,
+    HypothesisSettings,
+    Refinement,
+    consider,
+    hopeless,
+    tally,
+)
+from retuned.stages.proposal import covered_share
+from retuned.stages.verdict import ShapeResult, Status
+
+ENOUGH = 0.5
+"""Part of the believed saving that ends the search for a better variant."""
+
+
+def conclude(
+    plan: ExperimentPlan,
+    found: Sequence[Finding],
+    *,
+    belief: Hypothesis,
+    first_saving: float,
+    structures: Sequence[str],
+    settings: HypothesisSettings | None = None,
+) -> Refinement | None:
+    """Say whether to try again, and where; None where what was found is enough.
+
+    Parameters
+    ----------
+    plan
+        The experiment.
+    found
+        All its findings.
+    belief
+        What it tested.
+    first_saving
+        Saving that was believed before any attempt; later beliefs are discounted.
+    structures
+        Source structures of the definition.
+    settings
+        When to stop.
+    """
+    best = best_finding(found)
+    if best is not None and _saving(best, belief.share) >= ENOUGH * first_saving:
+        return None
+    return consider(belief, attempt_of(plan, found, best), structures=structures, settings=settings)
+
+
+def code_of(answer: Refinement | None) -> str:
+    """Return what follows from an experiment, as a stable code."""
+    if answer is None:
+        return "enough"
+    return "refined" if answer.stop is None else str(answer.stop)
+
+
+def best_finding(found: Sequence[Finding]) -> Finding | None:
+    """Return the promotable finding that saves most for sure; None if there is none.
+
+    What counts is time, not the ratio: twice as fast at a shape that is rare saves little.
+    """
+    promoted = [f for f in found if f.verdict.status is Status.PROMOTE]
+    return max(promoted, key=saved_us, default=None)
+
+
+def saved_us(finding: Finding) -> float:
+    """Microseconds that a finding saves per second of traffic, by its lower bound."""
+    verdict = finding.verdict
+    inside = [shape for shape in verdict.shapes if verdict.guard.allows(shape.axes)]
+    spent = sum(shape.weight * shape.incumbent_us for shape in inside)
+    return spent * (1.0 - 1.0 / max(lower_bound(finding), 1.0))
+
+
+def lower_bound(finding: Finding) -> float:
+    """Return the lower bound of a finding's speedup; 0 where it was not timed."""
+    return finding.verdict.speedup.lower if finding.verdict.speedup else 0.0
+
+
+def _saving(finding: Finding, share: float) -> float:
+    covered = share * covered_share(finding.verdict)
+    return covered * (1.0 - 1.0 / max(lower_bound(finding), 1.0))
+
+
+def attempt_of(plan: ExperimentPlan, found: Sequence[Finding], best: Finding | None) -> Attempt:
+    """Sum an experiment up: its reason, what did not work, where it lost and what it cost.
+
+    Parameters
+    ----------
+    plan
+        The experiment.
+    found
+        All its findings.
+    best
+        The promotable finding that saves most; None if there is none.
+    """
+    if not found:
+        return Attempt(experiment=plan.id, reason="no-candidates")
+    timed = [finding for finding in found if finding.verdict.speedup is not None]
+    nearest = max(timed, key=lower_bound) if timed else found[-1]
+    lost, share = _lost(plan, found)
+    return Attempt(
+        experiment=plan.id,
+        reason="short-of-belief" if best is not None else str(nearest.verdict.reason),
+        detail=(best or nearest).verdict.detail,
+        seconds=sum(finding.seconds for finding in found),
+        reasons=tally([str(finding.verdict.reason) for finding in found]),
+        hopeless=hopeless(_outcomes(found)),
+        lost=lost,
+        lost_share=share,
+    )
+
+
+def _outcomes(found: Sequence[Finding]) -> Mapping[str, Mapping[str, int]]:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for finding in found:
+        reasons[finding.solution.structure].append(str(finding.verdict.reason))
+    return {structure: tally(codes) for structure, codes in reasons.items()}
+
+
+def _lost(plan: ExperimentPlan, found: Sequence[Finding]) -> tuple[tuple[Workload, ...], float]:
+    """Return shapes at which every finalist was surely slower, and their share of the time."""
+    measured: dict[tuple[tuple[str, int], ...], list[ShapeResult]] = defaultdict(list)
+    for finding in found:
+        for shape in finding.verdict.shapes:
+            measured[tuple(sorted(shape.axes.items()))].append(shape)
+    lost = {key for key, shapes in measured.items() if all(s.speedup.upper < 1.0 for s in shapes)}
+    spent = {key: shapes[0].weight * shapes[0].incumbent_us for key, shapes in measured.items()}
+    total = sum(spent.values())
+    if not lost or total <= 0.0:
+        return (), 0.0
+    workloads = tuple(w for w in plan.workloads if tuple(sorted(w.axes.items())) in lost)
+    return workloads, min(1.0, sum(spent[key] for key in lost) / total)
