@@ -44,7 +44,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Remember tests on real data and on real packages that were skipped."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    if report.skipped and {"shared", "index", "plane"} & set(item.keywords):
+    if report.skipped and {"shared", "index", "plane", "browser"} & set(item.keywords):
         _skipped_shared.append(item.nodeid)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,10 +34,11 @@ from retuned.stages.drift import DriftAction, DriftCode, DriftReason, DriftRepor
 from retuned.stages.gate import KernelTuningPolicy, decide
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.proposal import Proposal, Risk
+from retuned.stages.swap import order_swap
 from retuned.stages.trace import ShapeSource
 from retuned.web.app import Pages, Site
 from retuned.web.guarding import Guard as PageGuard
-from retuned.web.ports import Visit
+from retuned.web.ports import Door, Visit
 from retuned.web.records import Person, Roof, Roofs
 from retuned.web.refusing import refused
 
@@ -100,7 +101,7 @@ def solution(name: str, *, source: str = SOURCE, **params: int) -> Solution:
         entry="rmsnorm",
         sources=(SourceFile(path="rmsnorm.py", content=source),),
         structure="one-row",
-        params={"BLOCK": 4096, "num_warps": 4} | params,
+        params={"BLOCK": 4096, "num_warps": 4, **params},
         grid=("M",),
         trust=TrustClass.PARAMETERS,
     )
@@ -240,6 +241,16 @@ class Site9476:
         self.store.add("drift", id, report.model_dump(mode="json"), phase=phase)
         return id
 
+    def spent(self, one: Proposal) -> None:
+        """Write what a swap ran and its experiment took, and its order, as the daemon does."""
+        for month, hours in (("2026-01", 20), ("2026-02", 140), ("2026-03", 60)):
+            body = {"proposal": one.id, "month": month, "gpu_ns": int(hours * 3.6e12), "windows": 9}
+            self.store.add("savings", f"{one.id}/{month}", body, phase="current")
+        took = {"target": "chat", "definition": one.definition, "months": {"2026-01": 9_000.0}}
+        self.store.add("spending", one.experiment, took, phase="current")
+        order = order_swap(one, epoch=1)
+        self.store.add("order", order.id, order.model_dump(mode="json"), phase="done")
+
     def judge(self, one: Proposal, *, policy: KernelTuningPolicy | None = None) -> str:
         """Ask the gate, as the daemon does at its next look; return where it stands."""
         asked = policy or self.policy
@@ -327,10 +338,14 @@ def site(tmp_path: Path, clock: FakeClock) -> Iterator[Site9476]:
 
 
 def made(
-    folder: Path, clock: FakeClock, *, hosts: frozenset[str] = frozenset({HOST})
-) -> Iterator[Site9476]:
+    folder: Path,
+    clock: FakeClock,
+    *,
+    hosts: frozenset[str] = frozenset({HOST}),
+    door: Door | None = None,
+) -> Generator[Site9476, None, None]:
     store = SqliteStore(folder / "state", clock=clock)
-    notary, door = FakeNotary(), Somebody()
+    notary, somebody = FakeNotary(), Somebody()
     machine = Machine(
         place="chat on node-7",
         folder=folder / "state",
@@ -348,10 +363,10 @@ def made(
     pages = Pages(
         StoreReview(store, notary, machine=machine, clock=clock),
         StoreDeciding(store, clock=clock),
-        door,
+        door or somebody,
         site=Site(hosts=hosts, key=b"k" * 32),
         clock=clock,
     )
     app = PageGuard(pages.app(), hosts=hosts)
-    yield Site9476(store=store, notary=notary, clock=clock, door=door, app=app)
+    yield Site9476(store=store, notary=notary, clock=clock, door=somebody, app=app)
     store.close()

@@ -79,7 +79,7 @@ def test_a_rollback_and_an_abort_ask_the_daemon_once_and_nobody_else(site: Site9
     }
     assert browser.say(one, "abort").status_code == 303
     assert len(site.store.list("request", phase="new")) == 2
-    assert "rollback asked by ada" in browser.get("/").text
+    assert "rollback asked by ada" in browser.get("/in-force").text
 
 
 def test_breaking_the_glass_needs_a_reason(site: Site9476) -> None:

@@ -16,12 +16,23 @@ def test_the_inbox_lists_what_waits_with_the_same_words_as_the_terminal(site: Si
     one = site.propose()
     site.propose(phase="promoted")
     site.propose(phase="rejected")
-    text = site.browser("ada").get("/").text
+    browser = site.browser("ada")
+    text = browser.get("/").text
     assert "1 waiting for a decision" in text
-    assert text.count('href="/proposals/') == 2
+    assert text.count('href="/proposals/') == 1
     assert f"{one.speedup.point:.2f}x (&gt;= {one.speedup.lower:.2f})" in text
     assert "1 more: anybody" in text
     assert "chat on node-7" in text
+    assert browser.get("/in-force").text.count('href="/proposals/') == 1
+    assert browser.get("/past").text.count('href="/proposals/') == 1
+
+
+def test_what_goes_back_stands_above_all_that_waits(site: Site9476) -> None:
+    site.propose(phase="rollback-failed", target="elsewhere")
+    for _ in range(60):
+        site.propose()
+    text = site.browser("ada").get("/").text
+    assert text.index("Going back") < text.index("rollback-failed") < text.index("awaiting")
 
 
 def test_a_proposal_says_what_where_how_much_how_sure_and_who_is_missing(site: Site9476) -> None:
@@ -56,7 +67,7 @@ def test_a_changed_source_is_shown_line_by_line(site: Site9476) -> None:
     other = solution("rewritten", source=solution("x").sources[0].content.replace("1e-6", "1e-5"))
     one = site.propose(candidate=other)
     text = site.browser("ada").get(f"/proposals/{key_of(one.id)}").text
-    assert "1 lines new, 1 gone" in text
+    assert "1 line new, 1 line gone" in text
     assert '<tr class="new">' in text
     assert '<tr class="gone">' in text
 

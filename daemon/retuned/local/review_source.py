@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -18,7 +18,7 @@ from retuned.local import accounting
 from retuned.local.context import Kind
 from retuned.local.found import found_solution
 from retuned.local.lock import daemon_runs
-from retuned.local.people import OPEN, SWAPPED, asked_for, gate_of, read_proposal
+from retuned.local.people import asked_for, gate_of, read_proposal
 from retuned.local.proving import read
 from retuned.local.review_case import case_of, fleet_of
 from retuned.ports import Clock, Store, Stored, Verifier
@@ -44,8 +44,6 @@ from retuned.web.records import (
     gate_of as gate_facts,
 )
 
-ENDED = ("rolled-back", "rejected", "expired", "aborted", "refused", "superseded")
-"""Phases after which nothing follows."""
 STANDINGS: Mapping[str, Standing] = {
     "awaiting": Standing.OPEN,
     "approved": Standing.AGREED,
@@ -54,7 +52,14 @@ STANDINGS: Mapping[str, Standing] = {
     "promoted": Standing.IN_PLACE,
     "rolling-back": Standing.GOING_BACK,
     "rollback-failed": Standing.GOING_BACK,
+    "rolled-back": Standing.ENDED,
+    "rejected": Standing.ENDED,
+    "expired": Standing.ENDED,
+    "aborted": Standing.ENDED,
+    "refused": Standing.ENDED,
+    "superseded": Standing.ENDED,
 }
+"""Every phase of a proposal, see `Kind.PROPOSAL`."""
 _ORDERS = ("new", "prepared", "done", "refused", "superseded", "withdrawn", "past")
 _DRIFTS = ("new", "explained", "answered", "noted")
 _WINDOWS = ("new", "baseline", "judged", "skipped")
@@ -125,13 +130,21 @@ class StoreReview:
             place=self._machine.place, freezes=freezes, counts=counts, warnings=tuple(warnings)
         )
 
-    def open(self, viewer: Person, part: Slice) -> Found[Row]:
-        """Return the proposals that have not ended, newest first."""
-        return self._rows((*OPEN, *SWAPPED), part)
-
-    def past(self, viewer: Person, part: Slice) -> Found[Row]:
-        """Return the proposals that have ended, newest first."""
-        return self._rows(ENDED, part)
+    def proposals(
+        self, viewer: Person, part: Slice, *, standing: Collection[Standing]
+    ) -> Found[Row]:
+        """Return the proposals that stand so, newest first."""
+        phases = [phase for phase, stands in STANDINGS.items() if stands in standing]
+        before = id_of(part.before) if part.before else ""
+        page = self._store.page(Kind.PROPOSAL, phases=phases, before=before, limit=part.limit + 1)
+        asked, rows, unreadable = self._asked(), [], []
+        for stored in page[: part.limit]:
+            try:
+                rows.append(self._row(stored, asked))
+            except UnreadableInput as error:  # one hides no other
+                unreadable.append(f"{error}; it is {stored.phase}, nothing is swapped for it")
+        more = key_of(page[part.limit - 1].id) if len(page) > part.limit else ""
+        return Found(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
 
     def case(self, viewer: Person, key: str) -> Case | None:
         """Return all of one proposal; None where there is none."""
@@ -198,18 +211,6 @@ class StoreReview:
         return accounting.accounts(self._store)
 
     # --- within -----------------------------------------------------------------------------------
-
-    def _rows(self, phases: Sequence[str], part: Slice) -> Found[Row]:
-        before = id_of(part.before) if part.before else ""
-        page = self._store.page(Kind.PROPOSAL, phases=phases, before=before, limit=part.limit + 1)
-        asked, rows, unreadable = self._asked(), [], []
-        for stored in page[: part.limit]:
-            try:
-                rows.append(self._row(stored, asked))
-            except UnreadableInput as error:  # one hides no other
-                unreadable.append(f"{error}; it is {stored.phase}, nothing is swapped for it")
-        more = key_of(page[part.limit - 1].id) if len(page) > part.limit else ""
-        return Found(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
 
     def _row(self, stored: Stored, asked: Mapping[str, Sequence[str]]) -> Row:
         gate = gate_of(self._store, stored.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -23,15 +23,16 @@ from retuned.web import rendering
 from retuned.web.figures import change_figure, drift_figure, kernels_figure, months_figure
 from retuned.web.forms import form_of, same_site
 from retuned.web.ports import Deciding, Door, ReviewSource, Seen, Visit
-from retuned.web.records import Act, Person, Slice
+from retuned.web.records import Act, Found, Person, Row, Slice, Standing
 from retuned.web.refusing import STATUS, refused
 from retuned.web.tokens import Shown, fault_of, sign
-from retuned.web.views import proposal_view, row_view
+from retuned.web.views import RowView, proposal_view, row_view
 
 log = logging.getLogger(__name__)
 
 PAGE = 50
 """Entries of a list on one page."""
+_IN_MOTION = (Standing.OPEN, Standing.AGREED, Standing.UNDER_WAY)
 _DRIFTS = 100
 _SIGNATURES = 60
 _SESSION = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -95,6 +96,7 @@ class Pages:
         """Return the ASGI application."""
         routes = [
             Route("/", self.inbox),
+            Route("/in-force", self.in_force),
             Route("/past", self.past),
             Route("/swaps", self.swaps),
             Route("/drift", self.drifts),
@@ -119,15 +121,32 @@ class Pages:
 
     def inbox(self, request: Request) -> Response:
         """Show what waits and what is under way."""
-        who = self._who(request)
-        found = self._source.open(who, _slice(request))
-        return self._page(request, who, "inbox.html", found=found, rows=self._rows(found.rows))
+        who, part = self._who(request), _slice(request)
+        found = self._source.proposals(who, part, standing=_IN_MOTION)
+        back: Found[Row] = Found(rows=())
+        if not part.before:  # what goes back concerns everybody, however much waits
+            back = self._source.proposals(who, part, standing={Standing.GOING_BACK})
+        return self._page(
+            request,
+            who,
+            "inbox.html",
+            found=found,
+            rows=self._rows(found.rows),
+            back=self._rows(back.rows),
+        )
+
+    def in_force(self, request: Request) -> Response:
+        """Show what runs now."""
+        return self._list(request, "in-force.html", standing=Standing.IN_PLACE)
 
     def past(self, request: Request) -> Response:
         """Show what has ended."""
+        return self._list(request, "past.html", standing=Standing.ENDED)
+
+    def _list(self, request: Request, name: str, *, standing: Standing) -> Response:
         who = self._who(request)
-        found = self._source.past(who, _slice(request))
-        return self._page(request, who, "past.html", found=found, rows=self._rows(found.rows))
+        found = self._source.proposals(who, _slice(request), standing={standing})
+        return self._page(request, who, name, found=found, rows=self._rows(found.rows))
 
     def proposal(self, request: Request) -> Response:
         """Show one proposal, with forms that carry tokens."""
@@ -264,9 +283,9 @@ class Pages:
             )
         )
 
-    def _rows(self, rows: tuple[object, ...]) -> list[object]:
+    def _rows(self, rows: Sequence[Row]) -> list[RowView]:
         now = self._clock.now()
-        return [row_view(row, now=now) for row in rows]  # type: ignore[arg-type]
+        return [row_view(row, now=now) for row in rows]
 
     def _session(self, request: Request) -> str:
         found = request.cookies.get(self._site.cookie, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from retuned.web.records import (
     Person,
     Row,
     Slice,
+    Standing,
     Window,
 )
 
@@ -58,12 +59,10 @@ class ReviewSource(Protocol):
         """Return what stands on every page."""
         ...
 
-    def open(self, viewer: Person, part: Slice) -> Found[Row]:
-        """Return the proposals that have not ended, newest first."""
-        ...
-
-    def past(self, viewer: Person, part: Slice) -> Found[Row]:
-        """Return the proposals that have ended, newest first."""
+    def proposals(
+        self, viewer: Person, part: Slice, *, standing: Collection[Standing]
+    ) -> Found[Row]:
+        """Return the proposals that stand so, newest first."""
         ...
 
     def case(self, viewer: Person, key: str) -> Case | None:

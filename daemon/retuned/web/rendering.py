@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined
 
+from retuned.report import words
 from retuned.report.pages import environment, style_sheet
 from retuned.report.profiles import geometry
 from retuned.stages.profile import SignatureStat
@@ -71,9 +73,10 @@ def _environment() -> Environment:
         freeze=freeze_line,
         key_name=key_name,
         path=path_of,
+        plural=words.plural,
         shape=shape_words,
         signature=_signature,
-        stamp=lambda moment: moment.isoformat(sep=" ", timespec="seconds"),
+        stamp=_stamp,
     )
     return made
 
@@ -87,6 +90,11 @@ def path_of(key: str) -> str:
     ('serving/swp-ab12', 'a%3Fb%23c')
     """
     return quote(key, safe="/")
+
+
+def _stamp(moment: datetime) -> str:
+    """Write a moment in UTC, which the pages say once."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _signature(stat: SignatureStat) -> str:
