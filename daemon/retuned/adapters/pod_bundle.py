@@ -251,8 +251,10 @@ def _unpacked(whole: bytes, head: Mapping[str, Any]) -> dict[str, bytes]:
         left -= size
         if left < 0 or len(found) >= MAX_FILES:
             raise _no("too-large", f"more than {MAX_FILES} files or {MAX_UNPACKED_BYTES} bytes")
-        found[name] = _decompressed(whole[end + 1 : end + 1 + packed], name=name, size=size)
         at = end + 1 + packed
+        if at > len(whole):
+            raise _no("altered", f"{name} has another size than was said")
+        found[name] = _decompressed(whole[end + 1 : at], name=name, size=size)
     if len(found) != head.get("files"):
         raise _no("altered", "beginning and content name another number of files")
     return found
