@@ -2,8 +2,8 @@
 
 A launch that the server made is caught in its slot and made again, from the outermost call to the
 driver's, each layer by itself. What a layer costs is what it takes beyond the layer inside it, so
-that the layers of a state add up to the whole launch. `PARTS` are looked at besides: they lie
-inside of layers. Rounds take all in an order drawn anew, and wait for the device after each.
+that the layers add up to the whole launch. `PARTS` are looked at besides: they lie inside of
+layers. Rounds take all in an order drawn anew, and wait for the device after each.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import triton
 
 from retuned.runtime.intercept.call import Call
 from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.plans import Plan, Ready
+from retuned.runtime.intercept.repeats import Form, repeat
 from retuned.runtime.intercept.rules import key_reader
 
 Thunk = Callable[[], object]
 
-LAYERS = ("entry", "call", "slot", "route", "variant", "arguments", "runner", "driver")
-"""From the outermost: what ``kernel[grid](...)`` does before a slot is asked; the record of the
-launch; reading its lengths and looking them up; whether it is captured, checked, counted; what
-must hold of its arguments, and its grid; putting the arguments in order; device, stream and hooks;
-the driver's call."""
-PARTS = ("key", "captured", "signature", "fits", "grid", "stream")
-"""Inside of them: key in ``slot``, captured in ``route``, stream in ``runner``, others in
-``variant``."""
+LAYERS = ("entry", "leading", "repeat", "runner", "driver")
+"""From the outermost: what ``kernel[grid](...)`` does before it is led to its slot; finding the
+slot's table; telling from the arguments that the launch is one that was decided before, with what
+is asked of each all the same, and its counters; device, stream and hooks; the driver's call."""
+PARTS = ("key", "captured", "arguments", "stream")
+"""Inside of them: stream in ``runner``, the others in ``repeat``."""
+LONG_WAY = ("long way", "of which key of the slot", "of which signature", "of which grid")
+"""A launch that was not decided before, from the slot on, and parts of it."""
 STOCK = ("stock", "stock binder", "stock stream")
 """The server's own launch whole, and inside of it: Triton's binder, where it is found where it was
 last seen; device and stream."""
@@ -102,48 +102,42 @@ def swapped(caught: Caught) -> dict[str, Thunk]:
     Raises
     ------
     SystemExit
-        If no variant takes the launch.
+        If no variant takes the launch, or launches like it are not remembered.
     """
-    slot = caught.kernel.slot
-    order = slot.table.in_force
-    variant = None if order is None else order.variant
-    plan: Plan | None = None if variant is None else variant._plans.get(caught.kernel)
-    read = caught.call()
-    reader = key_reader(slot.rule, slot.spec, caught.kernel)
-    key = reader(read)
-    signature = None if plan is None else plan.signature(read)
-    ready: Ready | None = None if plan is None else plan.ready.get(signature)  # type: ignore[arg-type]
-    if plan is None or variant is None or ready is None or ready.compiled is None:
-        raise SystemExit(f"{caught.kernel.name}: no compiled variant takes this launch")
-    grid: Any = plan.grid(read, ready, key)
-    values, fresh, route = read.values(), caught.call, slot.table[key][1]
-    args = [what if fixed else values[what] for fixed, what in plan._arguments]
-    launch, runner = variant.launcher(key), ready.compiled[grid]
-    through: Callable[..., object] = type(caught.jit).run.__through__
-    kwargs = caught.kwargs
-
-    def known() -> Call:
-        call = fresh()
-        call._values, call._grid = read._values, read._grid
-        return call
-
+    kernel, jit, args, kwargs, grid = (
+        caught.kernel, caught.jit, caught.args, dict(caught.kwargs), caught.grid
+    )  # fmt: skip
+    caught.launch()  # and remembered
+    table = kernel.slot.table
+    form: Form | None = table.repeats.get((kernel, len(args), *kwargs))
+    given = (*args, *kwargs.values())
+    entry = None if form is None else form.repeats.get(form.key(given, grid))
+    if form is None or entry is None:
+        raise SystemExit(f"{kernel.name}: no compiled variant takes this launch, or not as before")
+    _, _, ready, run = entry
+    plan, variant, asked = form.plan, table.in_force.variant, caught.call()
+    reader = key_reader(kernel.slot.rule, kernel.slot.spec, kernel)
+    key = reader(asked)
+    numbers: Any = plan.grid(asked, ready, key)
+    pool = (*given, *form.fixed)
+    chosen = form.arguments(pool)
+    through: Callable[..., object] = type(jit).run.__through__
     return {
         "entry": caught.launch,
-        "call": lambda: through(caught.kernel, caught.jit, caught.args, dict(kwargs), caught.grid),
-        "slot": lambda: slot(fresh()),
-        "route": lambda: route(known()),
-        "variant": lambda: launch((known(),)),
-        "arguments": lambda: plan.launch(ready, read, values, grid),
-        "runner": lambda: runner(*args),
-        "driver": driver_call(ready.compiled, grid, args),
-        "fresh": fresh,
-        "known": known,
-        "key": lambda: reader(fresh()),
+        "leading": lambda: through(kernel, jit, args, dict(kwargs), grid),
+        "copying": lambda: dict(kwargs),
+        "repeat": lambda: repeat(table, kernel, jit, args, kwargs, grid),
+        "runner": lambda: run(chosen),
+        "driver": driver_call(ready.compiled, numbers, chosen),
+        "key": lambda: form.repeats[form.key((*args, *kwargs.values()), grid)],
         "captured": variant.capturing() or nothing,
-        "signature": lambda: plan.signature(read),
-        "fits": lambda: plan.fits(read, ready, key),
-        "grid": lambda: plan.grid(known(), ready, key),
+        "arguments": lambda: form.arguments((*given, *form.fixed)),
         "stream": _stream,
+        "long way": lambda: kernel.slot(caught.call()),
+        "fresh": caught.call,
+        "of which key of the slot": lambda: reader(caught.call()),
+        "of which signature": lambda: plan.signature(asked),
+        "of which grid": lambda: plan.grid(caught.call(), ready, key),
         "nothing": nothing,
     }
 
@@ -223,16 +217,17 @@ def split(raw: Mapping[str, Sequence[float]]) -> dict[str, float]:
         return round(middle / 1e3, 3)
 
     found = {each: over(each, "nothing, stock") for each in STOCK if each in raw}
-    found |= {"swapped": over("entry", "nothing"), "entry": over("entry", "call")}
-    within = {"slot": "fresh", "route": "known", "variant": "known", "arguments": "nothing"}
-    for outer, inner in pairwise(LAYERS[1:]):
-        taken, given = within.get(outer, "nothing"), within.get(inner, "nothing")
-        rounds = zip(raw[outer], raw[taken], raw[inner], raw[given], strict=True)
-        value = statistics.median(a - b - c + d for a, b, c, d in rounds)
+    found |= {"swapped": over("entry", "nothing")}
+    for outer, inner in pairwise(LAYERS):
+        beside = {"leading": "copying"}.get(outer, "nothing")
+        without = {"leading": "copying"}.get(inner, "nothing")
+        rounds = zip(raw[outer], raw[beside], raw[inner], raw[without], strict=True)
+        value = statistics.median(a - b - (c - d) for a, b, c, d in rounds)
         found[outer] = round(value / 1e3, 3)
     found["driver"] = over("driver", "nothing")
-    inside = {"key": "fresh", "grid": "known"}
-    found |= {f"of which {name}": over(name, inside.get(name, "nothing")) for name in PARTS}
+    found |= {f"of which {name}": over(name, "nothing") for name in PARTS}
+    beside_long = {name: "nothing" if "signature" in name else "fresh" for name in LONG_WAY}
+    found |= {name: over(name, beside_long[name]) for name in LONG_WAY}
     return found
 
 

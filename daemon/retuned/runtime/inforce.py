@@ -149,6 +149,16 @@ class Swapped:
 
         return unless_captured
 
+    def unconditional(self, key: Key) -> Stratum | None:
+        """Return the bucket of a key if all of its launches run the variant until the next flip.
+
+        Whether a check is due is left to be asked. None for a canary, or where what the variant
+        gives is changed on its way.
+        """
+        if self.live.table is not None or self.live.share != BLOCK or self.distortion is not None:
+            return None
+        return self._sampler.stratum(key) if self.live.serves(key) else None
+
     def _running(self, key: Key) -> Run:
         variant, checker = self._variant, self._checker
         assert variant is not None, "the original has no route of its own"

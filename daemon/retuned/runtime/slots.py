@@ -75,7 +75,7 @@ class Recorder(Protocol):
 class Table(dict[Any, Route]):
     """Key to (launch counter, what to call) under one epoch; fills itself as keys are seen."""
 
-    __slots__ = ("_slot", "in_force", "state")
+    __slots__ = ("_slot", "in_force", "repeats", "state")
 
     def __init__(self, slot: Slot, *, in_force: InForce | None, state: str) -> None:
         super().__init__()
@@ -84,6 +84,8 @@ class Table(dict[Any, Route]):
         """The last order; None before the first. Its artifact runs only in state ``swapped``."""
         self.state = state
         """``original``, ``swapped``, ``bypassed``, or ``tripped:`` and a reason."""
+        self.repeats: dict[Any, Any] = {}
+        """What whoever leads launches here remembers of them; gone with the table."""
 
     def __missing__(self, raw: Any) -> Route:  # noqa: ANN401 - an int or a tuple of them
         """First sight of a key: evaluate the guard, remember the answer."""

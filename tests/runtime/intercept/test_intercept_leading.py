@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +97,8 @@ def test_launches_arming_and_slots_at_once_lose_no_launch(
     before, done, failed = kernel.total(), threading.Event(), list[BaseException]()
 
     class Passing:
+        table = SimpleNamespace(repeats={})
+
         def __call__(self, call: Any) -> None:
             call.stock()
 

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.spec import Key
 
 GridNumbers = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a launch ran in place of the server's code."""
+
+    variant: Any
+    """A `KernelVariant`."""
+    plan: Any
+    """Its `Plan` for the kernel."""
+    ready: Any
+    """Its compiled code, `Ready`."""
+    key: Key
+    """Lengths of the variable axes."""
+    grid: GridNumbers
+    """Of the variant's launch."""
 
 
 class Call:
@@ -36,6 +54,8 @@ class Call:
     spare: list[Any] | None = None
     """On a checked launch: arguments whose memory is not the server's. The variant is only run
     on them once the launch is checked."""
+    ran: Ran | None = None
+    """What served it; None for the server's own code, and for a launch that was checked."""
     _values: Sequence[Any] | None = None
     _grid: GridNumbers | None = None
     _reference: list[Any] | None = None

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from retuned.runtime.intercept.call import Call
 from retuned.runtime.intercept.kernels import Kernel, Probe
-from retuned.runtime.intercept.shortcut import MISSED
+from retuned.runtime.intercept.repeats import FAILED, MISSED, remember, repeat
+from retuned.runtime.intercept.shortcut import UNKNOWN
 
 ATTRIBUTE = "_retuned_kernel"
 """Where a kernel's record hangs; it goes with the kernel."""
@@ -48,6 +49,13 @@ def _noting(grid: Callable[..., Any], box: list[Any]) -> Callable[..., Any]:
     return noting
 
 
+def _given(kwargs: dict[str, Any], grid: Any) -> dict[str, Any]:  # noqa: ANN401 - as the server's
+    """Return the keywords that ``run`` takes for a launch."""
+    kwargs["grid"] = grid
+    kwargs["warmup"] = False
+    return kwargs
+
+
 # --- compiled kernels -----------------------------------------------------------------------------
 
 
@@ -77,7 +85,7 @@ def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
                 found = (found, form.named(kwargs))
             cell = form.cells[grid, found]
             cell.count += 1
-        except MISSED:
+        except UNKNOWN:
             kernel.sighted(compiled, args, kwargs, grid, rule=rule)
         else:
             if probe is not None and begun is not None:
@@ -101,7 +109,8 @@ def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
             return stock(self, *args, **kwargs)
         if kernel.led is None:
             return counted(kernel, self, args, kwargs)
-        return through(kernel, self, args, kwargs, kwargs.get("grid"))
+        kwargs.pop("warmup", None)
+        return through(kernel, self, args, kwargs, kwargs.pop("grid", None))
 
     def through(
         kernel: Kernel,
@@ -110,13 +119,23 @@ def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
         kwargs: dict[str, Any],
         grid: Any,  # noqa: ANN401 - numbers or a function
     ) -> Any:  # noqa: ANN401 - as Triton's
-        kwargs["grid"] = grid
-        kwargs["warmup"] = False
-        probe = kernel.probe
-        if kernel.slot is None:  # armed; another thread may have been quicker
-            return counted(kernel, jit, args, kwargs, probe)
-        call = Call(kernel, jit, args, kwargs, grid=grid, plain=stock, counted=counted)
-        return call.through_slot()
+        slot = kernel.slot
+        if slot is None:  # armed, or another thread has closed it meanwhile
+            return counted(kernel, jit, args, _given(kwargs, grid), kernel.probe)
+        table = slot.table
+        if table.repeats:
+            found = repeat(table, kernel, jit, args, kwargs, grid)
+            if found is FAILED:
+                return counted(kernel, jit, args, _given(kwargs, grid))
+            if found is not MISSED:
+                return found
+        call = Call(
+            kernel, jit, args, _given(kwargs, grid), grid=grid, plain=stock, counted=counted
+        )
+        result = call.through_slot()
+        if call.ran is not None:
+            remember(slot, table, call)
+        return result
 
     run.__through__ = through  # type: ignore[attr-defined]
     return run

@@ -30,7 +30,8 @@ MAX_SIGNATURES = 256
 """Signatures that one kernel has code for; launches that need more stay the server's."""
 MAX_RUNNERS = 256
 """Grids kept ready per signature; more start over."""
-_MAX_STORAGE = 2**31 - 1
+MAX_STORAGE = 2**31 - 1
+"""Bytes that 32-bit offsets reach, which AMD's compiled code assumes."""
 _KIND = Ineligible("tensor-kind")
 _DTYPE = Ineligible("dtype")
 _UNALIGNED = Ineligible("unaligned")
@@ -115,10 +116,11 @@ class Plan:
         self._pointers = [(_place(order, name), dtype) for name, dtype in rule.dtypes.items()]
         self._fixed = [(_place(order, name), value) for name, value in rule.constexprs.items()]
         self._known: dict[Any, str] = {}
-        self._globals: list[tuple[Mapping[str, Any], str, Any]] = []
+        self.watched: list[tuple[Mapping[str, Any], str, Any]] = []
+        """Globals that the server's code was compiled with, as (names, name, value)."""
         self._forms: dict[tuple[str, ...], tuple[str, ...]] = {}
         torch = sys.modules.get("torch")
-        self._limited = torch is not None and getattr(torch.version, "hip", None) is not None
+        self.limited = torch is not None and getattr(torch.version, "hip", None) is not None
         self.ready: dict[Signature, Ready] = {}
         if self.live:
             self._bind_live(rule, constants)
@@ -152,6 +154,15 @@ class Plan:
         self._numels = [
             (order[n], parse_expression(rule.numels[n], axes)) for n in _in(order, rule.numels)
         ]
+        asked = {*used, *_asked_for(rule, kernel)}
+        self.asks_for_grid = self._grid is None or not asked.isdisjoint(GRID_NAMES)
+        """Whether the server's own grid decides anything of a launch."""
+        self.sized = tuple(
+            place
+            for name, place in order.items()
+            if f"numel_{name}" in asked or name in rule.numels
+        )
+        """Places of the tensors whose size does."""
         self._settled = self._grid is not None and used <= {*own, *GRID_NAMES}
         self._by_grid = not used.isdisjoint(GRID_NAMES)
         idle = sorted(constants.keys() - self._taken - used)
@@ -207,6 +218,21 @@ class Plan:
             raise _mismatch(f"nothing says what the constexprs {names} must be")
         return rest
 
+    @property
+    def pointers(self) -> list[int]:
+        """Places of the tensors."""
+        return [place for place, _ in self._pointers]
+
+    @property
+    def scalars(self) -> Sequence[int]:
+        """Places that are neither tensors nor settled constexprs."""
+        return self._scalars
+
+    @property
+    def arguments(self) -> Sequence[tuple[bool, Any]]:
+        """Whether each argument of the variant is fixed, and its value or place."""
+        return self._arguments
+
     # --- a launch ---------------------------------------------------------------------------------
 
     def signature(self, call: Call) -> Signature | Ineligible:
@@ -222,7 +248,7 @@ class Plan:
                 return _UNALIGNED
             if (self._known.get(dtype) or self._name(dtype)) != wanted:
                 return _DTYPE
-            if self._limited and value.untyped_storage().nbytes() > _MAX_STORAGE:
+            if self.limited and value.untyped_storage().nbytes() > MAX_STORAGE:
                 return _LARGE  # compiled code assumes that 32-bit offsets reach the end
         for place, expected in self._fixed:
             value = values[place]
@@ -301,13 +327,16 @@ class Plan:
 
     def hindrance(self, call: Call) -> Ineligible | None:
         """Return why the server's own launch must run whatever the shape."""
-        if getattr(call.target, "pre_run_hooks", None):
-            return _HOOKED
-        if self.live and not self.kernel.interpreted:
-            for names, name, value in self._globals:
-                if names.get(name) is not value:
-                    return _CHANGED  # the server's launch says so itself
-        return None
+        if not self.hindered(call.target):
+            return None
+        return _HOOKED if getattr(call.target, "pre_run_hooks", None) else _CHANGED
+
+    def hindered(self, target: Any) -> bool:  # noqa: ANN401 - of the server's Triton
+        """Whether it must: for hooks of the server's, or a global that is not as it was."""
+        if getattr(target, "pre_run_hooks", None):
+            return True
+        # of a global that has changed the server's launch says so itself
+        return any(names.get(name) is not value for names, name, value in self.watched)
 
     def _options(self, kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Return the keywords that are no parameters, with their values."""
@@ -402,7 +431,7 @@ class Plan:
             detail = f"{type(error).__name__}: {str(error)[-1500:]}"
             raise Refused(reason or "compile-failed", detail=detail) from error
         if self.live:
-            self._globals = [
+            self.watched = [
                 (names, name, names.get(name))
                 for (name, _), (_, names) in self.jit.used_global_vals.items()
             ]
@@ -412,6 +441,12 @@ class Plan:
         self.ready[signature] = Ready(compiled)
         if self._held is not None:
             self._codes[self._held.code_of(signature)] = compiled
+
+
+def _asked_for(rule: LaunchRule, kernel: Kernel) -> set[str]:
+    """Return all that the lengths of a launch are made of."""
+    names = known_names(kernel)
+    return {name for text in rule.axes.values() for name in parse_grid([text], names).names}
 
 
 def _in(order: Mapping[str, int], names: Mapping[str, str]) -> list[str]:

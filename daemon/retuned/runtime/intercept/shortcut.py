@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-MISSED = (AttributeError, IndexError, KeyError, TypeError)
+UNKNOWN = (AttributeError, IndexError, KeyError, TypeError)
 """What looking a shape key up raises where it is new or no key."""
 
 _NO_GRID = ()
@@ -60,7 +60,7 @@ def shortcut(
                 if form.named is not None:
                     found = (found, form.named(kwargs))
                 form.cells[grid, found].count += 1
-            except MISSED:
+            except UNKNOWN:
                 kernel.sighted(compiled, args, kwargs, grid)
             return compiled
 
@@ -84,7 +84,7 @@ def shortcut(
                 if form.named is not None:
                     found = (found, form.named(kwargs))
                 form.cells[numbers, found].count += 1
-            except MISSED:
+            except UNKNOWN:
                 kernel.sighted(compiled, args, kwargs, numbers, rule=grid)
             return compiled
 

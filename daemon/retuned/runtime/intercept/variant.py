@@ -17,7 +17,7 @@ from typing import Any
 
 from retuned.runtime.artifact import Artifact
 from retuned.runtime.inforce import Ineligible, Launch
-from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.call import Call, Ran
 from retuned.runtime.intercept.checking import inputs_sum, stored_to
 from retuned.runtime.intercept.detaching import DetachedLaunch, detached_launch
 from retuned.runtime.intercept.kernels import Kernel
@@ -78,8 +78,8 @@ class KernelVariant:
         self._refused: dict[Kernel, Ineligible] = {}
         self._failed: set[tuple[Kernel, Signature]] = set()
         self._torch = sys.modules.get("torch")
-        self._several = self._torch is not None and self._torch.cuda.device_count() > 1
-        self._device = self._torch.cuda.current_device() if self._several else 0  # type: ignore[union-attr]
+        self.elsewhere = _elsewhere(self._torch)
+        """Whether another device than that of the variant is current; None where there is one."""
 
     def _load(self) -> None:
         try:
@@ -275,7 +275,7 @@ class KernelVariant:
         plan = self._plans.get(call.kernel)
         if plan is None:
             return self._unplanned(call.kernel)
-        if self._several and self._torch.cuda.current_device() != self._device:  # type: ignore[union-attr]
+        if self.elsewhere is not None and self.elsewhere():
             return Ineligible("other-device")
         signature = plan.signature(call)
         if isinstance(signature, Ineligible):
@@ -297,4 +297,13 @@ class KernelVariant:
         if serve:
             ready.count += 1
             call.result = ready.compiled
+            call.ran = Ran(self, plan, ready, key, grid)
         return call
+
+
+def _elsewhere(torch: Any) -> Callable[[], bool] | None:  # noqa: ANN401 - the module or None
+    if torch is None or torch.cuda.device_count() <= 1:
+        return None
+    current = torch.cuda.current_device
+    device = current()
+    return lambda: bool(current() != device)
