@@ -140,13 +140,15 @@ class Show:
                 return
             self.part(f"{mode}: same batches", lambda: stage.exact(seed=7))
             # before the first profiler window: CUPTI stays in a process that had one
-            self.part(f"{mode}: attached", lambda: self.attached(stage))
-            for phase in Phase:
+            if not options.by_script:
+                self.part(f"{mode}: attached", lambda: self.attached(stage))
+            for phase in () if options.by_script else Phase:
                 self.part(f"{mode}: trace of {phase}", partial(self.trace, stage, phase))
             if not options.no_loop:
                 turn = Turn(
                     stage, say=self.say, part=self.part, cores=cores.lab, quick=options.quick,
                     left_s=lambda: self.left_s, requests=options.requests,
+                    by_script=options.by_script,
                 )  # fmt: skip
                 turn.run(stack)
             self.part(f"{mode}: decode steps", stage.steps)
@@ -224,6 +226,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer blocks")
     parser.add_argument("--modes", default="eager,graphs")
     parser.add_argument("--no-loop", action="store_true", help="serve, compare and trace only")
+    parser.add_argument("--by-script", action="store_true", help="swap without a daemon; no traces")
     parser.add_argument("--skip-costs", action="store_true")
     parser.add_argument("--skip-nodes", action="store_true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")

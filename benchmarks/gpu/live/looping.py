@@ -30,6 +30,8 @@ from retuned.errors import HarnessError
 KERNELS = ("_rms_norm_forward_kernel", "_swiglu_forward_kernel", "_triton_rope")
 """Liger's, as traces name them."""
 _POLL_S = 0.2
+_SEEN_S = 8.0
+"""Traffic before the script lifts what it has launched."""
 _THIN_S = 1.0
 """Pause of each sender while the lab measures: lab and server share one GPU here, and a win of a
 tenth would drown in the server's launches."""
@@ -54,6 +56,8 @@ class Turn:
         Seconds that are left.
     requests
         Of one block.
+    by_script
+        Swap without a daemon: no drift, no experiments.
     """
 
     def __init__(
@@ -66,8 +70,10 @@ class Turn:
         quick: bool,
         left_s: Callable[[], float],
         requests: int,
+        by_script: bool = False,
     ) -> None:
         self._stage = stage
+        self._by_script = by_script
         self._say = say
         self._part = part
         self._cores = tuple(cores)
@@ -84,10 +90,13 @@ class Turn:
         """Do it, part by part."""
         mode = self._stage.mode
         self._traffic = self._begin_traffic()
-        self._part(f"{mode}: baseline", lambda: self._baseline(stack), least_s=100)
-        self._part(f"{mode}: drift", self._drift, least_s=80)
-        self._part(f"{mode}: experiments", self._experiments, least_s=60)
-        self._part(f"{mode}: told", self._told)
+        if self._by_script:
+            time.sleep(_SEEN_S)
+        else:
+            self._part(f"{mode}: baseline", lambda: self._baseline(stack), least_s=100)
+            self._part(f"{mode}: drift", self._drift, least_s=80)
+            self._part(f"{mode}: experiments", self._experiments, least_s=60)
+            self._part(f"{mode}: told", self._told)
         self._part(f"{mode}: swapped", self._swapped)
         self._part(f"{mode}: engaged", self._stage.engaged)
         self._end_traffic()
