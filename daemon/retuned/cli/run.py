@@ -51,7 +51,7 @@ def run(
         for caution in cautions(settings):
             log.warning("%s", caution)
         log.info("watching %s, state in %s", _folders(settings), settings.state_dir)
-        with served(settings, loop.ctx) as page:
+        with served(settings, loop) as page:
             if page:
                 log.info("review page on %s", page)
             serve(loop, observe_s=settings.observe_poll_s, steer_s=settings.steer_poll_s)

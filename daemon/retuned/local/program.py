@@ -13,6 +13,7 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from retuned.local import (
+    accounting,
     capturing,
     configured,
     deciding,
@@ -60,6 +61,7 @@ class Loop:
         configured.observe(self.ctx)
         reasoning.explain(self.ctx)
         capturing.settle(self.ctx)
+        accounting.keep_up(self.ctx)
 
     def experiment(self) -> None:
         """Stages 5 to 7: run at most one experiment to its end, then propose what won."""

@@ -17,6 +17,7 @@ from retuned.errors import UsageError
 from retuned.lab.physics import GPU_PEAKS, Peak
 from retuned.local import people
 from retuned.local.context import Context, Kind
+from retuned.local.program import Loop
 from retuned.local.review_source import Machine, Remembered, StoreReview, id_of
 from retuned.ports import Clock, Store
 from retuned.settings import Settings
@@ -126,7 +127,7 @@ class StoreDeciding:
 
 
 @contextmanager
-def served(settings: Settings, ctx: Context) -> Iterator[str]:
+def served(settings: Settings, loop: Loop) -> Iterator[str]:
     """Serve the page while the daemon runs, and return its address; empty where nobody wants one.
 
     Raises
@@ -139,6 +140,7 @@ def served(settings: Settings, ctx: Context) -> Iterator[str]:
     if not settings.review:
         yield ""
         return
+    ctx = loop.ctx
     host, port = place_of(settings.review)
     server = PageServer(host, port)
     # connections of its own, so that nobody who looks holds the daemon up
