@@ -84,7 +84,12 @@ class Beliefs:
             planned = planned_for(self._world, target, belief, chosen)
             if planned is not None:
                 self._world.ledger.believe(belief)
-                self._acting.make(EXPERIMENTS, asked_for(planned, target, chosen, drifted))
+                reasons = drifted.report.reasons
+                why = Drift(
+                    reason=str(reasons[0].code) if reasons else "",
+                    sentence=drifted.report.sentence[:2048],
+                )
+                self._acting.make(EXPERIMENTS, asked_for(planned, target, chosen, why))
                 self._telemetry.count("retuned_hypotheses_total")
         return True
 
@@ -161,22 +166,16 @@ def planned_for(
     return plan(belief, incumbent=live, environment=environment, budget=budget)
 
 
-def asked_for(
-    planned: ExperimentPlan, target: TuningTarget, chosen: PolicyFact, drifted: Drifted
-) -> Obj:
+def asked_for(planned: ExperimentPlan, target: TuningTarget, chosen: PolicyFact, why: Drift) -> Obj:
     """Return the KernelExperiment of a plan; the same plan has the same name."""
     policy = chosen.policy
-    reasons = drifted.report.reasons
     ref = PolicyRef(name=policy.metadata.name, generation=chosen.generation, digest=policy.digest)
     spec = experiment_spec(
         planned,
         target=target.metadata.name,
         gpu_model=target.spec.gpu.model,
         policy=ref,
-        drift=Drift(
-            reason=str(reasons[0].code) if reasons else "",
-            sentence=drifted.report.sentence[:2048],
-        ),
+        drift=why,
     )
     uid = target.metadata.uid
     return {

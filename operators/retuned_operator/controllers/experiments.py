@@ -9,8 +9,11 @@ from typing import Any
 
 from retuned.errors import Refused, TemporaryError, UsageError
 from retuned.ports import Telemetry
+from retuned.stages.proposal import Proposal
 from retuned_operator.controllers import counted, telling, trials
 from retuned_operator.controllers.acting import Acting
+from retuned_operator.controllers.beliefs import asked_for, planned_for
+from retuned_operator.controllers.following import LATER_S, Follow, follow
 from retuned_operator.controllers.ports import BY_EXPERIMENT
 from retuned_operator.controllers.proposals import NOT_KNOWN_S
 from retuned_operator.controllers.swaps import World
@@ -22,7 +25,7 @@ from retuned_operator.crds import (
     read,
     write,
 )
-from retuned_operator.crds.values import API_VERSION
+from retuned_operator.crds.values import API_VERSION, with_condition
 from retuned_operator.machine import (
     CreateJob,
     DeleteJob,
@@ -87,7 +90,11 @@ class Experiments:
             body = self._world.caches.get(EXPERIMENTS, key)
             if body is None:
                 return self._orphaned(key)
-            return self._step(read(KernelExperiment, body))
+            resource = read(KernelExperiment, body)
+            after_s = self._step(resource)
+            if not resource.status.phase.is_terminal or after_s is not None:
+                return after_s
+            return self._follow(key)
 
     def _step(self, resource: KernelExperiment) -> float | None:
         if resource.status.phase.is_terminal:
@@ -123,6 +130,48 @@ class Experiments:
             self._acting.delete(CONFIG_MAPS, job.name, namespace=self._namespace(resource))
         facts = ExperimentFacts(jobs=jobs)
         return self._go(_Looked(resource=resource, facts=facts))
+
+    def _follow(self, key: str) -> float | None:
+        """Do what follows from an experiment that is over, then say so in its status."""
+        body, now = self._world.caches.get(EXPERIMENTS, key), self._world.clock.now()
+        if body is None:
+            return None
+        resource = read(KernelExperiment, body)
+        found = follow(self._world, resource, now=now)
+        if not isinstance(found, Follow):
+            return found
+        status = resource.status
+        if found.proposal is not None and found.target is not None:
+            name = self._proposed(resource, found.proposal, found.target)
+            status = status.model_copy(update={"proposal": name})
+        elif found.belief is not None and not self._asked(resource, found):
+            return LATER_S
+        known = telling.condition(
+            found.type,
+            found.done,
+            reason=found.reason,
+            message=found.detail,
+            generation=resource.metadata.generation,
+            now=now,
+        )
+        conditions = with_condition(status.conditions, known)
+        status = status.model_copy(update={"conditions": conditions})
+        self._acting.status(EXPERIMENTS, resource, status)
+        return found.look_again_s
+
+    def _asked(self, resource: KernelExperiment, found: Follow) -> bool:
+        """Ask for another experiment on what is believed now; the same try has the same name."""
+        belief, target, chosen = found.belief, found.target, found.chosen
+        if belief is None or target is None or chosen is None:
+            raise AssertionError("`follow` names all three or none")
+        planned = planned_for(self._world, target, belief, chosen)
+        if planned is None:
+            return False
+        self._world.ledger.believe(belief)
+        body = asked_for(planned, target, chosen, resource.spec.drift)
+        self._acting.make(EXPERIMENTS, body)
+        self._telemetry.count("retuned_hypotheses_total")
+        return True
 
     def _go(self, looked: _Looked) -> float | None:
         """Decide, write the status, and only then act."""
@@ -186,16 +235,21 @@ class Experiments:
         target, resource = looked.facts.target, looked.resource
         now, results = self._world.clock.now(), looked.facts.results
         weighed = trials.weigh(self._world, resource, target, results=results, now=now)
-        if weighed.proposal is None or target is None:
-            return
+        if weighed.proposal is not None and target is not None:
+            self._proposed(resource, weighed.proposal, target)
+
+    def _proposed(
+        self, resource: KernelExperiment, proposal: Proposal, target: TuningTarget
+    ) -> str:
         spec = proposal_spec(
-            weighed.proposal,
+            proposal,
             target=target.metadata.name,
             gpu_model=resource.spec.gpu_model,
             experiment=resource.metadata.name,
         )
-        name = proposal_name(weighed.proposal.id, target_uid=target.metadata.uid)
+        name = proposal_name(proposal.id, target_uid=target.metadata.uid)
         self._acting.make(PROPOSALS, proposal_body(name, write(spec), target=target))
+        return name
 
     def _namespace(self, resource: KernelExperiment) -> str:
         return self._jobs.namespace or resource.metadata.namespace

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from retuned.contract import Solution, TrustClass
+from retuned.ports import Finding
 from retuned.stages.drift import DriftReport
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
@@ -213,6 +214,20 @@ class Ledger(Protocol):
         """Return the share of GPU time that a belief is about; 0 where nobody knows it."""
         ...
 
+    def belief(self, id: str) -> Hypothesis | None:
+        """Return what was believed; None where nobody wrote that down."""
+        ...
+
+    def findings(self, experiment: KernelExperiment) -> Sequence[Finding]:
+        """Return one finding a candidate, of the results that count; the trusted Job's goes first.
+
+        Raises
+        ------
+        TemporaryError
+            If they cannot be read now.
+        """
+        ...
+
     def drifts(self, target: str) -> Sequence[Drifted]:
         """Return the reports of a target that are still to be answered, oldest first."""
         ...
@@ -252,6 +267,10 @@ class Kernels(Protocol):
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
         """Return what such servers come with; None for a kernel that nobody knows."""
+        ...
+
+    def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
+        """Return the source structures that a search can look at; empty where nobody knows any."""
         ...
 
     def recognise(

@@ -174,8 +174,9 @@ def weigh(
     *,
     results: Sequence[ResultFact],
     now: datetime,
+    attempt: int = 1,
 ) -> Weighed:
-    """Ask stage 7 about what the trusted Job proved.
+    """Ask stage 7 about what the trusted Job proved; `attempt` counts proposals of this win.
 
     Raises
     ------
@@ -206,6 +207,7 @@ def weigh(
         live_guard=entry.guard if entry else None,
         trust=win.trust,
         first_swap=entry is None,
+        attempt=attempt,
     )
     if isinstance(answer, Refusal):
         return Weighed(refusal=str(answer.reason))

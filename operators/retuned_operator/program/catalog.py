@@ -22,6 +22,14 @@ class CatalogKernels:
         except UsageError:
             return None
 
+    def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
+        """Return the source structures that a search can look at; empty where nobody knows any."""
+        try:
+            entry = catalog.get(definition, language=_language_of(target))
+        except UsageError:
+            return ()
+        return tuple(space.name for space in entry.spaces)
+
     def recognise(
         self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
     ) -> tuple[str, Mapping[str, int]] | None:

@@ -23,7 +23,7 @@ from retuned.agent_wire import DriftPost, ProfileReport
 from retuned.contract import Digest, Solution, digest_of
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.lab.countersigning import wrong_with
-from retuned.ports import Store
+from retuned.ports import Finding, Store
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import WorkloadProfile
@@ -175,6 +175,21 @@ class StoreLedger:
         """Return the share of GPU time of a belief; see `Ledger.share`."""
         stored = self._store.get(HYPOTHESIS, hypothesis)
         return float(stored.body["share"]) if stored is not None else 0.0
+
+    def belief(self, id: str) -> Hypothesis | None:
+        """Return what was believed; see `Ledger.belief`."""
+        stored = self._store.get(HYPOTHESIS, id)
+        return Hypothesis.model_validate(stored.body) if stored is not None else None
+
+    def findings(self, experiment: KernelExperiment) -> Sequence[Finding]:
+        """Return what is known of each candidate; see `Ledger.findings`."""
+        found: dict[Digest, Finding] = {}
+        refs = [ref for ref in experiment.status.job_refs if ref.result is not None]
+        for ref in sorted(refs, key=lambda each: each.role is JobRole.VERIFY):
+            for result in self._of(experiment, ref.name):
+                if result.pod_uid == ref.result:
+                    found |= {each.solution.digest: each for each in result.findings}
+        return tuple(found.values())
 
     def drifts(self, target: str) -> Sequence[Drifted]:
         """Return the reports that ask for something and are still to be answered."""

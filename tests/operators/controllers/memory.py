@@ -14,6 +14,7 @@ from tests.fakeapi.refusals import Refusal
 from tests.operators import examples
 
 from retuned.contract import Guard, Solution, TrustClass
+from retuned.ports import Finding
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.proposal import Proposal
@@ -149,6 +150,13 @@ class FakeLedger:
         self.tasks: list[tuple[str, JobRole]] = []
         self.reports: list[Drifted] = []
         self.beliefs: list[Hypothesis] = []
+        self.tried: list[Finding] = []
+
+    def belief(self, id: str) -> Hypothesis | None:
+        return next((each for each in self.beliefs if each.id == id), None)
+
+    def findings(self, experiment: KernelExperiment) -> Sequence[Finding]:
+        return tuple(self.tried)
 
     def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
         return tuple(self.found)
@@ -224,6 +232,9 @@ class FakeKernels:
         return (
             mock.Mock(spec=Solution, digest=ORIGINAL) if definition in (KERNEL, ANOTHER) else None
         )
+
+    def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
+        return ("rows", "tiles")
 
     def recognise(
         self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
