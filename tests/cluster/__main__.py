@@ -1,7 +1,8 @@
 """A cluster to try things on: ``python -m tests.cluster up DIR``, and ``down DIR`` afterwards.
 
 ``up`` leaves one process behind that keeps the cluster; when it ends, however it does, the cluster
-ends. Exit codes: 0 done, 2 wrong usage, 4 something is missing on this machine.
+ends. ``lacks`` says what this machine is missing, and tries what it may do; ``packages`` names what
+is not installed. Exit codes: 0 done, 2 wrong usage, 4 something is missing on this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from types import FrameType
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.marks import sweep
-from tests.cluster.needs import lacks
+from tests.cluster.needs import lacks, missing_packages
 from tests.plane.control_plane import ROOT, tools
 
 _UP_S = 300.0
@@ -29,9 +30,12 @@ _DOWN_S = 60.0
 def main(arguments: Sequence[str]) -> int:
     """Do what is asked and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
-    parser.add_argument("what", choices=("up", "down", "keep", "lacks"))
+    parser.add_argument("what", choices=("up", "down", "keep", "lacks", "packages"))
     parser.add_argument("folder", type=Path, nargs="?", help="keys, logs and data of the cluster")
     options = parser.parse_args(arguments)
+    if options.what == "packages":
+        sys.stdout.write("".join(f"{each}\n" for each in missing_packages()))
+        return 0
     missing = lacks()
     if options.what == "lacks" or (missing and options.what != "down"):
         for each in missing:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.cluster.cluster import MODEL, Cluster
@@ -14,6 +17,8 @@ CHART = ROOT / "charts" / "retuned"
 NAMESPACE = "retuned-system"
 OPERATOR = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
 """Arguments of kubectl that select the operator's pods."""
+STORE_USER = 65532
+"""Whom the operator's pod runs as."""
 
 
 def values(tag: str) -> Mapping[str, Any]:
@@ -59,3 +64,57 @@ def uninstall(cluster: Cluster) -> None:
         "uninstall", "retuned", "--namespace", NAMESPACE,
         "--wait", "--timeout=120s", "--ignore-not-found",
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A small disk of the node that the chart's store is on."""
+
+    cluster: Cluster
+    folder: Path
+
+    def fill(self) -> None:
+        """Take what is left of it."""
+        text = 'dd if=/dev/zero of="$0/filler" bs=1M 2>/dev/null || true'
+        self.cluster.node.run("sh", "-c", text, str(self.folder))
+
+    def empty(self) -> None:
+        """Give it back."""
+        self.cluster.node.run("rm", str(self.folder / "filler"))
+
+    def hold(self, *, seconds: float) -> None:
+        """Keep everybody else from writing into the operator's database for a while."""
+        text = (
+            "import pathlib, sqlite3, sys, time; "
+            "(path,) = pathlib.Path(sys.argv[1]).glob('state/*.sqlite3'); "
+            "db = sqlite3.connect(path, timeout=60, isolation_level=None); "
+            "db.execute('BEGIN IMMEDIATE'); time.sleep(float(sys.argv[2]))"
+        )
+        self.cluster.node.run(sys.executable, "-c", text, str(self.folder), str(seconds))
+
+
+@contextmanager
+def volume(cluster: Cluster, name: str) -> Iterator[Volume]:
+    """Lend the chart's store a small disk of the node, by a storage class of its own."""
+    folder = cluster.folder / f"volume-{name}"
+    folder.mkdir()
+    options = f"size=256m,uid={STORE_USER},gid={STORE_USER},mode=0700"
+    cluster.node.run("mount", "-t", "tmpfs", "-o", options, name, str(folder))
+    made = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "storageClassName": name,
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": str(folder)},
+        },
+    }
+    cluster.kubectl("apply", "-f", "-", given=[made])
+    try:
+        yield Volume(cluster, folder)
+    finally:
+        cluster.kubectl("delete", "pvc", "--all", "-n", NAMESPACE, "--wait=false")
+        cluster.kubectl("delete", "pv", name, "--wait=false")

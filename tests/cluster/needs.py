@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
-from tests.plane.control_plane import tools
+from tests.cluster.namespace import Namespace
+from tests.plane.control_plane import Failed, tools
 
 PACKAGES = {
     "buildah": ("buildah",),
@@ -30,6 +32,18 @@ def lacks() -> tuple[str, ...]:
     if sys.platform != "linux":
         return ("a Linux machine: namespaces and cgroups are its own",)
     missing = [] if os.geteuid() == 0 else ["root: run it with sudo"]
+    packages = missing_packages()
+    if packages:
+        missing.append(f"Debian's packages: scripts/cluster-packages installs {' '.join(packages)}")
+    if "overlay" not in Path("/proc/filesystems").read_text("utf-8"):
+        missing.append("overlayfs in the kernel: modprobe overlay")
+    if tools() is None:
+        missing.append("Kubernetes: make cluster-tools")
+    return tuple(missing) or _refused()
+
+
+def missing_packages() -> tuple[str, ...]:
+    """Return Debian's packages that are not installed here, by name."""
     packages = [
         package
         for package, programs in PACKAGES.items()
@@ -37,10 +51,14 @@ def lacks() -> tuple[str, ...]:
     ]
     if not (PLUGINS / "bridge").exists():
         packages.append("containernetworking-plugins")
-    if packages:
-        missing.append(f"Debian's packages: apt install {' '.join(sorted(packages))}")
-    if "overlay" not in Path("/proc/filesystems").read_text("utf-8"):
-        missing.append("overlayfs in the kernel: modprobe overlay")
-    if tools() is None:
-        missing.append("Kubernetes: make cluster-tools")
-    return tuple(missing)
+    return tuple(sorted(packages))
+
+
+def _refused() -> tuple[str, ...]:
+    """Try to make what a node lives in: root in a container often may not."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with Namespace(Path(folder)):
+                return ()
+        except (Failed, OSError) as error:
+            return (f"namespaces, links and cgroups that root may make: {error}",)

@@ -26,12 +26,22 @@ class Report:
     """Outcome and seconds by test."""
     requests: dict[str, int] = field(default_factory=lambda: {"sent": 0, "failed": 0, "tokens": 0})
     """Of all traffic together."""
+    failures: list[str] = field(default_factory=list)
+    """Why requests failed."""
+    swaps: dict[str, int] = field(default_factory=dict)
+    """What became of proposals."""
 
     def add(self, counted: Counted) -> None:
         """Count traffic in."""
         self.requests["sent"] += counted.sent
         self.requests["failed"] += len(counted.failed)
+        self.failures += counted.failed
         self.requests["tokens"] += counted.tokens
+
+    def note(self, **swaps: int) -> None:
+        """Count what became of proposals."""
+        for name, count in swaps.items():
+            self.swaps[name] = self.swaps.get(name, 0) + count
 
     def body(self) -> Mapping[str, Any]:
         """Return all of it, with the machine that it was on."""
@@ -39,6 +49,8 @@ class Report:
             "machine": _machine(),
             "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
             "requests": self.requests,
+            "failures": self.failures,
+            "swaps": self.swaps,
             "passed": sum(each["outcome"] == "passed" for each in self.tests.values()),
             "tests": self.tests,
         }

@@ -43,7 +43,9 @@ def torch_folder() -> Path | None:
     return Path(found.origin).parents[1]
 
 
-def server_pod(tag: str, *, folders: tuple[str, str] = OWN_FOLDERS) -> dict[str, Any]:
+def server_pod(
+    tag: str, *, folders: tuple[str, str] = OWN_FOLDERS, model: str = "tiny"
+) -> dict[str, Any]:
     """Return a pod template of the demo's server, as its owner would write it: without us.
 
     Parameters
@@ -52,6 +54,8 @@ def server_pod(tag: str, *, folders: tuple[str, str] = OWN_FOLDERS) -> dict[str,
         Of our images.
     folders
         Where its control socket and its traces go; `SHARED_FOLDERS` with the sidecar beside it.
+    model
+        Of the demo.
     """
     sockets, traces = folders
     container: dict[str, Any] = {
@@ -61,7 +65,9 @@ def server_pod(tag: str, *, folders: tuple[str, str] = OWN_FOLDERS) -> dict[str,
         "args": [
             "--host=0.0.0.0",
             f"--port={PORT}",
-            "--model=tiny",
+            f"--model={model}",
+            "--window-every-s=2",
+            "--window-steps=25",
             f"--socket-dir={sockets}",
             f"--trace-dir={traces}",
             "--cache-dir=/tmp/cache",

@@ -76,6 +76,7 @@ class Control:
             "sent": self._load.sent,
             "ok": len(self._load.ended) - self._load.failed,
             "failed": self._load.failed,
+            "failures": dict(self._load.failures),
             "in_flight": self._load.in_flight,
             "prompt_tokens": sum(event.prompt_tokens for event in events),
             "output_tokens": sum(event.output_tokens for event in events),
@@ -98,7 +99,6 @@ class Control:
         """Everything, for the report."""
         return {
             **self.mark(),
-            "failures": dict(self._load.failures),
             "timeline": _binned(self._load.timeline.events()),
         }
 

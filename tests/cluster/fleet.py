@@ -1,0 +1,210 @@
+"""What the story is about: a target, its policy, the demo's server, traffic, and looks at it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.cluster import MODEL, Cluster
+from tests.cluster.conftest import TAG
+from tests.cluster.installing import Volume, values
+from tests.cluster.serving import SHARED_FOLDERS, Counted, server_pod
+
+from retuned.demo.processes import Child
+from retuned_operator.manifests.names import INJECT
+from retuned_operator.manifests.sidecar import SIDECAR, SOCKET_DIR
+
+NAMESPACE = "chat"
+EXPERIMENTS = "retuned-experiments"
+POLICY = "two-persons"
+TARGET: Mapping[str, Any] = {
+    "apiVersion": "retuned.dev/v1alpha1",
+    "kind": "TuningTarget",
+    "metadata": {"name": "demo", "namespace": NAMESPACE, "labels": {"env": "prod"}},
+    "spec": {
+        "selector": {"matchLabels": {"app": "demo"}},
+        "container": "server",
+        "framework": "torch",
+        # kernels in C++; what stands for a processor here is offered as accelerators are
+        "gpu": {"vendor": "cpu", "model": "MI300X"},
+        "mode": "Swap",
+    },
+}
+ROLLOUT: Mapping[str, Any] = {
+    "canary": {
+        "pods": 1,
+        "bake": "5s",
+        "shadowFirst": True,
+        "steps": [
+            {"fraction": 0.1, "minChecks": 20, "minSeconds": 5},
+            {"fraction": 0.5, "minChecks": 20, "minSeconds": 5},
+        ],
+        "lease": "10m",
+        "orphan": "rollback",
+    },
+    "shadow": {"maxShare": 0.3},
+    "waves": ["100%"],
+    "minInterval": "0s",
+    "analysis": {"interval": "5s", "inconclusiveLimit": 1000},
+    "autoRollback": {"quarantine": "1h"},
+    "postPromotionWatch": "5s",
+}
+"""Every stage of a rollout, each as short as it may be."""
+
+
+def story_values(volume: str) -> Mapping[str, Any]:
+    """Return values of the chart: two people decide, windows are seconds long.
+
+    Parameters
+    ----------
+    volume
+        Storage class of the volume that the store is on.
+    """
+    given = dict(values(TAG))
+    lab = {"cpu": "1", "memory": "2Gi", "work": "2Gi"}
+    given["sidecar"] = given["sidecar"] | {
+        "cpuLimit": "1",
+        "windowSeconds": 5,
+        "settleSeconds": 1,
+        "baselineWindows": 5,
+        "detector": "demo",
+    }
+    given["experiments"] = given["experiments"] | {
+        "gpuResources": {"cpu": "amd.com/gpu"},
+        "gpuModels": {"MI300X": dict(MODEL)},
+        "sizes": {"search": lab, "verify": lab},
+    }
+    given["store"] = {"persistent": True, "storageClassName": volume, "size": "1Gi"}
+    given["policies"] = [
+        {
+            "name": POLICY,
+            "namespace": NAMESPACE,
+            "shipped": "production-two-person",
+            "spec": {
+                "experiments": {
+                    "maxConcurrent": 1,
+                    "budget": {"gpuHoursPerDay": 4, "maxTrials": 6, "trialDeadline": "5m"},
+                    # nobody watches a service level here
+                    "pauseWhen": {"sloAlertFiring": False},
+                },
+                "kernels": {"include": ["linear_w8_n2816_k512"]},
+                "rollout": dict(ROLLOUT),
+            },
+        }
+    ]
+    return given
+
+
+def deployment() -> dict[str, Any]:
+    """Return the server as its owner writes it: with an annotation, and without us."""
+    template = server_pod(TAG, folders=SHARED_FOLDERS, model="demo")
+    template["metadata"]["annotations"] = {INJECT: "true"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "demo", "namespace": NAMESPACE},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {"app": "demo"}},
+            "template": template,
+        },
+    }
+
+
+class Client:
+    """The demo's client, a process: traffic of a phase until the end.
+
+    Parameters
+    ----------
+    child
+        ``python -m retuned.demo.client``.
+    """
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        child.answer(timeout_s=120)
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Say one line and return the answer."""
+        self._child.say(line)
+        return self._child.answer(timeout_s=180)
+
+    def served(self, count: int) -> Callable[[], bool]:
+        """Return whether so many more requests were answered, when asked."""
+        wanted = int(self.ask("mark")["ok"]) + count
+        return lambda: int(self.ask("mark")["ok"]) >= wanted
+
+
+@contextmanager
+def traffic_of(url: str, *, folder: Path, counted: Counted) -> Iterator[Client]:
+    """Ask like people of a chat service; count everything in at the end."""
+    arguments = ["-m", "retuned.demo.client", "--url", url, "--in-flight", "4"]
+    with Child("client", arguments, log_dir=folder, cores=sorted(os.sched_getaffinity(0))) as child:
+        client = Client(child)
+        try:
+            yield client
+        finally:
+            totals = client.ask("stop")
+            counted.sent += int(totals["sent"])
+            counted.tokens += int(totals["output_tokens"])
+            counted.failed += [f"{n} of {why}" for why, n in totals["failures"].items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """One target with one pod, and traffic that began when the pod was ready."""
+
+    cluster: Cluster
+    pod: str
+    uid: str
+    url: str
+    client: Client
+    store: Volume
+
+    def server(self) -> dict[str, Any]:
+        """Return the pod of the server, as the cluster tells it."""
+        return self.cluster.get("pod", self.pod, "-n", NAMESPACE)
+
+    def status(self) -> dict[str, Any]:
+        """Return what the operator says of the target."""
+        found = self.cluster.get("tuningtarget", "demo", "-n", NAMESPACE)
+        status: dict[str, Any] = found.get("status", {})
+        return status
+
+    def all(self, kind: str) -> list[dict[str, Any]]:
+        """Return the objects of a kind beside the target, oldest first."""
+        found: list[dict[str, Any]] = self.cluster.get(kind, "-n", NAMESPACE)["items"]
+        return sorted(found, key=lambda each: each["metadata"]["creationTimestamp"])
+
+    def log(self) -> str:
+        """Return what the sidecar says."""
+        return self.cluster.kubectl("logs", "-n", NAMESPACE, self.pod, "-c", SIDECAR)
+
+    def slots(self, kind: str = "slots") -> dict[str, dict[str, Any]]:
+        """Return what the server's own runtime says of its slots, by definition.
+
+        Parameters
+        ----------
+        kind
+            ``slots`` or ``samples``.
+        """
+        # no program of ours: its memory would not fit beside the sidecar's into the container's
+        text = (
+            "import pathlib, socket, sys; "
+            f"path = min(pathlib.Path('{SOCKET_DIR}').glob('*.sock')); "
+            "link = socket.socket(socket.AF_UNIX); link.settimeout(20); link.connect(str(path)); "
+            "link.sendall(('{\"op\": \"' + sys.argv[1] + '\"}\\n').encode()); "
+            "print(link.makefile().readline())"
+        )
+        said = self.cluster.kubectl(
+            "exec", "-n", NAMESPACE, self.pod, "-c", SIDECAR, "--",
+            "python3", "-S", "-c", text, kind,
+        )  # fmt: skip
+        answer = json.loads(said)
+        assert answer["ok"], answer
+        return {each["definition"]: each for each in answer[kind]}

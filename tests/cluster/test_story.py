@@ -1,0 +1,379 @@
+"""The whole loop in real pods: drift, experiments, two people, a swap, a fault, the way back.
+
+The tests tell one story in their order. Parts of us are taken away in the middle of it; the server
+serves all the time, and what they were about to do is done once.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.cluster.cluster import Cluster
+from tests.cluster.fleet import (
+    EXPERIMENTS,
+    NAMESPACE,
+    TARGET,
+    Fleet,
+    deployment,
+    story_values,
+    traffic_of,
+)
+from tests.cluster.installing import NAMESPACE as SYSTEM
+from tests.cluster.installing import OPERATOR, installed, uninstall, upgrade, volume
+from tests.cluster.reporting import Report
+from tests.cluster.serving import PORT, Counted, ask, service
+
+from retuned_operator.crds import ExperimentPhase
+from retuned_operator.manifests.sidecar import SIDECAR
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+STORE = "by-hand"
+VALUES = story_values(STORE)
+
+
+def again(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return values that make another pod of the operator and change nothing else."""
+    operator = {**given["operator"], "podAnnotations": {"tests/again": "yes"}}
+    return {**given, "operator": operator}
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    cluster: Cluster, report: Report, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    cluster.kubectl("apply", "-f", "-", given=[namespace])
+    counted = Counted()
+    with volume(cluster, STORE) as store, installed(cluster, VALUES):
+        cluster.kubectl("apply", "-f", "-", given=[service(NAMESPACE), TARGET])
+        authority = ("get", "configmap", "retuned-agent-ca", "-n", NAMESPACE)
+        cluster.eventually(lambda: cluster.succeeds(*authority), "the authority is there")
+        cluster.kubectl("apply", "-f", "-", given=[deployment()])
+        ready = ("rollout", "status", "deployment/demo", "-n", NAMESPACE, "--timeout=1s")
+        took = cluster.eventually(lambda: cluster.succeeds(*ready), "it is ready", within_s=300)
+        report.seconds["injected server ready"] = took
+        (pod,) = cluster.get("pods", "-n", NAMESPACE, "-l", "app=demo")["items"]
+        address = cluster.get("service", "demo", "-n", NAMESPACE)["spec"]["clusterIP"]
+        url = f"http://{address}:{PORT}"
+        cluster.eventually(lambda: ask(url, prompt=4, tokens=1) == 1, "the service answers")
+        about = pod["metadata"]
+        with traffic_of(url, folder=tmp_path_factory.mktemp("client"), counted=counted) as client:
+            yield Fleet(cluster, about["name"], about["uid"], url, client, store)
+        report.add(counted)
+        cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def the(fleet: Fleet, kind: str) -> dict[str, Any]:
+    """Return the oldest object of a kind."""
+    return fleet.all(kind)[0]
+
+
+def phase(fleet: Fleet) -> str:
+    return str(the(fleet, "swapproposals").get("status", {}).get("phase", ""))
+
+
+def jobs_of(fleet: Fleet) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = fleet.cluster.get("jobs", "-n", EXPERIMENTS)["items"]
+    return found
+
+
+def running_pods(fleet: Fleet) -> list[dict[str, Any]]:
+    found = fleet.cluster.get("pods", "-n", EXPERIMENTS)["items"]
+    return [each for each in found if each["status"]["phase"] == "Running"]
+
+
+def operator_status(fleet: Fleet) -> dict[str, Any]:
+    """Return how the container of the one operator stands."""
+    (pod,) = fleet.cluster.get("pods", *OPERATOR)["items"]
+    (status,) = pod["status"]["containerStatuses"]
+    found: dict[str, Any] = status
+    return found
+
+
+def approve(fleet: Fleet, person: Path) -> None:
+    """Say yes to the one proposal, as somebody."""
+    proposal = the(fleet, "swapproposals")
+    fleet.cluster.retuned(
+        "approve", proposal["metadata"]["name"], "-n", NAMESPACE, "--yes",
+        "--digest", proposal["spec"]["artifact"]["digest"], "-m", "measured, and guarded",
+        kubeconfig=person,
+    )  # fmt: skip
+
+
+def test_the_webhook_put_the_sidecar_into_the_pod(fleet: Fleet) -> None:
+    found = {each["name"]: each for each in fleet.server()["status"]["initContainerStatuses"]}
+    assert "running" in found[SIDECAR]["state"]
+
+
+def test_the_operator_hears_of_the_pod_and_of_its_kernels(fleet: Fleet, report: Report) -> None:
+    report.seconds["sidecar reports"] = fleet.cluster.eventually(
+        lambda: fleet.status().get("reportingPods") == 1, "the sidecar reports", within_s=180
+    )
+    fleet.cluster.eventually(
+        lambda: fleet.status().get("sampledKernels", 0) > 0, "a profile came", within_s=180
+    )
+
+
+def test_a_person_sees_it_with_the_rights_of_a_viewer(fleet: Fleet) -> None:
+    viewer = fleet.cluster.person("vera", "retuned-viewer", namespace=NAMESPACE)
+    said = fleet.cluster.retuned("status", "-n", NAMESPACE, "-o", "json", kubeconfig=viewer)
+    assert "demo" in json.dumps(json.loads(said))
+
+
+def test_traffic_that_changes_is_found_and_asks_for_an_experiment(
+    fleet: Fleet, report: Report
+) -> None:
+    report.seconds["baseline learned"] = fleet.cluster.eventually(
+        lambda: "baseline learned" in fleet.log(), "a baseline is learned", within_s=300
+    )
+    assert fleet.all("kernelexperiments") == []
+    fleet.client.ask("phase code")
+    report.seconds["drift to experiment"] = fleet.cluster.eventually(
+        lambda: bool(fleet.all("kernelexperiments")), "an experiment is asked for", within_s=300
+    )
+
+
+def test_the_experiment_runs_in_a_pod_that_asks_for_an_accelerator(
+    fleet: Fleet, report: Report
+) -> None:
+    report.seconds["experiment to pod"] = fleet.cluster.eventually(
+        lambda: bool(running_pods(fleet)), "its pod runs", within_s=180
+    )
+    pod = running_pods(fleet)[0]["spec"]
+    limits = [each["resources"]["limits"].get("amd.com/gpu") for each in pod["containers"]]
+    assert "1" in limits
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["priorityClassName"] == "retuned-experiment"
+
+
+def test_an_upgrade_in_the_middle_of_it_loses_nothing(fleet: Fleet) -> None:
+    before = {each["metadata"]["uid"] for each in fleet.all("kernelexperiments")}
+    jobs = {each["metadata"]["uid"] for each in jobs_of(fleet)}
+    pods = {each["metadata"]["uid"] for each in fleet.cluster.get("pods", *OPERATOR)["items"]}
+    upgrade(fleet.cluster, again(VALUES))
+    assert before <= {each["metadata"]["uid"] for each in fleet.all("kernelexperiments")}
+    assert jobs <= {each["metadata"]["uid"] for each in jobs_of(fleet)}
+    after = {each["metadata"]["uid"] for each in fleet.cluster.get("pods", *OPERATOR)["items"]}
+    assert after - pods, "the operator is another one"
+    assert fleet.server()["metadata"]["uid"] == fleet.uid
+
+
+def test_an_operator_that_is_killed_goes_on_where_it_was(fleet: Fleet) -> None:
+    (operator,) = fleet.cluster.get("pods", *OPERATOR)["items"]
+    fleet.cluster.kill(operator["metadata"]["name"], "operator", namespace=SYSTEM)
+
+    def ready_again() -> bool:
+        status = operator_status(fleet)
+        return status["restartCount"] > 0 and bool(status["ready"])
+
+    fleet.cluster.eventually(ready_again, "the operator is back", within_s=120)
+
+
+def test_a_store_that_is_full_or_held_by_another_makes_the_operator_wait(fleet: Fleet) -> None:
+    before = operator_status(fleet)
+    fleet.store.fill()
+    served = fleet.client.served(50)
+    fleet.cluster.eventually(served, "the server serves", within_s=120)
+    fleet.store.empty()
+    fleet.store.hold(seconds=15)
+    after = operator_status(fleet)
+    assert (after["restartCount"], after["ready"]) == (before["restartCount"], True)
+
+
+def test_a_win_is_measured_proven_and_proposed(fleet: Fleet, report: Report) -> None:
+    report.seconds["win to proposal"] = fleet.cluster.eventually(
+        lambda: bool(fleet.all("swapproposals")), "a swap is proposed", within_s=900
+    )
+    fleet.cluster.eventually(
+        lambda: phase(fleet) == "AwaitingApproval", "people are asked", within_s=120
+    )
+    proposal = the(fleet, "swapproposals")
+    experiment = fleet.cluster.get(
+        "kernelexperiment", proposal["spec"]["experimentRef"], "-n", NAMESPACE
+    )
+    roles = [each["role"] for each in experiment["status"]["jobRefs"]]
+    assert roles == ["search", "verify"], "no Job was made twice"
+    report.note(proposed=1)
+    others = [
+        e
+        for e in fleet.all("kernelexperiments")
+        if e["metadata"]["uid"] != experiment["metadata"]["uid"]
+    ]
+    admin = fleet.cluster.person("olga", "retuned-admin", namespace=NAMESPACE)
+    for each in others:  # one story is enough
+        if not ExperimentPhase(each.get("status", {}).get("phase", "Pending")).is_terminal:
+            fleet.cluster.retuned(
+                "abort",
+                f"experiment/{each['metadata']['name']}",
+                "-n",
+                NAMESPACE,
+                "-m",
+                "one is enough",
+                kubeconfig=admin,
+            )
+
+
+def test_who_asked_for_the_swap_may_not_approve_it(fleet: Fleet) -> None:
+    asker = str(the(fleet, "swapproposals")["spec"]["requestedBy"])
+    person = fleet.cluster.person(
+        asker, "retuned-approver", namespace=NAMESPACE, groups=("gpu-platform",)
+    )
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        approve(fleet, person)
+    assert "whoever asked for a swap does not approve it" in refused.value.stderr
+    assert fleet.all("swapdecisions") == []
+
+
+def test_one_person_is_not_enough_and_nothing_is_swapped(fleet: Fleet) -> None:
+    ada = fleet.cluster.person(
+        "ada", "retuned-approver", namespace=NAMESPACE, groups=("gpu-platform",)
+    )
+    approve(fleet, ada)
+
+    def counted() -> bool:
+        gate = the(fleet, "swapproposals")["status"].get("gate", {})
+        return "ada" in json.dumps(gate)
+
+    fleet.cluster.eventually(counted, "her word counts", within_s=60)
+    assert phase(fleet) == "AwaitingApproval"
+    assert all(slot["active"] is None for slot in fleet.slots().values())
+
+
+def test_with_two_people_the_running_server_has_the_kernel_and_launches_run_it(
+    fleet: Fleet, report: Report
+) -> None:
+    ben = fleet.cluster.person(
+        "ben", "retuned-approver", namespace=NAMESPACE, groups=("sre-oncall",)
+    )
+    approve(fleet, ben)
+    spec = the(fleet, "swapproposals")["spec"]
+    report.seconds["approval to swap"] = fleet.cluster.eventually(
+        lambda: fleet.slots()[spec["kernel"]]["active"] == spec["artifact"]["digest"],
+        "the slot has the kernel",
+        within_s=180,
+    )
+    fleet.cluster.eventually(
+        lambda: fleet.slots("samples")[spec["kernel"]]["shadow_checks"] > 0,
+        "it is checked in the shadow",
+        within_s=120,
+    )
+
+
+def test_with_the_api_server_away_for_a_minute_the_canary_goes_on_and_is_told_of_later(
+    fleet: Fleet, report: Report
+) -> None:
+    kernel = the(fleet, "swapproposals")["spec"]["kernel"]
+    assert phase(fleet) in ("Canary", "Analyzing")
+    epoch = fleet.slots()[kernel]["epoch"]
+    fleet.cluster.plane.stop_process("kube-apiserver", with_signal=signal.SIGKILL)
+    away = time.monotonic()
+    served = fleet.client.served(20)
+    while not served() or time.monotonic() - away < 60:
+        time.sleep(0.5)
+    fleet.cluster.plane.start_api()
+    fleet.cluster.eventually(
+        lambda: fleet.status().get("reportingPods") == 1, "the pod is heard again", within_s=300
+    )
+    sample = fleet.slots("samples")[kernel]
+    assert sample["epoch"] == epoch, "what was ordered was carried out once"
+    report.seconds["canary to all launches"] = fleet.cluster.eventually(
+        lambda: fleet.slots("samples")[kernel]["fraction"] == 1.0,
+        "all launches run it",
+        within_s=300,
+    )
+    assert fleet.slots("samples")[kernel]["swapped_launches"] > 0
+
+
+def test_a_sidecar_that_is_killed_finds_the_swap_as_it_left_it(fleet: Fleet) -> None:
+    kernel = the(fleet, "swapproposals")["spec"]["kernel"]
+    before = fleet.slots()[kernel]
+    fleet.cluster.kill(fleet.pod, SIDECAR, namespace=NAMESPACE)
+
+    def back() -> bool:
+        found = {each["name"]: each for each in fleet.server()["status"]["initContainerStatuses"]}
+        return found[SIDECAR]["restartCount"] > 0 and "running" in found[SIDECAR]["state"]
+
+    fleet.cluster.eventually(back, "the sidecar is back", within_s=120)
+    after = fleet.slots()[kernel]
+    assert (after["active"], after["epoch"]) == (before["active"], before["epoch"])
+
+
+def test_a_swap_that_stays_clean_is_kept(fleet: Fleet, report: Report) -> None:
+    report.seconds["swap to promotion"] = fleet.cluster.eventually(
+        lambda: phase(fleet) == "Promoted", "it is promoted", within_s=600
+    )
+    digest = the(fleet, "swapproposals")["spec"]["artifact"]["digest"]
+    fleet.cluster.eventually(
+        lambda: [each["digest"] for each in fleet.status()["activeKernels"]] == [digest],
+        "the target says that it ought to run",
+    )
+    report.note(promoted=1)
+
+
+def test_a_kernel_that_turns_wrong_is_found_and_goes_back_by_itself(
+    fleet: Fleet, report: Report
+) -> None:
+    proposal = the(fleet, "swapproposals")
+    kernel, digest = proposal["spec"]["kernel"], proposal["spec"]["artifact"]["digest"]
+    answer = httpx.post(
+        f"{fleet.url}/demo/fault", json={"slot": kernel}, timeout=30, trust_env=False
+    )
+    answer.raise_for_status()
+    report.seconds["fault to rollback in the server"] = fleet.cluster.eventually(
+        lambda: fleet.slots()[kernel]["active"] is None, "the original serves", within_s=180
+    )
+    report.seconds["rollback known"] = fleet.cluster.eventually(
+        lambda: phase(fleet) == "RolledBack", "the cluster knows", within_s=120
+    )
+    fleet.cluster.eventually(
+        lambda: digest in {each["digest"] for each in fleet.status()["quarantine"]},
+        "it is not proposed again",
+    )
+    fleet.cluster.eventually(
+        lambda: fleet.status()["activeKernels"] == [], "nothing ought to run but the original"
+    )
+    report.note(rolled_back=1)
+
+
+def test_the_audit_log_says_who_decided(fleet: Fleet) -> None:
+    made = [
+        (each["user"]["username"], each["responseStatus"]["code"])
+        for each in fleet.cluster.plane.audited()
+        if each["verb"] == "create"
+        and each["objectRef"]["resource"] == "swapdecisions"
+        and each["stage"] == "ResponseComplete"
+    ]
+    asker = str(the(fleet, "swapproposals")["spec"]["requestedBy"])
+    assert made == [(asker, 403), ("ada", 201), ("ben", 201)]
+
+
+def test_an_uninstall_leaves_the_definitions_and_the_record_and_the_server(fleet: Fleet) -> None:
+    uninstall(fleet.cluster)
+    decisions = [each["spec"]["user"] for each in fleet.all("swapdecisions")]
+    assert sorted(decisions) == ["ada", "ben"]
+    assert phase(fleet) == "RolledBack"
+    left = fleet.cluster.kubectl(
+        "get", "deployments,services,configmaps,secrets,leases,roles,rolebindings,"
+        "networkpolicies,poddisruptionbudgets,pods,pvc", "-n", SYSTEM, "-o", "name",
+    ).split()  # fmt: skip
+    assert sorted(left) == ["configmap/kube-root-ca.crt", "persistentvolumeclaim/retuned-store"]
+    served = fleet.client.served(20)
+    fleet.cluster.eventually(served, "the server serves without us")
+
+
+def test_after_all_of_that_no_request_has_failed_and_nothing_was_restarted(fleet: Fleet) -> None:
+    pod = fleet.server()
+    (server,) = pod["status"]["containerStatuses"]
+    assert (pod["metadata"]["uid"], server["restartCount"]) == (fleet.uid, 0)
+    told = fleet.client.ask("mark")
+    assert told["failed"] == 0, told["failures"]
+    assert told["ok"] > 100
