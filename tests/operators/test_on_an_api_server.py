@@ -230,6 +230,11 @@ def test_the_operator_may_do_its_work_and_no_more(server: ApiServer) -> None:
         ("", "secrets", "", "get", "retuned", "retuned-webhook-cert", True),
         ("", "pods", "exec", "create", "serving", "", False),
         ("", "pods", "", "list", "serving", "", True),
+        ("", "pods", "log", "get", "retuned-experiments", "", True),
+        ("", "pods", "log", "get", "serving", "", False),
+        ("", "pods", "log", "get", "retuned", "", False),
+        ("", "pods", "", "delete", "retuned-experiments", "", False),
+        ("", "pods", "exec", "create", "retuned-experiments", "", False),
         ("apps", "deployments", "", "patch", "serving", "", False),
     )
     for group, resource, part, verb, namespace, name, allowed in may:

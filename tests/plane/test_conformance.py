@@ -518,6 +518,17 @@ class TestReviews:
         assert not may("somebody")
 
 
+def test_logs_are_asked_for_of_pods_and_containers_that_there_are(server: Server) -> None:
+    server.api.create(SERVICE_ACCOUNTS, {"metadata": server.metadata("chat")})
+    containers = [{"name": "server", "image": "nothing/runs:here"}]
+    spec = {"serviceAccountName": "chat", "containers": containers}
+    server.api.create(PODS, {"metadata": server.metadata("one"), "spec": spec})
+    with pytest.raises(NotFound):
+        server.api.logs(server.namespace, "another", container="server", limit_bytes=100)
+    with pytest.raises(Invalid, match="not valid for pod"):
+        server.api.logs(server.namespace, "one", container="another", limit_bytes=100)
+
+
 def test_who_may_not_is_forbidden_and_whom_nobody_knows_is_not_let_in(server: Server) -> None:
     if server.fake is not None:
         server.fake.access.add("ada", Identity(name="ada"))

@@ -133,7 +133,8 @@ class Transport:
             "GET", path, query=query, read_s=self.timeouts.answer_s, accept="text/plain, */*"
         )
         try:
-            found = _bounded(response, what, max_bytes=max_bytes, within_s=within_s)
+            bound = max_bytes if response.status == 200 else None  # a refusal may be longer
+            found = _bounded(response, what, max_bytes=bound, within_s=within_s)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _no_answer(what, error) from error
         finally:

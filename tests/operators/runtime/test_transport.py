@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.client.configuration import Configuration
+from tests.fakeapi.access import Identity
 from tests.fakeapi.faults import Fault
 from tests.fakeapi.server import FakeApi
 
@@ -20,7 +21,9 @@ from retuned_operator.runtime.errors import (
     MAX_DELAY_S,
     ApiError,
     Conflict,
+    Forbidden,
     Gone,
+    Invalid,
     NotFound,
     Unauthorized,
     Unavailable,
@@ -129,6 +132,66 @@ def test_an_answer_that_is_too_large_or_no_json_is_none(
     monkeypatch.setattr(transport, "_json", lambda _: None)
     with pytest.raises(Unavailable, match="no JSON"):
         get(fake.api())
+
+
+POD = {
+    "metadata": {"name": "one", "namespace": "default"},
+    "spec": {"containers": [{"name": "runner"}]},
+}
+LOG = b"line\n" * 1_000
+
+
+def logs(api: Api, *, limit_bytes: int = 100_000, within_s: float = 30.0) -> bytes:
+    return api.logs(
+        "default", "one", container="runner", limit_bytes=limit_bytes, within_s=within_s
+    )
+
+
+def test_a_log_is_text_and_no_longer_than_was_asked_for(fake: FakeApi) -> None:
+    fake.make(PODS, POD)
+    fake.logs["default", "one", "runner"] = LOG
+    assert logs(fake.api()) == LOG
+    assert logs(fake.api(), limit_bytes=12) == LOG[:12]
+    fake.logs["default", "one", "runner"] = b""
+    assert logs(fake.api()) == b""
+
+
+def test_a_server_that_sends_more_of_a_log_than_it_was_asked_for_is_not_listened_to(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.make(PODS, POD)
+    fake.logs["default", "one", "runner"] = LOG
+    api = fake.api()
+    text = api._transport.text
+    monkeypatch.setattr(
+        api._transport, "text", lambda path, **more: text(path, **{**more, "query": CONTAINER})
+    )
+    with pytest.raises(Unavailable, match="too large"):
+        logs(api, limit_bytes=12)
+
+
+CONTAINER = {"container": "runner"}
+
+
+def test_a_log_that_does_not_end_in_time_is_none(fake: FakeApi) -> None:
+    fake.make(PODS, POD)
+    fake.logs["default", "one", "runner"] = LOG
+    with pytest.raises(Unavailable, match="took longer"):
+        logs(fake.api(), within_s=-1.0)
+
+
+def test_logs_of_what_is_not_there_and_of_others_are_errors_of_their_kind(fake: FakeApi) -> None:
+    fake.access.add("nobody", Identity(name="nobody"))
+    with pytest.raises(NotFound):
+        logs(fake.api())
+    fake.make(PODS, POD)
+    with pytest.raises(Invalid):
+        logs(fake.api())
+    with pytest.raises(Forbidden):
+        logs(fake.api("nobody"))
+    fake.faults.add(Fault(status=503))
+    with pytest.raises(Unavailable):
+        logs(fake.api())
 
 
 def test_an_event_that_is_too_large_ends_the_watch(
