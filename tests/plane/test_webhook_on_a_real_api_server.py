@@ -21,7 +21,7 @@ from retuned_operator.runtime.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, S
 from retuned_operator.webhook.app import PATH, application
 from retuned_operator.webhook.certificates import CA_LIFE
 from retuned_operator.webhook.keeping import Keeper
-from retuned_operator.webhook.serving import HttpsServer
+from retuned_operator.webhook.serving import WebhookServer
 
 pytestmark = pytest.mark.plane
 
@@ -64,7 +64,7 @@ class Webhook:
 
     def __init__(self, api: Api) -> None:
         self.outcomes: list[str] = []
-        self.server = HttpsServer(
+        self.server = WebhookServer(
             application(SIDECAR, count=self.outcomes.append), host="127.0.0.1", port=0
         )
         self._keeper = Keeper(api=api, namespace=PLACE, names=NAMES, servers=lambda: (PLACE,))

@@ -23,7 +23,7 @@ from retuned.metrics import Exporter
 from retuned.ports import Clock
 from retuned_operator.agent import AgentServer, Hub, Reports, TokenReviews, agent_app
 from retuned_operator.agent.serving import Certificates
-from retuned_operator.controllers import Acting, World, reading
+from retuned_operator.controllers import Acting, World
 from retuned_operator.controllers.caches import INDICES, StoreCaches
 from retuned_operator.controllers.ports import BY_LABEL, BY_SIDECAR
 from retuned_operator.crds import KernelExperiment
@@ -268,12 +268,12 @@ class Operator:
         return server
 
     def _sweep(self) -> None:
-        """Forget what pods said that are gone, and results of experiments that are over."""
+        """Forget what pods said that are gone, and results of experiments that are gone."""
         uids = {str(body["metadata"].get("uid", "")) for body in self._stores[PODS].list()}
         self.reports.forget_all_but(uids)
         experiments = self.caches.list(EXPERIMENTS)
         if experiments is not None:
-            self._results.keep_only(reading.uids_of_open(experiments))
+            self._results.keep_only({str(body["metadata"].get("uid", "")) for body in experiments})
 
     def _end(self) -> None:
         if self._agent is not None:
@@ -301,7 +301,7 @@ class Operator:
         return self.caches.by(PODS, BY_LABEL, word)
 
     def _agent_lives(self) -> bool:
-        return self._agent is None or self._agent.is_alive()
+        return self._agent is None or self._agent.is_serving
 
     def _server_namespaces(self) -> tuple[str, ...]:
         """Return the namespaces with targets, or with pods whose sidecars ask for one."""

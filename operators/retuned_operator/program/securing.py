@@ -16,7 +16,7 @@ from retuned_operator.runtime.resources import MUTATING_WEBHOOKS
 from retuned_operator.webhook.app import application
 from retuned_operator.webhook.certificates import Pair
 from retuned_operator.webhook.keeping import WEBHOOK, Keeper, mounted, publish
-from retuned_operator.webhook.serving import HttpsServer
+from retuned_operator.webhook.serving import WebhookServer
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Securing:
         self._due: datetime | None = None
         self._seen: tuple[bool, frozenset[str]] = (False, frozenset())
         self._filed: Pair | None = None
-        self._webhook: HttpsServer | None = None
+        self._webhook: WebhookServer | None = None
 
     def step(self, *, now: datetime, leading: bool) -> None:
         """Do what is due.
@@ -136,9 +136,10 @@ class Securing:
             return
         if self._webhook is None:
             app = application(self._settings.sidecar_settings())
-            self._webhook = HttpsServer(app, host=self._settings.address, port=port)
-            self._webhook.serve_with(pair)
-            self._webhook.start()
-            log.info("the webhook listens on port %d", self._webhook.port)
+            server = WebhookServer(app, host=self._settings.address, port=port)
+            server.serve_with(pair)
+            server.start()  # one that cannot is made anew at the next look
+            self._webhook = server
+            log.info("the webhook listens on port %d", server.port)
         else:
             self._webhook.serve_with(pair)

@@ -12,12 +12,12 @@ import pytest
 from tests.operators.test_manifests import SIDECAR, server_pod
 from tests.operators.webhook.test_review import review
 
-from retuned.errors import HarnessError
+from retuned.errors import TemporaryError
 from retuned_operator.webhook import app as door
 from retuned_operator.webhook.app import PATH, application
 from retuned_operator.webhook.certificates import Material, renewed
 from retuned_operator.webhook.review import MAX_REVIEW_BYTES
-from retuned_operator.webhook.serving import HttpsServer
+from retuned_operator.webhook.serving import WebhookServer
 
 NOW = datetime.now(UTC)
 
@@ -81,8 +81,8 @@ def material() -> Material:
 
 
 @pytest.fixture
-def server(material: Material) -> Iterator[HttpsServer]:
-    made = HttpsServer(application(SIDECAR), host="127.0.0.1", port=0)
+def server(material: Material) -> Iterator[WebhookServer]:
+    made = WebhookServer(application(SIDECAR), host="127.0.0.1", port=0)
     made.serve_with(material.serving)
     made.start()
     yield made
@@ -90,19 +90,19 @@ def server(material: Material) -> Iterator[HttpsServer]:
     assert not made.is_serving
 
 
-def post(server: HttpsServer, authorities: bytes) -> Any:
+def post(server: WebhookServer, authorities: bytes) -> Any:
     context = ssl.create_default_context(cadata=authorities.decode())
     with httpx.Client(verify=context, timeout=30) as client:
         found = client.post(f"https://localhost:{server.port}{PATH}", json=review(server_pod()))
     return found.json()
 
 
-def test_whoever_knows_the_authority_is_answered(server: HttpsServer, material: Material) -> None:
+def test_whoever_knows_the_authority_is_answered(server: WebhookServer, material: Material) -> None:
     assert server.is_serving
     assert post(server, material.bundle())["response"]["allowed"] is True
 
 
-def test_the_certificate_changes_while_it_serves(server: HttpsServer, material: Material) -> None:
+def test_the_certificate_changes_while_it_serves(server: WebhookServer, material: Material) -> None:
     other = renewed(None, ("localhost",), now=NOW - timedelta(hours=1))
     with pytest.raises(httpx.ConnectError):
         post(server, other.bundle())
@@ -111,7 +111,7 @@ def test_the_certificate_changes_while_it_serves(server: HttpsServer, material: 
 
 
 def test_a_pair_that_does_not_fit_leaves_what_is_served(
-    server: HttpsServer, material: Material
+    server: WebhookServer, material: Material
 ) -> None:
     other = renewed(None, ("localhost",), now=NOW)
     mixed = type(material.serving)(certificate=other.serving.certificate, key=material.serving.key)
@@ -121,13 +121,13 @@ def test_a_pair_that_does_not_fit_leaves_what_is_served(
 
 
 def test_a_connection_that_says_nothing_holds_nobody_up(
-    server: HttpsServer, material: Material
+    server: WebhookServer, material: Material
 ) -> None:
     with socket.create_connection(("localhost", server.port)):
         assert post(server, material.bundle())["response"]["allowed"] is True
 
 
-def test_a_port_that_is_taken_is_an_error(server: HttpsServer) -> None:
-    again = HttpsServer(application(SIDECAR), host="127.0.0.1", port=server.port)
-    with pytest.raises(HarnessError, match="cannot be served"):
+def test_a_port_that_is_taken_is_an_error(server: WebhookServer) -> None:
+    again = WebhookServer(application(SIDECAR), host="127.0.0.1", port=server.port)
+    with pytest.raises(TemporaryError, match="cannot listen"):
         again.start()
