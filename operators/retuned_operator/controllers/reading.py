@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from retuned.errors import UnreadableInput
 from retuned.stages import gate
 from retuned_operator.crds import (
-    ExperimentPhase,
     JobRole,
     KernelExperiment,
     PolicyObject,
@@ -238,16 +237,6 @@ def with_disruption(fact: JobFact, pods: Iterable[Mapping[str, Any]]) -> JobFact
     )
     going = fact.state in (JobState.RUNNING, JobState.SUSPENDED)
     return replace(fact, state=JobState.DISRUPTED) if taken and going else fact
-
-
-def uids_of_open(bodies: Iterable[Obj]) -> frozenset[str]:
-    """Return the uids of experiments that are not over, and of those that cannot be read."""
-    found = set()
-    for body in bodies:
-        phase = _part(body, "status").get("phase")
-        if phase not in set(ExperimentPhase) or not ExperimentPhase(phase).is_terminal:
-            found.add(str(_part(body, "metadata").get("uid", "")))
-    return frozenset(found)
 
 
 def pod_ended_at(body: Mapping[str, Any]) -> str:

@@ -138,7 +138,7 @@ class ResultFolder:
         return found
 
     def keep_only(self, experiment_uids: Collection[str]) -> None:
-        """Forget the results of all other experiments: nobody asks for them any more."""
+        """Forget the results of all other experiments, which nobody can ask for any more."""
         if self._root.is_dir():
             for folder in self._root.iterdir():
                 if folder.name not in experiment_uids:

@@ -217,7 +217,7 @@ def test_losers_that_had_no_room_are_counted_as_tried(node: Node) -> None:
     assert found.fact(JobRole.SEARCH).tried == 5
 
 
-def test_results_of_experiments_that_are_over_are_forgotten(node: Node, tmp_path: Path) -> None:
+def test_results_of_experiments_that_are_gone_are_forgotten(node: Node, tmp_path: Path) -> None:
     node.folder.keep_only(())  # there is no folder yet
     node.results()
     node.folder.keep_only([UID])
