@@ -194,3 +194,27 @@ def test_without_traffic_nothing_is_proven_either_way() -> None:
     assert judge(one_quiet, seconds=1e6) == ("wait", "too-few-checks")
     one_passed_by = sample(processes=3, idle_processes=2, quiet_processes=1)
     assert judge(one_passed_by, seconds=1e6) == ("rollback", "not-engaged")
+
+
+def test_launches_that_were_counted_prove_nothing_where_graphs_are_not_followed() -> None:
+    blind = sample(unfollowed_graphs=12)
+    assert judge(sample()) == ("keep", "clean")
+    assert judge(blind, seconds=10.0) == ("wait", "not-engaged")
+    assert judge(blind) == ("rollback", "not-engaged")
+    report = assess(order(), [blind], seconds_since_commit=100.0, settings=SETTINGS)
+    assert "12 captured graphs are not followed" in report.detail
+
+
+def test_a_server_that_only_replays_graphs_nobody_follows_is_not_taken_for_an_idle_one() -> None:
+    silent = sample(swapped_launches=0, fallback_launches=0, shadow_checks=0)
+    assert judge(silent)[0] == "wait"
+    blind = silent.model_copy(update={"unfollowed_graphs": 1})
+    assert judge(blind) == ("rollback", "not-engaged")
+
+
+def test_harm_is_told_before_graphs_and_a_way_back_needs_none() -> None:
+    harmful = sample(unfollowed_graphs=1, shadow_nonfinite=1)
+    assert judge(harmful) == ("rollback", "shadow-nonfinite")
+    back = sample(artifact=None, unfollowed_graphs=1)
+    report = assess(order(artifact=None), [back], seconds_since_commit=100.0, settings=SETTINGS)
+    assert report.action is WatchAction.KEEP

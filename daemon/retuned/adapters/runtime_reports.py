@@ -99,6 +99,7 @@ def merge_samples(by_process: Mapping[str, WatchSample]) -> WatchSample:
         last_mean_ratio=max(sample.last_mean_ratio for sample in samples),
         **spread_of(samples),
         errors=sum(sample.errors for sample in samples),
+        unfollowed_graphs=sum(sample.unfollowed_graphs for sample in samples),
         tripped=next((sample.tripped for sample in samples if sample.tripped), ""),
         processes=len(by_process),
         idle_processes=waiting + len(idle),

@@ -87,6 +87,10 @@ class SlotStatus(_Answer):
     """Due and not made, or without a result, by reason."""
     errors: int = 0
     """Launches of the variant that raised."""
+    unfollowed_graphs: int = 0
+    """Captured graphs of the process of which nobody knows what they launch."""
+    graphs_reason: str = Field(default="", max_length=300)
+    """Why graphs are not followed at all; empty if they are."""
     breaker: dict[str, str] = Field(default_factory=dict)
     """Reasons by artifact that may not come again; empty while the breaker is closed."""
 

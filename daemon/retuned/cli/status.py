@@ -201,9 +201,19 @@ def _detail(slot: SlotStatus) -> str:
         parts.append(f"{slot.errors} launches raised")
     parts += _counted("could not take", slot.ineligible_launches)
     parts += _counted("checks without result", slot.dropped_checks)
+    if slot.unfollowed_graphs:
+        parts.append(_unfollowed(slot))
     if slot.throttled_checks:
         parts.append(f"{slot.throttled_checks} checks left out for their cost")
     return "; ".join(parts)
+
+
+def _unfollowed(slot: SlotStatus) -> str:
+    """Say that what graphs replay is in no count, and is not swapped."""
+    count = slot.unfollowed_graphs
+    why = f" ({slot.graphs_reason})" if slot.graphs_reason else ""
+    are = "graphs are" if count > 1 else "graph is"
+    return f"{count} captured {are} not followed{why}: not engaged there, and not counted"
 
 
 def _counted(what: str, counts: Mapping[str, int]) -> list[str]:

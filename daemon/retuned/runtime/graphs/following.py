@@ -91,6 +91,7 @@ class Graphs:
         """Graphs that were replayed without their capture having been seen."""
         self.reason = ""
         """Why graphs are not followed; empty if they are."""
+        self._captured: weakref.WeakSet[Any] = weakref.WeakSet()
         self.failures: Counter[str] = Counter()
         """Reason -> captures that could not be indexed."""
         self._calls_of = calls_of
@@ -114,9 +115,26 @@ class Graphs:
         except Refused as error:
             self.reason = error.reason
             log.info("graphs are not followed: %s", error)
+            self.watch(torch)
             return False
         self.reason = ""
         return True
+
+    def watch(self, torch: Any) -> None:  # noqa: ANN401 - the module
+        """Only hear of captures: what waits for a device waits for them, and they are counted."""
+        if not self.torch.watched and not self.torch.watch(torch):
+            log.debug("captures of graphs are not noticed: this PyTorch has none")
+
+    @property
+    def captured(self) -> int:
+        """Graphs that live and were captured while none were followed."""
+        return len(self._captured)
+
+    @property
+    def unfollowed(self) -> int:
+        """Graphs of which nobody knows what they launch: no swap reaches into them."""
+        missed = self.captured + self.unseen + self.index.left_out
+        return missed + sum(self.failures.copy().values())
 
     def add_slot(self, slot: Slot) -> None:
         """Let a slot's launches in graphs follow what the slot serves."""
@@ -197,6 +215,9 @@ class Graphs:
         self._lock = threading.RLock()
         self.gate, self.index = CaptureGate(), GraphIndex()
         self.recorder = Recorder(self._calls_of)
+        self._captured = weakref.WeakSet()
+        self.unseen = 0
+        self.failures.clear()
         self._noting = False
         self._later.clear()
 
@@ -204,6 +225,9 @@ class Graphs:
 
     def began(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
         """Note the launches of a capture that begins."""
+        if not self.torch.installed:
+            self.gate.begin(graph)
+            return
         try:
             self._calls_of(self._device())  # the driver is found now, not inside the capture
         except Refused as error:
@@ -217,6 +241,9 @@ class Graphs:
         if not ok:
             if not self.gate.captures:
                 self.recorder.clear()
+            return None
+        if not self.torch.installed:
+            self._captured.add(graph)
             return None
         try:
             found = self._index(graph)
@@ -245,6 +272,7 @@ class Graphs:
     def gone(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
         """Forget a graph that was reset."""
         self.gate.end(graph)
+        self._captured.discard(graph)
         for found in self.index:
             if found.owner() is graph:
                 self.index.remove(found.number)

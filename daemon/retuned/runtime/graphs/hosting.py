@@ -78,9 +78,15 @@ class HostedGraphs:
         A server that only replays graphs launches nothing through its slots; what engaged is seen
         here alone.
         """
-        launches = graph_launches(self._graphs(), slot)
-        total = int(sample["swapped_launches"]) + launches
-        return {**sample, "swapped_launches": total, "graph_launches": launches}
+        graphs = self._graphs()
+        launches = graph_launches(graphs, slot)
+        return {
+            **sample,
+            "swapped_launches": int(sample["swapped_launches"]) + launches,
+            "graph_launches": launches,
+            "unfollowed_graphs": graphs.unfollowed,
+            "graphs_reason": graphs.reason,
+        }
 
     def recapture(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """Have the server capture its graphs again, with the variants in force.

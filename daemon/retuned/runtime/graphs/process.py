@@ -13,6 +13,8 @@ from retuned.runtime.graphs.calls import GraphCalls
 from retuned.runtime.graphs.following import Graphs
 from retuned.runtime.spec import Refused
 
+OFF = "graphs-off"
+"""Why graphs are not followed where that is switched off."""
 _LOCK = threading.Lock()
 _FOUND: list[tuple[int, Graphs]] = []
 _CALLS: dict[int, GraphCalls] = {}
@@ -44,16 +46,24 @@ def quiet() -> AbstractContextManager[None]:
 
 
 def follow_torch(graphs: Graphs) -> None:
-    """Follow PyTorch's graphs as soon as PyTorch is there; ``RETUNED_GRAPHS=off`` ends that."""
-    if graphs.torch.installed or graphs.reason:
-        return
-    if os.environ.get("RETUNED_GRAPHS", "").strip().lower() in ("off", "0", "false"):
-        graphs.reason = "graphs-off"
+    """Follow PyTorch's graphs as soon as PyTorch is there.
+
+    With ``RETUNED_GRAPHS=off``, and where they cannot be kept, their captures are only noticed: a
+    check must not end one, and what replays run is not to be claimed.
+    """
+    if graphs.torch.watched:
         return
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not hasattr(torch, "version"):
-        return  # not there, or half imported: asked again
-    graphs.install(torch)
+        torch = None  # not there, or half imported: asked again
+    if os.environ.get("RETUNED_GRAPHS", "").strip().lower() in ("off", "0", "false"):
+        graphs.reason = OFF
+    if torch is None or (graphs.reason and not hasattr(torch.cuda, "CUDAGraph")):
+        return
+    if graphs.reason:
+        graphs.watch(torch)
+    else:
+        graphs.install(torch)
 
 
 def _torch() -> Any:  # noqa: ANN401 - the module

@@ -31,6 +31,7 @@ def graphs_state(graphs: Graphs, *, after: int = 0) -> dict[str, Any]:
         "following": graphs.torch.installed,
         "reason": graphs.reason,
         "captured_before": graphs.unseen,
+        "captured_unfollowed": graphs.captured,
         "left_out": graphs.index.left_out,
         "failures": dict(graphs.failures),
         "recapture": {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from retuned.runtime.spec import Refused
@@ -69,12 +69,29 @@ class TorchGraphs:
         self._watcher = watcher
         self._lock = threading.Lock()
         self._cls: Any = None
+        self._kept = False
         self._before: dict[str, Any] = {}
 
     @property
     def installed(self) -> bool:
         """Whether graphs are followed."""
+        return self._cls is not None and self._kept
+
+    @property
+    def watched(self) -> bool:
+        """Whether captures are told of at all."""
         return self._cls is not None
+
+    def watch(self, torch: Any) -> bool:  # noqa: ANN401 - the module
+        """Tell of captures, and leave the graphs as they are; False if this PyTorch has none."""
+        with self._lock:
+            cls = getattr(getattr(torch, "cuda", None), "CUDAGraph", None)
+            names = ("capture_begin", "capture_end", "replay", "reset")
+            if cls is None or not all(hasattr(cls, name) for name in names):
+                return False
+            if self._cls is None:
+                self._wrap(cls, self._wrappers(cls))
+            return True
 
     def install(self, torch: Any) -> None:  # noqa: ANN401 - the module
         """Follow graphs from now on; once is enough.
@@ -85,18 +102,24 @@ class TorchGraphs:
             ``graphs-not-kept`` if this PyTorch has no graphs, or cannot keep them.
         """
         with self._lock:
-            if self._cls is not None:
+            if self._kept:
                 return
+            if self._cls is not None:
+                raise Refused("graphs-not-kept", detail="captures are only noticed already")
             cls = _graph_class(torch)
-            for name, made in self._wrappers(cls).items():
-                self._before[name] = vars(cls).get(name, _MISSING)
-                setattr(cls, name, made)
-            self._cls = cls
+            self._wrap(cls, self._wrappers(cls) | _keepers(cls))
+            self._kept = True
+
+    def _wrap(self, cls: Any, methods: Mapping[str, Any]) -> None:  # noqa: ANN401 - a class
+        for name, made in methods.items():
+            self._before[name] = vars(cls).get(name, _MISSING)
+            setattr(cls, name, made)
+        self._cls = cls
 
     def uninstall(self) -> None:
         """Put PyTorch's methods back; graphs that were kept go on being kept."""
         with self._lock:
-            cls, self._cls = self._cls, None
+            cls, self._cls, self._kept = self._cls, None, False
             if cls is None:
                 return
             for name, method in self._before.items():
@@ -108,11 +131,8 @@ class TorchGraphs:
 
     def _wrappers(self, cls: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
         return {
-            "__new__": staticmethod(_new_of(cls)),
-            "__init__": _init_of(cls),
             "capture_begin": self._begin_of(cls.capture_begin),
             "capture_end": self._end_of(cls.capture_end),
-            "instantiate": _instantiate_of(cls.instantiate),
             "replay": self._replay_of(cls.replay),
             "reset": self._reset_of(cls.reset),
         }
@@ -190,6 +210,15 @@ class TorchGraphs:
             whom(graph)
         except _WHATEVER:
             log.exception("a captured graph is not followed")
+
+
+def _keepers(cls: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
+    """Return what keeps graphs when they are made, and their instances while they are changed."""
+    return {
+        "__new__": staticmethod(_new_of(cls)),
+        "__init__": _init_of(cls),
+        "instantiate": _instantiate_of(cls.instantiate),
+    }
 
 
 def _graph_class(torch: Any) -> Any:  # noqa: ANN401 - the module

@@ -44,7 +44,8 @@ class WatchReason(StrEnum):
     DECAY = "slow-decay"
     """The difference from the incumbent grows."""
     NOT_ENGAGED = "not-engaged"
-    """No launch ran the artifact in time; never a win."""
+    """No launch ran the artifact in time, or graphs are replayed that are not followed; never a
+    win."""
     NO_SAMPLE = "no-sample"
     """No report of this order yet."""
     TOO_FEW_CHECKS = "too-few-checks"
@@ -131,6 +132,9 @@ class WatchSample(Record):
     """Names of the processes, where known: another set has to prove itself anew."""
     idle_members: tuple[str, ...] = ()
     """Names of the processes in which no launch ran the artifact, where known."""
+    unfollowed_graphs: int = Field(default=0, ge=0)
+    """Captured graphs of which nobody knows what they launch, of all processes: no swap reaches
+    them, and what they replay is in no count."""
     configured: Literal["engaged", "needs-restart"] | None = None
     """Of a kernel that a file configures: whether the server's own lookup picks the row, asked just
     now. None where launches are counted."""
@@ -231,6 +235,9 @@ def assess(
         return _report(WatchAction.KEEP, WatchReason.CLEAN, "the original is in force")
     if newest.configured is not None:
         return _configured(newest, seconds_since_commit, settings)
+    if newest.fraction > 0.0 and newest.unfollowed_graphs:
+        action = WatchAction.ROLLBACK if late else WatchAction.WAIT
+        return _report(action, WatchReason.NOT_ENGAGED, _unfollowed(newest.unfollowed_graphs))
     if newest.fraction > 0.0 and (newest.swapped_launches == 0 or newest.idle_processes):
         if late and not _no_traffic(newest):
             return _report(
@@ -260,6 +267,14 @@ def _configured(newest: WatchSample, seconds: float, settings: WatchSettings) ->
         return _report(WatchAction.WAIT, WatchReason.TOO_EARLY, detail)
     detail = f"{detail}; its launches are neither counted nor checked"
     return _report(WatchAction.KEEP, WatchReason.CONFIGURED, detail)
+
+
+def _unfollowed(count: int) -> str:
+    """Say why launches that were counted prove no engagement."""
+    return (
+        f"{count} captured graphs are not followed, so nobody knows what their replays run; start "
+        "the server with Retuned attached and without RETUNED_GRAPHS=off, or without graphs"
+    )
 
 
 def _named(newest: WatchSample) -> str:
