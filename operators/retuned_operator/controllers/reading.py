@@ -6,6 +6,7 @@ or freeze that cannot be read may be one that forbids.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from retuned_operator.crds.values import GROUP
 from retuned_operator.machine import JobFact, JobState, PolicyFact
 from retuned_operator.manifests.names import ATTEMPT, EXPERIMENT_UID, ROLE
 from retuned_operator.manifests.sidecar import SIDECAR
+from retuned_operator.runtime.errors import printable
 from retuned_operator.runtime.resources import Obj
 
 R = TypeVar("R", TuningTarget, PolicyObject, KernelExperiment, SwapProposal, SwapDecision)
@@ -35,6 +37,8 @@ EXPERIMENT = f"{GROUP}/experiment"
 RELEASED = "released"
 """Reason of an experiment whose Job was let go a moment ago."""
 _FINISHED = ("Succeeded", "Failed")
+_MAX_WHY = 1024
+"""Characters of why a Job failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +121,12 @@ def target_word(body: Mapping[str, Any]) -> tuple[str, ...]:
     name = ref.get("name") if isinstance(ref, Mapping) else None
     namespace = str(body.get("metadata", {}).get("namespace", ""))
     return (f"{namespace}/{name}",) if isinstance(name, str) and name else ()
+
+
+def phase_word(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return under which word a proposal is found: its phase, and ``Pending`` before the first."""
+    phase = _part(body, "status").get("phase")
+    return (phase if isinstance(phase, str) and phase else "Pending",)
 
 
 def selector_words(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -237,6 +247,35 @@ def with_disruption(fact: JobFact, pods: Iterable[Mapping[str, Any]]) -> JobFact
     )
     going = fact.state in (JobState.RUNNING, JobState.SUSPENDED)
     return replace(fact, state=JobState.DISRUPTED) if taken and going else fact
+
+
+def with_why(fact: JobFact, pods: Iterable[Mapping[str, Any]], *, container: str) -> JobFact:
+    """Return a Job that failed with what its pods say of that, for people.
+
+    Whatever the container runs may have written the message: it is shortened, made harmless, and
+    nothing is decided by it.
+    """
+    if fact.state is not JobState.FAILED:
+        return fact
+    said = dict.fromkeys(each for body in pods if (each := _why(body, container)))
+    return replace(fact, reason="; ".join(filter(None, (fact.reason, *said)))[:_MAX_WHY])
+
+
+def _why(body: Mapping[str, Any], container: str) -> str:
+    status = _part(body, "status")
+    for each in _parts(status, "containerStatuses"):
+        ended = _part(_part(each, "state"), "terminated")
+        if each.get("name") != container or not ended.get("exitCode"):
+            continue
+        try:
+            told = json.loads(str(ended.get("message", "")))
+        except (ValueError, RecursionError):
+            told = None
+        told = told if isinstance(told, Mapping) else {}
+        words = [f"{ended.get('reason', 'Error')} with code {ended['exitCode']}"]
+        words += [str(told[key]) for key in ("code", "message") if told.get(key)]
+        return printable(": ".join(words))[:_MAX_WHY]
+    return printable(": ".join(str(status[key]) for key in ("reason", "message") if key in status))
 
 
 def pod_ended_at(body: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from retuned_operator.controllers.ports import BY_BUDGET, BY_EXPERIMENT, BY_LABE
 from retuned_operator.controllers.swaps import World, baseline, target_of
 from retuned_operator.crds import ExperimentPhase, JobRole, KernelExperiment, TuningTarget
 from retuned_operator.machine import ExperimentFacts, JobFact, PolicyFact, ResultFact, gating
+from retuned_operator.manifests.jobs import RUNNER
 from retuned_operator.manifests.names import EXPERIMENT_UID, proposal_name
 from retuned_operator.runtime.resources import (
     EXPERIMENTS,
@@ -105,7 +106,8 @@ def jobs_of(
         fact = reading.job_fact(body)
         mine = [each for each in pods if reading.owner_uid(each) == body["metadata"].get("uid")]
         if fact is not None:
-            found.append(reading.with_disruption(fact, mine))
+            fact = reading.with_disruption(fact, mine)
+            found.append(reading.with_why(fact, mine, container=RUNNER))
     return tuple(found)
 
 

@@ -114,14 +114,16 @@ def _metadata(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
         "name": request.name,
         "namespace": namespace,
         "labels": _labels(request),
-        "annotations": {
-            f"{GROUP}/experiment": f"{request.experiment_namespace}/{request.experiment}"
-        },
+        "annotations": _annotations(request),
     }
     if namespace == request.experiment_namespace:  # owners of another namespace do not count
         own = owner("KernelExperiment", name=request.experiment, uid=request.experiment_uid)
         body["ownerReferences"] = [own]
     return body
+
+
+def _annotations(request: JobRequest) -> dict[str, str]:
+    return {f"{GROUP}/experiment": f"{request.experiment_namespace}/{request.experiment}"}
 
 
 def _labels(request: JobRequest) -> dict[str, str]:
@@ -176,7 +178,7 @@ def _job(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
                 ]
             },
             "template": {
-                "metadata": {"labels": _labels(request)},
+                "metadata": {"labels": _labels(request), "annotations": _annotations(request)},
                 "spec": _pod(request, settings),
             },
         },

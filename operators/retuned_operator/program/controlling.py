@@ -81,6 +81,7 @@ def controllers_of(
             watches={
                 EXPERIMENTS.plural: itself,
                 JOBS.plural: experiment_of_job,
+                PODS.plural: experiment_of_job,
                 TARGETS.plural: lambda body: _experiments_of(caches, key_of(body)),
                 PROPOSALS.plural: _experiment_of_proposal,
             },
@@ -131,7 +132,7 @@ def _itself(name: str, reconcile: Callable[[str], float | None]) -> Controller:
 
 
 def experiment_of_job(body: Obj) -> list[str]:
-    """Return the experiment of a Job, ``namespace/name``."""
+    """Return the experiment of a Job, or of its pod, ``namespace/name``."""
     notes = body.get("metadata", {}).get("annotations") or {}
     word = notes.get(reading.EXPERIMENT)
     return [word] if isinstance(word, str) and word else []

@@ -129,6 +129,43 @@ def test_a_job_that_failed_ends_its_experiment() -> None:
     cluster.until(lambda: phases(cluster) == [P.FAILED])
 
 
+OOM = {"exitCode": 137, "reason": "OOMKilled"}
+TOLD = {"exitCode": 3, "reason": "Error"}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"terminated": OOM}, "OOMKilled with code 137"),
+        (
+            {
+                "terminated": TOLD
+                | {"message": '{"code":"bad-task","message":"no\\u001b[31m plan"}'}
+            },
+            "Error with code 3: bad-task: no [31m plan",
+        ),
+        ({"terminated": TOLD | {"message": "\x1b[2J"}}, "Error with code 3"),
+        ({"terminated": TOLD | {"message": "[" * 4000}}, "Error with code 3"),
+        ({"terminated": TOLD | {"message": '"text"'}}, "Error with code 3"),
+        ({"terminated": TOLD | {"message": '{"code":"' + "x" * 3000 + '"}'}}, "xxxxxx"),
+    ],
+)
+def test_an_experiment_whose_job_failed_says_what_its_pod_says(status: Obj, said: str) -> None:
+    cluster = Idle(OPEN)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.RUNNING])
+    (job,) = cluster.all(JOBS)
+    name = cluster.put(PODS, a_pod_of(job))["metadata"]["name"]
+    found = {"phase": "Failed", "containerStatuses": [{"name": "runner", "state": status}]}
+    cluster.change(PODS, name, {"status": found}, subresource="status")
+    cluster.finish(job["metadata"]["name"], type="Failed")
+    cluster.until(lambda: phases(cluster) == [P.FAILED])
+    detail = cluster.experiments()[0].status.detail
+    assert said in detail
+    assert detail.isprintable()
+    assert len(detail) < 1200
+
+
 def test_an_experiment_that_is_deleted_leaves_nothing_in_another_namespace() -> None:
     cluster = Idle(OPEN, jobs=ELSEWHERE)
     cluster.experiment()
