@@ -13,6 +13,7 @@ from retuned_operator.manifests import (
     decision_policy,
     experiment_namespace,
     freeze_policy,
+    limit_range,
     network_policies,
     operator_roles,
     people_roles,
@@ -86,6 +87,7 @@ def test_walls_around_experiments(helm: Helm) -> None:
             gpu_resources=["amd.com/gpu", "nvidia.com/gpu"],
             max_gpus=2,
         ),
+        limit_range(where, max_cpu="16", max_memory="64Gi", max_storage="32Gi"),
         *network_policies(where, endpoint=None),
     )
     same(
@@ -101,6 +103,12 @@ def test_walls_around_experiments(helm: Helm) -> None:
         ),
         *network_policies(where, endpoint=Endpoint(cidr="203.0.113.7/32", port=8443)),
     )
+
+
+def test_limits_of_a_namespace_that_experiments_share_with_servers_are_not_ours(helm: Helm) -> None:
+    kinds = [each["kind"] for each in helm.objects({"experiments": {"namespace": "retuned"}})]
+    assert "LimitRange" not in kinds
+    assert "ResourceQuota" in kinds
 
 
 def test_no_way_out_is_rendered_where_none_is_given(helm: Helm) -> None:

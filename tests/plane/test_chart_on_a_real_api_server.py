@@ -38,7 +38,7 @@ _EVERYTHING = (
     "clusterroles,clusterrolebindings,roles,rolebindings,validatingadmissionpolicies,"
     "validatingadmissionpolicybindings,mutatingwebhookconfigurations,priorityclasses,"
     "serviceaccounts,secrets,configmaps,services,deployments,replicasets,pods,"
-    "poddisruptionbudgets,networkpolicies,resourcequotas,kerneltuningpolicies"
+    "poddisruptionbudgets,networkpolicies,resourcequotas,limitranges,kerneltuningpolicies"
 )
 
 

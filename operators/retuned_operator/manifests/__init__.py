@@ -8,6 +8,7 @@ may do what; ``names`` makes names and labels, ``settings`` are what an administ
 from retuned_operator.manifests.admission import decision_policy, freeze_policy
 from retuned_operator.manifests.cluster import (
     experiment_namespace,
+    limit_range,
     network_policies,
     priority_class,
     quota,
@@ -33,6 +34,7 @@ __all__ = [
     "freeze_policy",
     "inject",
     "job_objects",
+    "limit_range",
     "network_policies",
     "operator_roles",
     "people_roles",

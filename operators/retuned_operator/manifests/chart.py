@@ -16,6 +16,7 @@ import yaml
 from retuned_operator.manifests.admission import decision_policy, freeze_policy
 from retuned_operator.manifests.cluster import (
     experiment_namespace,
+    limit_range,
     network_policies,
     priority_class,
     quota,
@@ -120,6 +121,7 @@ def _experiments() -> dict[str, Any]:
         "priorityClass": priority_class(""),
         "priorityClassThatGrows": priority_class("", may_scale_up=True),
         "quota": quota("", priority="", gpu_resources=(), max_gpus=0),
+        "limits": limit_range("", max_cpu="0", max_memory="0", max_storage="0"),
         "closed": closed,
         "generate": generate,
     }

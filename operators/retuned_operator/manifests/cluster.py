@@ -92,6 +92,48 @@ def quota(
     }
 
 
+def limit_range(
+    namespace: str, *, max_cpu: str, max_memory: str, max_storage: str
+) -> dict[str, Any]:
+    """Return the bounds of each container in a namespace that holds experiments and nothing else.
+
+    What says nothing gets little, so that no pod takes a node by an omission; nothing gets more
+    than the largest experiment may have.
+
+    Parameters
+    ----------
+    max_cpu, max_memory, max_storage
+        Most of one container, as Kubernetes writes quantities.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {
+            "name": "retuned-experiments",
+            "namespace": namespace,
+            "labels": labels("experiment"),
+        },
+        "spec": {
+            "limits": [
+                {
+                    "type": "Container",
+                    "max": {
+                        "cpu": max_cpu,
+                        "memory": max_memory,
+                        "ephemeral-storage": max_storage,
+                    },
+                    "default": {"cpu": "500m", "memory": "256Mi", "ephemeral-storage": "256Mi"},
+                    "defaultRequest": {
+                        "cpu": "100m",
+                        "memory": "64Mi",
+                        "ephemeral-storage": "64Mi",
+                    },
+                }
+            ]
+        },
+    }
+
+
 def network_policies(namespace: str, *, endpoint: Endpoint | None) -> tuple[dict[str, Any], ...]:
     """Return the policies of experiment pods: nothing in, nothing out; one way to the model.
 
