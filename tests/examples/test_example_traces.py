@@ -15,7 +15,7 @@ from retuned.adapters.traces import read_trace
 from retuned.cli.commands import app
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "traces"
-MODES = ("graphs",)
+MODES = ("eager", "graphs")
 PHASES = ("chat", "code")
 LIGER = ("_rms_norm_forward_kernel", "_swiglu_forward_kernel", "_triton_rope")
 _MOST_BYTES = 3_000_000
