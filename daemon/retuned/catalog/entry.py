@@ -65,6 +65,8 @@ class Space:
     """Text of sources that do not ship with the catalog, by name."""
     author: str = "catalog"
     """Who wrote the sources, for the record."""
+    trust: TrustClass = TrustClass.PARAMETERS
+    """Class of who wrote them."""
 
     def constraints(self, params: Params, definition: Definition) -> bool:
         """Whether the point is in the space: all parameters named and chosen, relations hold."""
@@ -217,7 +219,7 @@ def build_solution(
         layouts=space.layouts(params),
         scratch_bytes=space.scratch_bytes(params, definition),
         guard=guard or Guard(),
-        trust=TrustClass.PARAMETERS,
+        trust=space.trust,
         author=space.author,
     )
 

@@ -112,6 +112,7 @@ def _space(own: OwnDefinition, variant: OwnVariant, rank: int) -> Space:
         language=variant.language,
         grid=variant.grid,
         author=AUTHOR,
+        trust=variant.trust,
     )
 
 

@@ -1,8 +1,9 @@
 """What an artifact of a lifted kernel says to the runtime: whose launches, and how they are read.
 
-Variants of a lifted kernel are other parameters of the server's own code: a launch keeps its own
-arguments, and only constexprs, options and the grid are the variant's. See
-`retuned.runtime.intercept.rules` for the block.
+Most variants of a lifted kernel are other parameters of the server's own code: a launch keeps its
+own arguments, and only constexprs, options and the grid are the variant's. Of a kernel that was
+recognised some are the catalog's source: then all of a launch has to be what that was validated
+with, but for real numbers, which it is handed. See `retuned.runtime.intercept.rules` for the block.
 """
 
 from __future__ import annotations
@@ -32,25 +33,44 @@ def launch_data_of(own: OwnDefinition, solution: Solution) -> dict[str, Any]:
         One of its variants.
     """
     origin = own.lifted
-    if origin is None or not _is_live(own, solution):
+    if origin is None:
+        return {}
+    live = _is_live(own, solution)
+    serves = "" if live else _serves(own, solution)
+    if not live and not serves:
         return {}
     definition = own.definition
     numbers = {n: a.value for n, a in definition.axes.items() if isinstance(a, AxisConst)}
-    return {
-        "intercept": {
-            "kernel": origin.kernel,
-            "source_digest": origin.source_digest,
-            "code": "live",
-            "axes": {axis: _shown(origin, axis) for axis in definition.variable_axes},
-            "dtypes": dict(origin.dtypes),
-            "constexprs": {n: v for n, v in origin.constants.items() if not _is_marked(v)},
-            "stores": {
-                origin.tensors[name]: "write" if spec.updates is None else "update"
-                for name, spec in definition.outputs.items()
-            },
+    block: dict[str, Any] = {
+        "kernel": origin.kernel,
+        "source_digest": origin.source_digest,
+        "code": "live" if live else "artifact",
+        "axes": {axis: _shown(origin, axis) for axis in definition.variable_axes},
+        "dtypes": dict(origin.dtypes),
+        "constexprs": {n: v for n, v in origin.constants.items() if not _is_marked(v)},
+        "stores": {
+            origin.tensors[name]: "write" if spec.updates is None else "update"
+            for name, spec in definition.outputs.items()
         },
-        "grid": [_over_launch(origin, rule, numbers) for rule in solution.grid],
     }
+    grid = [_over_launch(origin, rule, numbers) for rule in solution.grid]
+    if live:
+        return {"intercept": block, "grid": grid}
+    # nothing of a launch may be what this source was not validated with
+    block |= {"ints": dict(origin.ints), "numels": dict(origin.numels)}
+    return {"intercept": block, "grid": grid, "entry": serves}
+
+
+def _serves(own: OwnDefinition, solution: Solution) -> str:
+    """Return the function that gets a launch's own arguments, of a variant with other source."""
+    return next(
+        (
+            variant.serves
+            for variant in own.variants
+            if (variant.entry, variant.sources) == (solution.entry, solution.sources)
+        ),
+        "",
+    )
 
 
 def _is_live(own: OwnDefinition, solution: Solution) -> bool:

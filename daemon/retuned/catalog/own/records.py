@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from retuned.contract import Definition, Language, Name, Record, SourceFile
+from retuned.contract import Definition, Language, Name, Record, SourceFile, TrustClass
 
 Params = dict[Name, int | str]
 """One point of a space."""
@@ -106,6 +106,11 @@ class OwnVariant(Record):
     """Layout that weights are repacked to before the first launch."""
     scratch_bytes: Text = "0"
     """Workspace, an expression over parameters and constant axes."""
+    trust: TrustClass = TrustClass.PARAMETERS
+    """Class of the author of its sources: what was fitted to a live kernel is a generator's."""
+    serves: Annotated[str, Field(pattern=r"^([a-zA-Z_][a-zA-Z0-9_]{0,127})?$")] = ""
+    """Of a variant that takes over launches of a lifted kernel with other source: the function that
+    gets the launch's own numbers. Empty for the live kernel's source, and for what is no such."""
 
 
 class OwnTraces(Record):
