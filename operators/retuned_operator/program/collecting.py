@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from retuned.adapters.pod_bundle import MAX_LOG_BYTES, Sender, read
@@ -26,9 +27,20 @@ log = logging.getLogger(__name__)
 
 LOG_GONE = "results-log-gone"
 """The node has forgotten what the container wrote, or it never ran."""
+_MAX_WAITING = 1024
+"""Most pods whose waits are remembered; who is forgotten is asked a little earlier."""
 _ENDED = ("Succeeded", "Failed")
-_WAIT_S = 10.0
-"""Nobody asks again for a log that could not be had before that time has passed."""
+_WAIT_S, _LONGEST_WAIT_S = 10.0, 80.0
+"""Nobody asks again for a log that could not be had before that time has passed, which doubles: all
+experiments wait while one asks a node that is away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wait:
+    """When a pod is asked again."""
+
+    until_s: float
+    length_s: float
 
 
 class Logs(Protocol):
@@ -66,7 +78,7 @@ class Collector:
         self._pods = pods
         self._logs = logs
         self._clock = clock
-        self._not_before: dict[str, float] = {}
+        self._waiting: dict[str, _Wait] = {}
 
     def collect(self, experiment: KernelExperiment) -> None:
         """Read every pod that has ended and was not read before.
@@ -77,15 +89,24 @@ class Collector:
         uid = experiment.metadata.uid
         for ref, body in self._ended(experiment):
             metadata = body["metadata"]
-            pod, now_s = str(metadata["uid"]), self._clock.monotonic_s()
-            if self._folder.has(uid, ref.name, pod) or now_s < self._not_before.get(pod, 0.0):
+            pod, wait = str(metadata["uid"]), self._waiting.get(str(metadata["uid"]))
+            if self._folder.has(uid, ref.name, pod):
+                continue
+            if wait is not None and self._clock.monotonic_s() < wait.until_s:
                 continue
             try:
                 self._read(Sender(experiment=uid, job=ref.name, pod=pod), metadata)
-                self._not_before.pop(pod, None)
+                self._waiting.pop(pod, None)
             except RetunedError as error:
-                self._not_before[pod] = now_s + _WAIT_S
+                self._wait(pod, wait)
                 log.warning("results of pod %s: %s", metadata.get("name"), error)
+
+    def _wait(self, pod: str, before: _Wait | None) -> None:
+        length_s = min(2 * before.length_s, _LONGEST_WAIT_S) if before is not None else _WAIT_S
+        until_s = self._clock.monotonic_s() + length_s
+        self._waiting[pod] = _Wait(until_s=until_s, length_s=length_s)
+        while len(self._waiting) > _MAX_WAITING:
+            self._waiting.pop(next(iter(self._waiting)))
 
     def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
         """Return the Jobs all of whose pods that have ended told nothing, with a stable code."""

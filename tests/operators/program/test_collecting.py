@@ -189,6 +189,17 @@ def test_what_may_pass_is_asked_for_again_after_a_while_and_never_raised(
     assert node.results() == ["pod-1"]
 
 
+def test_a_node_that_stays_away_is_asked_less_and_less_often(node: Node) -> None:
+    node.fails = Unavailable("the node is away", status=502)
+    asked = []
+    for second in range(300):
+        node.results()
+        if len(node.asked) > len(asked):
+            asked.append(second)
+        node.clock.advance(1.0)
+    assert asked == [0, 10, 30, 70, 150, 230]
+
+
 def test_a_disk_that_is_full_is_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
