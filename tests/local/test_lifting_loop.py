@@ -19,7 +19,10 @@ from retuned.adapters import runtime_kernels
 from retuned.adapters.runtime_kernels import FakeKernelTap, RuntimeKernels
 from retuned.cli.commands import app
 from retuned.contract import AxisConst, Language, digest_of
-from retuned.errors import CandidateError
+from retuned.errors import CandidateError, HarnessError
+from retuned.lifting.fitting import fitted
+from retuned.lifting.lift import Lifted
+from retuned.lifting.recognising import assignments
 from retuned.local import experimenting, lifting
 from retuned.local.context import Context, Kind
 from retuned.local.known_kernels import KnownKernels
@@ -87,6 +90,52 @@ def window(world: World, rows: int) -> None:
     world.files.append(batch)
     traces: Any = world.loop.ctx.traces
     traces.add(batch)
+
+
+def test_a_live_kernel_is_asked_once_what_it_computes_and_keeps_its_structures(
+    ctx: Context, tap: FakeKernelTap
+) -> None:
+    asked: list[str] = []
+
+    def structures(lifted: Lifted) -> Lifted:
+        asked.append(lifted.own.name)
+        return fitted(lifted, next(iter(assignments(lifted.own))))
+
+    ctx = replace(ctx, structures=structures)
+    lifting.observe(ctx)
+    (record,) = lifting.lifted(ctx.store)
+    assert {each.definition for each in record.workloads} == {record.own.name}
+    assert ctx.catalog.structures(record.own.name) == ("lifted", "rows", "blocks")
+    assert ctx.catalog.audited(record.own.name) == ("lifted",), "what runs is tried first"
+    (said,) = [e for e in ctx.store.events(id=record.own.name) if e.what == "kernel-recognised"]
+    assert said.detail["computes"] == "rmsnorm"
+    tap.records = [*tap.records, live.rmsnorm(99)]
+    lifting.observe(ctx)
+    (again,) = lifting.lifted(ctx.store)
+    assert (again.own.name, len(again.workloads)) == (record.own.name, 4)
+    assert len(asked) == 1
+
+
+def test_a_live_kernel_that_cannot_be_asked_is_lifted_as_it_is_and_asked_again(
+    ctx: Context, tap: FakeKernelTap
+) -> None:
+    def busy(_: Lifted) -> Lifted:
+        raise HarnessError("no child")
+
+    ctx = replace(ctx, structures=busy)
+    lifting.observe(ctx)
+    (record,) = lifting.lifted(ctx.store)
+    assert ctx.catalog.structures(record.own.name) == ("lifted",)
+    asked: list[str] = []
+
+    def nothing(lifted: Lifted) -> Lifted:
+        asked.append(lifted.own.name)
+        return lifted
+
+    for rows in (99, 100):
+        tap.records = [*tap.records, live.rmsnorm(rows)]
+        lifting.observe(replace(ctx, structures=nothing))
+    assert asked == [record.own.name]
 
 
 def test_what_is_seen_is_lifted_once_and_known_from_then_on(

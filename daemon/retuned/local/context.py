@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from retuned.adapters.runtime_files import FileTap
 from retuned.configured.records import Format, Look
 from retuned.contract import Definition, Digest, Solution
+from retuned.lifting.lift import Lifted
 from retuned.local.retention import Retention
 from retuned.observing import context as observing
 from retuned.ports import (
@@ -252,6 +253,9 @@ class Context:
     """What inputs are sampled with; None samples none."""
     kernels: KernelTap | None = None
     """Shows what is launched in the server; None lifts no live kernel."""
+    structures: Callable[[Lifted], Lifted] | None = None
+    """Adds the catalog's structures to a live kernel that computes what the catalog knows, by
+    asking the kernel; None adds none."""
     files: Files | None = None
     """Files that the server configures kernels by; None changes none."""
     behind: dict[str, float] = field(default_factory=dict)

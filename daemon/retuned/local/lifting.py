@@ -22,6 +22,7 @@ from retuned.errors import TemporaryError, UsageError
 from retuned.lifting.lift import Kept, Lifted, Outcome, lift_all
 from retuned.lifting.refusing import harmless
 from retuned.local.context import Context, Kind
+from retuned.local.recognised import structured
 from retuned.ports import Event, Store
 from retuned.stages.profile import Signature, SignatureStat, bucket_low
 
@@ -87,6 +88,7 @@ def take(ctx: Context, records: Sequence[Mapping[str, Any]]) -> None:
     if seen is not None and seen.body.get("digest") == digest:
         return
     outcome = lift_all(records, bounds=bounds)
+    outcome.lifted = [structured(ctx, each) for each in outcome.lifted]
     changed = _keep(ctx, outcome)
     with ctx.store.transaction():
         body = {"digest": digest}

@@ -35,6 +35,7 @@ from retuned.lab.notebook import notebook_name
 from retuned.lab.physics import GPU_PEAKS, Peak
 from retuned.lab.sweeping import sweep
 from retuned.lab.toolchain import environment_of, is_timed
+from retuned.lifting.asking import with_structures
 from retuned.local.believed import priors_for
 from retuned.local.configured import ConfiguredKernels, StoredChanges, incumbent_named
 from retuned.local.context import Captures, Context, Files, Kind, LoopSettings
@@ -117,6 +118,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         captures=_captures(settings),
         kernels=RuntimeKernels(settings.sockets) if language is Language.TRITON else None,
         files=_files(settings) if language is Language.TRITON else None,
+        structures=with_structures if language is Language.TRITON else None,
     )
     recall(store)
     return Loop(context), telemetry
