@@ -12,9 +12,10 @@ from typing import Any
 
 from tests.cluster.cluster import MODEL, Cluster
 from tests.cluster.conftest import TAG
-from tests.cluster.installing import Volume, values
+from tests.cluster.installing import OPERATOR, Volume, values
 from tests.cluster.serving import SHARED_FOLDERS, Counted, server_pod
 
+from retuned.agent_wire import PodRef
 from retuned.demo.processes import Child
 from retuned_operator.manifests.names import INJECT
 from retuned_operator.manifests.sidecar import SIDECAR, SOCKET_DIR
@@ -160,11 +161,15 @@ class Fleet:
     """One target with one pod, and traffic that began when the pod was ready."""
 
     cluster: Cluster
-    pod: str
-    uid: str
+    ref: PodRef
     url: str
     client: Client
     store: Volume
+
+    @property
+    def pod(self) -> str:
+        """Name of the pod."""
+        return self.ref.name
 
     def server(self) -> dict[str, Any]:
         """Return the pod of the server, as the cluster tells it."""
@@ -180,6 +185,31 @@ class Fleet:
         """Return the objects of a kind beside the target, oldest first."""
         found: list[dict[str, Any]] = self.cluster.get(kind, "-n", NAMESPACE)["items"]
         return sorted(found, key=lambda each: each["metadata"]["creationTimestamp"])
+
+    def proposal(self) -> dict[str, Any]:
+        """Return the oldest proposal."""
+        return self.all("swapproposals")[0]
+
+    def phase(self) -> str:
+        """Return where it is."""
+        return str(self.proposal().get("status", {}).get("phase", ""))
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return the Jobs of experiments."""
+        found: list[dict[str, Any]] = self.cluster.get("jobs", "-n", EXPERIMENTS)["items"]
+        return found
+
+    def running(self) -> list[dict[str, Any]]:
+        """Return the pods of experiments that run."""
+        found = self.cluster.get("pods", "-n", EXPERIMENTS)["items"]
+        return [each for each in found if each["status"]["phase"] == "Running"]
+
+    def operator(self) -> dict[str, Any]:
+        """Return how the container of the one operator stands."""
+        (pod,) = self.cluster.get("pods", *OPERATOR)["items"]
+        (status,) = pod["status"]["containerStatuses"]
+        found: dict[str, Any] = status
+        return found
 
     def log(self) -> str:
         """Return what the sidecar says."""

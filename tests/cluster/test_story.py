@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 from tests.cluster.cluster import Cluster
+from tests.cluster.conftest import TAG
 from tests.cluster.fleet import (
-    EXPERIMENTS,
     NAMESPACE,
     TARGET,
     Fleet,
@@ -29,8 +29,10 @@ from tests.cluster.fleet import (
 from tests.cluster.installing import NAMESPACE as SYSTEM
 from tests.cluster.installing import OPERATOR, installed, uninstall, upgrade, volume
 from tests.cluster.reporting import Report
-from tests.cluster.serving import PORT, Counted, ask, service
+from tests.cluster.serving import PORT, Counted, ask, server_pod, service
+from tests.cluster.strangers import other_pod, said_by, token_of
 
+from retuned.agent_wire import PodRef
 from retuned_operator.crds import ExperimentPhase
 from retuned_operator.manifests.sidecar import SIDECAR
 
@@ -67,41 +69,25 @@ def fleet(
         cluster.eventually(lambda: ask(url, prompt=4, tokens=1) == 1, "the service answers")
         about = pod["metadata"]
         with traffic_of(url, folder=tmp_path_factory.mktemp("client"), counted=counted) as client:
-            yield Fleet(cluster, about["name"], about["uid"], url, client, store)
+            ref = PodRef(namespace=NAMESPACE, name=about["name"], uid=about["uid"])
+            yield Fleet(cluster, ref, url, client, store)
         report.add(counted)
         cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
-def the(fleet: Fleet, kind: str) -> dict[str, Any]:
-    """Return the oldest object of a kind."""
-    return fleet.all(kind)[0]
-
-
-def phase(fleet: Fleet) -> str:
-    return str(the(fleet, "swapproposals").get("status", {}).get("phase", ""))
-
-
-def jobs_of(fleet: Fleet) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = fleet.cluster.get("jobs", "-n", EXPERIMENTS)["items"]
-    return found
-
-
-def running_pods(fleet: Fleet) -> list[dict[str, Any]]:
-    found = fleet.cluster.get("pods", "-n", EXPERIMENTS)["items"]
-    return [each for each in found if each["status"]["phase"] == "Running"]
-
-
-def operator_status(fleet: Fleet) -> dict[str, Any]:
-    """Return how the container of the one operator stands."""
-    (pod,) = fleet.cluster.get("pods", *OPERATOR)["items"]
-    (status,) = pod["status"]["containerStatuses"]
-    found: dict[str, Any] = status
-    return found
+def ours(fleet: Fleet) -> list[str]:
+    """Return what of us is there that belongs to no namespace."""
+    kinds = (
+        "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,priorityclasses,"
+        "validatingadmissionpolicies,validatingadmissionpolicybindings"
+    )
+    lines = fleet.cluster.kubectl("get", kinds, "-o", "name").split()
+    return [line for line in lines if "retuned" in line]
 
 
 def approve(fleet: Fleet, person: Path) -> None:
     """Say yes to the one proposal, as somebody."""
-    proposal = the(fleet, "swapproposals")
+    proposal = fleet.proposal()
     fleet.cluster.retuned(
         "approve", proposal["metadata"]["name"], "-n", NAMESPACE, "--yes",
         "--digest", proposal["spec"]["artifact"]["digest"], "-m", "measured, and guarded",
@@ -109,9 +95,26 @@ def approve(fleet: Fleet, person: Path) -> None:
     )  # fmt: skip
 
 
-def test_the_webhook_put_the_sidecar_into_the_pod(fleet: Fleet) -> None:
+def test_an_operator_leads_and_the_chart_tests_itself(fleet: Fleet) -> None:
+    fleet.cluster.helm("test", "retuned", "--namespace", SYSTEM, "--timeout=120s")
+    assert fleet.operator()["ready"]
+    (lease,) = fleet.cluster.get("leases", "-n", SYSTEM)["items"]
+    assert lease["spec"]["holderIdentity"]
+
+
+def test_the_webhook_put_the_sidecar_into_the_pod_that_asks_and_into_no_other(
+    fleet: Fleet,
+) -> None:
     found = {each["name"]: each for each in fleet.server()["status"]["initContainerStatuses"]}
     assert "running" in found[SIDECAR]["state"]
+    body = server_pod(TAG)
+    silent = {"apiVersion": "v1", "kind": "Pod", "spec": body["spec"]}
+    silent["metadata"] = body["metadata"] | {"name": "silent", "namespace": NAMESPACE}
+    fields = "jsonpath={.spec.initContainers[*].name}"
+    made = fleet.cluster.kubectl(
+        "create", "--dry-run=server", "-f", "-", "-o", fields, given=[silent]
+    )
+    assert made == ""
 
 
 def test_the_operator_hears_of_the_pod_and_of_its_kernels(fleet: Fleet, report: Report) -> None:
@@ -127,6 +130,15 @@ def test_a_person_sees_it_with_the_rights_of_a_viewer(fleet: Fleet) -> None:
     viewer = fleet.cluster.person("vera", "retuned-viewer", namespace=NAMESPACE)
     said = fleet.cluster.retuned("status", "-n", NAMESPACE, "-o", "json", kubeconfig=viewer)
     assert "demo" in json.dumps(json.loads(said))
+
+
+def test_a_token_speaks_for_its_own_pod_and_no_other(fleet: Fleet) -> None:
+    with other_pod(fleet) as stranger:
+        of_server = said_by(fleet, token_of(fleet, fleet.pod), about=stranger)
+        of_stranger = said_by(fleet, token_of(fleet, stranger.name), about=fleet.ref)
+    assert of_server == (403, "not-your-pod")
+    assert of_stranger == (403, "no-target")
+    assert said_by(fleet, "no token at all", about=fleet.ref) == (401, "token-refused")
 
 
 def test_traffic_that_changes_is_found_and_asks_for_an_experiment(
@@ -146,9 +158,9 @@ def test_the_experiment_runs_in_a_pod_that_asks_for_an_accelerator(
     fleet: Fleet, report: Report
 ) -> None:
     report.seconds["experiment to pod"] = fleet.cluster.eventually(
-        lambda: bool(running_pods(fleet)), "its pod runs", within_s=180
+        lambda: bool(fleet.running()), "its pod runs", within_s=180
     )
-    pod = running_pods(fleet)[0]["spec"]
+    pod = fleet.running()[0]["spec"]
     limits = [each["resources"]["limits"].get("amd.com/gpu") for each in pod["containers"]]
     assert "1" in limits
     assert pod["automountServiceAccountToken"] is False
@@ -157,14 +169,14 @@ def test_the_experiment_runs_in_a_pod_that_asks_for_an_accelerator(
 
 def test_an_upgrade_in_the_middle_of_it_loses_nothing(fleet: Fleet) -> None:
     before = {each["metadata"]["uid"] for each in fleet.all("kernelexperiments")}
-    jobs = {each["metadata"]["uid"] for each in jobs_of(fleet)}
+    jobs = {each["metadata"]["uid"] for each in fleet.jobs()}
     pods = {each["metadata"]["uid"] for each in fleet.cluster.get("pods", *OPERATOR)["items"]}
     upgrade(fleet.cluster, again(VALUES))
     assert before <= {each["metadata"]["uid"] for each in fleet.all("kernelexperiments")}
-    assert jobs <= {each["metadata"]["uid"] for each in jobs_of(fleet)}
+    assert jobs <= {each["metadata"]["uid"] for each in fleet.jobs()}
     after = {each["metadata"]["uid"] for each in fleet.cluster.get("pods", *OPERATOR)["items"]}
     assert after - pods, "the operator is another one"
-    assert fleet.server()["metadata"]["uid"] == fleet.uid
+    assert fleet.server()["metadata"]["uid"] == fleet.ref.uid
 
 
 def test_an_operator_that_is_killed_goes_on_where_it_was(fleet: Fleet) -> None:
@@ -172,21 +184,21 @@ def test_an_operator_that_is_killed_goes_on_where_it_was(fleet: Fleet) -> None:
     fleet.cluster.kill(operator["metadata"]["name"], "operator", namespace=SYSTEM)
 
     def ready_again() -> bool:
-        status = operator_status(fleet)
+        status = fleet.operator()
         return status["restartCount"] > 0 and bool(status["ready"])
 
     fleet.cluster.eventually(ready_again, "the operator is back", within_s=120)
 
 
 def test_a_store_that_is_full_or_held_by_another_makes_the_operator_wait(fleet: Fleet) -> None:
-    before = operator_status(fleet)
+    before = fleet.operator()
     fleet.store.fill()
     served = fleet.client.served(50)
     fleet.cluster.eventually(served, "the server serves", within_s=120)
     fleet.store.empty()
     fleet.store.hold(seconds=15)
-    after = operator_status(fleet)
-    assert (after["restartCount"], after["ready"]) == (before["restartCount"], True)
+    fleet.cluster.eventually(lambda: bool(fleet.operator()["ready"]), "it is ready", within_s=120)
+    assert fleet.operator()["restartCount"] == before["restartCount"]
 
 
 def test_a_win_is_measured_proven_and_proposed(fleet: Fleet, report: Report) -> None:
@@ -194,9 +206,9 @@ def test_a_win_is_measured_proven_and_proposed(fleet: Fleet, report: Report) -> 
         lambda: bool(fleet.all("swapproposals")), "a swap is proposed", within_s=900
     )
     fleet.cluster.eventually(
-        lambda: phase(fleet) == "AwaitingApproval", "people are asked", within_s=120
+        lambda: fleet.phase() == "AwaitingApproval", "people are asked", within_s=120
     )
-    proposal = the(fleet, "swapproposals")
+    proposal = fleet.proposal()
     experiment = fleet.cluster.get(
         "kernelexperiment", proposal["spec"]["experimentRef"], "-n", NAMESPACE
     )
@@ -223,7 +235,7 @@ def test_a_win_is_measured_proven_and_proposed(fleet: Fleet, report: Report) -> 
 
 
 def test_who_asked_for_the_swap_may_not_approve_it(fleet: Fleet) -> None:
-    asker = str(the(fleet, "swapproposals")["spec"]["requestedBy"])
+    asker = str(fleet.proposal()["spec"]["requestedBy"])
     person = fleet.cluster.person(
         asker, "retuned-approver", namespace=NAMESPACE, groups=("gpu-platform",)
     )
@@ -240,11 +252,11 @@ def test_one_person_is_not_enough_and_nothing_is_swapped(fleet: Fleet) -> None:
     approve(fleet, ada)
 
     def counted() -> bool:
-        gate = the(fleet, "swapproposals")["status"].get("gate", {})
+        gate = fleet.proposal()["status"].get("gate", {})
         return "ada" in json.dumps(gate)
 
     fleet.cluster.eventually(counted, "her word counts", within_s=60)
-    assert phase(fleet) == "AwaitingApproval"
+    assert fleet.phase() == "AwaitingApproval"
     assert all(slot["active"] is None for slot in fleet.slots().values())
 
 
@@ -255,7 +267,7 @@ def test_with_two_people_the_running_server_has_the_kernel_and_launches_run_it(
         "ben", "retuned-approver", namespace=NAMESPACE, groups=("sre-oncall",)
     )
     approve(fleet, ben)
-    spec = the(fleet, "swapproposals")["spec"]
+    spec = fleet.proposal()["spec"]
     report.seconds["approval to swap"] = fleet.cluster.eventually(
         lambda: fleet.slots()[spec["kernel"]]["active"] == spec["artifact"]["digest"],
         "the slot has the kernel",
@@ -271,8 +283,8 @@ def test_with_two_people_the_running_server_has_the_kernel_and_launches_run_it(
 def test_with_the_api_server_away_for_a_minute_the_canary_goes_on_and_is_told_of_later(
     fleet: Fleet, report: Report
 ) -> None:
-    kernel = the(fleet, "swapproposals")["spec"]["kernel"]
-    assert phase(fleet) in ("Canary", "Analyzing")
+    kernel = fleet.proposal()["spec"]["kernel"]
+    assert fleet.phase() in ("Canary", "Analyzing")
     epoch = fleet.slots()[kernel]["epoch"]
     fleet.cluster.plane.stop_process("kube-apiserver", with_signal=signal.SIGKILL)
     away = time.monotonic()
@@ -294,7 +306,7 @@ def test_with_the_api_server_away_for_a_minute_the_canary_goes_on_and_is_told_of
 
 
 def test_a_sidecar_that_is_killed_finds_the_swap_as_it_left_it(fleet: Fleet) -> None:
-    kernel = the(fleet, "swapproposals")["spec"]["kernel"]
+    kernel = fleet.proposal()["spec"]["kernel"]
     before = fleet.slots()[kernel]
     fleet.cluster.kill(fleet.pod, SIDECAR, namespace=NAMESPACE)
 
@@ -309,9 +321,9 @@ def test_a_sidecar_that_is_killed_finds_the_swap_as_it_left_it(fleet: Fleet) -> 
 
 def test_a_swap_that_stays_clean_is_kept(fleet: Fleet, report: Report) -> None:
     report.seconds["swap to promotion"] = fleet.cluster.eventually(
-        lambda: phase(fleet) == "Promoted", "it is promoted", within_s=600
+        lambda: fleet.phase() == "Promoted", "it is promoted", within_s=600
     )
-    digest = the(fleet, "swapproposals")["spec"]["artifact"]["digest"]
+    digest = fleet.proposal()["spec"]["artifact"]["digest"]
     fleet.cluster.eventually(
         lambda: [each["digest"] for each in fleet.status()["activeKernels"]] == [digest],
         "the target says that it ought to run",
@@ -322,7 +334,7 @@ def test_a_swap_that_stays_clean_is_kept(fleet: Fleet, report: Report) -> None:
 def test_a_kernel_that_turns_wrong_is_found_and_goes_back_by_itself(
     fleet: Fleet, report: Report
 ) -> None:
-    proposal = the(fleet, "swapproposals")
+    proposal = fleet.proposal()
     kernel, digest = proposal["spec"]["kernel"], proposal["spec"]["artifact"]["digest"]
     answer = httpx.post(
         f"{fleet.url}/demo/fault", json={"slot": kernel}, timeout=30, trust_env=False
@@ -332,7 +344,7 @@ def test_a_kernel_that_turns_wrong_is_found_and_goes_back_by_itself(
         lambda: fleet.slots()[kernel]["active"] is None, "the original serves", within_s=180
     )
     report.seconds["rollback known"] = fleet.cluster.eventually(
-        lambda: phase(fleet) == "RolledBack", "the cluster knows", within_s=120
+        lambda: fleet.phase() == "RolledBack", "the cluster knows", within_s=120
     )
     fleet.cluster.eventually(
         lambda: digest in {each["digest"] for each in fleet.status()["quarantine"]},
@@ -352,15 +364,23 @@ def test_the_audit_log_says_who_decided(fleet: Fleet) -> None:
         and each["objectRef"]["resource"] == "swapdecisions"
         and each["stage"] == "ResponseComplete"
     ]
-    asker = str(the(fleet, "swapproposals")["spec"]["requestedBy"])
+    asker = str(fleet.proposal()["spec"]["requestedBy"])
     assert made == [(asker, 403), ("ada", 201), ("ben", 201)]
 
 
 def test_an_uninstall_leaves_the_definitions_and_the_record_and_the_server(fleet: Fleet) -> None:
+    assert ours(fleet)
     uninstall(fleet.cluster)
+    assert ours(fleet) == []
+    kinds = [
+        each["metadata"]["name"]
+        for each in fleet.cluster.get("crds")["items"]
+        if each["spec"]["group"] == "retuned.dev"
+    ]
+    assert len(kinds) == 6
     decisions = [each["spec"]["user"] for each in fleet.all("swapdecisions")]
     assert sorted(decisions) == ["ada", "ben"]
-    assert phase(fleet) == "RolledBack"
+    assert fleet.phase() == "RolledBack"
     left = fleet.cluster.kubectl(
         "get", "deployments,services,configmaps,secrets,leases,roles,rolebindings,"
         "networkpolicies,poddisruptionbudgets,pods,pvc", "-n", SYSTEM, "-o", "name",
@@ -373,7 +393,7 @@ def test_an_uninstall_leaves_the_definitions_and_the_record_and_the_server(fleet
 def test_after_all_of_that_no_request_has_failed_and_nothing_was_restarted(fleet: Fleet) -> None:
     pod = fleet.server()
     (server,) = pod["status"]["containerStatuses"]
-    assert (pod["metadata"]["uid"], server["restartCount"]) == (fleet.uid, 0)
+    assert (pod["metadata"]["uid"], server["restartCount"]) == (fleet.ref.uid, 0)
     told = fleet.client.ask("mark")
     assert told["failed"] == 0, told["failures"]
     assert told["ok"] > 100
