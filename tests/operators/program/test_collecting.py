@@ -191,7 +191,7 @@ def test_what_may_pass_is_asked_for_again_after_a_while_and_never_raised(
 
 def test_a_node_that_stays_away_is_asked_less_and_less_often(node: Node) -> None:
     node.fails = Unavailable("the node is away", status=502)
-    asked = []
+    asked: list[int] = []
     for second in range(300):
         node.results()
         if len(node.asked) > len(asked):
