@@ -1,6 +1,6 @@
 # The same commands locally and in CI.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format sync lock images e2e cluster-tools
+.PHONY: help setup demo test check format sync lock images e2e cluster-tools monitoring-tools
 BIN := .venv/bin
 
 help:  ## show this list
@@ -43,6 +43,9 @@ images:  ## build the images: sidecar, operator, experiment, server (buildah or 
 
 e2e: setup cluster-tools  ## the whole loop on a real cluster: Linux, root, containerd
 	@$(BIN)/pytest -m e2e tests/cluster $(ARGS)
+
+monitoring-tools:  ## fetch the Prometheus and Alertmanager that tests run (once, kept outside)
+	@scripts/monitoring-tools
 
 cluster-tools:  ## build the Kubernetes, Helm and kwok that tests run (once, 8 minutes, kept outside)
 	@scripts/cluster-tools

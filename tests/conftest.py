@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 collect_ignore = ["data"]
 """Doctests are looked for by importing modules, and hostile kernels and problems would run."""
+_NEVER_SKIPPED = frozenset({"shared", "index", "plane", "browser", "monitoring"})
 _skipped_shared: list[str] = []
 
 # CI asks the same questions every time, so that it refuses a change and not a coincidence; whoever
@@ -44,7 +45,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Remember tests on real data and on real packages that were skipped."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    if report.skipped and {"shared", "index", "plane", "browser"} & set(item.keywords):
+    if report.skipped and _NEVER_SKIPPED & set(item.keywords):
         _skipped_shared.append(item.nodeid)
 
 

@@ -9,6 +9,7 @@ memory.
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -104,6 +105,7 @@ class PrometheusTelemetry:
             self._begin(metric)
         self.registry.register(_Tables(self._rows))
         ProcessCollector(namespace="retuned", registry=self.registry)
+        self.gauge("retuned_build_info", 1.0, program=str(exporter), version=_version())
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
@@ -214,6 +216,13 @@ class PrometheusTelemetry:
     def _rows(self) -> dict[str, dict[tuple[str, ...], float]]:
         with self._lock:
             return dict(self._tables)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("retuned")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 class _Tables(Collector):

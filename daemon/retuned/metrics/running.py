@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from retuned.metrics.labels import ALL, BESIDE, GPU, NAMESPACE, OPERATOR, SIDECAR, TARGET, closed
+from retuned.metrics.labels import (
+    ALL,
+    BESIDE,
+    GPU,
+    NAMESPACE,
+    OPERATOR,
+    SIDECAR,
+    TARGET,
+    closed,
+    words,
+)
 from retuned.metrics.making import STEPS, Book
-from retuned.metrics.records import Keeper, Kind, Label, Metric, Stage, Unit
+from retuned.metrics.records import Exporter, Keeper, Kind, Label, Metric, Stage, Unit
 
 _COST = Book(Stage.OVERHEAD, BESIDE)
 _OPERATOR = Book(Stage.OPERATOR, OPERATOR)
@@ -38,6 +48,13 @@ RUNNING: tuple[Metric, ...] = (
         "retuned_metrics_refused_total",
         "Numbers that were thrown away because the catalogue does not have them, by why.",
         closed("reason", ("name", "labels", "value", "too-many")),
+        by=ALL,
+    ),
+    _COST.gauge(
+        "retuned_build_info",
+        "1; which program this is, and its version.",
+        closed("program", words(Exporter)),
+        Label(name="version", most=4),
         by=ALL,
     ),
     _COST.gauge(
