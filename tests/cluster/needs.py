@@ -25,6 +25,11 @@ PACKAGES = {
 """Debian's packages and the programs that are used of each."""
 PLUGINS = Path("/usr/lib/cni")
 """Where Debian's containernetworking-plugins lie."""
+FILES = {
+    "containernetworking-plugins": PLUGINS / "bridge",
+    "libc6-dev": Path("/usr/include/stdio.h"),
+}
+"""Packages without programs, and a file of each."""
 
 
 def lacks() -> tuple[str, ...]:
@@ -49,8 +54,7 @@ def missing_packages() -> tuple[str, ...]:
         for package, programs in PACKAGES.items()
         if any(shutil.which(program) is None for program in programs)
     ]
-    if not (PLUGINS / "bridge").exists():
-        packages.append("containernetworking-plugins")
+    packages += [package for package, file in FILES.items() if not file.exists()]
     return tuple(sorted(packages))
 
 
