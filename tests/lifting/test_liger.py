@@ -18,6 +18,8 @@ from retuned.contract import Language
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.triton import audit_solution
+from retuned.lifting.asking import with_structures
+from retuned.lifting.fitting import RECOGNISED
 from retuned.lifting.lift import Bounds, Lifted, Outcome, lift_all
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -153,3 +155,29 @@ def test_a_variant_takes_over_ligers_launches(
     assert sample["swapped_launches"] == 4, sample
     assert sample["shadow_checks"] >= 1, sample
     assert sample["shadow_mismatches"] == sample["shadow_nonfinite"] == 0, sample
+
+
+COMPUTES = {
+    "_rms_norm_forward_kernel": "rmsnorm",
+    "_block_rms_norm_forward_kernel": "rmsnorm",
+    "_swiglu_forward_kernel": "silu_mul",
+    "_swiglu_forward_kernel_tiled": "silu_mul",
+    "_swiglu_fused_gate_up_forward_kernel": "silu_mul_packed",
+}
+
+
+def test_what_liger_normalises_and_gates_is_recognised_and_no_other_kernel_is(
+    outcome: Outcome,
+) -> None:
+    """GEGLU has SwiGLU's shapes and types; it is told apart by what it gives."""
+    found: dict[str, set[str]] = {}
+    for one in outcome.lifted:
+        assert one.own.lifted is not None
+        tags = with_structures(one).own.definition.tags
+        computes = tags[-1] if RECOGNISED in tags else ""
+        found.setdefault(one.own.lifted.kernel.rpartition(":")[2], set()).add(computes)
+    assert {kernel: found.pop(kernel) for kernel in COMPUTES} == {
+        kernel: {computes} for kernel, computes in COMPUTES.items()
+    }
+    assert set().union(*found.values()) == {""}
+    assert "_geglu_tanh_forward_kernel" in found

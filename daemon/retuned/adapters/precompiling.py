@@ -90,7 +90,8 @@ class Precompiler:
             What the artifact is of.
         manifest
             What its manifest says beside; other parameters of a server's own code are compiled
-            from that code, which only the server has.
+            from that code, which only the server has, and another entry than the lab's is compiled
+            for the launches that the server shows.
         limits
             Bounds of the compiler; None takes the language's.
 
@@ -101,7 +102,8 @@ class Precompiler:
         """
         intercept = manifest.get("intercept")
         live = isinstance(intercept, Mapping) and intercept.get("code") == "live"
-        if solution.language is not Language.TRITON or live:
+        elsewhere = manifest.get("entry", solution.entry) != solution.entry
+        if solution.language is not Language.TRITON or live or elsewhere:
             return ()
         try:
             arch = self._arch or _arch_here()
