@@ -30,6 +30,8 @@ MAX_PROCESSES = 256
 """Most processes of one server."""
 MAX_SLOTS = 1024
 """Most slots of one server."""
+MAX_COUNTED = 128
+"""Most lengths of one slot that are counted apart."""
 MAX_WAIT_S = 30.0
 """Longest time that a question for orders is held, seconds."""
 MAX_ARTIFACT_BYTES = 16 << 20
@@ -43,6 +45,8 @@ MAX_BUNDLE_LINE_BYTES = 8 << 10
 FileName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}$")]
 PodName = Annotated[str, Field(min_length=1, max_length=253)]
 Code = Annotated[str, Field(max_length=64, pattern=r"^([a-z0-9]+(-[a-z0-9]+)*)?$")]
+Lengths = Annotated[str, Field(pattern=r"^[0-9]{1,12}(x[0-9]{1,12}){0,7}$")]
+Launches = Annotated[int, Field(ge=0, le=1 << 53)]
 Text = Annotated[str, Field(max_length=2048)]
 Short = Annotated[str, Field(max_length=300)]
 OrderId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9:._-]+$")]
@@ -134,6 +138,10 @@ class ProfileReport(Said):
     """Of the window; telling it again changes nothing."""
     profile: WorkloadProfile
     """The window; its times are the pod's."""
+    counts: dict[Name, Annotated[dict[Lengths, Launches], Field(max_length=MAX_COUNTED)]] = Field(
+        default_factory=dict, max_length=MAX_SLOTS
+    )
+    """Launches that slots counted in it, by slot and lengths; empty where nobody counts."""
 
 
 class DriftPost(Said):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 
 from retuned.errors import TemporaryError
 from retuned.observing.context import Observing
-from retuned.stages.profile import WorkloadProfile, bucket, recount
+from retuned.stages.profile import Counts, WorkloadProfile, bucket, key_of, recount
 
 log = logging.getLogger(__name__)
-
-Counts = Mapping[str, Mapping[str, int]]
-"""Launches by slot and by lengths such as ``4`` or ``1x256``: the variable axes in their order."""
 
 
 def totals(ctx: Observing) -> dict[str, dict[str, int]]:
@@ -65,15 +62,6 @@ def _fell(before: Mapping[str, int], now: Mapping[str, int]) -> bool:
     return any(now.get(key, 0) < count for key, count in before.items())
 
 
-def together(windows: Iterable[Counts]) -> dict[str, dict[str, int]]:
-    """Add up several windows."""
-    added: dict[str, Counter[str]] = defaultdict(Counter)
-    for window in windows:
-        for slot, counts in window.items():
-            added[slot].update(counts)
-    return {slot: dict(counts) for slot, counts in added.items()}
-
-
 def with_counts(ctx: Observing, profile: WorkloadProfile, counts: Counts) -> WorkloadProfile:
     """Return a window with its sampled launches replaced by counted ones, as far as known."""
     counted = {}
@@ -90,14 +78,3 @@ def _bucketed(ctx: Observing, launches: Mapping[tuple[int, ...], int]) -> dict[s
     for key, count in launches.items():
         counts[key_of(bucket(length, ctx.settings.profile) for length in key)] += count
     return dict(counts)
-
-
-def key_of(lengths: Iterable[int]) -> str:
-    """Return lengths as they are written in counts.
-
-    Examples
-    --------
-    >>> key_of((1, 256))
-    '1x256'
-    """
-    return "x".join(str(length) for length in lengths)

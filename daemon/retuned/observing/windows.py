@@ -14,7 +14,7 @@ from retuned.ports import Event, Stored, TraceBatch
 from retuned.stages import drift as drift_stage
 from retuned.stages import profile as profile_stage
 from retuned.stages.drift import DetectorState, DriftAction, DriftReport
-from retuned.stages.profile import WorkloadProfile
+from retuned.stages.profile import Counts, WorkloadProfile
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def _close(ctx: Observing, start_ns: int, window_ns: int, batches: Sequence[Stor
         [WorkloadProfile.model_validate(batch.body["profile"]) for batch in batches]
     ).model_copy(update={"window_start_ns": start_ns, "window_ns": window_ns})
     totals = counting.totals(ctx)
-    before: counting.Counts = {}
+    before: Counts = {}
     for previous in ctx.store.list(WINDOW, limit=1):
         if int(previous.id.partition(".")[0]) + window_ns == start_ns:  # else hours may lie between
             before = previous.body["totals"]

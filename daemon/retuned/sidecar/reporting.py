@@ -11,7 +11,9 @@ import logging
 from pydantic import ValidationError
 
 from retuned.agent_wire import (
+    MAX_COUNTED,
     MAX_PROCESSES,
+    MAX_SLOTS,
     VERSION,
     DriftPost,
     Hello,
@@ -31,7 +33,7 @@ from retuned.sidecar.context import Context, Kind
 from retuned.sidecar.holding import held_orders
 from retuned.sidecar.kept import failure, latest
 from retuned.stages.drift import DriftReport
-from retuned.stages.profile import WorkloadProfile
+from retuned.stages.profile import Counts, WorkloadProfile
 from retuned.stages.swap import SwapKind
 from retuned.stages.watch import WatchReport, WatchSample
 
@@ -160,11 +162,25 @@ def _queue(ctx: Context, stored: Stored) -> bool:
 def _report(ctx: Context, stored: Stored) -> ProfileReport | DriftPost | None:
     if stored.kind == WINDOW:
         profile = WorkloadProfile.model_validate(stored.body["profile"])
-        return ProfileReport(pod=ctx.pod, target=ctx.target, id=stored.id, profile=profile)
+        return ProfileReport(
+            pod=ctx.pod,
+            target=ctx.target,
+            id=stored.id,
+            profile=profile,
+            counts=_counted(stored.body.get("counts", {})),
+        )
     report = DriftReport.model_validate(stored.body)
     if not report.detected:
         return None
     return DriftPost(pod=ctx.pod, target=ctx.target, id=stored.id, report=report)
+
+
+def _counted(counts: Counts) -> dict[str, dict[str, int]]:
+    """Return what slots counted as far as it may be told: what was launched most often."""
+    return {
+        slot: dict(sorted(each.items(), key=lambda one: (-one[1], one[0]))[:MAX_COUNTED])
+        for slot, each in sorted(counts.items())[:MAX_SLOTS]
+    }
 
 
 def _slot(ctx: Context, slot: SlotState, sample: WatchSample | None) -> SlotWatch:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from retuned.contract import Workload, digest_of
 from retuned.ports import Telemetry
 from retuned.stages.experiment import Budget, ExperimentPlan, plan
 from retuned.stages.gate import Mode
-from retuned.stages.hypothesis import Hypothesis, ShapeCost, hypothesize
-from retuned.stages.profile import WorkloadProfile, merge
+from retuned.stages.hypothesis import (
+    Hypothesis,
+    HypothesisSettings,
+    ShapeCost,
+    hypothesize,
+    unseen,
+)
+from retuned.stages.profile import Counts, WorkloadProfile, merge
 from retuned_operator.controllers import reading
 from retuned_operator.controllers.acting import Acting
 from retuned_operator.controllers.ports import BY_TARGET, Drifted
@@ -103,12 +110,12 @@ def beliefs_of(
 ) -> tuple[Hypothesis, ...]:
     """Ask stage 4; kernels that are being experimented on are left out."""
     profile = merge(list(drifted.windows))
-    shapes = costs_of(world, target, profile)
+    shapes, total_ns = costs_of(world, target, profile, counts=drifted.counts)
     busy = {e.spec.kernel.name for e in earlier if not e.status.phase.is_terminal}
     found = hypothesize(
         {name: costs for name, costs in shapes.items() if name not in busy},
         report=drifted.report,
-        total_gpu_time_ns=profile.gpu_time_ns,
+        total_gpu_time_ns=total_ns,
         observed_ns=profile.observed_ns,
         known={each.spec.hypothesis for each in earlier},
         worlds={
@@ -120,26 +127,49 @@ def beliefs_of(
 
 
 def costs_of(
-    world: World, target: TuningTarget, profile: WorkloadProfile
-) -> Mapping[str, Sequence[ShapeCost]]:
-    """Group a workload by definition: cost per shape that what runs now serves, a second."""
+    world: World, target: TuningTarget, profile: WorkloadProfile, *, counts: Counts
+) -> tuple[Mapping[str, Sequence[ShapeCost]], int]:
+    """Group a workload by definition: cost per shape that what runs now serves, a second.
+
+    Shapes that slots counted and no trace saw are added with a guessed time; the time of all, with
+    theirs, is the second value, nanoseconds.
+    """
     found: dict[str, list[ShapeCost]] = defaultdict(list)
-    guards = {entry.kernel: entry.guard for entry in target.status.active_kernels}
-    per_s = 1e9 / max(profile.observed_ns, 1)
     for stat in profile.stats:
         signature = stat.signature
         named = world.kernels.recognise(
             signature.kernel, signature.dims, signature.dtypes, target=target
         )
-        if named is None:
-            continue
-        name, axes = named[0], dict(named[1])
-        if name in guards and not guards[name].allows(axes):
-            continue
-        workload = Workload(definition=name, axes=axes, weight=stat.launches * per_s)
-        cost = ShapeCost(workload=workload, gpu_time_ns=stat.gpu_time_ns, median_ns=stat.median_ns)
-        found[name].append(cost)
-    return found
+        if named is not None:
+            workload = Workload(definition=named[0], axes=dict(named[1]), weight=stat.launches)
+            found[named[0]].append(
+                ShapeCost(workload=workload, gpu_time_ns=stat.gpu_time_ns, median_ns=stat.median_ns)
+            )
+    total_ns = profile.gpu_time_ns
+    for name, costs in found.items():
+        guessed = unseen(
+            costs,
+            counts.get(name, {}),
+            floor_ns=lambda _: 0,  # nobody told what these accelerators can do
+            overhead_ns=HypothesisSettings().launch_ns,
+        )
+        total_ns += sum(each.gpu_time_ns for each in guessed)
+        costs += guessed
+    guards = {entry.kernel: entry.guard for entry in target.status.active_kernels}
+    per_s = 1e9 / max(profile.observed_ns, 1)
+    return {
+        name: [
+            _per_second(cost, per_s)
+            for cost in costs
+            if name not in guards or guards[name].allows(cost.workload.axes)
+        ]
+        for name, costs in found.items()
+    }, total_ns
+
+
+def _per_second(cost: ShapeCost, per_s: float) -> ShapeCost:
+    workload = cost.workload.model_copy(update={"weight": cost.workload.weight * per_s})
+    return replace(cost, workload=workload)
 
 
 def allowing(

@@ -7,7 +7,7 @@ none".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from retuned.ports import Finding
 from retuned.stages.drift import DriftReport
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
-from retuned.stages.profile import WorkloadProfile
+from retuned.stages.profile import Counts, WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
 from retuned_operator.agent.reports import PodSaid
@@ -168,6 +168,8 @@ class Drifted:
     """What stage 3 said."""
     windows: tuple[WorkloadProfile, ...]
     """Windows that were told since, of any pod of the target, oldest first."""
+    counts: Counts = field(default_factory=dict)
+    """Launches that slots counted in these windows, those included that no trace saw."""
 
 
 class Ledger(Protocol):

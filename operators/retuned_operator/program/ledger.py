@@ -26,7 +26,7 @@ from retuned.lab.countersigning import wrong_with
 from retuned.ports import Finding, Store
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.hypothesis import Hypothesis
-from retuned.stages.profile import WorkloadProfile
+from retuned.stages.profile import WorkloadProfile, together
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import (
     Claim,
@@ -199,7 +199,8 @@ class StoreLedger:
             report = DriftReport.model_validate(stored.body["report"])
             since = [w for w in windows if w.created_at > stored.created_at]
             profiles = tuple(WorkloadProfile.model_validate(w.body["profile"]) for w in since)
-            found.append(Drifted(id=stored.id, report=report, windows=profiles))
+            counts = together(w.body.get("counts", {}) for w in since)
+            found.append(Drifted(id=stored.id, report=report, windows=profiles, counts=counts))
         return tuple(found)
 
     def believe(self, belief: Hypothesis) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -53,6 +54,26 @@ def test_drift_becomes_an_experiment_under_the_policy_that_allows_it_and_then_a_
     assert cluster.ledger.reports == []
     cluster.until(lambda: cluster.experiments()[0].status.phase is ExperimentPhase.SUCCEEDED)
     assert len(cluster.proposals()) == 1
+
+
+def test_shapes_that_slots_counted_and_no_trace_saw_are_tried_too() -> None:
+    cluster = Cluster(OPEN)
+    told = drifted()
+    counts = {"rmsnorm_h512": {"16": 1_200_000, "128": 90_000, "2": 3}, "unknown": {"7": 9_000}}
+    cluster.ledger.reports.append(replace(told, counts=counts))
+    cluster.until(lambda: bool(cluster.experiments()))
+    (experiment,) = cluster.experiments()
+    shapes = {shape.axes["M"]: shape.weight for shape in experiment.spec.kernel.shapes}
+    assert sorted(shapes) == [16, 128], "three launches are no traffic"
+    assert shapes[128] == pytest.approx(90_000 / 120)
+
+
+@pytest.mark.parametrize("counts", [{"rmsnorm_h512": {"0": 99, "1x2": 99}}, {"rmsnorm_h512": {}}])
+def test_counts_that_fit_no_shape_are_left_aside(counts: dict[str, dict[str, int]]) -> None:
+    cluster = Cluster(OPEN)
+    cluster.ledger.reports.append(replace(drifted(), counts=counts))
+    cluster.until(lambda: bool(cluster.experiments()))
+    assert [shape.axes for shape in cluster.experiments()[0].spec.kernel.shapes] == [{"M": 16}]
 
 
 def test_two_pods_that_report_the_same_drift_lead_to_one_experiment() -> None:

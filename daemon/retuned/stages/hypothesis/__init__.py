@@ -6,6 +6,7 @@ the next try no longer pays.
 """
 
 from retuned.stages.hypothesis.believing import hypothesize
+from retuned.stages.hypothesis.counted import unseen
 from retuned.stages.hypothesis.lessons import Lesson, hopeless, lesson_of, tally
 from retuned.stages.hypothesis.records import Attempt, Hypothesis, HypothesisSettings, ShapeCost
 from retuned.stages.hypothesis.refining import consider, learn_from, look_elsewhere, refine
@@ -29,4 +30,5 @@ __all__ = [
     "outlook",
     "refine",
     "tally",
+    "unseen",
 ]

@@ -7,7 +7,7 @@ and which duration mode of one window is which of another. ``counting``: sampled
 ones.
 """
 
-from retuned.stages.profile.counting import recount
+from retuned.stages.profile.counting import Counts, key_of, recount, together
 from retuned.stages.profile.folding import Folder, fold
 from retuned.stages.profile.merging import aligned, merge
 from retuned.stages.profile.records import (
@@ -23,6 +23,7 @@ from retuned.stages.profile.records import (
 
 __all__ = [
     "OTHER",
+    "Counts",
     "Folder",
     "ProfileSettings",
     "Signature",
@@ -33,6 +34,8 @@ __all__ = [
     "bucket_low",
     "bucket_middle",
     "fold",
+    "key_of",
     "merge",
     "recount",
+    "together",
 ]

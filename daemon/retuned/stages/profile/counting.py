@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 from retuned.stages.profile.records import Signature, SignatureStat, WorkloadProfile
+
+Counts = Mapping[str, Mapping[str, int]]
+"""Launches by slot and by lengths such as ``4`` or ``1x256``: the variable axes in their order."""
+
+
+def together(windows: Iterable[Counts]) -> dict[str, dict[str, int]]:
+    """Add up what was counted in several windows.
+
+    Examples
+    --------
+    >>> together([{"gemm": {"4": 1}}, {"gemm": {"4": 2, "8": 1}}])
+    {'gemm': {'4': 3, '8': 1}}
+    """
+    added: dict[str, Counter[str]] = defaultdict(Counter)
+    for window in windows:
+        for slot, counts in window.items():
+            added[slot].update(counts)
+    return {slot: dict(counts) for slot, counts in added.items()}
+
+
+def key_of(lengths: Iterable[int]) -> str:
+    """Return lengths as they are written in counts.
+
+    Examples
+    --------
+    >>> key_of((1, 256))
+    '1x256'
+    """
+    return "x".join(str(length) for length in lengths)
 
 
 def recount(profile: WorkloadProfile, counted: Mapping[Signature, int]) -> WorkloadProfile:
