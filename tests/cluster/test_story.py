@@ -72,7 +72,7 @@ def fleet(
             ref = PodRef(namespace=NAMESPACE, name=about["name"], uid=about["uid"])
             yield Fleet(cluster, ref, url, client, store)
         report.add(counted)
-        cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
 def ours(fleet: Fleet) -> list[str]:
@@ -138,7 +138,7 @@ def test_a_token_speaks_for_its_own_pod_and_no_other(fleet: Fleet) -> None:
         of_stranger = said_by(fleet, token_of(fleet, stranger.name), about=fleet.ref)
     assert of_server == (403, "not-your-pod")
     assert of_stranger == (403, "no-target")
-    assert said_by(fleet, "no token at all", about=fleet.ref) == (401, "token-refused")
+    assert said_by(fleet, "not.a.token", about=fleet.ref) == (401, "token-refused")
 
 
 def test_traffic_that_changes_is_found_and_asks_for_an_experiment(
