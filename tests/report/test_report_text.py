@@ -107,3 +107,19 @@ def test_empty_data_still_gives_a_page(broken: dict[str, Any]) -> None:
     assert rendered(analyze_text(broken, top=3)).strip()
     assert rendered(diff_text(broken)).strip()
     assert rendered(demo_text(broken, width=100)).strip()
+
+
+def test_an_interval_that_holds_one_shows_no_difference(samples: ModuleType) -> None:
+    data = samples.demo()
+    data["swap_gain"] = {"pairs": 1, "speedup": samples.interval(1.02)}
+    data["experiments"][0]["candidates"] = 1
+    data["swaps"] = [{**data["swaps"][0], "speedup": samples.interval(1.01)}]
+    page = rendered(demo_text(data, width=140), width=140)
+    assert "1 candidate," in page
+    assert "1 pair: no difference shown, 1.020" in page
+    assert "No difference shown: " in page
+    assert "Proven" not in page
+    assert "proven faster" not in page
+    data["swap_gain"]["speedup"] = samples.interval(0.8)
+    page = rendered(demo_text(data, width=140), width=140)
+    assert "1 pair: slower, 0.800" in page

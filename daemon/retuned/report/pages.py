@@ -152,6 +152,7 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
     made.filters.update(
         belief=words.belief,
         count=words.count,
+        counted=words.counted,
         digest=words.digest,
         duration=words.duration,
         geometry=profiles.geometry,

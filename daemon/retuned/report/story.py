@@ -16,6 +16,7 @@ from retuned.report.words import (
     change,
     clean,
     count,
+    counted,
     finite,
     label,
     percent,
@@ -47,6 +48,13 @@ class Speedup:
     confidence: float | None
     """Of each bound on its own; None where the record does not say."""
 
+    @property
+    def shown(self) -> str:
+        """What the interval shows; one that holds 1 shows nothing."""
+        if self.lower > 1:
+            return "faster"
+        return "slower" if self.upper < 1 else "no difference shown"
+
     def __str__(self) -> str:
         """Return estimate, bounds and confidence."""
         sure = f" at {percent(self.confidence)} confidence" if self.confidence else ""
@@ -74,13 +82,19 @@ def headline(data: Json) -> str:
     what = (
         names[0] if len(names) == 1 else f"{names[0]} and {plural(len(names) - 1, 'more kernel')}"
     )
-    return f"{drifted}, and a proven faster {what} was swapped in while serving."
+    gains = [speedup(swap) for swap in swaps]
+    proven = "" if any(gain and gain.shown != "faster" for gain in gains) else "a proven faster "
+    return f"{drifted}, and {proven}{what} was swapped in while serving."
 
 
 def _gains(data: Json) -> str:
     known = [(named(swap, limit=48), speedup(swap)) for swap in records(data, "swaps")]
-    parts = [f"{name} {gain}" for name, gain in known if gain][:3]
-    return f"Proven: {'; '.join(parts)}." if parts else ""
+    said = []
+    for shown, word in (("faster", "Proven"), ("no difference shown", ""), ("slower", "")):
+        parts = [f"{name} {gain}" for name, gain in known if gain and gain.shown == shown][:3]
+        if parts:
+            said.append(f"{word or shown.capitalize()}: {'; '.join(parts)}.")
+    return " ".join(said)
 
 
 def _rolled_back(rollback: Json) -> str:
@@ -217,7 +231,10 @@ def swap_gain(data: Json) -> str:
     """Return what the swap does to the whole server; empty where it was not compared."""
     body = section(data, "swap_gain")
     gain = speedup(body)
-    return f"swap on over off, {label(body.get('pairs'))} pairs: {gain}" if gain else ""
+    if gain is None:
+        return ""
+    said = "" if gain.shown == "faster" else f"{gain.shown}, "
+    return f"swap on over off, {counted(body.get('pairs'), 'pair')}: {said}{gain}"
 
 
 def machine_sentence(data: Json) -> str:

@@ -150,7 +150,7 @@ def _drift(data: Json, width: int) -> list[RenderableType]:
 def _experiment(entry: Json, width: int, *, top: int) -> list[RenderableType]:
     counts = ", ".join(f"{words.count(n)} {reason}" for reason, n in story.verdicts(entry))
     floor = words.times(entry.get("noise_floor_ratio"))
-    head = f"{named(entry, limit=48)}: {words.count(entry.get('candidates'))} candidates"
+    head = f"{named(entry, limit=48)}: {words.counted(entry.get('candidates'), 'candidate')}"
     head += f", noise floor {floor}" if floor != words.NOTHING else ""
     findings = story.ranked(entry)
     if not findings:

@@ -233,6 +233,18 @@ def plural(number: float, noun: str) -> str:
     return f"{count(number)} {noun}{ending}"
 
 
+def counted(number: object, noun: str) -> str:
+    """Count and noun, of a number that may not be there.
+
+    Examples
+    --------
+    >>> counted(1, "candidate"), counted(None, "candidate") == f"{NOTHING} candidates"
+    ('1 candidate', True)
+    """
+    known = finite(number)
+    return f"{NOTHING} {noun}s" if known is None else plural(known, noun)
+
+
 def change(before: object, after: object) -> str:
     """Relative change in per cent, signed."""
     low, high = finite(before), finite(after)
