@@ -10,6 +10,7 @@ import pytest
 
 from retuned.cli import logs
 from retuned.cli import run as command
+from retuned.contract import Language
 from retuned.local import wiring
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
@@ -63,6 +64,27 @@ def test_policy_fields_without_effect_are_named_at_the_start(
     (told,) = warned(caplog)
     assert told.startswith("policy default/business-hours: not enforced on one machine: ")
     assert "spec.windows.0.overrun" in told
+
+
+@pytest.mark.parametrize(
+    ("language", "here", "said"),
+    [("auto", Language.CPU_CPP, 1), ("auto", Language.TRITON, 0), ("cpu_cpp", None, 0)],
+)
+def test_without_a_gpu_it_says_once_that_live_triton_kernels_are_left_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    language: str,
+    here: Language | None,
+    said: int,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("RETUNED_LAB_LANGUAGE", language)
+    monkeypatch.setattr(wiring, "language_of", lambda _: here)
+    command.run(state_dir=tmp_path / "state", watch=[tmp_path])
+    told = [r.getMessage() for r in caplog.records if "live Triton kernels" in r.getMessage()]
+    assert len(told) == said
+    assert all("lab_language: triton" in text for text in told)
 
 
 def test_a_logged_name_cannot_write_to_the_terminal() -> None:

@@ -276,6 +276,51 @@ def test_an_answer_is_read_strictly_and_what_is_new_is_ignored() -> None:
         assert isinstance(process_status("1.sock", bad), TemporaryError)
 
 
+def test_triton_kernels_that_nobody_swapped_are_shown_as_stock(run: Run, folder: Path) -> None:
+    stock = [
+        {"kernel": "served:softmax", "launches": 812, "keys": 3, "liftable": True},
+        {"kernel": "served:any", "launches": 7, "keys": 1, "liftable": False, "new": 1},
+    ]
+    answer = {"pid": 1, "slots": [], "stock_kernels": stock, "stock_kernels_left_out": 5}
+    attached = answering(folder, answer)
+    try:
+        text = run("status")
+        first, second = (line.split() for line in text.splitlines() if line.startswith("served:"))
+        assert first == ["served:softmax", "-", "stock", "812", "3"]
+        assert second[:5] == ["served:any", "-", "stock", "7", "1"]
+        assert "cannot be lifted" in text
+        assert "5 Triton kernels more" in text
+        (process,) = run("status", "--json")["processes"]
+        assert process["stock_kernels"][0]["launches"] == 812
+    finally:
+        attached.close()
+
+
+def test_a_daemon_that_looked_on_and_ordered_nothing_is_said_to_be_there(
+    server: Server, run: Run, folder: Path
+) -> None:
+    server.slot("double_m")
+    assert "none yet" in run("status").split("kernel")[0]
+    RuntimeSocket(folder).slots()
+    text = run("status").split("kernel")[0]
+    assert "looked 0." in text
+    assert "ordered nothing" in text
+    assert "none yet" not in text
+
+
+def test_graphs_that_nobody_follows_are_said_beside_what_was_counted(
+    run: Run, folder: Path
+) -> None:
+    slot = {"definition": "double_m", "state": "swapped", "artifact": A, "swapped_launches": 9,
+            "unfollowed_graphs": 2, "graphs_reason": "graphs-off"}  # fmt: skip
+    attached = answering(folder, {"pid": 1, "slots": [slot]})
+    try:
+        text = run("status")
+    finally:
+        attached.close()
+    assert "2 captured graphs are not followed (graphs-off): not engaged there" in text
+
+
 # --- rearm ----------------------------------------------------------------------------------------
 
 

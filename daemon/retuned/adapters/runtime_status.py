@@ -115,6 +115,19 @@ class ChecksFacts(_Answer):
     """Memory of their copies."""
 
 
+class StockKernel(_Answer):
+    """A Triton kernel whose launches are intercepted and run as the server wrote it."""
+
+    kernel: str = Field(max_length=600)
+    """``module:qualname``."""
+    launches: int = 0
+    """Since start."""
+    keys: int = 0
+    """Shapes, grids and codes that it was launched with."""
+    liftable: bool = True
+    """Whether it could be lifted and tuned at all."""
+
+
 class ProcessStatus(_Answer):
     """One process of a server."""
 
@@ -142,6 +155,16 @@ class ProcessStatus(_Answer):
     """Under way."""
     slots: tuple[SlotStatus, ...] = Field(default=(), max_length=4096)
     """Kernels that may be swapped."""
+    stock_kernels: tuple[StockKernel, ...] = Field(default=(), max_length=4096)
+    """Intercepted Triton kernels without a slot, those launched most first."""
+    stock_kernels_left_out: int = 0
+    """Such kernels beyond those listed."""
+    interception: dict[str, str] = Field(default_factory=dict, max_length=16)
+    """``on``, or why not, per place where Triton's launches could be intercepted."""
+    unvisited_s: float | None = None
+    """Since a daemon asked or told anything, seconds; None if none ever did."""
+    failed_chores: dict[str, dict[str, int]] = Field(default_factory=dict, max_length=4096)
+    """Pieces of housekeeping that failed and are tried again, by cause."""
     slots_left_out: int = 0
     """Kernels beyond those listed."""
 

@@ -10,12 +10,19 @@ import typer
 
 from retuned.cli.logs import log_to_stderr
 from retuned.cli.places import cautions
+from retuned.contract import Language
 from retuned.lab.harness.sandbox import hide_memory
 from retuned.local.lock import only_one
 from retuned.local.program import serve
 from retuned.settings import Settings, load_settings
 
 log = logging.getLogger(__name__)
+
+_NO_GPU = (
+    "no GPU here, so kernels are taken to be C++ for the processor: live Triton kernels of "
+    "attached servers are counted and left alone; to tune them run the daemon where a GPU is, or "
+    "set lab_language: triton"
+)
 
 
 def run(
@@ -40,7 +47,7 @@ def run(
     log_to_stderr(settings)
     hide_memory()  # it signs evidence and knows the endpoint's key; candidates run as its user
     from retuned.local.review_page import served  # after the settings: a typo answers at once
-    from retuned.local.wiring import build
+    from retuned.local.wiring import build, language_of
 
     with only_one(settings.state_dir):
         loop, telemetry = build(settings)
@@ -48,6 +55,8 @@ def run(
             telemetry.serve(settings.metrics_address, port=settings.metrics_port)
             place = f"{settings.metrics_address}:{settings.metrics_port}"
             log.info("metrics on http://%s/metrics", place)
+        if settings.lab_language == "auto" and language_of(settings) is Language.CPU_CPP:
+            log.info("%s", _NO_GPU)
         for caution in cautions(settings):
             log.warning("%s", caution)
         log.info("watching %s, state in %s", _folders(settings), settings.state_dir)

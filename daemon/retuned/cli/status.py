@@ -90,27 +90,58 @@ def _print(folder: Path, processes: Sequence[ProcessStatus]) -> None:
     rows = [(slot, each) for each in processes for slot in each.slots]
     if not rows:
         stdout().print(_NO_SLOT, soft_wrap=True)
-        return
-    rows.sort(key=lambda row: row[0].definition)  # stable: within a kernel by rank
-    stdout().print("")
-    print_table(_HEADER, [_slot_row(slot, each, many=count > 1) for slot, each in rows])
+    else:
+        rows.sort(key=lambda row: row[0].definition)  # stable: within a kernel by rank
+        stdout().print("")
+        print_table(_HEADER, [_slot_row(slot, each, many=count > 1) for slot, each in rows])
     left_out = sum(each.slots_left_out for each in processes)
     if left_out:
         stdout().print(f"{left_out} kernels more are not listed.")
+    _print_stock(processes)
+
+
+def _print_stock(processes: Sequence[ProcessStatus]) -> None:
+    """Print the Triton kernels that are intercepted and run as the server wrote them."""
+    many = len(processes) > 1
+    rows = [
+        (each.kernel, _place(one, many=many), "stock", str(each.launches), str(each.keys),
+         "" if each.liftable else "takes any number of arguments: cannot be lifted")
+        for one in processes
+        for each in one.stock_kernels
+    ]  # fmt: skip
+    if rows:
+        stdout().print("")
+        print_table(("Triton kernel", "rank", "serves", "launches", "shapes", "detail"), rows)
+    left_out = sum(each.stock_kernels_left_out for each in processes)
+    if left_out:
+        stdout().print(f"{left_out} Triton kernels more are launched and not listed.")
+
+
+def _place(each: ProcessStatus, *, many: bool) -> str:
+    """Return a process's rank, or where nobody says one and there are others, its name."""
+    return each.process.removesuffix(".sock") if many and each.number is None else _rank(each)
 
 
 def _process_row(each: ProcessStatus) -> tuple[str, ...]:
-    daemon = "none yet" if each.term == 0 else f"asked {_seconds(each.unasked_s)} ago"
     under_way = str(each.checks.in_flight)
     if each.checks.stuck:
         under_way += f", {each.checks.stuck} do not come back"
     return (
         each.process.removesuffix(".sock"),
         _rank(each),
-        daemon,
+        _daemon(each),
         f"open: {each.breaker.process}" if each.breaker.process else "closed",
         under_way,
     )
+
+
+def _daemon(each: ProcessStatus) -> str:
+    """Say when a daemon was last here; one that has ordered nothing yet has no term."""
+    if each.term > 0:
+        return f"asked {_seconds(each.unasked_s)} ago"
+    if each.unvisited_s is None:
+        return "none yet"
+    return f"looked {_seconds(each.unvisited_s)} ago, ordered nothing"
 
 
 def _rank(each: ProcessStatus) -> str:
@@ -147,7 +178,7 @@ def _slot_row(slot: SlotStatus, each: ProcessStatus, *, many: bool) -> tuple[str
     order = slot.order
     return (
         slot.definition,
-        each.process.removesuffix(".sock") if many and each.number is None else _rank(each),
+        _place(each, many=many),
         serves(slot),
         str(slot.epoch),
         f"{100 * slot.fraction:g}%" if slot.artifact else "-",

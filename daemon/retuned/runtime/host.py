@@ -49,6 +49,8 @@ MAX_RESIDENT = 4
 """Variants kept loaded per slot for instant ways back."""
 
 
+_OF_PEOPLE = frozenset({"status", "rearm"})
+"""What commands ask for; all else is a daemon's."""
 _COUNTED = (LoadedVariant, KernelVariant)
 """Variants that say where their code came from."""
 
@@ -111,6 +113,7 @@ class Host:
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
         self._chores = Chores()
+        self._visited_s: float | None = None
         self.reports: dict[str, Callable[[], object]] = {}
         """What else a daemon is told when it says hello."""
         self.tuned = TunedFiles(
@@ -167,9 +170,12 @@ class Host:
         Refused
             With the reason for the daemon.
         """
-        operation = self._operations.get(str(request.get("op")))
+        name = str(request.get("op"))
+        operation = self._operations.get(name)
         if operation is None:
             raise Refused("unknown-op", detail=f"there are {sorted(self._operations)}")
+        if name not in _OF_PEOPLE:
+            self._visited_s = time.monotonic()
         return operation(request)
 
     def housekeeping(self) -> None:
@@ -214,6 +220,7 @@ class Host:
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
         self._chores = Chores()
+        self._visited_s = None
         self._fence = Fence()
         self._instance = new_instance()
         self._cache.restart()
@@ -276,7 +283,15 @@ class Host:
     def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Say how this process stands, to whoever asks: no lease begins anew."""
         told = process_status(self._all_slots(), self._supervision, counted=self._graphs.counted)
-        return self._hello(request) | told | {"failed_chores": self._chores.failures()}
+        stock = {} if self._interception is None else self._interception.stock()
+        visited_s = self._visited_s
+        since_s = None if visited_s is None else max(0.0, time.monotonic() - visited_s)
+        return (
+            self._hello(request)
+            | told
+            | stock
+            | {"failed_chores": self._chores.failures(), "unvisited_s": since_s}
+        )
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Verify, load, repack and self-check. Slow, and off every lock that a commit needs."""

@@ -364,6 +364,23 @@ def test_a_source_that_does_not_fit_is_refused(
     assert refused.value.reason == reason
 
 
+def test_a_process_tells_people_what_runs_as_the_server_wrote_it(world: World) -> None:
+    launch_affine(40)
+    for _ in range(3):
+        launch_rows(5, 7)
+    told = world.host.answer({"op": "status"})
+    names = [
+        (each["kernel"].rpartition(":")[2], each["launches"]) for each in told["stock_kernels"]
+    ]
+    assert names == [("rows", 3), ("affine", 1)]
+    assert told["stock_kernels_left_out"] == 0
+    assert told["unvisited_s"] is None  # a person has asked, no daemon
+    world.swap(world.live_affine())
+    told = world.host.answer({"op": "status"})
+    assert [each["kernel"].rpartition(":")[2] for each in told["stock_kernels"]] == ["rows"]
+    assert told["unvisited_s"] < 60
+
+
 def test_the_socket_lists_kernels_and_what_was_observed(world: World) -> None:
     launch_affine(100)
     launch_rows(2, 8)

@@ -17,6 +17,8 @@ from retuned.runtime.spec import Refused
 
 MAX_LISTED = 256
 """Kernels in one answer."""
+MAX_STOCK = 64
+"""Kernels without a slot in one answer to people, those launched most first."""
 
 
 class Interception:
@@ -56,6 +58,15 @@ class Interception:
             "states": self.states(),
             "kernels": shown,
             "next": after + MAX_LISTED if more else None,
+        }
+
+    def stock(self) -> dict[str, Any]:
+        """Return the kernels that have no slot and run as the server wrote them, as JSON data."""
+        every = [each for each in self._interceptor.kernels() if each.slot is None]
+        rows = sorted(map(summary, every), key=lambda row: -int(row["launches"]))
+        return {
+            "stock_kernels": rows[:MAX_STOCK],
+            "stock_kernels_left_out": max(0, len(rows) - MAX_STOCK),
         }
 
     def observed(self, request: Mapping[str, Any]) -> dict[str, Any]:
