@@ -138,6 +138,13 @@ def test_what_cannot_be_read_is_told_with_its_place(moe: Path, rows: Path, tmp_p
         run("diff", moe, "--rows", rows)
 
 
+def test_a_misspelt_field_of_a_change_is_named_with_those_there_are(moe: Path, rows: Path) -> None:
+    rows.write_text(json.dumps({**CHANGE, "defautls": []}))
+    with pytest.raises(UnreadableInput, match="unknown field 'defautls'; a change has defaults"):
+        run("diff", moe, "--rows", rows)
+    assert moe.read_text() == MOE
+
+
 def test_a_kind_that_cannot_be_guessed_has_to_be_named(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text(GEMM)
     with pytest.raises(UsageError, match="--format"):

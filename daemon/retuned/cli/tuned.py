@@ -51,6 +51,8 @@ _ANSWERS_NO = frozenset(
     )
 )
 """Reasons that are about what was asked; all others are about what was read."""
+_CHANGE_FIELDS = frozenset({"defaults", "format", "guard", "lookup", "rows", "rule"})
+"""What a change may say."""
 _FILE = typer.Argument(help="Fused-MoE JSON, AITER's CSV or TunableOp's CSV.")
 _ROWS = typer.Option("--rows", help="JSON file with guard and new rows; see docs/tuned-files.md.")
 _FORMAT = typer.Option("--format", help=f"One of {', '.join(FORMATS)}; else it is guessed.")
@@ -160,10 +162,20 @@ def _change(path: Path) -> dict[str, Any]:
         data = read_plain(path, max_bytes=MAX_FILE_BYTES)
         if data is None:
             raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
-        return json_object(data)
+        return _known(json_object(data))
     except (OSError, ValueError) as error:
         message = getattr(error, "strerror", None) or str(error)
         raise UnreadableInput("change-invalid", where=str(path), message=message) from error
+
+
+def _known(body: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what nobody would read: a misspelt guard must not be taken for none."""
+    unknown = sorted(body.keys() - _CHANGE_FIELDS)
+    if unknown:
+        names = ", ".join(repr(name[:80]) for name in unknown[:8])
+        known = ", ".join(sorted(_CHANGE_FIELDS))
+        raise ValueError(f"unknown field {names}; a change has {known}")
+    return body
 
 
 def _bytes(file: Path) -> bytes | None:

@@ -223,8 +223,10 @@ def test_a_folder_is_read_in_the_order_in_which_people_count(tmp_path: Path) -> 
 def test_a_folder_without_problems_or_with_one_that_is_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no \.py files"):
         discover(tmp_path)
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UnreadableInput, match="--problems names one with files") as missing:
         discover(tmp_path / "none")
+    assert (missing.value.code, missing.value.exit_code) == ("folder-missing", 3)
+    assert missing.value.where == str(tmp_path / "none")
     (tmp_path / "1_x.py").write_bytes(b"\xff\xfe")
     with pytest.raises(UnreadableInput, match="1_x"):
         discover(tmp_path)

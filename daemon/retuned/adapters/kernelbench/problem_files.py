@@ -16,6 +16,11 @@ _MOST_PROBLEMS = 10_000
 
 _MOST_BYTES = 1_000_000
 
+_NO_FOLDER = (
+    "there is no such folder; --problems names one with files such as level1/19_ReLU.py, for "
+    "example the folder KernelBench of a checkout of KernelBench"
+)
+
 _DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -45,7 +50,7 @@ def discover(folder: Path) -> list[ProblemFile]:
         If one cannot be read.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no folder with problems")
+        raise UnreadableInput("folder-missing", where=str(folder), message=_NO_FOLDER)
     found = sorted(
         (path for path in _python_files(folder)),
         key=lambda path: _counted(path.relative_to(folder).as_posix()),

@@ -154,7 +154,7 @@ def _sniff_table(source: ByteSource, start: bytes) -> Format:
         )
     raise source.refuse(
         "unknown-format",
-        "neither CSV, JSON nor SQLite of a profiler; see the formats in the documentation",
+        f"neither CSV, JSON nor SQLite of a profiler; known are {', '.join(Format)}",
     )
 
 
