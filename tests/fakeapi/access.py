@@ -65,6 +65,27 @@ class Access:
             raise Refusal(401, "Unauthorized", message="Unauthorized")
         return found
 
+    def acting(self, who: Identity, user: str, groups: Sequence[str]) -> Identity:
+        """Return whom somebody may act as; themselves where no other is named.
+
+        Raises
+        ------
+        Refusal
+            403 if they may not.
+        """
+        if not user and not groups:
+            return who
+        if not user:
+            raise Refusal(400, "BadRequest", message="groups without a user")
+        wanted = [("users", user), *(("groups", group) for group in groups)]
+        for resource, name in wanted:
+            if not self.may(
+                who, "impersonate", group="", resource=resource, namespace="", name=name
+            ):
+                text = f'{resource} "{name}" is forbidden: User "{who.name}" cannot impersonate'
+                raise Refusal(403, "Forbidden", message=text)
+        return Identity(name=user, groups=tuple(groups))
+
     def may(
         self, who: Identity, verb: str, *, group: str, resource: str, namespace: str, name: str
     ) -> bool:

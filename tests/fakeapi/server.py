@@ -189,7 +189,11 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             place = place_of(split.path)
             verb = self._verb(place)
-            who = self._fake.access.who(self.headers.get("Authorization", ""))
+            who = self._fake.access.acting(
+                self._fake.access.who(self.headers.get("Authorization", "")),
+                self.headers.get("Impersonate-User", ""),
+                self.headers.get_all("Impersonate-Group") or (),
+            )
             fault = self._fake.faults.meet(seen(verb, place, who.name)) or Fault()
             if self._goes_wrong(fault):
                 return

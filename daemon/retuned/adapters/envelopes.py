@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import ValidationError
 
-from retuned.ports import Notary, Verifier
+from retuned.contract import Digest
+from retuned.errors import UnreadableInput
+from retuned.ports import Notary, Store, Verifier
 from retuned.stages.verdict import Doubt, EvidenceDocument, EvidenceFault, SignedEvidence
 
 _MAX_BYTES = 64 << 20
@@ -14,6 +18,22 @@ _DETAILS = {
     EvidenceFault.REVOKED_KEY: "its key was revoked",
     EvidenceFault.ALTERED: "the signature does not fit the text",
 }
+
+
+_PASSING = frozenset({"key-unreadable", "blob-unreadable"})
+"""What keeps evidence from being read and says nothing about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Evidence as it was found."""
+
+    document: EvidenceDocument | None
+    """What it says; None where it cannot be read."""
+    doubt: Doubt | None
+    """Why it is not believed; None if its bytes and its signature are whole."""
+    passing: bool = False
+    """Whether the doubt is about this machine and not about the evidence: try again."""
 
 
 def seal(payload: bytes, *, notary: Notary) -> bytes:
@@ -44,6 +64,34 @@ def unseal(data: bytes, *, verifier: Verifier) -> tuple[EvidenceDocument | None,
         return document, None
     detail = f"{envelope.key}: {_DETAILS.get(fault, 'the signature cannot be verified')}"
     return document, Doubt(fault=fault, detail=detail)
+
+
+def read(store: Store, verifier: Verifier, digest: Digest | None) -> Read:
+    """Find evidence and verify its bytes and its signature."""
+    if digest is None:
+        detail = "no evidence is named"
+        return Read(document=None, doubt=Doubt(fault=EvidenceFault.MISSING, detail=detail))
+    try:
+        data = store.get_blob(digest)
+        document, doubt = unseal(data, verifier=verifier)
+    except OSError as error:
+        detail = f"{digest} cannot be read now: {error.strerror or error}"
+        return _later(detail)
+    except UnreadableInput as error:
+        if error.code in _PASSING:
+            return _later(str(error))
+        known = {
+            "blob-corrupt": EvidenceFault.ALTERED,
+            "blob-missing": EvidenceFault.MISSING,
+        }
+        fault = known.get(error.code, EvidenceFault.UNREADABLE)
+        return Read(document=None, doubt=Doubt(fault=fault, detail=str(error)))
+    return Read(document=document, doubt=doubt)
+
+
+def _later(detail: str) -> Read:
+    doubt = Doubt(fault=EvidenceFault.UNREADABLE, detail=f"{detail}; try again")
+    return Read(document=None, doubt=doubt, passing=True)
 
 
 def signed_by(data: bytes) -> str:

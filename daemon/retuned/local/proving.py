@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
-from retuned.adapters.envelopes import seal, unseal
+from retuned.adapters.envelopes import Read, read, seal
 from retuned.contract import Digest
-from retuned.errors import TemporaryError, UnreadableInput
+from retuned.errors import TemporaryError
 from retuned.lab.countersigning import claim_of, wrong_with
 from retuned.local.asking import measured_in
 from retuned.local.context import Context
-from retuned.ports import Event, Finding, Store, Verifier
+from retuned.ports import Event, Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import (
     Claim,
     Doubt,
     EvidenceDocument,
-    EvidenceFault,
     doubt_of,
 )
+
+__all__ = ["Read", "believed", "doubt_about_win", "keep", "read"]
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 10.0
-_PASSING = frozenset({"key-unreadable", "blob-unreadable"})
-"""What keeps evidence from being read and says nothing about it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """Evidence as it was found."""
-
-    document: EvidenceDocument | None
-    """What it says; None where it cannot be read."""
-    doubt: Doubt | None
-    """Why it is not believed; None if its bytes and its signature are whole."""
-    passing: bool = False
-    """Whether the doubt is about this machine and not about the evidence: try again."""
 
 
 def keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> Digest | None:
@@ -80,34 +66,6 @@ def keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> Digest | None:
         )
     )
     return None
-
-
-def read(store: Store, verifier: Verifier, digest: Digest | None) -> Read:
-    """Find evidence and verify its bytes and its signature."""
-    if digest is None:
-        detail = "no evidence is named"
-        return Read(document=None, doubt=Doubt(fault=EvidenceFault.MISSING, detail=detail))
-    try:
-        data = store.get_blob(digest)
-        document, doubt = unseal(data, verifier=verifier)
-    except OSError as error:
-        detail = f"{digest} cannot be read now: {error.strerror or error}"
-        return _later(detail)
-    except UnreadableInput as error:
-        if error.code in _PASSING:
-            return _later(str(error))
-        known = {
-            "blob-corrupt": EvidenceFault.ALTERED,
-            "blob-missing": EvidenceFault.MISSING,
-        }
-        fault = known.get(error.code, EvidenceFault.UNREADABLE)
-        return Read(document=None, doubt=Doubt(fault=fault, detail=str(error)))
-    return Read(document=document, doubt=doubt)
-
-
-def _later(detail: str) -> Read:
-    doubt = Doubt(fault=EvidenceFault.UNREADABLE, detail=f"{detail}; try again")
-    return Read(document=None, doubt=doubt, passing=True)
 
 
 def believed(ctx: Context, proposal: Proposal) -> tuple[EvidenceDocument | None, Doubt | None]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from retuned import catalog
 from retuned.adapters.approvals import Approvals, Identity, identity_of_uid
 from retuned.adapters.local_peers import uid_of_peer
 from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
-from retuned.contract import Language, Solution
+from retuned.contract import Solution
 from retuned.errors import UsageError
-from retuned.lab.physics import GPU_PEAKS, Peak
 from retuned.local import people
 from retuned.local.context import Context, Kind
 from retuned.local.program import Loop
@@ -26,8 +24,9 @@ from retuned.stages.proposal import Proposal
 from retuned.web.app import Pages, Site
 from retuned.web.guarding import Guard
 from retuned.web.ports import Seen, Visit
-from retuned.web.records import Act, Person, Roof, Roofs
+from retuned.web.records import Act, Person
 from retuned.web.refusing import refused
+from retuned.web.roofs import roofs_of
 from retuned.web.serving import PageServer, names_of, place_of
 
 _KINDS = {Act.APPROVE: DecisionKind.APPROVE, Act.BREAK_GLASS: DecisionKind.BREAK_GLASS}
@@ -184,32 +183,3 @@ def _machine(settings: Settings, ctx: Context) -> Machine:
         roofs=lambda proposal, shapes, arch: roofs_of(proposal.definition, shapes, arch=arch),
         samples=Remembered(ctx.swapper.samples, clock=ctx.clock),
     )
-
-
-def roofs_of(definition: str, shapes: Sequence[Mapping[str, int]], *, arch: str) -> Roofs | None:
-    """Return what physics allows some shapes of a kernel of the catalog; None where unknown.
-
-    Parameters
-    ----------
-    definition
-        Kernel.
-    shapes
-        Lengths of the variable axes.
-    arch
-        Architecture that it was measured on.
-    """
-    peak: Peak | None = GPU_PEAKS.get(arch)
-    languages = catalog.languages(definition) if peak is not None else ()
-    if peak is None or not languages:
-        return None
-    language = Language.TRITON if Language.TRITON in languages else next(iter(languages))
-    entry = catalog.get(definition, language=language)
-    found = []
-    for axes in shapes:
-        try:
-            cost = entry.cost(entry.definition.lengths(axes))
-        except ValueError:  # measured by another version of the definition
-            continue
-        moved = cost.read_bytes + cost.write_bytes
-        found.append(Roof(axes=dict(axes), flops=cost.flops, moved_bytes=moved))
-    return Roofs(shapes=tuple(found), gflops=peak.gflops, gbytes_per_s=peak.gbytes_per_s)

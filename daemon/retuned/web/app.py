@@ -16,7 +16,13 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from retuned.contract import Digest
-from retuned.errors import RetunedError, TemporaryError, UnreadableInput, UsageError
+from retuned.errors import (
+    MissingDependency,
+    RetunedError,
+    TemporaryError,
+    UnreadableInput,
+    UsageError,
+)
 from retuned.ports import Clock
 from retuned.stages.watch import METHOD, total
 from retuned.web import rendering
@@ -317,7 +323,7 @@ class Pages:
     def _failed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, RetunedError), "registered for it"
         status = STATUS.get(error.code, 409)
-        if isinstance(error, TemporaryError):
+        if isinstance(error, TemporaryError | MissingDependency):
             status = 503
         elif isinstance(error, UsageError):
             status = 422
@@ -372,7 +378,10 @@ def _headers(request: Request) -> dict[str, str]:
 
 
 def _place(found: object) -> tuple[str, int]:
-    return (str(found[0]), int(found[1])) if isinstance(found, tuple | list) else ("", 0)
+    """Return address and port of an end of the connection; of another kind of socket neither."""
+    if not isinstance(found, tuple | list) or not isinstance(found[1], int):
+        return "", 0
+    return str(found[0]), found[1]
 
 
 def _key(request: Request) -> str:

@@ -15,6 +15,7 @@ from retuned_operator.controllers.ports import (
     BY_BUDGET,
     BY_EXPERIMENT,
     BY_LABEL,
+    BY_PHASE,
     BY_PROPOSAL,
     BY_SELECTOR,
     BY_SIDECAR,
@@ -34,7 +35,7 @@ from retuned_operator.runtime.store import Index, Store, key_of
 
 INDICES: Mapping[Resource, Mapping[str, Index]] = {
     TARGETS: {BY_SELECTOR: reading.selector_words},
-    PROPOSALS: {BY_TARGET: reading.target_word},
+    PROPOSALS: {BY_TARGET: reading.target_word, BY_PHASE: reading.phase_word},
     EXPERIMENTS: {BY_TARGET: reading.target_word, BY_BUDGET: reading.budget_words},
     DECISIONS: {BY_PROPOSAL: reading.proposal_word},
     JOBS: {BY_EXPERIMENT: reading.experiment_words},

@@ -28,6 +28,8 @@ from retuned_operator.runtime.resources import Obj, Resource
 
 BY_TARGET = "target"
 """Index of experiments and proposals: ``namespace/name`` of their target."""
+BY_PHASE = "phase"
+"""Index of proposals: their phase."""
 BY_PROPOSAL = "proposal"
 """Index of decisions: ``namespace/name`` of the proposal that they name."""
 BY_EXPERIMENT = "experiment"

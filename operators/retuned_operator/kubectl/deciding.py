@@ -143,6 +143,7 @@ def decision_of(
     kind: DecisionKind,
     comment: str,
     gate: GateStatus | None,
+    channel: str = "kubectl",
 ) -> SwapDecision:
     """Write a person's word; the same word twice is one object.
 
@@ -168,7 +169,7 @@ def decision_of(
             user=who.user,
             groups=groups_for(who, gate.missing_from if gate else ()),
             comment=comment,
-            channel="kubectl",
+            channel=channel,
             policy_generation=gate.policy_generation if gate else 0,
             policy_digest=policy,
         ),

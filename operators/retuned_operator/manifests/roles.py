@@ -84,6 +84,33 @@ def reviewing_rules() -> list[dict[str, Any]]:
     ]
 
 
+def speaking_rules(
+    users: Sequence[str], groups: Sequence[str], *, any_user: bool = False
+) -> list[dict[str, Any]]:
+    """Return what the review page needs to write decisions in people's names, and no more.
+
+    Whoever may act as anybody may act as the cluster's own parts; so people and groups are named.
+
+    Parameters
+    ----------
+    users
+        People, as the API server knows them.
+    groups
+        Their groups that policies name.
+    any_user
+        Whether users need not be named. A user whose name begins with ``system:`` is then kept out
+        by the page alone.
+    """
+    found = []
+    if any_user:
+        found.append(rule("", ("users",), ("impersonate",)))
+    elif users:
+        found.append(rule("", ("users",), ("impersonate",), *users))
+    if groups:
+        found.append(rule("", ("groups",), ("impersonate",), *groups))
+    return found
+
+
 def operator_roles(
     account: str, *, namespace: str, watched: Sequence[str], experiments: str
 ) -> tuple[dict[str, Any], ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from retuned.adapters.clock import SystemClock
 from retuned.adapters.signing import Ed25519Notary
@@ -37,8 +38,10 @@ from retuned_operator.program.health import HealthServer
 from retuned_operator.program.ledger import StoreLedger
 from retuned_operator.program.prometheus import Prometheus
 from retuned_operator.program.results import ResultFolder
+from retuned_operator.program.reviewing import review_app, review_settings
 from retuned_operator.program.securing import Securing
 from retuned_operator.program.settings import Settings
+from retuned_operator.program.shelf import StoreShelf
 from retuned_operator.program.showing import Shown
 from retuned_operator.program.signals import PrometheusSignals
 from retuned_operator.runtime.client import Api, connect
@@ -141,6 +144,8 @@ class Operator:
         self._control(settings)
         self._securing = Securing(settings, self.manager.writer, namespaces=self._server_namespaces)
         self._agent: AgentServer | None = None
+        self._pages = self._review(settings, notary)
+        self._page: AgentServer | None = None
         self._ended = threading.Event()
         self.health = self._health(settings)
 
@@ -190,6 +195,19 @@ class Operator:
             target_keys=self._stores[TARGETS].keys,
         ):
             self._queues[controller.name] = self.manager.add(controller)
+
+    def _review(self, settings: Settings, notary: Ed25519Notary) -> ASGIApp | None:
+        """Return the review page; None where nobody wants one."""
+        if settings.review_port is None:
+            return None
+        shelf = StoreShelf(self._store, notary, kernels=CatalogKernels())
+        return review_app(
+            review_settings(settings.review),
+            self._reach.api,
+            caches=self.caches,
+            shelf=shelf,
+            clock=self._clock,
+        )
 
     def _health(self, settings: Settings) -> HealthServer:
         return HealthServer(
@@ -241,6 +259,7 @@ class Operator:
             pair = self._securing.files
             if self._agent is None and self.manager.is_acting() and pair is not None:
                 self._agent = self._agent_on(*pair)
+                self._page = self._page_on(*pair)
             if self._clock.monotonic_s() >= sweep_at and self.manager.is_acting():
                 self._sweep()
                 sweep_at = self._clock.monotonic_s() + _SWEEP.total_seconds()
@@ -267,6 +286,21 @@ class Operator:
         log.info("the agent API listens on port %d", server.port)
         return server
 
+    def _page_on(self, certificate: Path, key: Path) -> AgentServer | None:
+        """Serve the review page; where the store is, which who leads has."""
+        if self._pages is None or self._settings.review_port is None:
+            return None
+        server = AgentServer(
+            self._pages,
+            Certificates(certificate, key),
+            hub=Hub(),
+            address=self._settings.address,
+            port=self._settings.review_port,
+        )
+        server.start()
+        log.info("the review page listens on port %d", server.port)
+        return server
+
     def _sweep(self) -> None:
         """Forget what pods said that are gone, and results of experiments that are gone."""
         uids = {str(body["metadata"].get("uid", "")) for body in self._stores[PODS].list()}
@@ -276,8 +310,9 @@ class Operator:
             self._results.keep_only({str(body["metadata"].get("uid", "")) for body in experiments})
 
     def _end(self) -> None:
-        if self._agent is not None:
-            self._agent.stop()
+        for server in (self._page, self._agent):
+            if server is not None:
+                server.stop()
         self._securing.stop()
         self.health.stop()
         self._stack.close()
@@ -289,6 +324,11 @@ class Operator:
     def agent_port(self) -> int | None:
         """Port of the agent API; None while it does not listen."""
         return self._agent.port if self._agent is not None else None
+
+    @property
+    def review_port(self) -> int | None:
+        """Port of the review page; None while it does not listen."""
+        return self._page.port if self._page is not None else None
 
     def _heard(self, target: str) -> None:
         for name in ("targets", "proposals", "beliefs"):

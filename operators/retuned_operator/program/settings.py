@@ -63,6 +63,8 @@ class Settings(BaseSettings):
     """How pods of experiments look, see `JobSettings`."""
     sidecar: dict[str, Any] = Field(default_factory=dict)
     """How the sidecar looks, see `SidecarSettings`."""
+    review: dict[str, Any] = Field(default_factory=dict)
+    """How the review page is reached and whom it believes, see `ReviewSettings`."""
     state_dir: Path = Path("/var/lib/retuned")
     """Store, keys and certificates."""
     tls_dir: Path | None = None
@@ -77,6 +79,8 @@ class Settings(BaseSettings):
     """Port of health and metrics."""
     webhook_port: _Port | None = None
     """Port of the webhook; None serves none."""
+    review_port: _Port | None = None
+    """Port of the review page; None serves none."""
     pod_name: str = "retuned-operator"
     """Name of this pod; whoever leads is known by it."""
     pod_namespace: str = "retuned"

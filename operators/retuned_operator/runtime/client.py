@@ -6,7 +6,7 @@ before each and raises if the operator must not act any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,18 @@ class Api:
     def guarded(self, guard: Callable[[], None]) -> Api:
         """Return the same API server for who may write only while `guard` does not raise."""
         return Api(self._transport, guard=guard, manager=self._manager)
+
+    def acting_as(self, user: str, groups: Sequence[str]) -> Api:
+        """Return the same API server as somebody else sees it; it checks whether we may.
+
+        Raises
+        ------
+        ValueError
+            If a name could end a header.
+        """
+        return Api(
+            self._transport.acting_as(user, groups), guard=self._guard, manager=self._manager
+        )
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -8,10 +8,11 @@ asked knows whether asking again is safe.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +23,7 @@ import yaml
 from kubernetes import config as kubernetes_config
 from kubernetes.client.configuration import Configuration
 from kubernetes.client.rest import RESTClientObject
+from urllib3 import HTTPHeaderDict
 
 from retuned.errors import UsageError
 from retuned_operator.runtime.errors import Unavailable, answered, printable
@@ -71,6 +73,24 @@ class Transport:
         self._configuration = configuration
         self._pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
         self._agent = agent
+        self._named: tuple[tuple[str, str], ...] = ()
+
+    def acting_as(self, user: str, groups: Sequence[str]) -> Transport:
+        """Return the same connections, over which everything is asked in somebody's name.
+
+        The API server checks whether this identity may, and then decides as for that person.
+
+        Raises
+        ------
+        ValueError
+            If a name could end a header.
+        """
+        named = (("Impersonate-User", user), *(("Impersonate-Group", group) for group in groups))
+        if not user or any(not (v.isascii() and v.isprintable()) for _, v in named):
+            raise ValueError("names are printable ASCII")
+        other = copy.copy(self)
+        other._named = named
+        return other
 
     def request(
         self,
@@ -180,10 +200,12 @@ class Transport:
         content_type: str = "",
         accept: str = "application/json",
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": accept, "User-Agent": self._agent}
+        headers = HTTPHeaderDict({"Accept": accept, "User-Agent": self._agent})
         if body is not None:
             headers["Content-Type"] = content_type
-        headers |= self._credentials(f"{method} {path}")
+        headers.update(self._credentials(f"{method} {path}"))
+        for name, value in self._named:
+            headers.add(name, value)
         url = f"{self._configuration.host}{path}"
         if query:
             url += f"?{urlencode(query)}"

@@ -1,0 +1,159 @@
+"""The review page of an operator: its settings, and what stands behind it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+from starlette.types import ASGIApp
+
+from retuned.errors import UnreadableInput, UsageError
+from retuned.plain_files import read_plain
+from retuned.ports import Clock
+from retuned.web.app import Pages, Site
+from retuned.web.guarding import Guard
+from retuned_operator.controllers.ports import Caches
+from retuned_operator.review.deciding import ClusterDeciding
+from retuned_operator.review.identity import Proxy, ProxyDoor
+from retuned_operator.review.ports import Shelf
+from retuned_operator.review.sight import Sight
+from retuned_operator.review.source import ClusterReview
+from retuned_operator.runtime.client import Api
+
+_MAX_SECRET = 4096
+_OPEN = frozenset({"/healthz"})
+_HOST = re.compile(r"[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
+
+
+def _host(value: str) -> str:
+    if not _HOST.fullmatch(value):
+        raise ValueError("a host is written in lower case, such as tuning.example.com")
+    return value
+
+
+def _plain(value: str) -> str:
+    if value.lower().startswith("system:"):
+        raise ValueError("names that begin with system: belong to the cluster itself")
+    return value
+
+
+_Header = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
+_Name = Annotated[
+    str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$"), AfterValidator(_plain)
+]
+
+
+class ReviewSettings(BaseModel):
+    """How the page is reached, and whom it believes."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, use_attribute_docstrings=True
+    )
+
+    hosts: tuple[Annotated[str, AfterValidator(_host)], ...] = Field(min_length=1, max_length=16)
+    """Names by which browsers reach it, with a port where it is not 443."""
+    place: str = Field(default="cluster", max_length=100)
+    """What this cluster is called on the page."""
+    secret_file: Path | None = None
+    """File with the secret that the proxy sends; None asks for none."""
+    proxy_addresses: tuple[str, ...] = ()
+    """Networks that the proxy comes from; empty is any, and then there must be a secret."""
+    user_header: _Header = "X-Forwarded-User"
+    """Header with the person's name."""
+    groups_header: _Header = "X-Forwarded-Groups"
+    """Header with the person's groups, separated by commas."""
+    user_prefix: str = Field(default="", max_length=64)
+    """What the API server puts before names of the same login."""
+    groups_prefix: str = Field(default="", max_length=64)
+    """What the API server puts before groups of the same login."""
+    groups: tuple[_Name, ...] = Field(default=(), max_length=256)
+    """Groups that the operator may speak for, as its role allows."""
+    gpu_hour_usd: float | None = Field(default=None, ge=0.0)
+    """Price of an hour of one accelerator; None shows no money."""
+
+
+def review_settings(given: object) -> ReviewSettings:
+    """Read the part ``review`` of the file.
+
+    Raises
+    ------
+    UsageError
+        With each thing that is wrong.
+    """
+    try:
+        return ReviewSettings.model_validate(given)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)[:5]
+        said = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'all'}: {p['msg']}" for p in problems)
+        raise UsageError(f"review: {said}") from error
+
+
+def review_app(
+    settings: ReviewSettings, api: Api, *, caches: Caches, shelf: Shelf, clock: Clock
+) -> ASGIApp:
+    """Return the page as an ASGI application.
+
+    Parameters
+    ----------
+    api
+        The API server; not the one that only who leads may write to: people's words are theirs.
+
+    Raises
+    ------
+    UsageError
+        If neither secret nor addresses prove the proxy.
+    UnreadableInput
+        If the secret cannot be read.
+    """
+    secret = _secret(settings.secret_file)
+    proxy = Proxy(
+        secret=secret,
+        addresses=settings.proxy_addresses,
+        user_header=settings.user_header.lower(),
+        groups_header=settings.groups_header.lower(),
+        user_prefix=settings.user_prefix,
+        groups_prefix=settings.groups_prefix,
+    )
+    hosts = frozenset(settings.hosts)
+    pages = Pages(
+        ClusterReview(
+            caches,
+            shelf,
+            Sight(api, clock=clock),
+            clock=clock,
+            place=settings.place,
+            usd_per_gpu_hour=settings.gpu_hour_usd,
+        ),
+        ClusterDeciding(api, clock=clock),
+        ProxyDoor(proxy, groups=frozenset(settings.groups)),
+        site=Site(hosts=hosts, secure=True, key=_form_key(secret)),
+        clock=clock,
+    )
+    return Guard(pages.app(), hosts=hosts, open_paths=_OPEN)
+
+
+def _secret(path: Path | None) -> bytes:
+    if path is None:
+        return b""
+    try:
+        found = read_plain(path, max_bytes=_MAX_SECRET)
+    except (OSError, ValueError) as error:
+        message = f"the proxy's secret cannot be read ({error})"
+        raise UnreadableInput("secret-unreadable", where=str(path), message=message) from error
+    if found is None or not found.strip():
+        message = f"the proxy's secret is empty or longer than {_MAX_SECRET} bytes"
+        raise UnreadableInput("secret-unreadable", where=str(path), message=message)
+    return found.strip()
+
+
+def _form_key(secret: bytes) -> bytes:
+    """Return what forms are signed with: the same after a change of leader where it can be."""
+    if not secret:
+        return os.urandom(32)
+    return hmac.new(secret, b"retuned review forms v1", hashlib.sha256).digest()

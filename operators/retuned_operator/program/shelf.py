@@ -1,0 +1,121 @@
+"""The operator's store as the review page sees it: evidence, sources, windows, accounts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from retuned.adapters.envelopes import read
+from retuned.contract import Digest, Solution
+from retuned.errors import UnreadableInput
+from retuned.ports import Store, Stored, Verifier
+from retuned.stages.drift import DriftReport
+from retuned.stages.profile import WorkloadProfile
+from retuned.stages.watch import Account
+from retuned.web.records import DriftLine, Roofs
+from retuned.web.roofs import roofs_of
+from retuned_operator.controllers.ports import Kernels
+from retuned_operator.crds import TuningTarget
+from retuned_operator.program.ledger import DRIFT, PROFILE, SOLUTION
+from retuned_operator.review.ports import Kept
+
+_PHASES = ("new", "noted", "answered")
+_LOOKED_AT = 3
+"""Newest windows of a target that say how busy its accelerators are."""
+
+
+class StoreShelf:
+    """The `Shelf` over the operator's store.
+
+    Parameters
+    ----------
+    store
+        Records and blobs.
+    verifier
+        Of evidence.
+    kernels
+        The catalog.
+    accounts
+        What was spent and saved.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        verifier: Verifier,
+        *,
+        kernels: Kernels,
+        accounts: Callable[[], Sequence[Account]] = tuple,
+    ) -> None:
+        self._store = store
+        self._verifier = verifier
+        self._kernels = kernels
+        self._accounts = accounts
+
+    def evidence(self, digest: Digest) -> Kept:
+        """Return evidence, verified."""
+        found = read(self._store, self._verifier, digest)
+        return Kept(document=found.document, doubt=found.doubt)
+
+    def solution(self, digest: Digest) -> Solution | None:
+        """Return a variant; None where its source is not kept."""
+        stored = self._store.get(SOLUTION, digest)
+        try:
+            return Solution.model_validate(stored.body) if stored is not None else None
+        except ValidationError:
+            return None
+
+    def incumbent(self, kernel: str, target: TuningTarget) -> Solution | None:
+        """Return what servers of a target come with; None where nobody knows."""
+        return self._kernels.incumbent(kernel, target=target)
+
+    def roofs(self, kernel: str, shapes: Sequence[Mapping[str, int]], arch: str) -> Roofs | None:
+        """Return what physics allows some shapes; None where nobody knows."""
+        return roofs_of(kernel, shapes, arch=arch)
+
+    def drifts(self, *, before: str, limit: int) -> Sequence[DriftLine]:
+        """Return drift reports of all targets, newest first; what cannot be read is left out."""
+        page = self._store.page(DRIFT, phases=_PHASES, before=before, limit=limit)
+        return tuple(_lines(page))
+
+    def window(self, key: str) -> tuple[DriftLine, WorkloadProfile | None] | None:
+        """Return a drift report with its window, which its pod has told under the same id."""
+        stored = self._store.get(DRIFT, key)
+        line = next(_lines((stored,) if stored is not None else ()), None)
+        if line is None:
+            return None
+        kept = self._store.get(PROFILE, key)
+        return line, _profile(kept) if kept is not None else None
+
+    def busy_ratio(self, target: str) -> float | None:
+        """Return the share of time in which kernels ran; None where no profile says so."""
+        found = []
+        for stored in self._store.list(PROFILE, prefix=f"{target}/", limit=_LOOKED_AT):
+            profile = _profile(stored)
+            if profile is not None and profile.observed_ns > 0:
+                found.append(min(1.0, profile.gpu_time_ns / profile.observed_ns))
+        return sum(found) / len(found) if found else None
+
+    def accounts(self) -> Sequence[Account]:
+        """Return what was spent and saved, newest month first."""
+        return self._accounts()
+
+
+def _lines(page: Sequence[Stored]) -> Iterator[DriftLine]:
+    for stored in page:
+        try:
+            report = DriftReport.model_validate(stored.body.get("report"))
+        except (ValidationError, UnreadableInput):
+            continue
+        at = datetime.fromtimestamp(report.window_start_ns / 1e9, UTC)
+        target = stored.id.rpartition("/")[0]
+        yield DriftLine(key=stored.id, target=target, at=at, report=report)
+
+
+def _profile(stored: Stored) -> WorkloadProfile | None:
+    try:
+        return WorkloadProfile.model_validate(stored.body.get("profile"))
+    except ValidationError:
+        return None

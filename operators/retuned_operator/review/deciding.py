@@ -1,0 +1,97 @@
+"""A person's word in a cluster: written by the API server, in that person's name."""
+
+from __future__ import annotations
+
+from retuned.errors import RetunedError, TemporaryError, UsageError
+from retuned.ports import Clock
+from retuned.stages.gate import DecisionKind
+from retuned.web.ports import Seen
+from retuned.web.records import Act, Person
+from retuned.web.refusing import refused
+from retuned_operator.crds import SwapProposal, write
+from retuned_operator.kubectl.answers import explained
+from retuned_operator.kubectl.deciding import check_phase, check_policy, decision_of
+from retuned_operator.kubectl.desk import Desk, Who
+from retuned_operator.review.ports import Speaks
+from retuned_operator.runtime.errors import AlreadyExists, Unavailable
+from retuned_operator.runtime.resources import DECISIONS, PROPOSALS
+
+KINDS = {
+    Act.APPROVE: DecisionKind.APPROVE,
+    Act.BREAK_GLASS: DecisionKind.BREAK_GLASS,
+    Act.REJECT: DecisionKind.REJECT,
+    Act.ABORT: DecisionKind.ABORT,
+    Act.ROLLBACK: DecisionKind.ABORT,
+}
+_AGREES = (DecisionKind.APPROVE, DecisionKind.BREAK_GLASS)
+_RETRY_S = 5.0
+
+
+class ClusterDeciding:
+    """The `Deciding` of a cluster.
+
+    Parameters
+    ----------
+    api
+        The API server; everything here is asked in the person's name, reading included.
+    clock
+        Time.
+    """
+
+    def __init__(self, api: Speaks, *, clock: Clock) -> None:
+        self._api = api
+        self._clock = clock
+
+    def decide(self, who: Person, key: str, act: Act, *, seen: Seen, comment: str) -> None:
+        """Keep a person's word; see `Deciding.decide`."""
+        namespace, _, name = key.partition("/")
+        desk = Desk(
+            cluster=self._api.acting_as(who.user, who.groups),
+            namespace=namespace,
+            now=self._clock.now(),
+        )
+        try:
+            self._say(desk, Who(user=who.user, groups=who.groups), name, act, seen, comment)
+        except Unavailable as error:
+            text = f"the cluster does not answer now: {error}"
+            raise TemporaryError(text, delay_s=_RETRY_S) from error
+
+    def _say(self, desk: Desk, who: Who, name: str, act: Act, seen: Seen, comment: str) -> None:
+        found = desk.one(PROPOSALS, SwapProposal, name, namespace=desk.namespace) if name else None
+        if found is None:
+            raise UsageError("there is no such proposal any more")
+        artifact = found.spec.artifact.digest
+        if artifact != seen.artifact:
+            raise refused(
+                "not-what-was-shown",
+                f"the artifact is {artifact} by now, not the one that you were shown",
+            )
+        kind, gate = KINDS[act], found.status.gate
+        check_phase(found, kind, back=act is Act.ROLLBACK)
+        if kind in _AGREES:
+            _check_time(found, desk)
+            if (gate.policy_digest if gate else None) != seen.policy:
+                raise refused(
+                    "not-what-was-shown",
+                    "another policy is in force than the one that you were shown",
+                )
+            gate = check_policy(found, desk.policy(found), kind=kind, comment=comment)
+        word = decision_of(found, who, kind=kind, comment=comment, gate=gate, channel="review-page")
+        body = write(word)
+        body.pop("status", None)
+        with explained("create", DECISIONS, namespace=desk.namespace):
+            try:
+                desk.cluster.create(DECISIONS, body)
+            except AlreadyExists:
+                return  # the very same was said before
+
+
+def _check_time(found: SwapProposal, desk: Desk) -> None:
+    expires_at = found.spec.expires_at
+    if desk.now >= expires_at:
+        error: RetunedError = refused(
+            "expired",
+            f"the proposal expired at {expires_at.isoformat(timespec='minutes')}; if the win "
+            "still holds it is proposed again",
+        )
+        raise error

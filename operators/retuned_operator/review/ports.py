@@ -1,0 +1,78 @@
+"""What the page needs of the operator's store, and of the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from retuned.contract import Digest, Solution
+from retuned.stages.profile import WorkloadProfile
+from retuned.stages.verdict import Doubt, EvidenceDocument
+from retuned.stages.watch import Account
+from retuned.web.records import DriftLine, Roofs
+from retuned_operator.crds import TuningTarget
+from retuned_operator.kubectl.desk import Cluster
+from retuned_operator.runtime.resources import Resource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Evidence, as far as it can be read and believed."""
+
+    document: EvidenceDocument | None
+    """What it says; None where it cannot be read."""
+    doubt: Doubt | None
+    """Why it is not to be believed; None where it is."""
+
+
+class Shelf(Protocol):
+    """The operator's store, for who looks."""
+
+    def evidence(self, digest: Digest) -> Kept:
+        """Return evidence, verified."""
+        ...
+
+    def solution(self, digest: Digest) -> Solution | None:
+        """Return a variant; None where its source is not kept."""
+        ...
+
+    def incumbent(self, kernel: str, target: TuningTarget) -> Solution | None:
+        """Return what servers of a target come with; None where nobody knows."""
+        ...
+
+    def roofs(self, kernel: str, shapes: Sequence[Mapping[str, int]], arch: str) -> Roofs | None:
+        """Return what physics allows some shapes; None where nobody knows."""
+        ...
+
+    def drifts(self, *, before: str, limit: int) -> Sequence[DriftLine]:
+        """Return drift reports of all targets, newest first."""
+        ...
+
+    def window(self, key: str) -> tuple[DriftLine, WorkloadProfile | None] | None:
+        """Return a drift report with its window; None where there is none."""
+        ...
+
+    def busy_ratio(self, target: str) -> float | None:
+        """Return the share of time in which kernels ran; None where no profile says so."""
+        ...
+
+    def accounts(self) -> Sequence[Account]:
+        """Return what was spent and saved, newest month first."""
+        ...
+
+
+class Asks(Protocol):
+    """Where rights are asked for."""
+
+    def create(self, resource: Resource, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask, and return the answer."""
+        ...
+
+
+class Speaks(Protocol):
+    """The API server, for who speaks in somebody's name."""
+
+    def acting_as(self, user: str, groups: Sequence[str]) -> Cluster:
+        """Return it as that person sees it."""
+        ...

@@ -1,0 +1,304 @@
+"""The facts of the page in a cluster: copies that the operator keeps anyway, and its store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from retuned.errors import TemporaryError, UnreadableInput
+from retuned.ports import Clock
+from retuned.stages.watch import Account
+from retuned.web.records import (
+    Case,
+    DriftLine,
+    Fleet,
+    Found,
+    Line,
+    Overview,
+    Person,
+    Row,
+    Slice,
+    Standing,
+    Window,
+)
+from retuned_operator.controllers import reading
+from retuned_operator.controllers.ports import BY_PHASE, BY_PROPOSAL, Caches
+from retuned_operator.crds import PolicyObject, SwapProposal, TuningTarget, read
+from retuned_operator.crds.proposal_status import ProposalPhase
+from retuned_operator.review.case import case_of, row_of, standing_of, swap_lines
+from retuned_operator.review.ports import Shelf
+from retuned_operator.review.sight import Sight
+from retuned_operator.runtime.resources import (
+    DECISIONS,
+    FREEZES,
+    POLICIES,
+    PROPOSALS,
+    TARGETS,
+    Obj,
+)
+
+KEEP_S = 5.0
+"""Seconds that the order of ended proposals is kept; each that is shown is read anew."""
+_RETRY_S = 5.0
+_DRIFTS = 2_000
+"""Most reports that are looked through for those that somebody may see."""
+
+
+class ClusterReview:
+    """The `ReviewSource` of a cluster.
+
+    Parameters
+    ----------
+    caches
+        Copies of the cluster's objects.
+    shelf
+        The operator's store.
+    sight
+        Who may see what.
+    clock
+        Time.
+    place
+        What this cluster is called.
+    usd_per_gpu_hour
+        Price of an hour; None where nobody said.
+    """
+
+    def __init__(
+        self,
+        caches: Caches,
+        shelf: Shelf,
+        sight: Sight,
+        *,
+        clock: Clock,
+        place: str,
+        usd_per_gpu_hour: float | None = None,
+    ) -> None:
+        self._caches = caches
+        self._shelf = shelf
+        self._sight = sight
+        self._clock = clock
+        self._place = place
+        self._price = usd_per_gpu_hour
+        self._orders = _Orders(self._bodies, clock=clock)
+
+    def overview(self, viewer: Person) -> Overview:
+        """Return what stands on every page."""
+        namespaces = self._namespaces(viewer)
+        counts = {
+            standing: sum(key.partition("/")[0] in namespaces for key in self._orders.of(standing))
+            for standing in Standing
+        }
+        freezes = reading.freezes(self._caches.list(FREEZES))
+        now, warnings = self._clock.now(), []
+        if freezes is None:
+            warnings.append("Frozen: a freeze cannot be read, so nothing starts.")
+        if not namespaces:
+            warnings.append("You may see no proposals; the ClusterRole retuned-viewer lets you.")
+        standing = tuple(f for f in freezes or () if f.until is None or now < f.until)
+        return Overview(
+            place=self._place, freezes=standing, counts=counts, warnings=tuple(warnings)
+        )
+
+    def proposals(
+        self, viewer: Person, part: Slice, *, standing: Collection[Standing]
+    ) -> Found[Row]:
+        """Return the proposals that stand so, newest first."""
+        namespaces = self._namespaces(viewer)
+        keys = self._orders.merged(standing)
+        seen = [key for key in keys if key.partition("/")[0] in namespaces]
+        if part.before:
+            seen = seen[seen.index(part.before) + 1 :] if part.before in seen else []
+        rows, unreadable = [], []
+        for key in seen[: part.limit]:
+            try:
+                found = self._proposal(key)
+            except UnreadableInput as error:  # one hides no other
+                unreadable.append(str(error))
+                continue
+            if found is not None:
+                rows.append(row_of(found))
+        more = seen[part.limit - 1] if len(seen) > part.limit else ""
+        return Found(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
+
+    def case(self, viewer: Person, key: str) -> Case | None:
+        """Return all of one proposal; None where there is none that the viewer may see."""
+        namespace = key.partition("/")[0]
+        if not self._sight.sees(viewer, namespace):
+            return None
+        found = self._proposal(key)
+        if found is None:
+            return None
+        target = self._target(found.target)
+        decisions = reading.decisions(self._caches.by(DECISIONS, BY_PROPOSAL, key))
+        if decisions is None:
+            raise TemporaryError(
+                "what people said about it cannot all be read now; it may be a no", delay_s=_RETRY_S
+            )
+        spoken = sorted(
+            (each for each in decisions if each.spec.proposal_ref.uid == found.metadata.uid),
+            key=lambda each: each.metadata.creation_timestamp or self._clock.now(),
+        )
+        kept = self._shelf.evidence(found.spec.evidence)
+        shapes = [shape.axes for shape in kept.document.verdict.shapes] if kept.document else []
+        arch = kept.document.environment.arch if kept.document else ""
+        spec = found.spec
+        return replace(
+            case_of(
+                found, spoken, self._policy(found), viewer=viewer, fleet=self._fleet(found.target)
+            ),
+            document=kept.document,
+            doubt=kept.doubt,
+            candidate=self._shelf.solution(spec.artifact.digest),
+            incumbent=self._shelf.solution(spec.baseline_digest)
+            or (self._shelf.incumbent(spec.kernel, target) if target else None),
+            roofs=self._shelf.roofs(spec.kernel, shapes, arch),
+        )
+
+    def swaps(self, viewer: Person, part: Slice) -> Found[Line]:
+        """Return swaps and ways back, newest first; of those that ended long ago only some."""
+        namespaces = self._namespaces(viewer)
+        lines: list[Line] = []
+        for standing in (Standing.UNDER_WAY, Standing.IN_PLACE, Standing.GOING_BACK):
+            for key in self._orders.of(standing):
+                lines += self._swaps_of(key, namespaces)
+        for key in self._orders.of(Standing.ENDED)[: 4 * part.limit]:
+            lines += self._swaps_of(key, namespaces)
+        lines.sort(key=lambda line: line.at, reverse=True)
+        at = int(part.before) if part.before.isdecimal() and len(part.before) < 9 else 0
+        more = str(at + part.limit) if len(lines) > at + part.limit else ""
+        return Found(rows=tuple(lines[at : at + part.limit]), more=more)
+
+    def drifts(self, viewer: Person, part: Slice) -> Found[DriftLine]:
+        """Return drift reports, newest first."""
+        rows: list[DriftLine] = []
+        before, looked = part.before, 0
+        while len(rows) <= part.limit and looked < _DRIFTS:
+            found = self._shelf.drifts(before=before, limit=part.limit + 1)
+            rows += [each for each in found if self._sees(viewer, each)]
+            looked += len(found)
+            if len(found) <= part.limit:
+                break
+            before = found[-1].key
+        more = rows[part.limit - 1].key if len(rows) > part.limit else ""
+        return Found(rows=tuple(rows[: part.limit]), more=more)
+
+    def window(self, viewer: Person, key: str) -> Window | None:
+        """Return the window of a drift report; None where there is none."""
+        found = self._shelf.window(key)
+        if found is None or not self._sees(viewer, found[0]):
+            return None
+        return Window(line=found[0], profile=found[1])
+
+    def accounts(self, viewer: Person) -> tuple[Account, ...]:
+        """Return what was spent and saved, newest month first."""
+        namespaces = self._namespaces(viewer)
+        return tuple(
+            each for each in self._shelf.accounts() if each.target.partition("/")[0] in namespaces
+        )
+
+    # --- within -----------------------------------------------------------------------------------
+
+    def _namespaces(self, viewer: Person) -> frozenset[str]:
+        bodies = self._caches.list(TARGETS)
+        if bodies is None:
+            raise TemporaryError("the cluster's objects are not known yet", delay_s=_RETRY_S)
+        known = {str(body.get("metadata", {}).get("namespace", "")) for body in bodies}
+        known |= {key.partition("/")[0] for each in Standing for key in self._orders.of(each)}
+        return self._sight.namespaces(viewer, sorted(known))
+
+    def _bodies(self, phase: str) -> Sequence[Obj]:
+        found = self._caches.by(PROPOSALS, BY_PHASE, phase)
+        if found is None:
+            raise TemporaryError("the proposals are not known yet", delay_s=_RETRY_S)
+        return found
+
+    def _proposal(self, key: str) -> SwapProposal | None:
+        body = self._caches.get(PROPOSALS, key)
+        return read(SwapProposal, body) if body is not None else None
+
+    def _target(self, key: str) -> TuningTarget | None:
+        body = self._caches.get(TARGETS, key)
+        try:
+            return read(TuningTarget, body) if body is not None else None
+        except UnreadableInput:
+            return None
+
+    def _policy(self, found: SwapProposal) -> PolicyObject | None:
+        gate = found.status.gate
+        body = self._caches.get(POLICIES, gate.policy) if gate and gate.policy else None
+        try:
+            return read(PolicyObject, body) if body is not None else None
+        except UnreadableInput:
+            return None
+
+    def _fleet(self, key: str) -> Fleet:
+        """Reckon with one accelerator a pod: what pods request is not known here."""
+        target = self._target(key)
+        return Fleet(
+            gpus=max(1, target.status.pods if target else 1),
+            busy_ratio=self._shelf.busy_ratio(key),
+            usd_per_gpu_hour=self._price,
+        )
+
+    def _swaps_of(self, key: str, namespaces: frozenset[str]) -> Iterator[Line]:
+        if key.partition("/")[0] not in namespaces:
+            return
+        try:
+            found = self._proposal(key)
+        except UnreadableInput:
+            return
+        if found is not None:
+            yield from swap_lines(found)
+
+    def _sees(self, viewer: Person, line: DriftLine) -> bool:
+        return self._sight.sees(viewer, line.target.partition("/")[0])
+
+
+class _Orders:
+    """Keys of proposals by standing, newest first, kept for a moment."""
+
+    def __init__(self, bodies: Callable[[str], Sequence[Obj]], *, clock: Clock) -> None:
+        self._bodies = bodies
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: dict[Standing, tuple[float, list[tuple[str, str]]]] = {}
+
+    def of(self, standing: Standing) -> list[str]:
+        """Return the keys of those that stand so."""
+        return [key for _, key in self._dated(standing)]
+
+    def merged(self, standing: Collection[Standing]) -> list[str]:
+        """Return the keys of those that stand so, or so."""
+        dated = sorted((each for one in standing for each in self._dated(one)), reverse=True)
+        return [key for _, key in dated]
+
+    def _dated(self, standing: Standing) -> list[tuple[str, str]]:
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            kept = self._kept.get(standing)
+        if kept is not None and now_s - kept[0] < _keep_s(standing):
+            return kept[1]
+        found = [
+            _dated(body)
+            for phase in ProposalPhase
+            if standing_of(phase) is standing
+            for body in self._bodies(phase.value)
+        ]
+        found.sort(reverse=True)
+        with self._lock:
+            self._kept[standing] = (now_s, found)
+        return found
+
+
+def _keep_s(standing: Standing) -> float:
+    """Return how long an order is kept: what is decided on is never shown as it was."""
+    return KEEP_S if standing in (Standing.ENDED, Standing.IN_PLACE) else 0.0
+
+
+def _dated(body: Mapping[str, object]) -> tuple[str, str]:
+    metadata = body.get("metadata")
+    if not isinstance(metadata, Mapping):
+        return "", ""
+    key = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+    return str(metadata.get("creationTimestamp", "")), key

@@ -1,0 +1,283 @@
+"""The operator's page: whom it believes, what they see, and that the API server decides."""
+
+from __future__ import annotations
+
+import base64
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.operators.kubectl.conftest import Cluster
+from tests.operators.review.conftest import HOST, SECRET, Page, proxied
+
+from retuned.errors import UnreadableInput, UsageError
+from retuned.stages.drift import DriftAction, DriftReport
+from retuned_operator.manifests.roles import speaking_rules
+from retuned_operator.program.ledger import DRIFT, PROFILE
+from retuned_operator.program.reviewing import review_settings
+from retuned_operator.review.identity import Proxy
+from retuned_operator.runtime.resources import DECISIONS, PROPOSALS, Obj
+
+NAME = "serving/swp-0123456789abcdef0123"
+
+
+def said(cluster: Cluster) -> list[Obj]:
+    return list(cluster.fake.api().list(DECISIONS, namespace="serving").items)
+
+
+def test_an_approval_is_written_by_the_api_server_in_the_persons_own_name(page: Page) -> None:
+    page.cluster.target()
+    page.cluster.proposal(page.cluster.policy())
+    inbox = page.get("/")
+    assert "1 waiting for a decision" in inbox.text
+    assert "prod-eu" in inbox.text
+    shown = page.get(f"/proposals/{NAME}")
+    assert "kubectl retuned approve" in shown.text
+    assert "the policy asks for it" in shown.text, "a reason is wanted"
+    answer = page.say(NAME, "approve", comment="numbers look right")
+    assert answer.status_code == 303, answer.text
+    (word,) = said(page.cluster)
+    spec = word["spec"]
+    assert (spec["user"], spec["groups"], spec["channel"]) == (
+        "ada",
+        ["gpu-platform"],
+        "review-page",
+    )
+    assert spec["comment"] == "numbers look right"
+    assert spec["policyGeneration"] == 1
+    assert "<strong>Approved</strong> by ada" in page.get(f"/proposals/{NAME}").text
+    assert page.say(NAME, "approve", comment="numbers look right").status_code == 303
+    assert len(said(page.cluster)) == 1, "the same word twice is one"
+
+
+def test_without_a_reason_that_the_policy_asks_for_nothing_is_written(page: Page) -> None:
+    page.cluster.proposal(page.cluster.policy())
+    answer = page.say(NAME, "approve")
+    assert answer.status_code == 422
+    assert "asks for a reason" in answer.text
+    assert said(page.cluster) == []
+
+
+def test_who_may_only_look_is_refused_by_the_api_server(page: Page) -> None:
+    page.cluster.proposal(page.cluster.policy())
+    shown = page.get(f"/proposals/{NAME}", who="eve")
+    assert shown.status_code == 200
+    assert "you are none of them" in shown.text
+    answer = page.say(NAME, "approve", who="eve", comment="let me")
+    assert answer.status_code == 409
+    assert "may not create swapdecisions" in answer.text
+    assert said(page.cluster) == []
+
+
+def test_who_may_not_list_proposals_sees_none_and_learns_no_name(page: Page) -> None:
+    page.cluster.proposal(page.cluster.policy())
+    page.store.add(DRIFT, "serving/chat/x", {"id": "x", "report": report()}, phase="new")
+    inbox = page.get("/", who="mallory")
+    assert inbox.status_code == 200
+    assert "You may see no proposals" in inbox.text
+    assert "swp-" not in inbox.text
+    assert page.get(f"/proposals/{NAME}", who="mallory").status_code == 404
+    assert "rmsnorm" not in page.get("/drift", who="mallory").text
+    assert page.get("/drift/serving/chat/x", who="mallory").status_code == 404
+    assert page.get("/drift/serving/chat/x", who="ada").status_code == 200
+
+
+def report() -> dict[str, object]:
+    found = DriftReport(
+        detected=True,
+        action=DriftAction.RETUNE,
+        reasons=(),
+        distance=0.2,
+        window_start_ns=1_772_000_000 * 10**9,
+        sentence="rmsnorm now runs at M=512",
+    )
+    return found.model_dump(mode="json")
+
+
+def test_a_person_whom_the_operator_may_not_speak_for_decides_nothing(page: Page) -> None:
+    page.cluster.proposal(page.cluster.policy())
+    page.cluster.fake.access.bind("mallory", page_roles("retuned-approver"))
+    answer = page.say(NAME, "reject", who="mallory", comment="no")
+    assert answer.status_code in (409, 503)
+    assert "Nothing was decided" in answer.text
+    assert said(page.cluster) == []
+
+
+def page_roles(name: str) -> list[dict[str, object]]:
+    from tests.operators.kubectl.conftest import ROLES
+
+    return list(ROLES[name])
+
+
+def test_a_rejection_an_abort_and_a_rollback_are_words_too(page: Page) -> None:
+    found = page.cluster.proposal(page.cluster.policy())
+    answer = page.say(NAME, "reject", who="grace", comment="no")
+    assert answer.status_code == 303, answer.text
+    place = page.cluster.fake.api().get(PROPOSALS, found.metadata.name, namespace="serving")
+    page.cluster.fake.set_status(PROPOSALS, place, phase="Promoted")
+    shown = page.get(f"/proposals/{NAME}", who="grace")
+    assert "Roll back" in shown.text
+    assert 'value="approve"' not in shown.text
+    assert page.say(NAME, "rollback", who="grace", comment="odd answers").status_code == 303
+    kinds = sorted(word["spec"]["decision"] for word in said(page.cluster))
+    assert kinds == ["Abort", "Reject"]
+
+
+def test_a_proposal_of_the_same_name_with_another_artifact_is_not_what_was_shown(
+    page: Page,
+) -> None:
+    policy = page.cluster.policy()
+    page.cluster.proposal(policy)
+    path = f"/proposals/{NAME}"
+    text = page.get(path).text
+    artifact = text.partition('name="artifact" value="')[2].partition('"')[0]
+    api = page.cluster.fake.api()
+    api.delete(PROPOSALS, NAME.partition("/")[2], namespace="serving")
+    page.cluster.proposal(policy, artifact={"digest": "sha256:" + "5" * 64})
+    fields = {"act": "approve", "comment": "x", "artifact": artifact}
+    for key in ("token", "policy"):
+        fields[key] = text.partition(f'name="{key}" value="')[2].partition('"')[0]
+    answer = page.post(path, fields)
+    assert answer.status_code == 409
+    assert "not the one that you were shown" in answer.text
+    assert said(page.cluster) == []
+
+
+def test_an_expired_proposal_is_not_approved(page: Page) -> None:
+    found = page.cluster.proposal(page.cluster.policy())
+    page.clock.set_wall(found.spec.expires_at + timedelta(hours=1))
+    shown = page.get(f"/proposals/{NAME}")
+    assert "It has expired." in shown.text
+    answer = page.say(NAME, "approve", comment="late")
+    assert answer.status_code == 410
+    assert said(page.cluster) == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("x-forwarded-user", "ada"), ("x-forwarded-groups", "gpu-platform")],
+        proxied("ada", secret="guess-guess-guess"),
+        [*proxied("ada"), ("x-forwarded-user", "grace")],
+        [*proxied("ada"), ("x-retuned-proxy-secret", "other-secret-here")],
+        [("x-retuned-proxy-secret", SECRET)],
+        proxied("system:admin"),
+        proxied("System:kube-controller-manager"),
+        proxied("ad\u00e4".encode().decode("latin-1")),
+    ],
+    ids=[
+        "no-secret",
+        "wrong",
+        "two-users",
+        "two-secrets",
+        "nobody",
+        "admin",
+        "system",
+        "not-ascii",
+    ],
+)
+def test_nobody_is_believed_without_the_proxys_proof_and_one_plain_name(
+    page: Page, headers: list[tuple[str, str]]
+) -> None:
+    page.cluster.proposal(page.cluster.policy())
+    answer = page.ask("GET", "/", headers=headers)
+    assert answer.status_code == 403
+    assert "swp-" not in answer.text
+
+
+def test_a_request_from_elsewhere_is_nobody_even_with_the_secret(page: Page) -> None:
+    page.client = ("10.0.4.7", 1)
+    assert page.get("/").status_code == 403
+
+
+def test_basic_authorization_carries_the_secret_as_well(page: Page) -> None:
+    coded = base64.b64encode(f"ada:{SECRET}".encode()).decode()
+    headers = [("authorization", f"Basic {coded}"), ("x-forwarded-user", "ada")]
+    assert page.ask("GET", "/", headers=headers).status_code == 200
+
+
+def test_groups_that_the_page_may_not_speak_for_are_left_aside(page: Page) -> None:
+    page.cluster.proposal(page.cluster.policy())
+    headers = [
+        ("x-retuned-proxy-secret", SECRET),
+        ("x-forwarded-user", "ada"),
+        ("x-forwarded-groups", "system:masters, gpu-platform,cluster-admins"),
+    ]
+    text = page.ask("GET", f"/proposals/{NAME}", headers=headers).text
+    assert "you are none of them" not in text, "gpu-platform counts"
+
+
+def test_another_host_and_a_form_of_another_site_are_refused(page: Page) -> None:
+    page.cluster.proposal(page.cluster.policy())
+    assert page.ask("GET", "/", headers=proxied("ada"), host="evil.example").status_code == 421
+    assert page.ask("GET", "/healthz", headers=(), host="10.0.0.1").status_code == 200
+    headers = [*proxied("ada"), ("origin", "https://evil.example")]
+    answer = page.ask("POST", f"/proposals/{NAME}", headers=headers, data={"act": "approve"})
+    assert answer.status_code == 403
+    assert said(page.cluster) == []
+
+
+def test_cookies_are_for_https_and_this_host_alone(page: Page) -> None:
+    page.cluster.proposal(page.cluster.policy())
+    cookie = page.get(f"/proposals/{NAME}").headers["set-cookie"]
+    assert cookie.startswith("__Host-retuned-review=")
+    for needed in ("Secure", "HttpOnly", "SameSite=strict", "Path=/"):
+        assert needed in cookie
+
+
+def test_swaps_and_drift_of_the_cluster_have_their_pages(page: Page) -> None:
+    history = [
+        {"from": "Approved", "to": "Canary", "at": "2026-03-02T12:00:00Z"},
+        {"from": "Canary", "to": "Watching", "at": "2026-03-02T13:00:00Z"},
+    ]
+    page.cluster.proposal(page.cluster.policy(), phase="Watching", status={"history": history})
+    swaps = page.get("/swaps").text
+    assert swaps.index("Canary to Watching") < swaps.index("Approved to Canary")
+    page.store.add(DRIFT, "serving/chat/x", {"id": "x", "report": report()}, phase="new")
+    page.store.add(PROFILE, "serving/chat/x", {"id": "x", "profile": {}}, phase="new")
+    assert "rmsnorm now runs at M=512" in page.get("/drift").text
+    assert "is not kept any more" in page.get("/drift/serving/chat/x").text
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "hosts"),
+        ({"hosts": []}, "hosts"),
+        ({"hosts": ["Upper.example"]}, "lower case"),
+        ({"hosts": [HOST], "groups": ["system:masters"]}, "groups"),
+        ({"hosts": [HOST], "userHeader": "X\r\nY"}, "userHeader"),
+        ({"hosts": [HOST], "surprise": 1}, "surprise"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(given: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        review_settings(given)
+
+
+def test_a_proxy_that_nothing_proves_is_no_setting() -> None:
+    with pytest.raises(UsageError, match="secret"):
+        Proxy()
+    with pytest.raises(UsageError, match="16 bytes"):
+        Proxy(secret=b"short")
+    with pytest.raises(UsageError, match="no network"):
+        Proxy(addresses=("10.0.3.0/240",))
+
+
+def test_a_secret_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    from retuned_operator.program.reviewing import _secret
+
+    with pytest.raises(UnreadableInput, match="cannot be read"):
+        _secret(tmp_path / "none")
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(UnreadableInput, match="empty"):
+        _secret(tmp_path / "empty")
+
+
+def test_the_role_names_everybody_whom_it_may_speak_for() -> None:
+    users, groups = speaking_rules(("ada",), ("sre",))
+    assert users["resourceNames"] == ["ada"]
+    assert groups["resourceNames"] == ["sre"]
+    assert speaking_rules((), ()) == []
+    (any_user,) = speaking_rules((), (), any_user=True)
+    assert "resourceNames" not in any_user
