@@ -25,7 +25,9 @@ format: setup  ## rewrite files to the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-sync: setup  ## renew the copies that the charts carry, and the page of their values
+sync: setup  ## renew what is made from something else: the page of metrics, dashboards, the charts' copies
+	@$(BIN)/python scripts/metrics_docs.py
+	@$(BIN)/python scripts/dashboards.py
 	@$(BIN)/python scripts/chart_sync.py
 
 lock: setup  ## renew the locks in requirements/ (they name no index)
@@ -46,6 +48,10 @@ e2e: setup cluster-tools  ## the whole loop on a real cluster: Linux, root, cont
 
 monitoring-tools:  ## fetch the Prometheus and Alertmanager that tests run (once, kept outside)
 	@scripts/monitoring-tools
+
+cluster-lacks: setup  ## install Debian's packages that e2e needs, if root may; say what is missing (exit 4)
+	@scripts/cluster-packages
+	@$(BIN)/python -m tests.cluster lacks
 
 cluster-tools:  ## build the Kubernetes, Helm and kwok that tests run (once, 8 minutes, kept outside)
 	@scripts/cluster-tools
