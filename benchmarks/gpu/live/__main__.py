@@ -140,9 +140,10 @@ class Show:
                 return
             self.part(f"{mode}: same batches", lambda: stage.exact(seed=7))
             # before the first profiler window: CUPTI stays in a process that had one
-            if not options.by_script:
+            straight = options.by_script or options.straight
+            if not straight:
                 self.part(f"{mode}: attached", lambda: self.attached(stage))
-            for phase in () if options.by_script else Phase:
+            for phase in () if straight else Phase:
                 self.part(f"{mode}: trace of {phase}", partial(self.trace, stage, phase))
             if not options.no_loop:
                 turn = Turn(
@@ -226,6 +227,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer blocks")
     parser.add_argument("--modes", default="eager,graphs")
     parser.add_argument("--no-loop", action="store_true", help="serve, compare and trace only")
+    parser.add_argument("--straight", action="store_true", help="no rates, no traces before drift")
     parser.add_argument("--by-script", action="store_true", help="swap without a daemon; no traces")
     parser.add_argument("--skip-costs", action="store_true")
     parser.add_argument("--skip-nodes", action="store_true")
