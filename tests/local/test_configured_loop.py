@@ -71,6 +71,8 @@ def test_what_a_proposal_writes_is_named_in_it_with_the_file_that_it_is_for(
     assert change["before"] == "sha256:" + hashlib.sha256(files.original).hexdigest()
     assert change["rows"] == [{"M": 9, "config": WON}], "what no lab knows is carried over"
     assert change["guard"] == [[9, 16]], "the bucket that was measured, and no more"
+    (told,) = [e for e in files.world.store.events(id=stored.id) if e.what == "writes-file"]
+    assert (told.detail["path"], told.detail["rows"]) == (str(files.file), change["rows"])
     (file,) = files.world.store.list(Kind.FILE, phase="tuned")
     assert (file.id, file.body["path"]) == (DEFINITION, str(files.file))
     assert files.file.read_bytes() == files.original, "nothing is written before it is approved"

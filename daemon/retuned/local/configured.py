@@ -7,6 +7,7 @@ all orders, by `adapters.runtime_files`. What the server picks is asked before a
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -289,7 +290,12 @@ def with_change(ctx: Context, answer: Proposal | Refusal, solution: Solution) ->
     proposal = answer.model_copy(update={"change": change.digest})
     if ctx.store.get(Kind.PROPOSAL, proposal.id) is None:  # else it is decided on already
         body = change.model_dump(mode="json")
-        if not ctx.store.add(Kind.FILE_CHANGE, proposal.id, body, phase="current"):
+        if ctx.store.add(Kind.FILE_CHANGE, proposal.id, body, phase="current"):
+            said = json.loads(change.text)
+            wanted = ("guard", "rows", "before")
+            about = {name: said[name] for name in wanted}
+            say(ctx, proposal.id, "writes-file", path=change.path, change=change.digest, **about)
+        else:
             ctx.store.advance(
                 Kind.FILE_CHANGE, proposal.id, expect="current", to="current", body=body
             )

@@ -216,3 +216,23 @@ def test_sglangs_file_for_the_second_product_is_one_of_its_own(sglang: Any, tmp_
     second = body | {"rows": [{"M": 44, "config": fits}], "guard": [[41, 46]]}
     tuned.prepare(order(second, epoch=2))
     assert tuned.commit(order(second, epoch=2))["engaged"]
+
+
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize(("name", "kind"), [("vllm", "moe-vllm"), ("sglang", "moe-sglang")])
+def test_what_the_servers_own_lookups_pick_is_told_for_every_size_with_a_file_and_without(
+    request: pytest.FixtureRequest, tmp_path: Path, name: str, kind: str, written: bool
+) -> None:
+    module = request.getfixturevalue(name)
+    file = "E=16,N=384,device_name=Made_Up,dtype=fp8_w8a8.json"
+    folder = "mine" if name == "vllm" else "configs/triton_3_9_0"
+    if written:
+        (tmp_path / folder / file).write_text(json.dumps(OLD))
+    said = files().look({"format": kind, "lookup": LOOKUP})
+    assert said["path"] == str(tmp_path / folder / file)
+    assert (said["digest"] is not None) is written
+    found = picks(module)
+    runs = [(first, last, row) for first, last, row in said["runs"]]
+    assert (runs[0][0], runs[-1][1]) == (1, 2**31 - 1)
+    for m, config in found.items():
+        assert [row for first, last, row in runs if first <= m <= last] == [config]
