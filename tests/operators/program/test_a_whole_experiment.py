@@ -83,7 +83,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
         "gpuResources": {"cpu": "amd.com/gpu"},
         "gpuModels": {MODEL: {"processor": MODEL}},
     }
-    file.write_text(yaml.safe_dump({"jobs": jobs}))
+    sidecar = {"image": "sidecar", "agentUrl": "https://localhost:8443"}
+    file.write_text(yaml.safe_dump({"jobs": jobs, "sidecar": sidecar}))
     for name, value in {
         "STATE_DIR": str(tmp_path / "state"),
         "AGENT_PORT": "0",
@@ -263,7 +264,8 @@ def test_a_log_that_was_cut_off_is_made_again_and_said(
         Server.started(fake).tells(operator)
         status = until(fake, lambda status: status.get("lostResults") == 1)
         status = until(fake, lambda status: any(r.get("result") for r in status["jobRefs"]))
-    attempts = {ref["attempt"]: ref.get("result") for ref in status["jobRefs"]}
+    searches = [ref for ref in status["jobRefs"] if ref["role"] == "search"]
+    attempts = {ref["attempt"]: ref.get("result") for ref in searches}
     assert attempts[1] is None
     assert attempts[2] == kubelet.pods[1].environment["RETUNED_POD_UID"]
     events = [each["note"] for each in _events(fake)]
