@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from retuned.cli.commands import app
+from retuned.errors import HarnessError, RetunedError, TemporaryError
 
 BLOCK = """
 import sys, time
@@ -98,3 +99,14 @@ def test_every_help_is_written_for_people() -> None:
         assert page.startswith(" ".join(("Usage: retuned", *name))), name
         for word in ("---- ", "----\n", "Raises", "Parameters", "Returns", "``"):
             assert word not in page, name
+
+
+def _below(cls: type[RetunedError]) -> list[type[RetunedError]]:
+    return [cls, *(each for below in cls.__subclasses__() for each in _below(below))]
+
+
+def test_only_what_may_succeed_when_tried_again_ends_with_5() -> None:
+    again = {*_below(TemporaryError), *_below(HarnessError)}
+    for each in _below(RetunedError):
+        assert each.exit_code in (1, 2, 3, 4, 5), each
+        assert (each.exit_code == 5) == (each in again), each
