@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.local.file_world import DEFINITION, LARGE, ROWS, SMALL, WON, FileWorld
-from tests.local.local_world import auto_policy
+from tests.local.local_world import Killed, auto_policy
 
 from retuned import catalog
 from retuned.adapters.signing import Ed25519Notary
@@ -289,3 +289,33 @@ def test_where_no_server_reads_files_nothing_is_looked_at(files: FileWorld) -> N
     files.drift()
     assert files.world.store.list(Kind.FILE) == []
     assert files.world.unexpected() == 0.0
+
+
+def until(files: FileWorld, wanted: str, *, deaths: int) -> str:
+    """Let the daemon look until its proposal is there, killing it a write later each time."""
+    (stored,) = files.world.store.list(Kind.PROPOSAL)
+    for later in range(40):
+        files.world.kill_at = files.world.boundaries + deaths + later
+        try:
+            files.look()
+        except Killed:
+            files.restart_daemon()
+        if files.phase(stored.id) == wanted:
+            files.world.kill_at = None
+            return stored.id
+    raise AssertionError(files.trail(stored.id))
+
+
+@pytest.mark.parametrize("deaths", [1, 9, 17])
+def test_a_daemon_that_is_killed_over_and_over_ends_with_the_row_and_then_with_the_file(
+    files: FileWorld, deaths: int
+) -> None:
+    server = files.start()
+    files.drift()
+    files.approve()
+    id = until(files, "watching", deaths=deaths)
+    assert server.picks(16, 64) == [WON, SMALL]
+    ask_back(files, id)
+    until(files, "rolled-back", deaths=deaths)
+    assert files.file.read_bytes() == files.original
+    assert server.picks(16, 64) == [SMALL, SMALL]
