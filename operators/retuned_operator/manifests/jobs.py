@@ -8,11 +8,10 @@ and cannot change them: the pod has no network, no token and no volume of anybod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retuned.errors import Refused, UsageError
+from retuned.errors import UsageError
 from retuned_operator.crds.experiment_status import JobRole
 from retuned_operator.crds.target import Vendor
 from retuned_operator.crds.values import GROUP
@@ -25,6 +24,7 @@ from retuned_operator.manifests.names import (
     owner,
     without_empty,
 )
+from retuned_operator.manifests.placing import affinity, gpu_resource, nodes_of
 from retuned_operator.manifests.sandbox import container_security, pod_security
 from retuned_operator.manifests.settings import JobSettings
 
@@ -205,35 +205,10 @@ def _pod(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
         "runtimeClassName": settings.runtime_class,
         "imagePullSecrets": [{"name": name} for name in settings.pull_secrets],
         "tolerations": [dict(each) for each in settings.tolerations] if gpu else [],
-        "nodeSelector": _nodes_of(request.model, settings) if gpu else {},
-        "affinity": _affinity(request.avoid_nodes),
+        "nodeSelector": nodes_of(request.model, settings) if gpu else {},
+        "affinity": affinity(request.avoid_nodes),
     }
     return spec | without_empty(optional)
-
-
-def _nodes_of(model: str, settings: JobSettings) -> dict[str, str]:
-    found = settings.gpu_models.get(model)
-    if not found:
-        error = Refused(
-            f"no node labels are known for the accelerator {model[:63]!r}; "
-            "add it to experiments.gpuModels"
-        )
-        error.code = "gpu-model-unknown"
-        raise error
-    return dict(found)
-
-
-def _affinity(avoid: Sequence[str]) -> dict[str, Any]:
-    if not avoid:
-        return {}
-    term = {
-        "matchFields": [
-            {"key": "metadata.name", "operator": "NotIn", "values": [name]}
-            for name in sorted(set(avoid))
-        ]
-    }
-    required = {"nodeSelectorTerms": [term]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
 def _runner(request: JobRequest, settings: JobSettings, *, gpu: bool) -> dict[str, Any]:
@@ -241,7 +216,7 @@ def _runner(request: JobRequest, settings: JobSettings, *, gpu: bool) -> dict[st
     resources = {"cpu": size.cpu, "memory": size.memory, "ephemeral-storage": size.work}
     limits = dict(resources)
     if gpu:
-        limits[_gpu_resource(request.vendor, settings)] = "1"
+        limits[gpu_resource(request.vendor, settings)] = "1"
     mounts = [
         {"name": "task", "mountPath": TASK_DIR, "readOnly": True},
         {"name": "work", "mountPath": WORK_DIR},
@@ -281,15 +256,6 @@ def _teller(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
         "terminationMessagePolicy": "File",
         "volumeMounts": [{"name": "results", "mountPath": RESULTS_DIR, "readOnly": True}],
     }
-
-
-def _gpu_resource(vendor: Vendor, settings: JobSettings) -> str:
-    name = settings.gpu_resources.get(vendor, "")
-    if not name:
-        error = Refused(f"no resource is named for accelerators of {vendor}")
-        error.code = "gpu-resource-unknown"
-        raise error
-    return name
 
 
 def _whose(request: JobRequest) -> list[dict[str, Any]]:

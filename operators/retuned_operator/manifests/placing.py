@@ -1,0 +1,59 @@
+"""Where pods of experiments may go: nodes with the right accelerator, away from slow servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retuned.errors import Refused
+from retuned_operator.crds.target import Vendor
+from retuned_operator.manifests.settings import JobSettings
+
+
+def nodes_of(model: str, settings: JobSettings) -> dict[str, str]:
+    """Return the labels of nodes with a model.
+
+    Raises
+    ------
+    Refused
+        ``gpu-model-unknown``: no node is known to have it.
+    """
+    found = settings.gpu_models.get(model)
+    if not found:
+        error = Refused(
+            f"no node labels are known for the accelerator {model[:63]!r}; "
+            "add it to experiments.gpuModels"
+        )
+        error.code = "gpu-model-unknown"
+        raise error
+    return dict(found)
+
+
+def affinity(avoid: Sequence[str]) -> dict[str, Any]:
+    """Return what keeps a pod off some nodes; empty where it may go anywhere."""
+    if not avoid:
+        return {}
+    term = {
+        "matchFields": [
+            {"key": "metadata.name", "operator": "NotIn", "values": [name]}
+            for name in sorted(set(avoid))
+        ]
+    }
+    required = {"nodeSelectorTerms": [term]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+def gpu_resource(vendor: Vendor, settings: JobSettings) -> str:
+    """Return the resource that stands for an accelerator.
+
+    Raises
+    ------
+    Refused
+        ``gpu-resource-unknown``: nothing is named for the vendor.
+    """
+    name = settings.gpu_resources.get(vendor, "")
+    if not name:
+        error = Refused(f"no resource is named for accelerators of {vendor}")
+        error.code = "gpu-resource-unknown"
+        raise error
+    return name
