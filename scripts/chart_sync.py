@@ -106,7 +106,8 @@ def main() -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     for path in stale():
-        path.unlink()
+        if path not in want:  # another one may be written to at this moment
+            path.unlink()
     return 0
 
 

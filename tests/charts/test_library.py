@@ -118,12 +118,14 @@ def test_every_setting_is_the_records(helm: Helm, server_chart: Path) -> None:
         settle_s=15,
         baseline_windows=12,
         detector="demo",
+        metrics_address="0.0.0.0",
     )
     found = by_template(
         helm, server_chart, pod(), pullPolicy="Always", caConfigMap="own-ca",
         audience="example.org", tokenSeconds=7200, userId=1000690000, trustedKeys="ab,cd",
         cpu="50m", cpuLimit="1", memory="256Mi", artifacts="4Gi",
         windowSeconds=60, settleSeconds=15, baselineWindows=12, detector="demo",
+        metricsAddress="0.0.0.0",
     )  # fmt: skip
     assert found == inject(pod(), settings=chosen).pod
 

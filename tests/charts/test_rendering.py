@@ -12,11 +12,14 @@ from typing import Any
 import kubernetes_validate
 import pytest
 from tests.charts.rendering import CHART, CI, Helm, Refused, values_of
+from tests.dashboards.panels import dashboards
+from tests.dashboards.rules import alerts
 from tests.operators.security import violations
 from tests.operators.structural import invalid
 from tests.operators.versions import VERSIONS
 
 from retuned_operator.crds import KINDS, schema_of
+from retuned_operator.manifests.sidecar import METRICS
 
 by_name = pytest.mark.parametrize("path", CI, ids=lambda path: path.stem)
 _OTHERS = ("cert-manager.io/", "monitoring.coreos.com/", "retuned.dev/", "apiextensions.k8s.io/")
@@ -154,6 +157,7 @@ def test_what_selects_the_operator_finds_its_pods_and_not_the_tests(helm: Helm, 
         each["spec"].get("selector", {}).get("matchLabels", each["spec"].get("selector"))
         for each in found
         if each["kind"] in ("Service", "PodDisruptionBudget", "PodMonitor", "Deployment")
+        and each["metadata"]["name"] != "retuned-sidecars"  # it finds pods by the port's name
     ]
     assert len(selectors) >= 2
     for selector in selectors:
@@ -240,8 +244,13 @@ def test_an_image_is_named_by_digest_before_tag_and_below_the_registry(helm: Hel
         ),
         ({"policies": [{"name": "p", "shipped": "nosuch"}]}, "there is no nosuch"),
         ({"policies": [{"name": "p", "shipped": "observe-only"}] * 2}, "is there twice"),
-        ({"monitoring": {"prometheusRule": {"enabled": True}}}, "extraGroups"),
+        ({"monitoring": {"prometheusRule": {"reviewUrl": "example.org"}}}, "reviewUrl"),
         ({"operator": {"serviceAccount": {"create": False}}}, "operator.serviceAccount.name"),
+        ({"review": {"enabled": True}}, "review.hosts"),
+        ({"review": {"enabled": True, "hosts": ["t.example"]}}, "review.proxy.secret"),
+        ({"review": {"hosts": ["https://t.example"]}}, "/review/hosts/0"),
+        ({"review": {"speaksFor": {"groups": ["system:masters"]}}}, "/review/speaksFor/groups/0"),
+        ({"review": {"proxy": {"addresses": ["anywhere"]}}}, "/review/proxy/addresses/0"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused_by_their_name(
@@ -362,7 +371,7 @@ class TestWhatMonitors:
 
     def test_reads_the_port_that_the_network_lets_it(self, helm: Helm) -> None:
         found = helm.objects(FULL)
-        monitor = only(found, "PodMonitor")
+        monitor = only(found, "PodMonitor", "retuned-operator")
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         policy = only(found, "NetworkPolicy", "retuned-operator")
@@ -374,9 +383,55 @@ class TestWhatMonitors:
         labels = {"kubernetes.io/metadata.name": "observability"}
         assert where == [[{"namespaceSelector": {"matchLabels": labels}}]]
 
+    def test_keeps_the_labels_of_what_it_reads(self, helm: Helm) -> None:
+        monitor = only(helm.objects(FULL), "PodMonitor", "retuned-operator")
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["honorLabels"] is True
+
+    def test_reads_sidecars_once_they_let_it_in(self, helm: Helm) -> None:
+        closed = {**FULL, "sidecar": {**FULL["sidecar"], "metricsAddress": "127.0.0.1"}}
+        assert only(helm.objects(closed), "PodMonitor")["metadata"]["name"] == "retuned-operator"
+        monitors = {
+            each["metadata"]["name"]: each["spec"]
+            for each in helm.objects(FULL)
+            if each["kind"] == "PodMonitor"
+        }
+        assert set(monitors) == {"retuned-operator", "retuned-sidecars"}
+        (endpoint,) = monitors["retuned-sidecars"]["podMetricsEndpoints"]
+        assert endpoint["port"] == METRICS
+
     def test_gets_the_alerts_that_ship_and_those_that_are_given(self, helm: Helm) -> None:
         groups = only(helm.objects(FULL), "PrometheusRule")["spec"]["groups"]
         assert "ours" in {group["name"] for group in groups}
+        shipped = {each.name for each in alerts()}
+        assert shipped < {rule["alert"] for group in groups for rule in group["rules"]}
+
+    def test_gets_every_dashboard_as_grafana_reads_it(self, helm: Helm) -> None:
+        shown = {
+            name: json.loads(text)
+            for each in helm.objects(FULL)
+            if each["metadata"].get("labels", {}).get("grafana_dashboard") == "1"
+            for name, text in each["data"].items()
+        }
+        assert shown == {f"{name}.json": body for name, body in dashboards()}
+
+    def test_alerts_link_only_to_addresses_that_were_given(self, helm: Helm) -> None:
+        rules = {"enabled": True, "reviewUrl": "https://retuned.example.com"}
+        found = helm.objects({"monitoring": {"prometheusRule": rules}})
+        groups = only(found, "PrometheusRule")["spec"]["groups"]
+        for rule in (rule for group in groups for rule in group["rules"]):
+            assert "runbook_url" not in rule["annotations"]
+            assert "dashboard_url" not in rule["annotations"]
+        (waiting,) = (
+            rule
+            for group in groups
+            for rule in group["rules"]
+            if rule["alert"] == "RetunedSwapAwaitingApproval"
+        )
+        url = waiting["annotations"]["review_url"]
+        assert url.startswith("https://retuned.example.com/proposals/{{ with")
+        assert ".invalid" not in str(groups)
+        assert "kubectl retuned approve" in waiting["annotations"]["approve_command"]
 
 
 def test_the_kubernetes_that_is_too_old_is_refused() -> None:

@@ -113,6 +113,7 @@ def test_every_value_is_carried_over(reader: Reader) -> None:
     assert sidecar.trusted_keys == "ab" * 32
     assert (sidecar.window_s, sidecar.settle_s, sidecar.baseline_windows) == (600, 45, 144)
     assert sidecar.detector == "demo"
+    assert sidecar.metrics_address == "0.0.0.0"
     assert (found.namespaces, found.environment) == (("serving", "chat"), "prod")
     assert found.prometheus_url == "http://prometheus.observability.svc:9090"
     assert found.log_level == "debug"

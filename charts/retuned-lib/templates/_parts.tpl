@@ -14,6 +14,7 @@ windowSeconds: 300
 settleSeconds: 30
 baselineWindows: 6
 detector: production
+metricsAddress: 127.0.0.1
 {{- end }}
 {{- define "retuned-lib.parts" -}}
 site: /retuned/runtime/retuned/runtime/site
@@ -130,6 +131,10 @@ initContainers:
     value: {{ .baselineWindows | int64 | quote }}
   - name: RETUNED_DETECTOR_PRESET
     value: {{ .detector | quote }}
+  - name: RETUNED_METRICS_ADDRESS
+    value: {{ .metricsAddress | quote }}
+  - name: RETUNED_METRICS_PORT
+    value: '9475'
   - name: TMPDIR
     value: /retuned/state
   - name: RETUNED_POD_NAME
@@ -144,6 +149,10 @@ initContainers:
     valueFrom:
       fieldRef:
         fieldPath: metadata.namespace
+  ports:
+  - name: retuned-metrics
+    containerPort: 9475
+    protocol: TCP
   resources:
     requests:
       cpu: {{ .cpu | quote }}

@@ -52,6 +52,7 @@
   "settleSeconds" (int .Values.sidecar.settleSeconds)
   "baselineWindows" (int .Values.sidecar.baselineWindows)
   "detector" .Values.sidecar.detector
+  "metricsAddress" .Values.sidecar.metricsAddress
 }}
 {{- toYaml (merge (dict "jobs" $tuning "sidecar" $sidecar) $body) }}
 {{- end }}

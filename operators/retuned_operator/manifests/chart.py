@@ -49,6 +49,7 @@ _TEXTS = {
     "cpu_limit": "VALUE-cpu-limit",
     "memory": "VALUE-memory",
     "artifacts": "VALUE-artifacts",
+    "metrics_address": "VALUE-metrics-address",
 }
 _TARGET = "VALUE-target"
 

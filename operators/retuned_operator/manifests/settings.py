@@ -133,6 +133,8 @@ class SidecarSettings:
     """Windows that make the first baseline."""
     detector: str = "production"
     """How eager the drift detector is: ``production`` for days of traffic, ``demo`` for minutes."""
+    metrics_address: str = "127.0.0.1"
+    """Address that its metrics are served on, which name kernels; ``0.0.0.0`` lets Prometheus in."""
 
     def __post_init__(self) -> None:
         if self.user_id <= 0:

@@ -12,6 +12,9 @@ SIDECAR = "retuned"
 """Name of the sidecar; a pod that has it is left as it is."""
 DELIVERY = "retuned-runtime"
 """Name of the init container that delivers the runtime, and of its volume."""
+METRICS = "retuned-metrics"
+"""Name of the port that a PodMonitor finds sidecars by."""
+METRICS_PORT = 9475
 RUNTIME_DIR = "/retuned/runtime"
 SOCKET_DIR = "/retuned/sockets"
 """Mounted whole, so that it is root's: the runtime refuses a folder of another user."""
@@ -93,6 +96,8 @@ def sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
         "RETUNED_SETTLE_S": str(settings.settle_s),
         "RETUNED_BASELINE_WINDOWS": str(settings.baseline_windows),
         "RETUNED_DETECTOR_PRESET": settings.detector,
+        "RETUNED_METRICS_ADDRESS": settings.metrics_address,
+        "RETUNED_METRICS_PORT": str(METRICS_PORT),
         "TMPDIR": STATE_DIR,
     }
     fields = {
@@ -114,6 +119,7 @@ def sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
         "restartPolicy": "Always",
         "command": ["retuned", "sidecar"],
         "env": env,
+        "ports": [{"name": METRICS, "containerPort": METRICS_PORT, "protocol": "TCP"}],
         "resources": {
             "requests": {"cpu": settings.cpu, "memory": settings.memory},
             "limits": {"cpu": settings.cpu_limit, "memory": settings.memory},
