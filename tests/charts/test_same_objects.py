@@ -20,6 +20,7 @@ from retuned_operator.manifests import (
     priority_class,
     quota,
 )
+from retuned_operator.manifests.roles import speaking_rules
 
 FULL = values_of(CHART / "ci" / "full-values.yaml")
 Body = dict[str, Any]
@@ -131,7 +132,10 @@ class TestRightsThatAreRendered:
                 assert not any("*" in each for each in said)
                 forbidden = {"pods/exec", "pods/attach", "pods/portforward", "nodes", "deployments"}
                 assert not forbidden & set(rule["resources"])
-                assert not {"impersonate", "escalate", "bind"} & set(rule["verbs"])
+                assert not {"escalate", "bind"} & set(rule["verbs"])
+                if "impersonate" in rule["verbs"]:  # the page speaks for people who are named
+                    assert role["metadata"]["name"] == "retuned-review"
+                    assert rule["resourceNames"]
                 if "secrets" in rule["resources"]:
                     assert rule["resourceNames"] == ["retuned-webhook-cert"]
                     assert "list" not in rule["verbs"]
@@ -145,6 +149,22 @@ class TestRightsThatAreRendered:
         ]
         assert wide
         assert not any("pods" in rule["resources"] for rule in wide)
+
+    def test_speak_for_those_alone_who_are_named(self, helm: Helm) -> None:
+        values = values_of(CHART / "ci" / "review-values.yaml")
+        (role,) = (
+            each
+            for each in helm.objects(values)
+            if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", "retuned-review")
+        )
+        speaks = values["review"]["speaksFor"]
+        assert role["rules"] == speaking_rules(speaks["users"], speaks["groups"])
+        nobody = values | {"review": values["review"] | {"speaksFor": {}}}
+        assert not [
+            each
+            for each in helm.objects(nobody)
+            if each["kind"] == "ClusterRole" and each["metadata"]["name"] == "retuned-review"
+        ]
 
     def test_let_nobody_approve_who_is_not_bound_to_it(self, helm: Helm) -> None:
         can_approve = {
