@@ -15,6 +15,12 @@ from tests.cluster.serving import Counted
 VARIABLE = "RETUNED_E2E_REPORT"
 """Names the file: ``make e2e RETUNED_E2E_REPORT=benchmarks/results/e2e.json``."""
 
+_METHOD = {
+    "seconds": "wall time since the step before, seen by polls every 0.2 s; nothing is asserted",
+    "requests": "each must bring exactly the tokens that were asked for within 180 s",
+    "settings": "windows, budgets and bakes are shortened, see tests/cluster/fleet.py",
+}
+
 
 @dataclass(slots=True)
 class Report:
@@ -47,6 +53,7 @@ class Report:
         """Return all of it, with the machine that it was on."""
         return {
             "machine": _machine(),
+            "method": _METHOD,
             "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
             "requests": self.requests,
             "failures": self.failures,
@@ -71,4 +78,5 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_gib": round(pages / (1 << 30)),
         "kernel": platform.release(),
+        "load_15m": round(os.getloadavg()[2], 1),
     }

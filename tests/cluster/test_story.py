@@ -198,7 +198,7 @@ def test_a_store_that_is_full_or_held_by_another_makes_the_operator_wait(fleet: 
     fleet.store.empty()
     fleet.store.hold(seconds=15)
     fleet.cluster.eventually(lambda: bool(fleet.operator()["ready"]), "it is ready", within_s=120)
-    assert fleet.operator()["restartCount"] == before["restartCount"]
+    assert fleet.operator()["restartCount"] == before["restartCount"], fleet.operators_last_words()
 
 
 def test_a_win_is_measured_proven_and_proposed(fleet: Fleet, report: Report) -> None:

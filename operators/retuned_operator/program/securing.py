@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from retuned.errors import TemporaryError
 from retuned_operator.program.settings import Settings
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import NotFound
@@ -99,7 +100,12 @@ class Securing:
         )
         pair = keeper.step(now=now) if leading else keeper.served()
         if leading and pair is not None and pair != self._filed:
-            self.files, self._filed = self._written(pair), pair
+            try:
+                self.files, self._filed = self._written(pair), pair
+            except OSError as error:  # such as a full disk: what is served already stays
+                text = f"{self._settings.state_dir}: the certificate cannot be written"
+                delay_s = _AFTER_FAILURE.total_seconds()
+                raise TemporaryError(f"{text} ({error.strerror})", delay_s=delay_s) from error
         return pair
 
     def _names(self) -> tuple[str, ...]:

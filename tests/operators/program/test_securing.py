@@ -14,6 +14,7 @@ import pytest
 from cryptography import x509
 from tests.fakeapi.server import FakeApi
 
+from retuned.errors import TemporaryError
 from retuned_operator.program.securing import Securing
 from retuned_operator.program.settings import Settings
 from retuned_operator.runtime.errors import NotFound
@@ -122,3 +123,18 @@ def test_who_begins_to_lead_has_its_files_with_the_next_look(fake: FakeApi, tmp_
     finally:
         before.stop()
         after.stop()
+
+
+def test_a_disk_that_takes_no_certificate_is_a_matter_of_time(
+    fake: FakeApi, tmp_path: Path
+) -> None:
+    keeper = replica(fake, tmp_path, free_port())
+    (tmp_path / "tls").write_text("in the way")
+    try:
+        with pytest.raises(TemporaryError, match="cannot be written"):
+            keeper.step(now=NOW, leading=True)
+        (tmp_path / "tls").unlink()
+        keeper.step(now=NOW + timedelta(seconds=11), leading=True)
+        assert keeper.files is not None
+    finally:
+        keeper.stop()
