@@ -690,6 +690,46 @@ class Store(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """One accelerator at one moment; None is what nobody says."""
+
+    gpu: str
+    """Vendor and number, such as ``nvidia-0``."""
+    core_hz: float | None = None
+    """Clock of what computes."""
+    core_max_hz: float | None = None
+    """The highest that it can have."""
+    memory_hz: float | None = None
+    """Clock of the memory."""
+    power_w: float | None = None
+    """Draw, watts."""
+    power_limit_w: float | None = None
+    """Most that it may draw, watts."""
+    temperature_c: float | None = None
+    """Degrees Celsius."""
+    throttled: frozenset[str] | None = None
+    """Why it is slower than it could be: ``power``, ``thermal``, ``hardware``, ``software``."""
+    busy_ratio: float | None = None
+    """Share of time in which it did something."""
+    memory_used_bytes: int | None = None
+    """Memory in use."""
+    processes: tuple[int, ...] | None = None
+    """Processes that compute on it, as this process numbers them."""
+
+
+class Devices(Protocol):
+    """The accelerators of this machine, as their driver shows them. Context, never a decision."""
+
+    def read(self) -> Sequence[DeviceState]:
+        """Return how each stands now; nothing where the driver does not answer. Never raises."""
+        ...
+
+    def close(self) -> None:
+        """Let the driver's library go."""
+        ...
+
+
 class Telemetry(Protocol):
     """Metrics and traces out; `retuned.metrics` says which there are."""
 

@@ -53,8 +53,19 @@ def server_cores(path: Path) -> list[frozenset[int]]:
     path
         A control socket, or a folder of them.
     """
-    pids = {pid for socket_path in _sockets(path) if (pid := _listener(socket_path)) is not None}
-    return [cores for pid in sorted(pids) if (cores := process_cores(pid))]
+    return [cores for pid in sorted(server_processes(path)) if (cores := process_cores(pid))]
+
+
+def server_processes(path: Path) -> frozenset[int]:
+    """Return every process that listens behind a path; never raises.
+
+    Parameters
+    ----------
+    path
+        A control socket, or a folder of them.
+    """
+    found = (_listener(socket_path) for socket_path in _sockets(path))
+    return frozenset(pid for pid in found if pid is not None)
 
 
 def process_cores(pid: int) -> frozenset[int]:

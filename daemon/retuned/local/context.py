@@ -18,6 +18,7 @@ from retuned.observing import context as observing
 from retuned.ports import (
     Bench,
     Clock,
+    Devices,
     EndToEnd,
     InputTap,
     KernelTap,
@@ -258,5 +259,9 @@ class Context:
     asking the kernel; None adds none."""
     files: Files | None = None
     """Files that the server configures kernels by; None changes none."""
+    devices: Devices | None = None
+    """Shows the accelerators; None where nobody can."""
+    server_processes: Callable[[], frozenset[int]] = frozenset
+    """Processes of the watched servers, as far as they can be seen."""
     behind: dict[str, float] = field(default_factory=dict)
     """Orders that some process of the server has not followed, and since when, monotonic s."""

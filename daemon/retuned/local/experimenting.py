@@ -70,6 +70,7 @@ def _run(ctx: Context, plan: ExperimentPlan) -> None:
     known = {finding.solution.digest: finding for finding in findings(ctx, plan.id)}
     ctx.notary.sign(plan.id.encode())  # a key that cannot sign is found before anything is paid
     capturing.bring(ctx, plan)
+    showing.experiment_begun(ctx, plan.id)
     try:
         for finding in ctx.bench.run(plan, known=known):
             _keep(ctx, plan, finding)

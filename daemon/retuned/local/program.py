@@ -17,6 +17,7 @@ from retuned.local import (
     capturing,
     configured,
     deciding,
+    devices,
     end_to_end,
     experimenting,
     housekeeping,
@@ -50,6 +51,7 @@ class Loop:
         self._orders = threading.Lock()
         self._stopping = threading.Event()
         self._shown = showing.Standing(ctx)
+        self._beside = devices.Beside(ctx)
 
     def observe(self) -> None:
         """Stages 1 to 4: what is running, has it drifted, what might help."""
@@ -95,6 +97,7 @@ class Loop:
     def show(self) -> None:
         """Show what stands, as numbers; nothing waits for it."""
         self._shown.show()
+        self._beside.look()
 
     def measure(self) -> None:
         """Gate G7: measure a swap on the whole server. Long, and nobody waits for it."""

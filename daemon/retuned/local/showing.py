@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from retuned.errors import RetunedError, TemporaryError
+from retuned.local import devices
 from retuned.local.context import Context, Kind
 from retuned.local.deciding import OPEN, freezes
 from retuned.local.ordered import IN_PLACE, in_phases
@@ -78,11 +79,17 @@ class Standing:
         self._decisions = there
 
 
+def experiment_begun(ctx: Context, experiment: str) -> None:
+    """Write what devices do when an experiment begins to run, if that may matter to its numbers."""
+    devices.beside_experiment(ctx, experiment, moment="begin")
+
+
 def experiment_ended(ctx: Context, experiment: str, *, seconds: float) -> None:
     """Count an experiment that has come to its end, `seconds` after this process took it up."""
     stored = ctx.store.get(Kind.EXPERIMENT, experiment)
     if stored is None or stored.phase == "running":
         return
+    devices.beside_experiment(ctx, experiment, moment="end")
     outcome = _EXPERIMENT[stored.phase]
     ctx.telemetry.count("retuned_experiments_ended_total", outcome=outcome)
     ctx.telemetry.observe("retuned_experiment_duration_seconds", seconds, outcome=outcome)

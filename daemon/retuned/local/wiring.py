@@ -11,6 +11,7 @@ from retuned import catalog
 from retuned.adapters.clock import SystemClock
 from retuned.adapters.end_to_end_http import HttpEndToEnd, load_requests
 from retuned.adapters.evolution import config_of
+from retuned.adapters.gpu_devices import find_devices
 from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.policy_files import PolicyFiles, load_policies
@@ -18,7 +19,7 @@ from retuned.adapters.runtime_captures import RuntimeCaptures
 from retuned.adapters.runtime_files import FilesSwapper, RuntimeFiles
 from retuned.adapters.runtime_kernels import RuntimeKernels
 from retuned.adapters.runtime_socket import RuntimeSocket
-from retuned.adapters.server_cores import free_cores, server_cores
+from retuned.adapters.server_cores import free_cores, server_cores, server_processes
 from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
@@ -117,6 +118,8 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         end_to_end=_end_to_end(settings),
         captures=_captures(settings),
         kernels=RuntimeKernels(settings.sockets) if language is Language.TRITON else None,
+        devices=find_devices() if language is Language.TRITON else None,
+        server_processes=lambda: server_processes(settings.sockets),
         files=_files(settings) if language is Language.TRITON else None,
         structures=with_structures if language is Language.TRITON else None,
     )

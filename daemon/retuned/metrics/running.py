@@ -5,6 +5,7 @@ from __future__ import annotations
 from retuned.metrics.labels import (
     ALL,
     BESIDE,
+    DAEMON,
     GPU,
     NAMESPACE,
     OPERATOR,
@@ -18,7 +19,7 @@ from retuned.metrics.records import Exporter, Keeper, Kind, Label, Metric, Stage
 
 _COST = Book(Stage.OVERHEAD, BESIDE)
 _OPERATOR = Book(Stage.OPERATOR, OPERATOR)
-_GPU = Book(Stage.GPU, BESIDE)
+_GPU = Book(Stage.GPU, DAEMON)
 _STEP = closed(
     "step",
     (
