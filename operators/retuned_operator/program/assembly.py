@@ -261,7 +261,10 @@ class Operator:
                 self._agent = self._agent_on(*pair)
                 self._page = self._page_on(*pair)
             if self._clock.monotonic_s() >= sweep_at and self.manager.is_acting():
-                self._sweep()
+                try:
+                    self._sweep()
+                except RetunedError as error:  # such as a disk that does not answer
+                    log.warning("what is over stays for now: %s", error)
                 sweep_at = self._clock.monotonic_s() + _SWEEP.total_seconds()
             if self._clock.monotonic_s() >= show_at and self.manager.is_acting():
                 self._shown.show()
