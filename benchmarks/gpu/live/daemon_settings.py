@@ -52,7 +52,7 @@ def write_settings(folder: Path, config: Path, *, cores: Sequence[int]) -> None:
         "experiments_per_day": 6,
         "experiment_s_per_day": 300.0,
         "max_candidates": 30,
-        "max_experiment_s": 180.0,
+        "max_experiment_s": 120.0,
         "max_shapes": 2,
         "max_attempts": 1,
         "min_saving_ratio": 0.0001,

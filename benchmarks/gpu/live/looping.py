@@ -153,7 +153,7 @@ class Turn:
     def _experiments(self) -> dict[str, Any]:
         """Wait for experiments and what comes of them; approve what asks for a person."""
         started_s = time.monotonic()
-        limit_s = min(100.0 if self._quick else 160.0, self._left_s() * 0.4)
+        limit_s = min(150.0 if self._quick else 200.0, self._left_s() * 0.55)
         rested_s = started_s + 35.0
         asked: set[str] = set()
         assert self._traffic is not None, "traffic runs"
