@@ -383,11 +383,11 @@ def twice(world: World, device: Any) -> Callable[[list[dict[str, Any]], str], No
 
 @pytest.mark.parametrize("grid", ["a rule", "kept", "by the server's"])
 @settings(
-    max_examples=30,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(sequence=st.lists(_LAUNCHES, min_size=4, max_size=40))
+@given(sequence=st.lists(_LAUNCHES, min_size=4, max_size=24))
 def test_any_launches_come_to_the_same_whether_they_are_remembered_or_not(
     twice: Callable[[list[dict[str, Any]], str], None], grid: str, sequence: list[dict[str, Any]]
 ) -> None:

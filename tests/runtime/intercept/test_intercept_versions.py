@@ -22,7 +22,7 @@ ROOT = HERE.parents[2]
 LOCKS = HERE / "versions"
 _INSTALL_S = 170.0
 _RUN_S = 240.0
-_EVERY = ["counting", "swapping", "pressure", "timing"]
+_EVERY = ["counting", "swapping", "repeats", "leading", "pressure", "timing"]
 
 
 def _python(lock_file: Path) -> Path:
