@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 from retuned.agent_wire import Hello, OrderDone, Orders, Report, Welcome
 from retuned.contract import Definition, Digest, Solution, Workload, digest_of
 from retuned.metrics import Row
+from retuned.spans import NOTHING, Value
 from retuned.stages.experiment import ExperimentPlan, Turn
 from retuned.stages.swap import SwapOrder
 from retuned.stages.trace import LaunchRecord
@@ -576,6 +577,8 @@ class Stored:
     """When it was first written."""
     updated_at: datetime
     """When it was last written."""
+    traceparent: str = ""
+    """Span in which it was last written; empty where traces are off. A hint, never required."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -747,4 +750,47 @@ class Telemetry(Protocol):
 
     def table(self, name: str, rows: Iterable[Row]) -> None:
         """Replace all series of a metric: what is not among the rows is no more."""
+        ...
+
+
+class Spans(Protocol):
+    """What is being done now, for traces and logs. Nothing here raises or waits."""
+
+    def span(
+        self,
+        stage: str,
+        *,
+        after: str = "",
+        links: Sequence[str] = (),
+        since_s: float = 0.0,
+        about: Mapping[str, Value] = NOTHING,
+    ) -> AbstractContextManager[None]:
+        """Do something as one span; where nothing is written down in it, it was nothing.
+
+        Parameters
+        ----------
+        stage
+            What is done, a word such as ``gate``.
+        after
+            ``Stored.traceparent`` of what is worked on: the span goes on from there. Empty, or what
+            is no traceparent, goes on from the span around this one.
+        links
+            The same of whatever else led here.
+        since_s
+            How long ago the work began, seconds.
+        about
+            What it is about; ``proposal``, ``experiment``, ``kernel`` are repeated in logs.
+        """
+        ...
+
+    def carried(self) -> str:
+        """Return the traceparent of the span that is open; what is written down carries it."""
+        ...
+
+    def say(self, **about: Value) -> None:
+        """Add to what the open span is about."""
+        ...
+
+    def close(self) -> None:
+        """Send what waits, as far as that takes a few seconds."""
         ...

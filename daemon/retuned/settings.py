@@ -340,6 +340,10 @@ class Settings(BaseSettings):
     """Accelerators that the watched server uses; savings in hours are reckoned with it."""
     gpu_hour_usd: float | None = Field(default=None, ge=0.0)
     """Price of an hour of one accelerator, dollars; not set shows no money."""
+    traces_url: str = Field(default="", max_length=2000)
+    """Address that traces are sent to by OTLP over HTTP, such as
+    `http://127.0.0.1:4318/v1/traces`. Empty takes that of OpenTelemetry's own variables, and
+    without them nothing is sent; see docs/tracing.md."""
     log_format: Literal["text", "json"] = "text"
     """`text` for people, `json` for machines: one object a line."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

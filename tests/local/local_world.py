@@ -24,7 +24,8 @@ from retuned.contract import Digest, Language, Solution, SourceFile, TrustClass,
 from retuned.errors import CandidateError, TemporaryError
 from retuned.local.context import Context, Kind, LoopSettings
 from retuned.local.program import Loop
-from retuned.ports import Finding, TraceBatch
+from retuned.ports import Finding, Spans, TraceBatch
+from retuned.spans import NoSpans
 from retuned.stages.drift import DEMO_SETTINGS
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.gate import DecisionKind, KernelTuningPolicy, SwapDecision
@@ -192,6 +193,7 @@ class World:
     boundaries: int = 0
     kill_at: int | None = None
     watch: WatchSettings = field(default_factory=lambda: WatchSettings(min_checks=10, min_s=1.0))
+    spans: Spans = field(default_factory=NoSpans)
 
     def __post_init__(self) -> None:
         self.server = Server(definitions=[KERNEL])
@@ -217,7 +219,12 @@ class World:
 
     def start(self) -> None:
         """Start the daemon on whatever is on disk."""
-        self.store = SqliteStore(self.folder / "state", clock=self.clock, hook=self.boundary)
+        self.store = SqliteStore(
+            self.folder / "state",
+            clock=self.clock,
+            hook=self.boundary,
+            carried=self.spans.carried,
+        )
         known = [batch.id for batch in self.store.list(Kind.BATCH)]
         bench = Lab(script={}, root=self.folder)
         bench.paid, bench.boundary = self.paid, self.boundary
@@ -243,6 +250,7 @@ class World:
                 environment=ENVIRONMENT,
                 catalog=Kernels(),
                 policies=self.read_policies,
+                spans=self.spans,
             )
         )
 

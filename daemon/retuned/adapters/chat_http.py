@@ -8,15 +8,14 @@ is slow, and must be JSON that says so.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import httpx
 
+from retuned.adapters import urls
 from retuned.adapters.chat_budget import Usage
 from retuned.adapters.chat_model import WireAnswer, WireFailed
 from retuned.errors import UsageError
@@ -153,28 +152,9 @@ def check_url(url: str, *, key: bool) -> None:
     >>> check_url("http://elsewhere.example/v1", key=True)
     Traceback (most recent call last):
     ...
-    retuned.errors.UsageError: a key is sent over https only, or to this very machine
-    """
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise UsageError(f"the model's address cannot be read: {error}") from error
-    if parts.scheme not in ("http", "https") or not host:
-        raise UsageError("the model's address must begin with http:// or https:// and name a host")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise UsageError("the model's address holds a user, query or fragment; keys go elsewhere")
-    if key and parts.scheme == "http" and not _here(host):
-        raise UsageError("a key is sent over https only, or to this very machine")
-
-
-def _here(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    retuned.errors.UsageError: the model's address: a key is sent over https only, or to this very machine
+    """  # noqa: E501 - a doctest's line
+    urls.check_url(url, what="the model's address", secret=key)
 
 
 def _refused(status: int, headers: httpx.Headers, body: bytes) -> WireFailed:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -35,6 +35,7 @@ class _Row:
     body: str
     created_at: datetime
     updated_at: datetime
+    traceparent: str
 
     def stored(self) -> Stored:
         """Return a copy that the caller may change without changing the store."""
@@ -45,6 +46,7 @@ class _Row:
             body=json.loads(self.body),
             created_at=self.created_at,
             updated_at=self.updated_at,
+            traceparent=self.traceparent,
         )
 
 
@@ -55,10 +57,13 @@ class MemoryStore:
     ----------
     clock
         Dates the records.
+    carried
+        Names the span that records are written in; see `Spans.carried`.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, *, carried: Callable[[], str] = str) -> None:
         self._clock = clock or SystemClock()
+        self._carried = carried
         self._rows: dict[tuple[str, str], _Row] = {}
         self._events: list[Event] = []
         self._blobs: dict[str, bytes] = {}
@@ -74,7 +79,13 @@ class MemoryStore:
             if (kind, id) in self._rows:
                 return False
             self._rows[kind, id] = _Row(
-                kind=kind, id=id, phase=phase, body=text, created_at=now, updated_at=now
+                kind=kind,
+                id=id,
+                phase=phase,
+                body=text,
+                created_at=now,
+                updated_at=now,
+                traceparent=self._carried(),
             )
             return True
 
@@ -94,6 +105,7 @@ class MemoryStore:
                 phase=to,
                 body=row.body if text is None else text,
                 updated_at=self._clock.now(),
+                traceparent=self._carried() or row.traceparent,
             )
             return True
 

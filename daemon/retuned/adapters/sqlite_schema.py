@@ -12,6 +12,9 @@ from retuned.adapters.store_rules import past_prefix
 from retuned.errors import UnreadableInput
 from retuned.ports import Stored
 
+COLUMNS = "kind, id, phase, body, created_at, updated_at, traceparent"
+"""What `stored_row` reads."""
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """
@@ -71,6 +74,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """,
         "CREATE INDEX records_by_proposal ON records (kind, proposal, seq)",
     ),
+    (
+        # the span in which a row was last written
+        "ALTER TABLE records ADD COLUMN traceparent TEXT NOT NULL DEFAULT ''",
+    ),
 )
 """Statements that lead from version i to i + 1; what is here is never edited, only added to."""
 
@@ -129,7 +136,7 @@ def where_clause(
 
 def stored_row(row: tuple[Any, ...]) -> Stored:
     """Return the record that a row of all columns but its number is."""
-    kind, id, phase, body, created_at, updated_at = row
+    kind, id, phase, body, created_at, updated_at, traceparent = row
     return Stored(
         kind=kind,
         id=id,
@@ -137,6 +144,7 @@ def stored_row(row: tuple[Any, ...]) -> Stored:
         body=json.loads(body),
         created_at=datetime.fromisoformat(created_at),
         updated_at=datetime.fromisoformat(updated_at),
+        traceparent=traceparent,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from retuned.adapters.blobs import BlobFolder, no_hook
 from retuned.adapters.clock import SystemClock
-from retuned.adapters.sqlite_schema import migrate, stored_row, where_clause
+from retuned.adapters.sqlite_schema import COLUMNS, migrate, stored_row, where_clause
 from retuned.adapters.store_rules import (
     check_limit,
     check_mutable,
@@ -50,6 +50,8 @@ class SqliteStore:
         Dates the records.
     hook
         Called with a name at every boundary that a crash could fall on.
+    carried
+        Names the span that records are written in; see `Spans.carried`.
 
     Raises
     ------
@@ -65,10 +67,12 @@ class SqliteStore:
         *,
         clock: Clock | None = None,
         hook: Callable[[str], None] = no_hook,
+        carried: Callable[[], str] = str,
     ) -> None:
         self.path = state_dir / DATABASE
         self._clock = clock or SystemClock()
         self._hook = hook
+        self._carried = carried
         self._lock = threading.RLock()
         self._in_transaction = False
         try:
@@ -95,12 +99,15 @@ class SqliteStore:
         now = self._clock.now().isoformat()
         row = (kind, id, phase, encode(body), now, now, proposal_of(kind, body))
         with self._write():
-            done = self._db.execute(
-                "INSERT INTO records (kind, id, phase, body, created_at, updated_at, proposal) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO NOTHING",
-                row,
+            known = "SELECT 1 FROM records WHERE kind = ? AND id = ?"
+            if self._db.execute(known, (kind, id)).fetchone() is not None:
+                return False  # asked first: what writes nothing is no span
+            self._db.execute(
+                "INSERT INTO records (kind, id, phase, body, created_at, updated_at, proposal, "
+                "traceparent) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, self._carried()),
             )
-            return done.rowcount == 1
+            return True
 
     def advance(
         self, kind: str, id: str, *, expect: str, to: str, body: Mapping[str, Any] | None = None
@@ -117,13 +124,17 @@ class SqliteStore:
                 "WHERE kind = ? AND id = ? AND phase = ?",
                 (to, text, self._clock.now().isoformat(), text, proposal, kind, id, expect),
             )
+            if done.rowcount == 1 and (carried := self._carried()):
+                self._db.execute(
+                    "UPDATE records SET traceparent = ? WHERE kind = ? AND id = ?",
+                    (carried, kind, id),
+                )
             return done.rowcount == 1
 
     def get(self, kind: str, id: str) -> Stored | None:
         """Return one record."""
         rows = self._read(
-            "SELECT kind, id, phase, body, created_at, updated_at FROM records "
-            "WHERE kind = ? AND id = ?",
+            f"SELECT {COLUMNS} FROM records WHERE kind = ? AND id = ?",
             (kind, id),
         )
         return stored_row(rows[0]) if rows else None
@@ -143,8 +154,7 @@ class SqliteStore:
         check_proposal(kind, proposal)
         where, values = where_clause(kind, phase, prefix, above, proposal)
         rows = self._read(
-            "SELECT kind, id, phase, body, created_at, updated_at FROM records "
-            f"WHERE {where} ORDER BY seq DESC LIMIT ?",
+            f"SELECT {COLUMNS} FROM records WHERE {where} ORDER BY seq DESC LIMIT ?",
             (*values, -1 if limit is None else limit),
         )
         return [stored_row(row) for row in reversed(rows)]
@@ -171,7 +181,7 @@ class SqliteStore:
         found: list[tuple[Any, ...]] = []
         for phase in dict.fromkeys(phases):  # each by itself is a part of the index, in its order
             found += self._read(
-                "SELECT seq, kind, id, phase, body, created_at, updated_at FROM records "
+                f"SELECT seq, {COLUMNS} FROM records "
                 "WHERE kind = ? AND phase = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
                 (kind, phase, below, limit),
             )

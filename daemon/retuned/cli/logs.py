@@ -8,6 +8,19 @@ import sys
 
 from retuned.cli.output import lines
 from retuned.settings import Settings
+from retuned.spans import spoken
+
+_SPOKEN = "retuned_frames"
+_OWN = frozenset({"time", "level", "logger", "message", "exception"})
+
+
+class Framed(logging.Filter):
+    """Notes with each record what was being done: stage, trace, proposal."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let it pass, with a note."""
+        setattr(record, _SPOKEN, spoken())
+        return True
 
 
 class TextLines(logging.Formatter):
@@ -23,11 +36,13 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Render a record."""
+        said = getattr(record, _SPOKEN, {})
         body = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **{name: text for name, text in said.items() if name not in _OWN},
         }
         if record.exc_info:
             body["exception"] = self.formatException(record.exc_info)
@@ -42,6 +57,7 @@ def log_to_stderr(settings: Settings) -> None:
         if settings.log_format == "json"
         else TextLines("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     )
+    handler.addFilter(Framed())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     # a step that still runs when its next turn comes is ordinary: an experiment takes minutes
     logging.getLogger("apscheduler").setLevel(logging.ERROR)

@@ -23,11 +23,13 @@ from retuned.ports import (
     InputTap,
     KernelTap,
     Notary,
+    Spans,
     Store,
     Swapper,
     Telemetry,
     TraceSource,
 )
+from retuned.spans import NoSpans
 from retuned.stages.drift import DriftSettings
 from retuned.stages.experiment import Budget
 from retuned.stages.gate import KernelTuningPolicy
@@ -246,6 +248,8 @@ class Context:
     """Gate policies in force; an invalid file gives none, and none means wait."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the target, for policy selectors."""
+    spans: Spans = field(default_factory=NoSpans)
+    """What is being done, for traces and logs."""
     lab: Path | None = None
     """Folder of the lab, whose old things are cleared away; None clears nothing."""
     end_to_end: EndToEnd | None = None

@@ -41,22 +41,33 @@ def propose(ctx: Context) -> None:
         plan = understood(ctx, stored, ExperimentPlan)
         if plan is None:
             continue
-        try:
-            answer = again.too_late(ctx, stored, plan) or _weigh(ctx, plan)
-        except RetunedError as error:  # weighed again at the next look, after the others
-            log.error("experiment %s is not weighed: %s", plan.id, error)
-            continue
-        with ctx.store.transaction():
-            if isinstance(answer, Proposal):
-                body = answer.model_dump(mode="json")
-                if ctx.store.add(Kind.PROPOSAL, answer.id, body, phase="awaiting"):
-                    _supersede_open(ctx, answer)
-                    ctx.store.advance(Kind.EXPERIMENT, plan.id, expect=stored.phase, to="proposed")
-                    say(ctx, answer.id, what="proposed", slot=answer.definition)
-                    continue
-                known = f"proposal {answer.id} says the same, and was or is decided on"
-                answer = Refusal(reason=RefusalReason.ALREADY_DECIDED, detail=known)
-            _not_proposed(ctx, plan, answer, phase=stored.phase)
+        about = {"experiment": plan.id, "kernel": plan.definition}
+        with ctx.spans.span("proposal", after=stored.traceparent, about=about):
+            try:
+                answer = again.too_late(ctx, stored, plan) or _weigh(ctx, plan)
+            except RetunedError as error:  # weighed again at the next look, after the others
+                log.error("experiment %s is not weighed: %s", plan.id, error)
+                continue
+            _keep_answer(ctx, plan, answer, phase=stored.phase)
+
+
+def _keep_answer(
+    ctx: Context, plan: ExperimentPlan, answer: Proposal | Refusal, *, phase: str
+) -> None:
+    """Write the proposal, or why there is none."""
+    with ctx.store.transaction():
+        if isinstance(answer, Proposal):
+            body = answer.model_dump(mode="json")
+            ctx.spans.say(proposal=answer.id, risk=str(answer.risk))
+            if ctx.store.add(Kind.PROPOSAL, answer.id, body, phase="awaiting"):
+                _supersede_open(ctx, answer)
+                ctx.store.advance(Kind.EXPERIMENT, plan.id, expect=phase, to="proposed")
+                say(ctx, answer.id, what="proposed", slot=answer.definition)
+                return
+            known = f"proposal {answer.id} says the same, and was or is decided on"
+            answer = Refusal(reason=RefusalReason.ALREADY_DECIDED, detail=known)
+        ctx.spans.say(refused=str(answer.reason))
+        _not_proposed(ctx, plan, answer, phase=phase)
 
 
 def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
@@ -114,8 +125,10 @@ def gate(ctx: Context) -> None:
     What it once approved is asked about until it is swapped: people may still say no.
     """
     for stored in in_phases(ctx, OPEN):
+        about = {"proposal": stored.id, "kernel": str(stored.body.get("definition", ""))}
         try:
-            _judge(ctx, stored)
+            with ctx.spans.span("gate", after=stored.traceparent, about=about):
+                _judge(ctx, stored)
         except RetunedError as error:  # says nothing about the next proposal
             log.error("gate of %s: %s", stored.id, error)
 
@@ -142,6 +155,7 @@ def _settle(ctx: Context, stored: Stored, answer: GateDecision) -> None:
             ctx.store.add(Kind.GATE, stored.id, body, phase="current")
         elif _said(known.body) != _said(body):
             ctx.store.advance(Kind.GATE, stored.id, expect="current", to="current", body=body)
+        ctx.spans.say(state=str(answer.state), reason=str(answer.reason))
         if known is None or known.body["state"] != body["state"]:
             sentence = gate_stage.explain(answer)
             log.info("gate: %s", sentence)
@@ -158,11 +172,14 @@ def _said(body: Mapping[str, Any]) -> dict[str, Any]:
 def carry_out_requests(ctx: Context) -> None:
     """Roll back and abort what people asked for; never gated."""
     for request in ctx.store.list(Kind.REQUEST, phase="new"):
+        about = {"proposal": str(request.body["target"]), "what": str(request.body["what"])}
         try:
-            proposal = ctx.store.get(Kind.PROPOSAL, str(request.body["target"]))
-            if proposal is not None:
-                _carry_out(ctx, request, proposal)
-            ctx.store.advance(Kind.REQUEST, request.id, expect="new", to="done")
+            proposal = ctx.store.get(Kind.PROPOSAL, about["proposal"])
+            after = proposal.traceparent if proposal is not None else ""
+            with ctx.spans.span("request", after=after, links=[request.traceparent], about=about):
+                if proposal is not None:
+                    _carry_out(ctx, request, proposal)
+                ctx.store.advance(Kind.REQUEST, request.id, expect="new", to="done")
         except RetunedError as error:  # asked for again at the next look, after the others
             log.error("request %s: %s", request.id, error)
 

@@ -48,7 +48,10 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
         buckets=ctx.settings.profile,
         batch_invariant=_batch_invariant(ctx, best.definition),
     )
-    with ctx.store.transaction():
+    believed = ctx.store.get(Kind.HYPOTHESIS, best.id)
+    after = believed.traceparent if believed is not None else ""
+    about = {"experiment": plan.id, "kernel": plan.definition}
+    with ctx.spans.span("experiment", after=after, about=about), ctx.store.transaction():
         body = plan.model_dump(mode="json")
         if not ctx.store.advance(Kind.HYPOTHESIS, best.id, expect="open", to="testing"):
             return None  # a newer drift report has replaced it
@@ -62,7 +65,11 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
 def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
     """Run a plan to its end, keeping each finding as it comes; what is kept is never paid again."""
     began_s = ctx.clock.monotonic_s()
-    _run(ctx, plan)
+    opened = ctx.store.get(Kind.EXPERIMENT, plan.id)
+    after = opened.traceparent if opened is not None else ""
+    about = {"experiment": plan.id, "kernel": plan.definition}
+    with ctx.spans.span("lab", after=after, about=about):
+        _run(ctx, plan)
     showing.experiment_ended(ctx, plan.id, seconds=ctx.clock.monotonic_s() - began_s)
 
 
@@ -73,7 +80,14 @@ def _run(ctx: Context, plan: ExperimentPlan) -> None:
     showing.experiment_begun(ctx, plan.id)
     try:
         for finding in ctx.bench.run(plan, known=known):
-            _keep(ctx, plan, finding)
+            verdict = finding.verdict
+            about = {
+                "candidate": finding.solution.digest,
+                "status": str(verdict.status),
+                "reason": str(verdict.reason),
+            }
+            with ctx.spans.span("verdict", since_s=finding.seconds, about=about):
+                _keep(ctx, plan, finding)
     except (HarnessError, MissingDependency) as error:
         log.error("experiment %s failed: %s", plan.id, error)
         if best_finding(findings(ctx, plan.id)) is not None:

@@ -60,6 +60,8 @@ class Kept:
     """What was ordered."""
     phase: str
     """How far it has come."""
+    traceparent: str = ""
+    """Span in which it was last written; see `Stored.traceparent`."""
 
 
 def orders(ctx: Context) -> Sequence[Kept]:
@@ -80,7 +82,7 @@ def _read(records: Sequence[Stored]) -> list[Kept]:
             # one bad record must not stop the watch over all other slots
             log.error("order %s is left out, it cannot be read: %s", stored.id, error)
             continue
-        found.append(Kept(order=order, phase=stored.phase))
+        found.append(Kept(order=order, phase=stored.phase, traceparent=stored.traceparent))
     return found
 
 

@@ -32,9 +32,13 @@ def start_swaps(ctx: Context) -> None:
     if not approved:
         return
     epoch = fresh_epoch(ctx)
-    for _, proposal in approved:
+    for stored, proposal in approved:
+        about = {"proposal": proposal.id, "kernel": proposal.definition}
         try:
-            with ctx.store.transaction():
+            with (
+                ctx.spans.span("swap", after=stored.traceparent, about=about),
+                ctx.store.transaction(),
+            ):
                 if _start(ctx, proposal, epoch=epoch):
                     epoch += 1
         except RetunedError as error:  # tried again at the next look, after the others

@@ -55,13 +55,14 @@ class Loop:
 
     def observe(self) -> None:
         """Stages 1 to 4: what is running, has it drifted, what might help."""
-        lifting.observe(self.ctx)
-        windows.ingest(self.ctx)
-        windows.close_windows(self.ctx)
-        reasoning.settle(self.ctx)
-        windows.judge_windows(self.ctx)
-        configured.observe(self.ctx)
-        reasoning.explain(self.ctx)
+        with self.ctx.spans.span("observe", about={"target": self.ctx.settings.target}):
+            lifting.observe(self.ctx)
+            windows.ingest(self.ctx)
+            windows.close_windows(self.ctx)
+            reasoning.settle(self.ctx)
+            windows.judge_windows(self.ctx)
+            configured.observe(self.ctx)
+            reasoning.explain(self.ctx)
         capturing.settle(self.ctx)
         accounting.keep_up(self.ctx)
 
@@ -154,6 +155,7 @@ def serve(loop: Loop, *, observe_s: float, steer_s: float) -> None:
     # an experiment in flight is not waited for: what it has stored is kept, the rest is resumed
     loop.ctx.bench.stop()
     attempt(loop.ctx.telemetry, "stop_measuring", loop.stop_measuring)
+    loop.ctx.spans.close()
     interrupted = signals[0] == signal.SIGINT
     _end_threads(scheduler, status=130 if interrupted else 0)
     if interrupted:

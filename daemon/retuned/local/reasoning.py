@@ -14,6 +14,7 @@ from retuned.local import counting, lifting
 from retuned.local.context import Context, Kind
 from retuned.local.found import winners
 from retuned.local.swapping import in_force, live_guard
+from retuned.ports import Stored
 from retuned.stages import drift as drift_stage
 from retuned.stages import hypothesis as hypothesis_stage
 from retuned.stages.drift import DetectorState, DriftReport
@@ -31,29 +32,35 @@ _UNTESTED = ("open", "outdated", "abandoned")
 def explain(ctx: Context) -> None:
     """Turn each drift report that is worth it into hypotheses; the same belief is added once."""
     for stored in ctx.store.list(Kind.DRIFT, phase="new"):
-        since = ctx.store.list(Kind.WINDOW, phase="judged", above=stored.id)
-        if len(since) < ctx.settings.explain_windows:
-            return  # the window that raised it is half old traffic, half new
-        profile = merge([WorkloadProfile.model_validate(w.body["profile"]) for w in since])
-        counts = counting.together(w.body["counts"] for w in since)
-        shapes, total_ns = bind(ctx, profile, counts=counts)
-        hypotheses = hypothesis_stage.hypothesize(
-            shapes,
-            report=DriftReport.model_validate(stored.body),
-            total_gpu_time_ns=total_ns,
-            observed_ns=profile.observed_ns,
-            known=_answered(ctx),
-            priors=gains(ctx, shapes),
-            start={name: first_structures(ctx, name) for name in shapes},
-            worlds={
-                name: digest_of([live_baseline(ctx, name), ctx.environment]) for name in shapes
-            },
-            settings=ctx.settings.hypothesis,
-        )
-        with ctx.store.transaction():
-            for hypothesis in _news(ctx, hypotheses):
-                open_belief(ctx, hypothesis)
-            ctx.store.advance(Kind.DRIFT, stored.id, expect="new", to="explained")
+        with ctx.spans.span("hypothesis", after=stored.traceparent, about={"drift": stored.id}):
+            if not _explain(ctx, stored):
+                return  # the window that raised it is half old traffic, half new
+
+
+def _explain(ctx: Context, stored: Stored) -> bool:
+    """Believe something of one report; False while too little of the new traffic was seen."""
+    since = ctx.store.list(Kind.WINDOW, phase="judged", above=stored.id)
+    if len(since) < ctx.settings.explain_windows:
+        return False
+    profile = merge([WorkloadProfile.model_validate(w.body["profile"]) for w in since])
+    counts = counting.together(w.body["counts"] for w in since)
+    shapes, total_ns = bind(ctx, profile, counts=counts)
+    hypotheses = hypothesis_stage.hypothesize(
+        shapes,
+        report=DriftReport.model_validate(stored.body),
+        total_gpu_time_ns=total_ns,
+        observed_ns=profile.observed_ns,
+        known=_answered(ctx),
+        priors=gains(ctx, shapes),
+        start={name: first_structures(ctx, name) for name in shapes},
+        worlds={name: digest_of([live_baseline(ctx, name), ctx.environment]) for name in shapes},
+        settings=ctx.settings.hypothesis,
+    )
+    with ctx.store.transaction():
+        for hypothesis in _news(ctx, hypotheses):
+            open_belief(ctx, hypothesis)
+        ctx.store.advance(Kind.DRIFT, stored.id, expect="new", to="explained")
+    return True
 
 
 def settle(ctx: Context) -> None:

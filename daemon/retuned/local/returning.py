@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 
+from retuned import spans
 from retuned.errors import RetunedError, UnreadableInput
 from retuned.local import asking
 from retuned.local.context import Context, Kind
@@ -81,6 +82,33 @@ def order_back(
             "replaced; restart the server to have its original back",
         )
     going = kept.order  # the order alone: a proposal that nobody understands goes back too
+    about = {"proposal": proposal.id, "kernel": going.definition, "reason": reason}
+    # within a watch, a request or a delivery it is a part of that
+    after_that = "" if spans.current() else proposal.traceparent
+    with ctx.spans.span("rollback", after=after_that, links=[kept.traceparent], about=about):
+        return _write_back(
+            ctx,
+            proposal,
+            going,
+            reason=reason,
+            detail=detail,
+            who=who,
+            after=after,
+            quarantine=quarantine,
+        )
+
+
+def _write_back(
+    ctx: Context,
+    proposal: Stored,
+    going: SwapOrder,
+    *,
+    reason: str,
+    detail: str,
+    who: str,
+    after: int,
+    quarantine: bool,
+) -> bool:
     log.warning("rolling back %s: %s %s", going.definition, reason, detail)
     epoch = fresh_epoch(ctx, after=after)
     with ctx.store.transaction():

@@ -40,6 +40,7 @@ from retuned.local.ordered import (
 from retuned.local.ordering import hold_back, start_swaps
 from retuned.local.returning import call_off, order_back
 from retuned.ports import Stored
+from retuned.spans import Value
 from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder
 
@@ -143,7 +144,18 @@ def _due(ctx: Context, only: str | None) -> list[Kept]:
 
 def _drive(ctx: Context, kept: Kept) -> bool:
     """Tell the server one order; True if another one was written in its place."""
-    order, phase = kept.order, kept.phase
+    order = kept.order
+    about: dict[str, Value] = {
+        "proposal": order.proposal,
+        "kernel": order.definition,
+        "kind": str(order.kind),
+        "epoch": order.epoch,
+    }
+    with ctx.spans.span("deliver", after=kept.traceparent, about=about):
+        return _tell(ctx, order, phase=kept.phase)
+
+
+def _tell(ctx: Context, order: SwapOrder, *, phase: str) -> bool:
     try:
         if order.artifact is not None:  # after a restart of the server the way back needs it too
             _prepare(ctx, order)

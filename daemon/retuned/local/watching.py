@@ -47,8 +47,10 @@ def watch(ctx: Context, history: History) -> list[WatchReport]:
             settings=ctx.settings.watch,
         )
         reports.append(report)
+        about = {"proposal": stored.id, "kernel": order.definition, "reason": str(report.reason)}
         try:
-            _act(ctx, order, stored, report, sample=sample)
+            with ctx.spans.span("watch", after=stored.traceparent, about=about):
+                _act(ctx, order, stored, report, sample=sample)
         except RetunedError as error:  # the next slot may be the one that does harm
             log.error("watch of %s: %s", order.definition, error)
     return reports

@@ -25,6 +25,7 @@ from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.trace_folder import TraceFolders, WatchSettings
 from retuned.adapters.traces import ReadLimits
+from retuned.adapters.tracing import open_spans
 from retuned.catalog.own import load_definitions
 from retuned.contract import Definition, Digest, Language, Solution
 from retuned.errors import MissingDependency, UsageError
@@ -82,7 +83,8 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         unconfined_references=settings.allow_unconfined_references,
     )
     clock = SystemClock()
-    store = SqliteStore(settings.state_dir, clock=clock)
+    spans = open_spans("retuned", url=settings.traces_url, target=settings.target)
+    store = SqliteStore(settings.state_dir, clock=clock, carried=spans.carried)
     telemetry = PrometheusTelemetry(Exporter.DAEMON)
     shown.begin(telemetry, clock)
     notary = Ed25519Notary(settings.keys)
@@ -114,6 +116,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         ),
         policies=_policies(settings),
         labels={**settings.labels, "env": settings.env},
+        spans=spans,
         lab=settings.state_dir / _LAB,
         end_to_end=_end_to_end(settings),
         captures=_captures(settings),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Protocol
 
-from retuned.ports import Clock, Store, Swapper, Telemetry, TraceSource
+from retuned.ports import Clock, Spans, Store, Swapper, Telemetry, TraceSource
 from retuned.stages.drift import DriftSettings
 from retuned.stages.profile import ProfileSettings
 
@@ -75,6 +75,11 @@ class Observing(Protocol):
     @property
     def telemetry(self) -> Telemetry:
         """Metrics."""
+        ...
+
+    @property
+    def spans(self) -> Spans:
+        """What is being done."""
         ...
 
     @property

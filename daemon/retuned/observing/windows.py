@@ -28,7 +28,9 @@ def ingest(ctx: Observing) -> int:
         ctx.store.record(_event(ctx, BATCH, path, what="trace-refused", message=message))
     for number, batch in enumerate(batches):
         try:
-            _keep(ctx, batch)
+            about = {"format": batch.format, "launches": len(batch.launches)}
+            with ctx.spans.span("trace", about=about):
+                _keep(ctx, batch)
         except TemporaryError:  # such as a full disk: nothing of it is lost, it comes again
             ctx.traces.give_back(batches[number:])
             raise
@@ -46,7 +48,9 @@ def close_windows(ctx: Observing) -> int:
         if completed < boundary:
             groups[completed // window_ns].append(batch)
     for index in sorted(groups):
-        _close(ctx, index * window_ns, window_ns, groups[index])
+        came = [batch.traceparent for batch in groups[index]]
+        with ctx.spans.span("profile", links=came, about={"batches": len(came)}):
+            _close(ctx, index * window_ns, window_ns, groups[index])
     return len(groups)
 
 
@@ -60,12 +64,14 @@ def judge_windows(ctx: Observing) -> Sequence[DriftReport]:
     state = DetectorState.model_validate(stored.body)
     reports = []
     for window in fresh:
-        report, state = drift_stage.detect(
-            WorkloadProfile.model_validate(window.body["profile"]),
-            state=state,
-            settings=ctx.settings.drift,
-        )
-        _keep_report(ctx, window, report, state)
+        with ctx.spans.span("drift", links=[window.traceparent], about={"window": window.id}):
+            report, state = drift_stage.detect(
+                WorkloadProfile.model_validate(window.body["profile"]),
+                state=state,
+                settings=ctx.settings.drift,
+            )
+            ctx.spans.say(action=str(report.action), sentence=report.sentence)
+            _keep_report(ctx, window, report, state)
         reports.append(report)
     return reports
 

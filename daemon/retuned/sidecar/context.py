@@ -11,11 +11,12 @@ from retuned.agent_wire import Held, PodRef
 from retuned.observing.context import Recogniser
 from retuned.observing.numbers import Numbers
 from retuned.observing.seen import History
-from retuned.ports import Clock, Operator, Swapper, Telemetry, TraceSource
+from retuned.ports import Clock, Operator, Spans, Swapper, Telemetry, TraceSource
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.spool import Spool
 from retuned.sidecar.state import TOLD, PodStore
 from retuned.sidecar.trusting import Believed
+from retuned.spans import NoSpans
 from retuned.stages.drift import DriftSettings
 from retuned.stages.profile import ProfileSettings
 from retuned.stages.swap import MixedEpochs
@@ -143,6 +144,8 @@ class Context:
     believed: Believed
     settings: SidecarSettings
     standing: Standing = field(default_factory=Standing)
+    spans: Spans = field(default_factory=NoSpans)
+    """What is being done, for traces and logs."""
     release: str = ""
     """Version of Retuned."""
     lock: threading.RLock = field(default_factory=threading.RLock)
