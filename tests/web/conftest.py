@@ -132,6 +132,7 @@ class Site9476:
     app: Any
     policy: KernelTuningPolicy = field(default_factory=policy)
     number: int = 0
+    proposed: list[Proposal] = field(default_factory=list)
 
     def propose(
         self,
@@ -191,6 +192,7 @@ class Site9476:
             Event(at=one.created_at, kind="proposal", id=one.id, what="proposed", who="retuned")
         )
         self.judge(one)
+        self.proposed.append(one)
         return one
 
     def window(self, m: int, *, kernel: str = "rmsnorm", detected: bool = False) -> str:
@@ -206,7 +208,11 @@ class Site9476:
                 shape_source=ShapeSource.CAPTURE,
                 shape_confidence=1.0,
             )
-            for name, share in ((kernel, 0.4), ("gemm_bf16", 0.5), ("rope", 0.1))
+            for name, share in (
+                ((kernel, 0.4), ("gemm_bf16", 0.5), ("rope", 0.1))
+                if not detected
+                else ((kernel, 0.55), ("gemm_bf16", 0.38), ("rope", 0.07))
+            )
         )
         profile = WorkloadProfile(
             window_start_ns=start_ns,
@@ -244,7 +250,7 @@ class Site9476:
     def spent(self, one: Proposal) -> None:
         """Write what a swap ran and its experiment took, and its order, as the daemon does."""
         for month, hours in (("2026-01", 20), ("2026-02", 140), ("2026-03", 60)):
-            body = {"proposal": one.id, "month": month, "gpu_ns": int(hours * 3.6e12), "windows": 9}
+            body = ran_body(one, month=month, gpu_ns=int(hours * 3.6e12))
             self.store.add("savings", f"{one.id}/{month}", body, phase="current")
         took = {"target": "chat", "definition": one.definition, "months": {"2026-01": 9_000.0}}
         self.store.add("spending", one.experiment, took, phase="current")
@@ -273,6 +279,19 @@ class Site9476:
         if user:
             self.door.person = Person(user=user, groups=groups)
         return Browser(self)
+
+
+def ran_body(one: Proposal, *, month: str, gpu_ns: int) -> dict[str, Any]:
+    """What the daemon writes of a swap and a month."""
+    return {
+        "proposal": one.id,
+        "target": one.target,
+        "definition": one.definition,
+        "speedup": one.speedup.model_dump(mode="json"),
+        "month": month,
+        "gpu_ns": gpu_ns,
+        "windows": 9,
+    }
 
 
 class Browser:

@@ -18,6 +18,7 @@ from retuned.local.ordered import IN_PLACE
 from retuned.ports import Store, Stored
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
+from retuned.stages.verdict import Interval
 from retuned.stages.watch import Account, Ran, Tried, settle
 
 RAN = "savings"
@@ -30,6 +31,7 @@ _MOST = 200
 _STARTED = ("swapped", "restored")
 _SPREAD = "promoted"
 _ENDED = ("rolled-back", "superseded", "aborted")
+_BACK = ("rolling-back", "rollback-failed", "rolled-back", "aborted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +58,15 @@ def add_windows(ctx: Context) -> int:
         return 0
     stays = list(_stays(ctx.store))
     sums: dict[tuple[str, str], tuple[int, int]] = {}
+    named: dict[str, Proposal] = {}
     for stored in due:
         for proposal, month, gpu_ns in _seen(ctx, stored, stays):
-            known = sums.get((proposal, month), (0, 0))
-            sums[proposal, month] = (known[0] + gpu_ns, known[1] + 1)
+            named[proposal.id] = proposal
+            known = sums.get((proposal.id, month), (0, 0))
+            sums[proposal.id, month] = (known[0] + gpu_ns, known[1] + 1)
     with ctx.store.transaction():
-        for (proposal, month), (gpu_ns, windows) in sums.items():
-            _add(ctx.store, proposal, month, gpu_ns=gpu_ns, windows=windows)
+        for (id, month), (gpu_ns, windows) in sums.items():
+            _add(ctx.store, named[id], month, gpu_ns=gpu_ns, windows=windows)
         body = {"window": due[-1].id}
         if cursor is None:
             ctx.store.add(RAN, _CURSOR, body, phase="cursor")
@@ -98,10 +102,19 @@ def accounts(store: Store) -> tuple[Account, ...]:
     return settle(_ran(store), _tried(store))
 
 
-def _add(store: Store, proposal: str, month: str, *, gpu_ns: int, windows: int) -> None:
-    id = f"{proposal}/{month}"
+def _add(store: Store, proposal: Proposal, month: str, *, gpu_ns: int, windows: int) -> None:
+    """Add to a record that says all that a report needs, so that no proposal is read for it."""
+    id = f"{proposal.id}/{month}"
     stored = store.get(RAN, id)
-    body = {"proposal": proposal, "month": month, "gpu_ns": gpu_ns, "windows": windows}
+    body = {
+        "proposal": proposal.id,
+        "target": proposal.target,
+        "definition": proposal.definition,
+        "speedup": proposal.speedup.model_dump(mode="json"),
+        "month": month,
+        "gpu_ns": gpu_ns,
+        "windows": windows,
+    }
     if stored is None:
         store.add(RAN, id, body, phase="current")
         return
@@ -137,7 +150,9 @@ def _has_canary(store: Store, proposal: str) -> bool:
     return any(order.body.get("canary") for order in store.list(Kind.ORDER, proposal=proposal))
 
 
-def _seen(ctx: Context, stored: Stored, stays: Sequence[_Stay]) -> Iterator[tuple[str, str, int]]:
+def _seen(
+    ctx: Context, stored: Stored, stays: Sequence[_Stay]
+) -> Iterator[tuple[Proposal, str, int]]:
     """Return proposal, month and device time of each swap that a window shows.
 
     A window that was only sampled counts with what was sampled: how busy the rest was is a guess.
@@ -151,7 +166,7 @@ def _seen(ctx: Context, stored: Stored, stays: Sequence[_Stay]) -> Iterator[tupl
     for stay in stays:
         spent = _spent(ctx, profile, stay.proposal) if stay.covers(start, end) else 0
         if spent:
-            yield stay.proposal.id, start.strftime("%Y-%m"), spent
+            yield stay.proposal, start.strftime("%Y-%m"), spent
 
 
 def _spent(ctx: Context, profile: WorkloadProfile, proposal: Proposal) -> int:
@@ -165,25 +180,18 @@ def _spent(ctx: Context, profile: WorkloadProfile, proposal: Proposal) -> int:
 
 
 def _ran(store: Store) -> Iterator[Ran]:
+    back = {id for phase in _BACK for id in store.ids(Kind.PROPOSAL, phase=phase)}
     for stored in store.list(RAN, phase="current"):
-        kept = store.get(Kind.PROPOSAL, str(stored.body.get("proposal")))
-        try:
-            proposal = Proposal.model_validate(kept.body if kept else None)
-        except ValidationError:
-            continue
+        body = stored.body
         yield Ran(
-            target=proposal.target,
-            definition=proposal.definition,
-            month=str(stored.body["month"]),
-            proposal=proposal.id,
-            gpu_ns=float(stored.body["gpu_ns"]),
-            speedup=proposal.speedup,
-            taken_back=kept is not None and _is_back(kept),
+            target=str(body["target"]),
+            definition=str(body["definition"]),
+            month=str(body["month"]),
+            proposal=str(body["proposal"]),
+            gpu_ns=float(body["gpu_ns"]),
+            speedup=Interval.model_validate(body["speedup"]),
+            taken_back=body["proposal"] in back,
         )
-
-
-def _is_back(stored: Stored) -> bool:
-    return stored.phase in ("rolling-back", "rollback-failed", "rolled-back", "aborted")
 
 
 def _tried(store: Store) -> Iterator[Tried]:

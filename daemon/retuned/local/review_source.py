@@ -66,6 +66,7 @@ _WINDOWS = ("new", "baseline", "judged", "skipped")
 _PREFIX = "sha256:"
 _ASKED_AGAIN_S = 1.0
 _AWAY_S = 30.0
+_ADDED_UP_S = 10.0
 M = TypeVar("M", bound=Record)
 
 
@@ -111,6 +112,7 @@ class StoreReview:
         self._verifier = verifier
         self._machine = machine
         self._clock = clock
+        self._added_up: tuple[float, tuple[Account, ...]] = (float("-inf"), ())
         self._solution = lru_cache(maxsize=256)(self._find_solution)
 
     def overview(self, viewer: Person) -> Overview:
@@ -207,8 +209,12 @@ class StoreReview:
         )
 
     def accounts(self, viewer: Person) -> tuple[Account, ...]:
-        """Return what was spent and saved, newest month first."""
-        return accounting.accounts(self._store)
+        """Return what was spent and saved, newest month first; added up anew every few seconds."""
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._added_up[0]:
+            found = accounting.accounts(self._store)
+            self._added_up = (now_s + _ADDED_UP_S, found)
+        return self._added_up[1]
 
     # --- within -----------------------------------------------------------------------------------
 
