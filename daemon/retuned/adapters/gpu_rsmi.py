@@ -36,7 +36,11 @@ class RsmiDevices:
     def __init__(self, library: Any, *, system: Path = Path("/sys")) -> None:  # noqa: ANN401 - a module without types
         self._smi = library
         self._system = system
-        self._errors = (OSError, RuntimeError, *_errors_of(library))
+        self._errors: tuple[type[Exception], ...] = (
+            OSError,
+            RuntimeError,
+            *_errors_of(library),
+        )
         self._ready = False
 
     def read(self) -> Sequence[DeviceState]:
