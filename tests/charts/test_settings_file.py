@@ -18,6 +18,7 @@ from retuned_operator.manifests import (
     inject,
     job_objects,
 )
+from retuned_operator.program.reviewing import review_settings
 from retuned_operator.program.settings import CONFIG, Settings, load_settings
 
 FULL = values_of(CHART / "ci" / "full-values.yaml")
@@ -155,3 +156,19 @@ def test_pods_with_the_sidecar_may_reach_the_agent_api(helm: Helm, reader: Reade
     first = policy["spec"]["ingress"][0]
     assert first["ports"] == [{"protocol": "TCP", "port": "agent"}]
     assert first["from"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_there_is_no_review_page_unless_chosen(reader: Reader) -> None:
+    assert reader({}).review_port is None
+
+
+def test_the_review_page_believes_whom_the_values_name(reader: Reader) -> None:
+    settings = reader(values_of(CHART / "ci" / "review-values.yaml"))
+    assert settings.review_port == 8445
+    review = review_settings(settings.review)
+    assert review.hosts == ("tuning.example.com",)
+    assert str(review.secret_file) == "/etc/retuned-review/secret"
+    assert review.proxy_addresses == ("10.0.3.0/24",)
+    assert (review.user_header, review.groups_header) == ("X-Forwarded-Email", "X-Forwarded-Groups")
+    assert review.groups == ("gpu-platform", "sre-oncall")
+    assert review.gpu_hour_usd == 2.5

@@ -54,7 +54,24 @@
   "detector" .Values.sidecar.detector
   "metricsAddress" .Values.sidecar.metricsAddress
 }}
-{{- toYaml (merge (dict "jobs" $tuning "sidecar" $sidecar) $body) }}
+{{- $review := dict }}
+{{- with .Values.review }}
+{{- if .enabled }}
+{{- $review = dict
+  "hosts" .hosts
+  "place" .place
+  "proxyAddresses" .proxy.addresses
+  "userHeader" .proxy.userHeader
+  "groupsHeader" .proxy.groupsHeader
+  "userPrefix" .proxy.userPrefix
+  "groupsPrefix" .proxy.groupsPrefix
+  "groups" .speaksFor.groups
+  "gpuHourUsd" .gpuHourUsd
+}}
+{{- with .proxy.secret }}{{ $_ := set $review "secretFile" "/etc/retuned-review/secret" }}{{ end }}
+{{- end }}
+{{- end }}
+{{- toYaml (merge (dict "jobs" $tuning "sidecar" $sidecar "review" $review) $body) }}
 {{- end }}
 
 {{/* What differs from pod to pod, and where things are. */}}
@@ -66,6 +83,9 @@
 - {name: RETUNED_OPERATOR_METRICS_PORT, value: {{ .Values.operator.ports.metrics | quote }}}
 {{- if .Values.webhook.enabled }}
 - {name: RETUNED_OPERATOR_WEBHOOK_PORT, value: {{ .Values.operator.ports.webhook | quote }}}
+{{- end }}
+{{- if .Values.review.enabled }}
+- {name: RETUNED_OPERATOR_REVIEW_PORT, value: {{ .Values.review.port | quote }}}
 {{- end }}
 {{- if .Values.certManager.enabled }}
 - {name: RETUNED_OPERATOR_TLS_DIR, value: /etc/retuned-tls}

@@ -134,7 +134,7 @@ class SidecarSettings:
     detector: str = "production"
     """How eager the drift detector is: ``production`` for days of traffic, ``demo`` for minutes."""
     metrics_address: str = "127.0.0.1"
-    """Address that its metrics are served on, which name kernels; ``0.0.0.0`` lets Prometheus in."""
+    """Address that its metrics are served on; they name kernels. ``0.0.0.0`` lets Prometheus in."""
 
     def __post_init__(self) -> None:
         if self.user_id <= 0:
