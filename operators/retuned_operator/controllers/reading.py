@@ -161,7 +161,9 @@ def budget_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     spec, status = _part(body, "spec"), _part(body, "status")
     policy = _part(spec, "policyRef").get("name")
     namespace = str(_part(body, "metadata").get("namespace", ""))
-    if not (status.get("startedAt") or status.get("reason") == RELEASED):
+    # a Job may have run to its end between two looks, and then nobody saw it begin
+    ran = any(ref.get("result") for ref in _parts(status, "jobRefs"))
+    if not (status.get("startedAt") or status.get("reason") == RELEASED or ran):
         return ()
     ended = moment(status.get("finishedAt"))
     return (f"{namespace}/{policy}@{ended.astimezone(UTC).date() if ended else 'open'}",)

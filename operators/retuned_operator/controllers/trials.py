@@ -82,7 +82,7 @@ def facts_of(
         target=target,
         policies=policies,
         freezes=reading.freezes(world.caches.list(FREEZES)),
-        running_experiments=sum(map(_holds, rivals)),
+        running_experiments=sum(_is_before(experiment, each) for each in rivals),
         gpu_hours_today=sum(hours_of(each, now=now) for each in (*rivals, experiment)),
         live_baseline=None if target is None else baseline(world, target, spec.kernel.name),
         slo_firing=None if target is None else world.signals.slo_firing(target),
@@ -141,6 +141,18 @@ def chosen_for(
         return None
     kernel = experiment.spec.kernel.name
     return gating.choose(policies, kernel, labels=gating.labels_of(target))[0]
+
+
+def _is_before(experiment: KernelExperiment, rival: KernelExperiment) -> bool:
+    """Whether a rival uses the budget first: who has begun comes to its end before others begin."""
+    waits = rival.status.phase is ExperimentPhase.QUEUED and _has_begun(rival)
+    return _holds(rival) or (waits and not _has_begun(experiment))
+
+
+def _has_begun(experiment: KernelExperiment) -> bool:
+    """Whether a Job of an experiment has run."""
+    status = experiment.status
+    return status.started_at is not None or any(ref.result for ref in status.job_refs)
 
 
 def _holds(experiment: KernelExperiment) -> bool:

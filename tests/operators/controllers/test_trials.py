@@ -54,6 +54,23 @@ def test_experiments_of_one_policy_run_one_after_the_other() -> None:
     assert len(cluster.all(JOBS)) == 1
 
 
+def test_an_experiment_that_has_begun_comes_to_its_end_before_another_begins() -> None:
+    cluster = Cluster(OPEN)
+    cluster.experiment()
+    another(cluster, "exp-2")
+    begun: list[set[str]] = []
+
+    def over() -> bool:
+        open_ones = [e for e in cluster.experiments() if not e.status.phase.is_terminal]
+        measured = {e.metadata.name for e in open_ones if any(r.result for r in e.status.job_refs)}
+        begun.append(measured)
+        return not open_ones
+
+    cluster.until(over)
+    assert {"exp-1"} in begun
+    assert all(len(each) <= 1 for each in begun)
+
+
 def test_a_days_budget_of_device_time_holds_the_next_experiment() -> None:
     cluster = Idle(OPEN)
     cluster.experiment()
