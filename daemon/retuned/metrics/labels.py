@@ -77,7 +77,7 @@ PHASE = closed("phase", PHASES)
 DECISION = closed("decision", (kebab(str(each)) for each in DecisionKind))
 CHANNEL = closed(
     "channel",
-    ("kubectl", "web", "cli", "slack", "webhook", "api"),
+    ("kubectl", "review-page", "cli", "slack", "webhook"),
     "way the decision came in",
     strangers=True,
 )
