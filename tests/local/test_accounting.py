@@ -6,6 +6,7 @@ import pytest
 from tests.local.local_world import KERNEL, World
 from tests.local.test_loop import tell_story
 
+from retuned.adapters.savings import RAN
 from retuned.local import accounting
 from retuned.local.context import Kind
 from retuned.stages.proposal import Proposal
@@ -31,7 +32,7 @@ def test_device_time_of_swapped_shapes_times_the_gain_is_what_was_saved(world: W
     account = the_account(world)
     assert (account.target, account.definition, account.swaps) == ("demo", KERNEL, 1)
     proposal = Proposal.model_validate(world.store.list(Kind.PROPOSAL)[0].body)
-    ran_ns = [stored.body["gpu_ns"] for stored in world.store.list(accounting.RAN, phase="current")]
+    ran_ns = [stored.body["gpu_ns"] for stored in world.store.list(RAN, phase="current")]
     hours = sum(ran_ns) / 3.6e12
     assert account.saved_h.point > before.saved_h.point
     assert account.saved_h.point == pytest.approx(hours * (proposal.speedup.point - 1))
@@ -68,7 +69,7 @@ def test_windows_before_the_swap_and_after_its_end_do_not_count(world: World) ->
     for _ in range(5):
         world.window(256)
         world.loop.turn()
-    assert world.store.list(accounting.RAN, phase="current") == []
+    assert world.store.list(RAN, phase="current") == []
 
 
 def test_every_candidate_of_an_ended_experiment_is_paid_for_once(world: World) -> None:

@@ -13,19 +13,16 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
+from retuned.adapters.savings import RAN, Savings
 from retuned.local.context import Context, Kind
 from retuned.local.ordered import IN_PLACE
 from retuned.ports import Store, Stored
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
-from retuned.stages.verdict import Interval
-from retuned.stages.watch import Account, Ran, Tried, settle
+from retuned.stages.watch import Account
 
-RAN = "savings"
-"""Kind of the records per swap and month: current. With the cursor, the last window added."""
-TRIED = "spending"
-"""Kind of the records per ended experiment: current."""
 _CURSOR = "cursor"
+"""Record beside the sums, in a phase of its own: the last window added."""
 _MOST = 200
 """Windows that are added at a time."""
 _STARTED = ("swapped", "restored")
@@ -66,7 +63,16 @@ def add_windows(ctx: Context) -> int:
             sums[proposal.id, month] = (known[0] + gpu_ns, known[1] + 1)
     with ctx.store.transaction():
         for (id, month), (gpu_ns, windows) in sums.items():
-            _add(ctx.store, named[id], month, gpu_ns=gpu_ns, windows=windows)
+            one = named[id]
+            Savings(ctx.store).add(
+                id,
+                target=one.target,
+                definition=one.definition,
+                speedup=one.speedup,
+                month=month,
+                gpu_ns=gpu_ns,
+                windows=windows,
+            )
         body = {"window": due[-1].id}
         if cursor is None:
             ctx.store.add(RAN, _CURSOR, body, phase="cursor")
@@ -77,7 +83,8 @@ def add_windows(ctx: Context) -> int:
 
 def add_experiments(ctx: Context) -> int:
     """Add what ended experiments took; return how many were added."""
-    known = set(ctx.store.ids(TRIED)) | set(ctx.store.ids(Kind.EXPERIMENT, phase="running"))
+    savings = Savings(ctx.store)
+    known = savings.experiments() | set(ctx.store.ids(Kind.EXPERIMENT, phase="running"))
     fresh = [id for id in ctx.store.ids(Kind.EXPERIMENT) if id not in known][:_MOST]
     for id in fresh:
         stored = ctx.store.get(Kind.EXPERIMENT, id)
@@ -85,9 +92,8 @@ def add_experiments(ctx: Context) -> int:
         for found in ctx.store.list(Kind.FINDING, prefix=f"{id}/"):
             month = found.created_at.strftime("%Y-%m")
             months[month] = months.get(month, 0.0) + float(found.body.get("seconds", 0.0))
-        definition = stored.body.get("definition", "") if stored else ""
-        body = {"target": ctx.settings.target, "definition": definition, "months": months}
-        ctx.store.add(TRIED, id, body, phase="current")
+        definition = str(stored.body.get("definition", "")) if stored else ""
+        savings.spend(id, target=ctx.settings.target, definition=definition, months=months)
     return len(fresh)
 
 
@@ -99,28 +105,8 @@ def keep_up(ctx: Context) -> None:
 
 def accounts(store: Store) -> tuple[Account, ...]:
     """Return what was spent and saved, newest month first."""
-    return settle(_ran(store), _tried(store))
-
-
-def _add(store: Store, proposal: Proposal, month: str, *, gpu_ns: int, windows: int) -> None:
-    """Add to a record that says all that a report needs, so that no proposal is read for it."""
-    id = f"{proposal.id}/{month}"
-    stored = store.get(RAN, id)
-    body = {
-        "proposal": proposal.id,
-        "target": proposal.target,
-        "definition": proposal.definition,
-        "speedup": proposal.speedup.model_dump(mode="json"),
-        "month": month,
-        "gpu_ns": gpu_ns,
-        "windows": windows,
-    }
-    if stored is None:
-        store.add(RAN, id, body, phase="current")
-        return
-    body["gpu_ns"] = gpu_ns + int(stored.body["gpu_ns"])
-    body["windows"] = windows + int(stored.body["windows"])
-    store.advance(RAN, id, expect="current", to="current", body=body)
+    back = {id for phase in _BACK for id in store.ids(Kind.PROPOSAL, phase=phase)}
+    return Savings(store).accounts(taken_back=back)
 
 
 def _stays(store: Store) -> Iterator[_Stay]:
@@ -177,30 +163,3 @@ def _spent(ctx: Context, profile: WorkloadProfile, proposal: Proposal) -> int:
         if named is not None and named[0] == proposal.definition:
             spent += stat.gpu_time_ns if proposal.guard.allows(named[1]) else 0
     return spent
-
-
-def _ran(store: Store) -> Iterator[Ran]:
-    back = {id for phase in _BACK for id in store.ids(Kind.PROPOSAL, phase=phase)}
-    for stored in store.list(RAN, phase="current"):
-        body = stored.body
-        yield Ran(
-            target=str(body["target"]),
-            definition=str(body["definition"]),
-            month=str(body["month"]),
-            proposal=str(body["proposal"]),
-            gpu_ns=float(body["gpu_ns"]),
-            speedup=Interval.model_validate(body["speedup"]),
-            taken_back=body["proposal"] in back,
-        )
-
-
-def _tried(store: Store) -> Iterator[Tried]:
-    for stored in store.list(TRIED):
-        for month, device_s in stored.body["months"].items():
-            yield Tried(
-                target=str(stored.body["target"]),
-                definition=str(stored.body["definition"]),
-                month=str(month),
-                experiment=stored.id,
-                device_s=float(device_s),
-            )

@@ -30,6 +30,7 @@ from retuned_operator.controllers.ports import BY_LABEL, BY_SIDECAR
 from retuned_operator.crds import KernelExperiment
 from retuned_operator.manifests.names import EXPERIMENT_UID, MANAGER
 from retuned_operator.manifests.roles import LEASE
+from retuned_operator.program.accounting import ClusterAccounts
 from retuned_operator.program.catalog import CatalogKernels
 from retuned_operator.program.collecting import Collector
 from retuned_operator.program.controlling import controllers_of
@@ -132,8 +133,16 @@ class Operator:
             self._results, pods=self._pods_of, logs=self._reach.api, clock=self._clock
         )
         artifacts = settings.state_dir / "artifacts"
+        self._accounts = ClusterAccounts(
+            self._store, self.caches, kernels=CatalogKernels(), results=self._results
+        )
         self._ledger = StoreLedger(
-            self._store, notary, artifacts=artifacts, results=self._results, collector=collector
+            self._store,
+            notary,
+            artifacts=artifacts,
+            results=self._results,
+            collector=collector,
+            heard=self._accounts.heard,
         )
         self.reports = Reports(self._ledger, changed=self._heard)
         self._fleet = CachedFleet(
@@ -200,7 +209,9 @@ class Operator:
         """Return the review page; None where nobody wants one."""
         if settings.review_port is None:
             return None
-        shelf = StoreShelf(self._store, notary, kernels=CatalogKernels())
+        shelf = StoreShelf(
+            self._store, notary, kernels=CatalogKernels(), accounts=self._accounts.accounts
+        )
         return review_app(
             review_settings(settings.review),
             self._reach.api,
@@ -306,6 +317,10 @@ class Operator:
 
     def _sweep(self) -> None:
         """Forget what pods said that are gone, and results of experiments that are gone."""
+        try:
+            self._accounts.keep_up()  # before results go
+        except RetunedError as error:
+            log.warning("accounts: %s", error)
         uids = {str(body["metadata"].get("uid", "")) for body in self._stores[PODS].list()}
         self.reports.forget_all_but(uids)
         experiments = self.caches.list(EXPERIMENTS)

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from retuned.stages.verdict import (
     differences,
     doubt_of,
 )
-from retuned_operator.agent.ports import Receipt, Said
+from retuned_operator.agent.ports import PodRecord, Receipt, Said
 from retuned_operator.controllers.ports import Drifted, Win
 from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.machine import ResultFact
@@ -67,6 +67,8 @@ class StoreLedger:
         Folder of artifacts by digest.
     results
         What pods have told.
+    heard
+        Told of every window that a pod has told for the first time.
     collector
         Brings it in; None where somebody else does.
     """
@@ -79,7 +81,9 @@ class StoreLedger:
         artifacts: Path,
         results: ResultFolder,
         collector: Collector | None = None,
+        heard: Callable[[PodRecord, WorkloadProfile], None] = lambda _pod, _profile: None,
     ) -> None:
+        self._heard = heard
         self._store = store
         self._notary = notary
         self._artifacts = artifacts
@@ -289,7 +293,9 @@ class StoreLedger:
             id = digest_of([receipt.pod.target, receipt.pod.uid, said.id])
             wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE
             phase = "new" if wanted else "noted"
-            self._store.add(kind, f"{receipt.pod.target}/{id}", body, phase=phase)
+            new = self._store.add(kind, f"{receipt.pod.target}/{id}", body, phase=phase)
+            if new and isinstance(said, ProfileReport):
+                self._heard(receipt.pod, said.profile)
 
 
 def _put_folder(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -1,0 +1,165 @@
+"""What experiments cost and swaps saved in a cluster, added up as windows and results come.
+
+A window counts for a swap where its pod says that it has had the swap since before the window
+began. What was taken back is noted for good, because objects may be deleted later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+
+from retuned.adapters.savings import Savings
+from retuned.errors import RetunedError, UnreadableInput
+from retuned.ports import Store
+from retuned.stages.profile import WorkloadProfile
+from retuned.stages.watch import Account
+from retuned_operator.agent.ports import PodRecord
+from retuned_operator.controllers.ports import BY_PHASE, BY_TARGET, Caches, Kernels
+from retuned_operator.crds import KernelExperiment, SwapProposal, TuningTarget, read
+from retuned_operator.crds.proposal_status import PodState, ProposalPhase
+from retuned_operator.program.results import ResultFolder
+from retuned_operator.runtime.resources import EXPERIMENTS, PROPOSALS, TARGETS
+
+log = logging.getLogger(__name__)
+
+BACK = "taken-back"
+"""Kind of the records of swaps that were rolled back, by their proposal's uid: noted."""
+_WENT_BACK = (
+    ProposalPhase.ROLLING_BACK,
+    ProposalPhase.ROLLBACK_FAILED,
+    ProposalPhase.ROLLED_BACK,
+)
+_WHOLE = (ProposalPhase.WATCHING, ProposalPhase.PROMOTED)
+"""Every launch of a pod runs the variant; while a swap spreads, its hours do not count."""
+_MOST = 50
+"""Experiments that are added at a time."""
+
+
+class ClusterAccounts:
+    """Adds up, and answers.
+
+    Parameters
+    ----------
+    store
+        Where sums are kept.
+    caches
+        The cluster.
+    kernels
+        The catalog.
+    results
+        What experiments left.
+    """
+
+    def __init__(
+        self, store: Store, caches: Caches, *, kernels: Kernels, results: ResultFolder
+    ) -> None:
+        self._store = store
+        self._caches = caches
+        self._kernels = kernels
+        self._results = results
+        self._savings = Savings(store)
+
+    def heard(self, pod: PodRecord, profile: WorkloadProfile) -> None:
+        """Add a window that a pod has told for the first time."""
+        start = datetime.fromtimestamp(profile.window_start_ns / 1e9, UTC)
+        target = self._target(pod.target)
+        for found in self._in_force(pod, start) if target is not None else ():
+            assert target is not None, "asked above"
+            gpu_ns = self._spent(profile, found, target)
+            if not gpu_ns:
+                continue
+            with self._store.transaction():
+                self._savings.add(
+                    found.metadata.uid,
+                    target=found.target,
+                    definition=found.spec.kernel,
+                    speedup=found.spec.speedup,
+                    month=start.strftime("%Y-%m"),
+                    gpu_ns=gpu_ns,
+                )
+
+    def keep_up(self) -> None:
+        """Note what went back, and what ended experiments took."""
+        for phase in _WENT_BACK:
+            for body in self._caches.by(PROPOSALS, BY_PHASE, phase.value) or ():
+                uid = str(body.get("metadata", {}).get("uid", ""))
+                if uid and self._store.get(BACK, uid) is None:
+                    self._store.add(BACK, uid, {}, phase="noted")
+        known = self._savings.experiments()
+        for experiment in islice(self._ended(known), _MOST):
+            try:
+                self._spend(experiment)
+            except RetunedError as error:  # says nothing of the others; tried again
+                log.warning("what %s took is not known now: %s", experiment.metadata.name, error)
+
+    def accounts(self) -> tuple[Account, ...]:
+        """Return what was spent and saved, newest month first."""
+        return self._savings.accounts(taken_back=set(self._store.ids(BACK)))
+
+    # --- within -----------------------------------------------------------------------------------
+
+    def _in_force(self, pod: PodRecord, start: datetime) -> Iterator[SwapProposal]:
+        for body in self._caches.by(PROPOSALS, BY_TARGET, pod.target) or ():
+            try:
+                found = read(SwapProposal, body)
+            except UnreadableInput:
+                continue  # nobody understands it, so nothing of it counts
+            rollout = found.status.rollout
+            if found.status.phase not in _WHOLE or rollout is None:
+                continue
+            if any(
+                each.uid == pod.uid
+                and each.wants is PodState.SWAP
+                and each.done
+                and each.since <= start
+                for each in rollout.pods
+            ):
+                yield found
+
+    def _spent(self, profile: WorkloadProfile, found: SwapProposal, target: TuningTarget) -> int:
+        spent = 0
+        for stat in profile.stats:
+            signature = stat.signature
+            named = self._kernels.recognise(
+                signature.kernel, signature.dims, signature.dtypes, target=target
+            )
+            if named is not None and named[0] == found.spec.kernel:
+                spent += stat.gpu_time_ns if found.spec.guard.allows(named[1]) else 0
+        return spent
+
+    def _target(self, key: str) -> TuningTarget | None:
+        body = self._caches.get(TARGETS, key) if key else None
+        try:
+            return read(TuningTarget, body) if body is not None else None
+        except UnreadableInput:
+            return None
+
+    def _ended(self, known: set[str]) -> Iterator[KernelExperiment]:
+        for body in self._caches.list(EXPERIMENTS) or ():
+            if str(body.get("metadata", {}).get("uid", "")) in known:
+                continue
+            try:
+                found = read(KernelExperiment, body)
+            except UnreadableInput:
+                continue
+            if found.status.phase.is_terminal:
+                yield found
+
+    def _spend(self, experiment: KernelExperiment) -> None:
+        took = sum(
+            finding.seconds
+            for ref in experiment.status.job_refs
+            for result in self._results.of(experiment.metadata.uid, ref.name)
+            for finding in result.findings
+        )
+        ended = experiment.status.finished_at or experiment.metadata.creation_timestamp
+        months = {ended.strftime("%Y-%m"): took} if ended is not None and took else {}
+        self._savings.spend(
+            experiment.metadata.uid,
+            target=f"{experiment.metadata.namespace}/{experiment.spec.target_ref.name}",
+            definition=experiment.spec.stage_plan().definition,
+            months=months,
+        )

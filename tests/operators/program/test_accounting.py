@@ -1,0 +1,151 @@
+"""What a cluster spends and saves: windows of pods with a swap, results that came, ways back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakeapi.server import FakeApi
+from tests.operators import examples
+from tests.operators.review.conftest import Looking
+
+from retuned.adapters.memory_store import MemoryStore
+from retuned.contract import Solution
+from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
+from retuned_operator.agent.ports import PodRecord
+from retuned_operator.crds import SwapProposal, TuningTarget, read
+from retuned_operator.program.accounting import ClusterAccounts
+from retuned_operator.program.results import ResultFolder
+from retuned_operator.runtime.resources import EXPERIMENTS, PROPOSALS, TARGETS
+
+SINCE = datetime(2026, 11, 2, 12, tzinfo=UTC)
+POD = PodRecord(namespace="serving", name="chat-0", uid="uid-0", target="serving/chat")
+KERNEL = str(examples.a_swap()["spec"]["kernel"])
+
+
+class Kernels:
+    """A catalog of one kernel, by the name of its launches."""
+
+    def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
+        return None
+
+    def recognise(
+        self,
+        kernel: str,
+        dims: tuple[tuple[int, ...], ...],
+        dtypes: tuple[str, ...],
+        *,
+        target: TuningTarget,
+    ) -> tuple[str, dict[str, int]] | None:
+        return (KERNEL, {"M": dims[0][0]}) if kernel == "mine" else None
+
+    def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
+        return ()
+
+
+class World:
+    """A target, a swap in a pod, and the sums."""
+
+    def __init__(self, fake: FakeApi, folder: Path) -> None:
+        self.fake = fake
+        self.store = MemoryStore()
+        self.sums = ClusterAccounts(
+            self.store, Looking(fake), kernels=Kernels(), results=ResultFolder(folder)
+        )
+        fake.make(TARGETS, examples.a_target())
+        body = examples.a_swap(guard={"bounds": {"M": [1, 512]}})
+        self.swap = fake.make(PROPOSALS, body, **self.status("Promoted"))
+
+    def status(self, phase: str, **pod: Any) -> dict[str, Any]:
+        told = {"name": "chat-0", "uid": "uid-0", "wants": "swap", "epoch": 1, "done": True}
+        since = SINCE.isoformat()
+        rollout = {"startedAt": since, "waveStartedAt": since, "lastSwapAt": since}
+        return {"phase": phase, "rollout": rollout | {"pods": [told | {"since": since} | pod]}}
+
+    def hear(self, *, after: timedelta, m: int = 256, pod: PodRecord = POD) -> None:
+        start_ns = int((SINCE + after).timestamp() * 1e9)
+        stats = [
+            SignatureStat(
+                signature=Signature(kernel=name, dims=((m, 64),)),
+                launches=1,
+                gpu_time_ns=int(3.6e12),
+                median_ns=1,
+            )
+            for name in ("mine", "other")
+        ]
+        self.sums.heard(
+            pod,
+            WorkloadProfile(
+                window_start_ns=start_ns,
+                window_ns=10**12,
+                observed_ns=10**12,
+                stats=tuple(stats),
+                counted=True,
+            ),
+        )
+
+    def set(self, phase: str, **pod: Any) -> None:
+        self.swap = self.fake.set_status(PROPOSALS, self.swap, **self.status(phase, **pod))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Any:
+    with FakeApi() as fake:
+        yield World(fake, tmp_path)
+
+
+def saved(world: World) -> Sequence[object]:
+    return [(a.month, a.target, a.saved_h.point) for a in world.sums.accounts()]
+
+
+def test_an_hour_of_a_swapped_kernel_saves_what_its_speedup_says(world: World) -> None:
+    world.hear(after=timedelta(hours=1))
+    world.hear(after=timedelta(hours=2))
+    world.hear(after=timedelta(days=40))
+    speedup = read(SwapProposal, world.swap).spec.speedup
+    one = speedup.point - 1
+    assert saved(world) == [
+        ("2026-12", "serving/chat", pytest.approx(one)),
+        ("2026-11", "serving/chat", pytest.approx(2 * one)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "what", ["before", "outside", "another-pod", "not-done", "told-back", "spreading"]
+)
+def test_what_did_not_run_the_variant_counts_as_nothing(world: World, what: str) -> None:
+    if what == "not-done":
+        world.set("Promoted", done=False)
+    elif what == "told-back":
+        world.set("Promoted", wants="back")
+    elif what == "spreading":
+        world.set("Canary")
+    other = PodRecord(namespace="serving", name="chat-1", uid="uid-1", target="serving/chat")
+    world.hear(
+        after=timedelta(hours=-1 if what == "before" else 1),
+        m=1024 if what == "outside" else 256,
+        pod=other if what == "another-pod" else POD,
+    )
+    assert saved(world) == []
+
+
+def test_what_went_back_saved_nothing_even_once_its_proposal_is_gone(world: World) -> None:
+    world.hear(after=timedelta(hours=1))
+    world.set("RolledBack")
+    world.sums.keep_up()
+    name = world.swap["metadata"]["name"]
+    world.fake.api().delete(PROPOSALS, name, namespace="serving")
+    world.sums.keep_up()
+    (account,) = world.sums.accounts()
+    assert (account.taken_back, account.saved_h.upper) == (1, 0.0)
+
+
+def test_an_ended_experiment_is_kept_once(world: World) -> None:
+    world.fake.make(EXPERIMENTS, examples.an_experiment(), phase="Failed")
+    for _ in range(2):
+        world.sums.keep_up()
+    assert len(world.store.list("spending")) == 1
+    assert world.sums.accounts() == (), "it left no results, so nothing is known of its time"
