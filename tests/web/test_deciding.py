@@ -243,3 +243,14 @@ def test_a_comment_longer_than_a_record_takes_decides_nothing(site: Site9476) ->
     answer = site.browser("ada").say(one, "approve", comment="x" * 4_001)
     assert answer.status_code == 422
     assert words(site, one) == []
+
+
+def test_the_form_under_an_alerts_link_decides_as_well(site: Site9476) -> None:
+    one = site.propose()
+    browser = site.browser("ada")
+    page = browser.get(f"/proposals/{one.id}")  # as metrics name it, with its prefix
+    assert page.status_code == 200
+    where = page.text.partition('<form method="post" action="')[2].partition('"')[0]
+    answer = browser.post(where, browser.form(page) | {"act": "approve"})
+    assert answer.status_code == 303
+    assert words(site, one) == [("ada", "Approve", "")]

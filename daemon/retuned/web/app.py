@@ -165,6 +165,8 @@ class Pages:
         policy = gate.policy_digest if gate and gate.policy_digest else ""
         artifact = case.row.proposal.artifact
         now = self._clock.now()
+        # the key that the form is sent to: links of alerts may name the proposal in another way
+        key = case.row.key
         shown = Shown(session=session, user=who.user, key=key, artifact=artifact, policy=policy)
         return self._page(
             request,
