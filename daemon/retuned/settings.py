@@ -336,6 +336,51 @@ class Settings(BaseSettings):
     """Address of the review page, `HOST:PORT` of this machine alone, such as `127.0.0.1:9476`;
     empty serves none. Whoever opens it is known by the user that the browser runs as
     (`docs/on-call.md`)."""
+    review_url: str = Field(default="", max_length=2000)
+    """Address under which people reach the review page, which messages link to; empty takes that of
+    `review`, which only this machine can open."""
+    alertmanager_url: str = Field(default="", max_length=2000)
+    """Base address of an Alertmanager that proposals are posted to as alerts, for a machine whose
+    metrics no Prometheus reads; empty posts none. Channels: docs/channels.md."""
+    alertmanager_token: str = Field(default="", max_length=1000)
+    """Bearer token for it: a file, or `env:NAME`. This and all secrets below are read anew each
+    time, and are never settings themselves."""
+    slack_webhook: str = Field(default="", max_length=1000)
+    """Address of a Slack incoming webhook, which is a secret: a file, or `env:NAME`."""
+    slack_token: str = Field(default="", max_length=1000)
+    """Slack bot token for `chat.postMessage`: a file, or `env:NAME`; instead of `slack_webhook`,
+    and with `slack_channel`."""
+    slack_channel: str = Field(default="", pattern=r"^([A-Z0-9]{2,20})?$")
+    """Id of the Slack channel, such as `C012AB3CD`."""
+    slack_signing_secret: str = Field(default="", max_length=1000)
+    """Signing secret of the Slack app, a file or `env:NAME`: with `slack_team`, `slack_users` and
+    `channels_listen` messages have buttons that people may decide by."""
+    slack_team: str = Field(default="", pattern=r"^(T[A-Z0-9]{1,20})?$")
+    """Id of the Slack workspace that presses may come from."""
+    slack_users: Pairs = Field(default_factory=dict)
+    """User of this machine by Slack's user id; who is not here has no word there. In the
+    environment written `U012AB=ada,U034CD=bob`."""
+    pagerduty_key: str = Field(default="", max_length=1000)
+    """Integration key of PagerDuty's Events API v2: a file, or `env:NAME`."""
+    pagerduty_url: str = Field(default="https://events.pagerduty.com", max_length=2000)
+    """PagerDuty's address; another for its European region."""
+    opsgenie_key: str = Field(default="", max_length=1000)
+    """Key of Opsgenie's API: a file, or `env:NAME`."""
+    opsgenie_url: str = Field(default="https://api.opsgenie.com", max_length=2000)
+    """Opsgenie's address; another for its European region."""
+    webhook_url: str = Field(default="", max_length=2000)
+    """Address of your own that every message is posted to, signed with `webhook_secret`."""
+    webhook_secret: str = Field(default="", max_length=1000)
+    """Secret that those requests are signed with: a file, or `env:NAME`."""
+    channels_listen: str = Field(default="", max_length=80)
+    """Where Slack's presses and Alertmanager's webhooks arrive, `HOST:PORT` of this machine alone;
+    what comes from elsewhere comes through a proxy that ends TLS. Empty listens nowhere."""
+    alertmanager_webhook_token: str = Field(default="", max_length=1000)
+    """Bearer token that Alertmanager's webhooks bring along: a file, or `env:NAME`. Without it none
+    is heard."""
+    alertmanager_pause_s: float = Field(default=21_600.0, ge=60.0, le=604_800.0)
+    """How long an alert with the label `retuned_pause: "true"` stops tuning unless it is said
+    again, seconds; Alertmanager's `repeat_interval` is between half of it and less than it."""
     gpus: int = Field(default=1, ge=1, le=100_000)
     """Accelerators that the watched server uses; savings in hours are reckoned with it."""
     gpu_hour_usd: float | None = Field(default=None, ge=0.0)

@@ -46,6 +46,7 @@ def run(
     )
     log_to_stderr(settings)
     hide_memory()  # it signs evidence and knows the endpoint's key; candidates run as its user
+    from retuned.local.channelling import channelled
     from retuned.local.review_page import served  # after the settings: a typo answers at once
     from retuned.local.wiring import build, language_of
 
@@ -60,9 +61,11 @@ def run(
         for caution in cautions(settings):
             log.warning("%s", caution)
         log.info("watching %s, state in %s", _folders(settings), settings.state_dir)
-        with served(settings, loop) as page:
+        with served(settings, loop) as page, channelled(settings, clock=loop.ctx.clock) as place:
             if page:
                 log.info("review page on %s", page)
+            if place:
+                log.info("channels are heard on %s", place)
             serve(loop, observe_s=settings.observe_poll_s, steer_s=settings.steer_poll_s)
 
 

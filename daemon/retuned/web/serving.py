@@ -17,8 +17,15 @@ _MAX_AT_ONCE = 64
 _RETRY_S = 5.0
 
 
-def place_of(text: str) -> tuple[str, int]:
+def place_of(text: str, *, what: str = "review") -> tuple[str, int]:
     """Read ``HOST:PORT`` of an address that only this machine reaches.
+
+    Parameters
+    ----------
+    text
+        As a person wrote it.
+    what
+        The setting's name, for messages.
 
     Raises
     ------
@@ -33,16 +40,16 @@ def place_of(text: str) -> tuple[str, int]:
     host, colon, port = text.strip().rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise UsageError(f"review {text!r:.80}: write HOST:PORT, such as 127.0.0.1:9476")
+        raise UsageError(f"{what} {text!r:.80}: write HOST:PORT, such as 127.0.0.1:9476")
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         raise UsageError(
-            f"review {text!r:.80}: the host is an address of this machine alone, such as 127.0.0.1"
+            f"{what} {text!r:.80}: the host is an address of this machine alone, such as 127.0.0.1"
         ) from None
     if not address.is_loopback:
         raise UsageError(
-            f"review {text!r:.80}: others could reach that address, and nothing there says who "
+            f"{what} {text!r:.80}: others could reach that address, and nothing there says who "
             "they are. Use 127.0.0.1 and forward the port (`ssh -L 9476:127.0.0.1:9476 machine`)"
         )
     return str(address), int(port)
@@ -68,6 +75,8 @@ class PageServer:
     host, port
         Where; port 0 is any that is free, see `port`. It is bound at once, so that an address that
         is taken is found before anything else begins.
+    what
+        What is served, for messages.
 
     Raises
     ------
@@ -75,13 +84,14 @@ class PageServer:
         If the address is taken or cannot be had.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, what: str = "review page") -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family)
         except OSError as error:
-            text = f"review page: cannot listen on {host}:{port} ({error.strerror})"
+            text = f"{what}: cannot listen on {host}:{port} ({error.strerror})"
             raise TemporaryError(text, delay_s=_RETRY_S) from error
+        self._what = what
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -109,7 +119,7 @@ class PageServer:
         self._thread = threading.Thread(
             target=self._server.run,
             kwargs={"sockets": [self._socket]},
-            name="review-page",
+            name=self._what.replace(" ", "-"),
             daemon=True,
         )
         self._thread.start()

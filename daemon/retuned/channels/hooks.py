@@ -1,0 +1,82 @@
+"""A notice as a signed request to an address of the user's own, and how such a request is checked.
+
+The signature is over time and body: ``v1=`` and the HMAC-SHA256 of ``TIMESTAMP.BODY`` in
+hexadecimal. A receiver compares it in constant time, refuses what is older than five minutes, and
+takes the same ``Idempotency-Key`` once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+
+from retuned.channels.records import Call, Notice
+from retuned.errors import Refused
+
+MAX_AGE_S = 300
+"""How far a request's time may be from now, seconds."""
+SIGNATURE = "x-retuned-signature"
+TIMESTAMP = "x-retuned-timestamp"
+
+
+def request(notice: Notice) -> Call:
+    """Return the request; it is signed when it is sent."""
+    body = {"version": 1, **notice.model_dump(mode="json"), "facts": dict(notice.facts)}
+    return Call(
+        body=json.dumps(body, sort_keys=True).encode(),
+        headers=(("idempotency-key", notice.key), ("x-retuned-event", str(notice.event))),
+    )
+
+
+def signed(body: bytes, *, secret: bytes, now_s: int) -> tuple[tuple[str, str], ...]:
+    """Return the headers that prove who sent a body, and when."""
+    return (TIMESTAMP, str(now_s)), (SIGNATURE, signature_of(body, secret=secret, now_s=now_s))
+
+
+def signature_of(body: bytes, *, secret: bytes, now_s: int) -> str:
+    """Return the signature of a body at a time.
+
+    Examples
+    --------
+    >>> signature_of(b"{}", secret=b"key", now_s=1)[:12]
+    'v1=1ba6b8171'
+    """
+    digest = hmac.new(secret, f"{now_s}.".encode() + body, hashlib.sha256)
+    return f"v1={digest.hexdigest()}"
+
+
+def check_signed(
+    body: bytes, *, secret: bytes, timestamp: str, signature: str, expected: str, now_s: float
+) -> None:
+    """Check time and signature of something that came.
+
+    Parameters
+    ----------
+    timestamp
+        Seconds since the epoch, as they came.
+    signature
+        As it came.
+    expected
+        What it must be.
+
+    Raises
+    ------
+    Refused
+        ``not-signed``, ``too-old`` or ``signature-wrong``.
+    """
+    if not secret or not timestamp or not signature:
+        raise refused("not-signed", "the request is not signed")
+    if not timestamp.isascii() or not timestamp.isdigit() or len(timestamp) > 12:
+        raise refused("too-old", "the request's time is none")
+    if abs(now_s - int(timestamp)) > MAX_AGE_S:
+        raise refused("too-old", f"the request is not from the last {MAX_AGE_S} s")
+    if not hmac.compare_digest(signature.encode("utf-8", "replace"), expected.encode()):
+        raise refused("signature-wrong", "the signature is not that of this body and time")
+
+
+def refused(code: str, text: str) -> Refused:
+    """Return a refusal with its stable code."""
+    error = Refused(text)
+    error.code = code
+    return error

@@ -1,0 +1,116 @@
+"""One message to one address: bounded in time and size, no redirects, no proxy of the environment.
+
+What goes wrong is said without the address, which may be a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+import httpx
+
+from retuned.channels.records import Call
+
+_TIMEOUT_S = 10.0
+_ANSWER_BYTES = 64 * 1024
+_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_SHOWN = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of a message."""
+
+    taken: bool
+    """Whether the channel has it."""
+    again: bool = False
+    """Whether trying again soon may help."""
+    pause_s: float = 0.0
+    """How long the channel asks to be left alone, seconds."""
+    detail: str = ""
+    """What went wrong; never a secret."""
+
+
+def send(
+    url: str,
+    call: Call,
+    *,
+    headers: tuple[tuple[str, str], ...] = (),
+    says_ok: bool = False,
+    transport: httpx.BaseTransport | None = None,
+) -> Answer:
+    """Send a message once.
+
+    Parameters
+    ----------
+    url
+        Base address; it may be a secret.
+    call
+        What to send.
+    headers
+        Credentials and signatures.
+    says_ok
+        Whether the answer is JSON that says ``ok``, as Slack's methods do with every status.
+    transport
+        For tests.
+    """
+    sent = [("content-type", "application/json; charset=utf-8"), *call.headers, *headers]
+    try:
+        with (
+            httpx.Client(
+                timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False, transport=transport
+            ) as client,
+            client.stream(
+                call.method, url.rstrip("/") + call.path, content=call.body, headers=sent
+            ) as response,
+        ):
+            body = _beginning(response)
+    except httpx.TransportError as error:
+        return Answer(taken=False, again=True, detail=f"no answer: {type(error).__name__}")
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, UnicodeError) as error:
+        return Answer(taken=False, detail=f"cannot be sent: {type(error).__name__}")
+    status = response.status_code
+    if not 200 <= status < 300:
+        return Answer(
+            taken=False,
+            again=status in _AGAIN,
+            pause_s=_pause(response.headers.get("retry-after", "")),
+            detail=f"status {status}: {_shown(body)}",
+        )
+    return _said(body) if says_ok else Answer(taken=True)
+
+
+def _beginning(response: httpx.Response) -> bytes:
+    body = bytearray()
+    for chunk in response.iter_raw():
+        body += chunk
+        if len(body) >= _ANSWER_BYTES:
+            break
+    return bytes(body[:_ANSWER_BYTES])
+
+
+def _said(body: bytes) -> Answer:
+    """Read what one of Slack's methods says."""
+    try:
+        said = json.loads(body)
+        taken, why = said.get("ok") is True, str(said.get("error", ""))[:60]
+    except (ValueError, RecursionError, AttributeError):
+        return Answer(taken=False, again=True, detail="the answer is no JSON")
+    passing = why in {"ratelimited", "internal_error", "service_unavailable", "request_timeout"}
+    return Answer(taken=taken, again=passing, detail="" if taken else f"says {why!r}")
+
+
+def _pause(text: str) -> float:
+    """Read seconds; a date or nonsense is as good as nothing."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 0.0
+    return min(seconds, 3600.0) if math.isfinite(seconds) and seconds > 0.0 else 0.0
+
+
+def _shown(body: bytes) -> str:
+    text = " ".join(body[:_SHOWN].decode("utf-8", "replace").split())
+    return "".join(char if char.isprintable() else "?" for char in text)
