@@ -85,6 +85,15 @@ def ours(fleet: Fleet) -> list[str]:
     return [line for line in lines if "retuned" in line]
 
 
+def of_chart(fleet: Fleet) -> list[str]:
+    """Return what there is in the operator's namespace."""
+    kinds = (
+        "deployments,services,configmaps,secrets,leases,roles,rolebindings,networkpolicies,"
+        "poddisruptionbudgets,pods,pvc"
+    )
+    return fleet.cluster.kubectl("get", kinds, "-n", SYSTEM, "-o", "name").split()
+
+
 def approve(fleet: Fleet, person: Path) -> None:
     """Say yes to the one proposal, as somebody."""
     proposal = fleet.proposal()
@@ -381,11 +390,8 @@ def test_an_uninstall_leaves_the_definitions_and_the_record_and_the_server(fleet
     decisions = [each["spec"]["user"] for each in fleet.all("swapdecisions")]
     assert sorted(decisions) == ["ada", "ben"]
     assert fleet.phase() == "RolledBack"
-    left = fleet.cluster.kubectl(
-        "get", "deployments,services,configmaps,secrets,leases,roles,rolebindings,"
-        "networkpolicies,poddisruptionbudgets,pods,pvc", "-n", SYSTEM, "-o", "name",
-    ).split()  # fmt: skip
-    assert sorted(left) == ["configmap/kube-root-ca.crt", "persistentvolumeclaim/retuned-store"]
+    stay = {"configmap/kube-root-ca.crt", "persistentvolumeclaim/retuned-store"}
+    fleet.cluster.eventually(lambda: set(of_chart(fleet)) == stay, "all else is gone")
     served = fleet.client.served(20)
     fleet.cluster.eventually(served, "the server serves without us")
 
