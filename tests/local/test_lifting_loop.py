@@ -18,17 +18,18 @@ from retuned import catalog
 from retuned.adapters import runtime_kernels
 from retuned.adapters.runtime_kernels import FakeKernelTap, RuntimeKernels
 from retuned.cli.commands import app
-from retuned.contract import AxisConst, Language, digest_of
+from retuned.contract import AxisConst, Guard, Language, digest_of
 from retuned.errors import CandidateError, HarnessError
 from retuned.lifting.fitting import fitted
 from retuned.lifting.lift import Lifted
 from retuned.lifting.recognising import assignments
-from retuned.local import experimenting, lifting
+from retuned.local import experimenting, lifting, swapping
 from retuned.local.context import Context, Kind
 from retuned.local.known_kernels import KnownKernels
 from retuned.local.program import Loop
 from retuned.ports import TraceBatch
 from retuned.stages.profile import Signature, SignatureStat, bucket
+from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.trace import LaunchRecord
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -202,11 +203,11 @@ def test_a_server_that_does_not_answer_stops_nothing(ctx: Context, tap: FakeKern
 
 def test_a_trace_without_shapes_is_bound_by_name_grid_and_threads(ctx: Context) -> None:
     lifting.observe(ctx)
-    (share,) = lifting.Geometries(ctx).shares_of(stat(64))
+    (share,) = lifting.geometries(ctx).shares_of(stat(64))
     assert share.workload.axes == {"rows": 64}
     assert (share.workload.weight, share.part) == (100, 1.0)
-    assert lifting.Geometries(ctx).shares_of(stat(65)) == ()
-    assert lifting.Geometries(ctx).shares_of(stat(64, threads=512)) == ()
+    assert lifting.geometries(ctx).shares_of(stat(65)) == ()
+    assert lifting.geometries(ctx).shares_of(stat(64, threads=512)) == ()
 
 
 def test_a_trace_that_shows_an_operator_s_tensors_is_bound_by_the_largest_of_them(
@@ -224,9 +225,9 @@ def test_a_trace_that_shows_an_operator_s_tensors_is_bound_by_the_largest_of_the
         return stat(rows).model_copy(update={"signature": signature})
 
     for rows in SEEN:
-        (share,) = lifting.Geometries(ctx).shares_of(shown(bucket(rows, ctx.settings.profile)))
+        (share,) = lifting.geometries(ctx).shares_of(shown(bucket(rows, ctx.settings.profile)))
         assert share.workload.axes == {"rows": rows}
-    assert lifting.Geometries(ctx).shares_of(shown(2048)) == ()
+    assert lifting.geometries(ctx).shares_of(shown(2048)) == ()
 
 
 def test_shapes_of_one_grid_share_its_time_as_they_were_launched(
@@ -236,7 +237,7 @@ def test_shapes_of_one_grid_share_its_time_as_they_were_launched(
         live.scale(n) | {"count": c} for n, c in ((700, 30), (760, 10), (7, 1), (4096, 1))
     ]
     lifting.observe(ctx)
-    found = lifting.Geometries(ctx).shares_of(
+    found = lifting.geometries(ctx).shares_of(
         SignatureStat(
             signature=Signature(kernel="scale_kernel", blocks=(3, 1, 1)),
             launches=100,
@@ -253,7 +254,7 @@ def test_kernels_of_another_language_are_believed_nothing_of(
 ) -> None:
     lifting.observe(ctx)
     others = replace(ctx, catalog=KnownKernels())
-    assert lifting.Geometries(others).shares_of(stat(64)) == ()
+    assert lifting.geometries(others).shares_of(stat(64)) == ()
     assert len(tap.records) == 3
 
 
@@ -271,6 +272,27 @@ def test_drift_to_a_live_kernel_becomes_an_experiment_at_its_live_shapes(
     assert [w.axes for w in plan.workloads] == [{"rows": 64}]
     assert plan.workloads[0].weight > 0
     assert plan.incumbent == ctx.catalog.incumbent(record.own.name).digest
+
+
+def test_an_order_for_a_live_kernel_opens_its_slot(
+    ctx: Context,
+) -> None:
+    lifting.observe(ctx)
+    (record,) = lifting.lifted(ctx.store)
+    name = record.own.name
+    swapper: Any = ctx.swapper
+    swapper.live = frozenset({name})
+    solution = ctx.catalog.incumbent(name)
+    found = {"solution": solution.model_dump(mode="json")}
+    ctx.store.add(Kind.FINDING, f"x/{solution.digest}", found, phase="final")
+    order = SwapOrder(
+        id="o", kind=SwapKind.ROLLBACK, proposal="p", target=ctx.settings.target, definition=name,
+        artifact=solution.digest, previous=None, guard=Guard(), epoch=7,
+    )  # fmt: skip
+    ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
+    swapping.drive_orders(ctx)
+    assert swapper.flips == ["o"]
+    assert name in {slot.definition for slot in swapper.slots()}
 
 
 def test_people_are_told_what_was_lifted_and_what_was_not(

@@ -115,7 +115,13 @@ class PodWorld:
         self.operator.artifacts[digest] = self.signed(digest, name=name, target=target)
 
     def signed(
-        self, digest: Digest, *, name: str = "gemm", target: str = TARGET, binary: bytes = b"code"
+        self,
+        digest: Digest,
+        *,
+        name: str = "gemm",
+        target: str = TARGET,
+        binary: bytes = b"code",
+        intercept: Mapping[str, Any] | None = None,
     ) -> dict[str, bytes]:
         folder = self.folder / "built" / digest[7:] / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +144,8 @@ class PodWorld:
             "binary": "kernel.so",
             "binary_sha256": hashlib.sha256(binary).hexdigest(),
         }
+        if intercept is not None:
+            manifest["intercept"] = dict(intercept)
         (folder / "kernel.so").write_bytes(binary)
         (folder / "artifact.json").write_text(json.dumps(manifest))
         sign_artifact(folder, notary=self.notary, artifact=digest, definition=name, target=target)

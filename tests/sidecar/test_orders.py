@@ -247,3 +247,28 @@ def test_orders_wait_until_the_operator_says_whom_the_pod_serves(world: PodWorld
     assert world.ctx.target == "serving/chat"
     assert world.said(Hello)
     assert world.sidecar.listen(wait_s=0.0)
+
+
+def test_a_live_kernel_gets_its_slot_with_its_first_order_and_again_after_a_restart(
+    world: PodWorld,
+) -> None:
+    name = "lifted_norm_0123456789"
+    world.operator.artifacts[FIRST] = world.signed(FIRST, name=name, intercept={"kernel": "a:b"})
+    world.order(swap(name=name))
+    assert world.swapper.flips == [], "it was not launched yet"
+    world.swapper.live = frozenset({name})
+    world.order(swap(name=name))
+    assert world.active(name) == FIRST
+    assert world.outcomes() == [(swap(name=name).id, Outcome.DONE, "")]
+    world.swapper.restart()
+    world.turn()
+    assert world.active(name) == FIRST
+
+
+def test_a_slot_that_a_server_does_not_have_is_not_opened_by_a_kernel_of_the_catalog(
+    world: PodWorld,
+) -> None:
+    world.publish(SECOND, name="softmax")
+    world.order(swap(SECOND, name="softmax"))
+    assert world.swapper.flips == []
+    assert world.outcomes() == []

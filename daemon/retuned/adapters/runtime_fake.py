@@ -24,6 +24,8 @@ class FakeSwapper:
 
     definitions: Sequence[str]
     """Its slots."""
+    live: frozenset[str] = frozenset()
+    """Kernels that were launched and have no slot before an artifact of theirs is prepared."""
     refuse: dict[Digest, str] = field(default_factory=dict)
     """Artifacts that prepare refuses, with the reason."""
     refuse_commit: dict[Digest, str] = field(default_factory=dict)
@@ -42,6 +44,7 @@ class FakeSwapper:
     """Launches to report per slot, set by the test."""
     runs_on: ServerEnvironment = _UNKNOWN
     """What it says that it runs on, set by the test."""
+    _opened: list[str] = field(default_factory=list)
     _half_done: dict[str, int] = field(default_factory=dict)
     _orders: dict[str, SwapOrder] = field(default_factory=dict)
     _prepared: set[tuple[str, Digest]] = field(default_factory=set)
@@ -50,6 +53,7 @@ class FakeSwapper:
 
     def restart(self) -> None:
         """Lose everything, as a server does that is started anew."""
+        self._opened.clear()
         self._orders.clear()
         self._prepared.clear()
         self._half_done.clear()
@@ -70,7 +74,7 @@ class FakeSwapper:
                 tripped=str(self.counts.get(name, {}).get("tripped", "")),
                 bypassed=name in self._bypassed,
             )
-            for name in self.definitions
+            for name in self._slots()
         ]
 
     def environments(self) -> Sequence[ServerEnvironment]:
@@ -93,12 +97,14 @@ class FakeSwapper:
                     **self.counts.get(name, {}),
                 }
             )
-            for name in self.definitions
+            for name in self._slots()
         ]
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
         """Take an artifact folder with a manifest; see `Swapper.prepare`."""
-        self._slot(order.definition)
+        if order.definition not in self.live:
+            self._slot(order.definition)
+        self._answer()
         if order.artifact is None:
             raise CandidateError("order-invalid", detail="the original needs no prepare")
         if order.artifact in self.refuse:
@@ -108,6 +114,8 @@ class FakeSwapper:
         if not (artifact_dir / "artifact.json").is_file():
             raise CandidateError("artifact-missing", detail=str(artifact_dir))
         self._prepared.add((order.definition, order.artifact))
+        if order.definition not in self._slots():
+            self._opened.append(order.definition)
 
     def commit(self, order: SwapOrder) -> int:
         """Carry an order out once; see `Swapper.commit`."""
@@ -163,8 +171,11 @@ class FakeSwapper:
 
     def _slot(self, definition: str) -> None:
         self._answer()
-        if definition not in self.definitions:
+        if definition not in self._slots():
             raise CandidateError("unknown-slot", detail=definition)
+
+    def _slots(self) -> Sequence[str]:
+        return [*self.definitions, *self._opened]
 
     def _answer(self) -> None:
         if self.away:

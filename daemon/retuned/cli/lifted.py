@@ -8,8 +8,9 @@ from retuned.catalog.own import OwnDefinition
 from retuned.cli.output import JsonFlag, emit_json, safe, stdout
 from retuned.cli.state import ConfigOption, StateOption, desk
 from retuned.contract import AxisConst
+from retuned.lifting.kept import LiftedRecord
 from retuned.lifting.lift import Kept
-from retuned.local.lifting import LiftedRecord, lifted, refused
+from retuned.local.lifting import lifted, refused
 
 _HINTS = {
     "needs-more-launches": "it is looked at again as soon as launches of other lengths are seen",

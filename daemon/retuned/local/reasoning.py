@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from retuned.attempts import lower_bound
 from retuned.contract import Digest, Workload, digest_of
+from retuned.lifting.kept import Geometries
 from retuned.local import counting, lifting
 from retuned.local.context import Context, Kind
 from retuned.local.found import winners
@@ -107,7 +108,7 @@ def bind(
     Shapes that slots counted but no trace saw are added, so that a rare one is not forgotten.
     """
     bound: dict[str, list[ShapeCost]] = defaultdict(list)
-    live = lifting.Geometries(ctx)
+    live = lifting.geometries(ctx)
     for stat in profile.stats:
         signature = stat.signature
         named = ctx.catalog.recognise(signature.kernel, signature.dims, signature.dtypes)
@@ -135,7 +136,7 @@ def bind(
     }, total_ns
 
 
-def _lifted(ctx: Context, stat: SignatureStat, live: lifting.Geometries) -> list[ShapeCost]:
+def _lifted(ctx: Context, stat: SignatureStat, live: Geometries) -> list[ShapeCost]:
     """Bind launches of which a trace shows name and grid to the live kernels that were lifted."""
     return [
         ShapeCost(

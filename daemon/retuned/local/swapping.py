@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from retuned import catalog
 from retuned.adapters.artifact_folder import sign_artifact
 from retuned.errors import (
     CandidateError,
@@ -123,23 +124,36 @@ def roll_back(
 
 def _facts(ctx: Context) -> list[SlotFacts]:
     """Ask the server; nothing where it does not answer."""
+    return _asked(ctx) or []
+
+
+def _asked(ctx: Context) -> list[SlotFacts] | None:
+    """Ask the server; None where it does not answer."""
     try:
         return [facts_of(slot) for slot in ctx.swapper.slots()]
     except TemporaryError as error:
         log.info("server does not answer, orders wait: %s", error)
-        return []
+        return None
 
 
 def _due(ctx: Context, only: str | None) -> list[Kept]:
     """Return the orders to tell the server, with a later epoch where it would refuse theirs."""
     wanted = [kept for kept in latest(ctx).values() if only in (None, kept.order.definition)]
-    facts = _facts(ctx) if wanted else []
+    facts = _asked(ctx) if wanted else None
+    if facts is None:
+        return []
     for kept in wanted:
         if kept.phase in OPEN and swap_stage.is_overtaken(kept.order, facts):
             _reissue(ctx, kept)
     current = latest(ctx)
     mine = [kept.order for kept in current.values() if only in (None, kept.order.definition)]
+    facts += swap_stage.unopened(mine, facts, opens=_opens)
     return [current[order.definition] for order in swap_stage.reconcile(mine, facts)]
+
+
+def _opens(order: SwapOrder) -> bool:
+    own = catalog.own_definition(order.definition)
+    return own is not None and own.lifted is not None
 
 
 def _drive(ctx: Context, kept: Kept) -> bool:

@@ -10,11 +10,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from retuned.contract import Digest
-from retuned.errors import CandidateError, TemporaryError
+from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.plain_files import make_private
 from retuned.ports import Operator
-from retuned.runtime.artifact import read_artifact
-from retuned.runtime.spec import Refused
+from retuned.runtime.artifact import Artifact, read_artifact
+from retuned.runtime.spec import Refused as RuntimeRefused
 from retuned.sidecar.trusting import Believed
 from retuned.stages.swap import SwapOrder
 
@@ -68,6 +68,16 @@ class Artifacts:
             raise
         return target
 
+    def opens(self, order: SwapOrder) -> bool:
+        """Whether preparing an order opens its slot, which a live kernel does not have before.
+
+        Yes where nobody can say: what is wrong with its artifact is said when it is delivered.
+        """
+        try:
+            return self._artifact(order, self.folder_of(order)).intercept is not None
+        except (RetunedError, RuntimeRefused):
+            return True
+
     def keep_only(self, wanted: Collection[Digest]) -> None:
         """Remove artifacts that no order leads to any more, and what was left half fetched."""
         names = {digest.removeprefix("sha256:") for digest in wanted}
@@ -92,15 +102,18 @@ class Artifacts:
         log.info("fetched %s for %s", order.artifact, order.definition)
 
     def _check(self, order: SwapOrder, folder: Path) -> None:
-        assert order.artifact is not None, "see folder_of"
         try:
-            read_artifact(
-                folder,
-                digest=order.artifact,
-                within=self._folder,
-                trust=self._believed.trust(),
-                definition=order.definition,
-                target=order.target,
-            )
-        except Refused as error:
+            self._artifact(order, folder)
+        except RuntimeRefused as error:
             raise CandidateError(error.reason, detail=error.detail) from error
+
+    def _artifact(self, order: SwapOrder, folder: Path) -> Artifact:
+        assert order.artifact is not None, "see folder_of"
+        return read_artifact(
+            folder,
+            digest=order.artifact,
+            within=self._folder,
+            trust=self._believed.trust(),
+            definition=order.definition,
+            target=order.target,
+        )

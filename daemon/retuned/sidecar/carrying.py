@@ -56,6 +56,7 @@ def _due(ctx: Context, facts: list[SlotFacts], only: str | None) -> list[Kept]:
             _overtaken(ctx, kept.order)
     current = latest(ctx)
     wanted = [k.order for k in current.values() if only in (None, k.order.definition)]
+    facts = [*facts, *swap_stage.unopened(wanted, facts, opens=ctx.artifacts.opens)]
     due = [current[order.definition] for order in swap_stage.reconcile(wanted, facts)]
     for id in ctx.standing.behind.keys() - {kept.order.id for kept in due}:
         if only is None:  # who has caught up and falls behind again has its time anew

@@ -18,6 +18,7 @@ from retuned.stages.swap.orders import (
     reconcile,
     reissue,
     to_original,
+    unopened,
 )
 from retuned.stages.swap.ranks import (
     NOT_YET,
@@ -60,4 +61,5 @@ __all__ = [
     "reissue",
     "spread_by",
     "to_original",
+    "unopened",
 ]

@@ -7,7 +7,7 @@ what the runtimes say is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -182,7 +182,7 @@ def reconcile(desired: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> tupl
     It is driven where a process of the server has not reached its epoch, which covers a crash of
     either side at any point. A slot at the order's epoch is done even if its artifact is not
     active: then the runtime has taken itself back and swapping again would undo that. A slot nobody
-    reports is left alone until its server is back.
+    reports is left alone until its server is back, see `unopened`.
 
     Parameters
     ----------
@@ -210,6 +210,41 @@ def reconcile(desired: Sequence[SwapOrder], states: Sequence[SlotFacts]) -> tupl
             newest[order.definition] = order
     due = [o for o in newest.values() if reached.get(o.definition, o.epoch) < o.epoch]
     return tuple(sorted(due, key=lambda order: order.epoch))
+
+
+def unopened(
+    orders: Sequence[SwapOrder], states: Sequence[SlotFacts], *, opens: Callable[[SwapOrder], bool]
+) -> tuple[SlotFacts, ...]:
+    """Return facts of slots that a server does not have because no order has opened them yet.
+
+    The slot of a live kernel comes with the first variant that is prepared for it, and goes with
+    the process. To the others `reconcile` would wait for ever.
+
+    Parameters
+    ----------
+    orders
+        The newest of each slot.
+    states
+        What the server says now; one that does not answer is not asked about.
+    opens
+        Whether an order's artifact opens its slot; asked only of slots that nobody reports.
+
+    Examples
+    --------
+    >>> order = SwapOrder(id="x", kind="swap", proposal="p", target="t", definition="d",
+    ...     artifact="sha256:" + "a" * 64, previous=None, guard=Guard(), epoch=4)
+    >>> [(fact.definition, fact.epoch) for fact in unopened([order], [], opens=lambda _: True)]
+    [('d', 0)]
+    >>> unopened([order], [SlotFacts(definition="d", active=None, epoch=4)], opens=lambda _: True)
+    ()
+    """
+    reported = {state.definition for state in states}
+    missing = [o for o in orders if o.definition not in reported and o.artifact is not None]
+    return tuple(
+        SlotFacts(definition=order.definition, active=None, epoch=0)
+        for order in missing
+        if opens(order)
+    )
 
 
 def is_carried_out(order: SwapOrder, fact: SlotFacts) -> bool:

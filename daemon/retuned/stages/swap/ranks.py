@@ -17,6 +17,7 @@ from retuned.stages.swap.orders import SwapKind
 NOT_YET = frozenset(
     {
         "unknown-slot",  # a process that is still building its model
+        "kernel-unseen",  # a live kernel that no launch has shown yet
         "torch-missing",  # the same, earlier
         "device-unknown",  # no launch has shown yet which of several GPUs it serves
         "self-check-no-shape",  # no launch has shown yet what to check with
