@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from retuned.runtime.attaching import attach  # noqa: E402
+from retuned.runtime.keeping import KEEPER  # noqa: E402
 from retuned.runtime.loaded import LoadedVariant  # noqa: E402
 from retuned.runtime.shadow import fingerprint  # noqa: E402
 from retuned.runtime.spec import Refused  # noqa: E402
@@ -233,6 +234,28 @@ def test_a_launch_whose_code_is_missing_goes_to_the_original_and_is_compiled_lat
     (variant,) = seat.resident.values()
     assert isinstance(variant, LoadedVariant)
     assert variant.prepare_pending() == 0, "what failed is not tried again"
+
+
+def test_launches_that_wait_for_their_code_are_not_copied_for_the_check_that_is_due(
+    server: Server, deliver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.swap(deliver(BY_ROWS))
+    copied: list[object] = []
+    keep = KEEPER.keep
+
+    def noted(inputs: Any, **rest: Any) -> Any:
+        copied.append(inputs)
+        return keep(inputs, **rest)
+
+    monkeypatch.setattr(KEEPER, "keep", noted)
+    monkeypatch.setattr(TritonKernel, "is_prepared", lambda *_, **__: False)
+    for _ in range(3):
+        server.launch(20)
+    assert copied == []
+    assert server.sample()["ineligible_launches"] == {"not-compiled": 3}
+    monkeypatch.undo()
+    server.launch(20)
+    assert server.sample()["shadow_checks"] == 1
 
 
 def test_a_kernel_that_cannot_be_launched_trips_and_the_original_serves(

@@ -91,6 +91,10 @@ class Checker:
 
     def served(self, launch: Launch, plain: Launch, at: Place, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """Serve the variant's output if the incumbent, run afterwards, agrees."""
+        refused = self._refused(at, inputs)
+        if refused is not None:
+            self._judge.stats.skip(refused.reason)
+            return self._slot.original(*inputs)
         device = self._device_of(inputs)  # made with the first, which is waited for anyway
         if at.stratum.checks:
             if device is not None:
@@ -106,6 +110,20 @@ class Checker:
             return self._served(launch, plain, at, inputs, kept)
         finally:
             self._keeper.release(kept)
+
+    def _refused(self, at: Place, inputs: tuple[Any, ...]) -> Ineligible | None:
+        """Return why the variant cannot take a launch, before anything is paid for its check.
+
+        Where most launches of a bucket are none of the variant's, a check that is due waits for one
+        that is, at each of them: to copy and to sum what they read would cost more than all checks.
+        """
+        refuses = getattr(self._variant, "refuses", None)
+        try:
+            refused: Ineligible | None = None if refuses is None else refuses(at.key, inputs)
+            return refused
+        except Exception as error:  # strangers' arguments: what is odd of them shows at the launch
+            log.debug("%s: not asked beforehand: %r", self._slot.spec.name, error)
+            return None
 
     def _apart(self, at: Place, inputs: tuple[Any, ...]) -> tuple[ShadowDevice, Detached] | None:
         """Return both sides of a launch that writes to the server's memory; None for in line.

@@ -70,6 +70,14 @@ class GpuVariant(DeviceVariant):
         """Workspace of one launch, in float32 elements."""
         return self._floats
 
+    def hindrance(self, values: tuple[int, ...]) -> Ineligible | None:
+        """Return why these lengths can never be launched; None where they can."""
+        try:
+            self._kernel.grid_at(values)
+        except Refused as error:
+            return Ineligible(error.reason)
+        return None
+
     def runner(self, values: tuple[int, ...]) -> Runner:
         """Return what launches at these lengths."""
         try:

@@ -163,6 +163,24 @@ class LoadedVariant(ABC):
 
         return launch
 
+    def refuses(self, key: Key, inputs: tuple[Tensor, ...]) -> Ineligible | None:
+        """Return why a launch is the incumbent's; None where it can be taken."""
+        lengths = self.spec.lengths(key)
+        values = tuple(lengths.values())
+        if 0 in values:
+            return EMPTY
+        problem = self._eligibility(lengths)(inputs)
+        if problem is not None:
+            return problem
+        for index, layout in self.repacked:
+            if self.packed.find(inputs[index], layout) is None:
+                return _UNPACKED
+        return self.hindrance(values)
+
+    def hindrance(self, values: tuple[int, ...]) -> Ineligible | None:
+        """Return why nothing can be launched at these lengths of all axes now; None if it can."""
+        return None
+
     def fingerprint(self, inputs: tuple[Tensor, ...]) -> int:
         """Checksum of the inputs; 0 where the launch will not be taken anyway."""
         plain, here = self._plain, self.is_here()

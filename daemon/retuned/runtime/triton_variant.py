@@ -214,6 +214,13 @@ class TritonVariant(DeviceVariant):
 
         return run if spaces is None else run_in_scratch
 
+    def hindrance(self, values: tuple[int, ...]) -> Ineligible | None:
+        """Return why nothing can be launched at these lengths now; missing code is asked for."""
+        try:
+            return NOT_COMPILED if self._ready(values) is None else None
+        except Refused as error:  # as in `_runner`
+            return Ineligible(error.reason)
+
     def _layout(self, values: tuple[int, ...]) -> tuple[list[tuple[int, int]], int]:
         """Return start and end of each piece of scratch in a block, and the bytes of all."""
         spans, end = [], 0

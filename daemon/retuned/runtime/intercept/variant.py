@@ -17,11 +17,11 @@ from typing import Any
 
 from retuned.runtime.artifact import Artifact
 from retuned.runtime.inforce import Ineligible, Launch
-from retuned.runtime.intercept.call import Call, Ran
+from retuned.runtime.intercept.call import Call, GridNumbers, Ran
 from retuned.runtime.intercept.checking import inputs_sum, stored_to
 from retuned.runtime.intercept.detaching import DetachedLaunch, detached_launch
 from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.plans import MAX_SIGNATURES, Plan, Signature, raw_of
+from retuned.runtime.intercept.plans import MAX_SIGNATURES, Plan, Ready, Signature, raw_of
 from retuned.runtime.intercept.rules import LaunchRule
 from retuned.runtime.loaded import NOT_COMPILED
 from retuned.runtime.precompiled_triton import Shipped
@@ -247,11 +247,23 @@ class KernelVariant:
         except ValueError:  # arguments that do not bind
             return None
 
+    def refuses(self, key: Key, inputs: tuple[Any, ...]) -> Ineligible | None:
+        """Return why a launch is the server's; None where it can be taken."""
+        call: Call = inputs[0]
+        try:
+            call.values()
+        except ValueError:
+            return _UNBOUND
+        decided = self._decide(call, key)
+        return decided if isinstance(decided, Ineligible) else None
+
     def fingerprint(self, inputs: tuple[Any, ...]) -> object:
-        """Return a checksum of what the launch must not write to."""
+        """Return a checksum of what the launch must not write to; 0 where it is not taken."""
         call: Call = inputs[0]
         plan = self._plans.get(call.kernel)
-        return 0 if plan is None else inputs_sum(call.values(), plan.stores)
+        if plan is None or isinstance(stored_to(call.values(), plan.stores), Ineligible):
+            return 0
+        return inputs_sum(call.values(), plan.stores)
 
     def capturing(self) -> Callable[[], bool] | None:
         """Return whether the current stream is being captured; None where there is no GPU."""
@@ -272,6 +284,19 @@ class KernelVariant:
         return NOT_COMPILED
 
     def _run(self, call: Call, values: Sequence[Any], *, key: Key, serve: bool) -> Any:  # noqa: ANN401
+        decided = self._decide(call, key)
+        if isinstance(decided, Ineligible):
+            return decided
+        plan, ready, grid = decided
+        plan.launch(ready, call, values, grid)
+        if serve:
+            ready.count += 1
+            call.result = ready.compiled
+            call.ran = Ran(self, plan, ready, key, grid)
+        return call
+
+    def _decide(self, call: Call, key: Key) -> tuple[Plan, Ready, GridNumbers] | Ineligible:
+        """Return what launches and with which grid, or why the launch is the server's."""
         plan = self._plans.get(call.kernel)
         if plan is None:
             return self._unplanned(call.kernel)
@@ -291,14 +316,7 @@ class KernelVariant:
         if problem is None and not plan.fits(call, ready, key):
             problem = _OTHER
         grid = problem or plan.grid(call, ready, key)
-        if isinstance(grid, Ineligible):
-            return grid
-        plan.launch(ready, call, values, grid)
-        if serve:
-            ready.count += 1
-            call.result = ready.compiled
-            call.ran = Ran(self, plan, ready, key, grid)
-        return call
+        return grid if isinstance(grid, Ineligible) else (plan, ready, grid)
 
 
 def _elsewhere(torch: Any) -> Callable[[], bool] | None:  # noqa: ANN401 - the module or None
