@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
 )
 
 from retuned.errors import UnreadableInput, UsageError
@@ -128,16 +129,14 @@ def _state_dir() -> Path:
     return Path(base).expanduser() / "retuned"
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Everything a person may set."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
+    model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         use_attribute_docstrings=True,
         validate_default=True,
-        enable_decoding=False,
         allow_inf_nan=False,
     )
 
@@ -428,23 +427,9 @@ def load_settings(
     path = config or (Path(named) if named else None)
     tree = _read_config(path) if path else Tree(data={}, lines={})
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
-    _check_environment()
-
-    class Layered(Settings):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            from_file = InitSettingsSource(settings_cls, init_kwargs=tree.data)
-            return init_settings, env_settings, from_file
-
+    said = _environment()
     try:
-        return Layered(**flags)
+        return Settings.model_validate({**tree.data, **said, **flags})
     except ValidationError as error:
         raise UsageError(_say(error, flags=flags, path=path, tree=tree)) from error
 
@@ -471,16 +456,21 @@ def _toml(text: str, path: Path) -> Tree:
     return Tree(data=data, lines=lines)
 
 
-def _check_environment() -> None:
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+def _environment() -> dict[str, str]:
+    """Return what the environment says, by setting; capitals do not matter there."""
+    known = {PREFIX + name.upper(): name for name in Settings.model_fields}
+    said: dict[str, str] = {}
     for name in sorted(os.environ):
         upper = name.upper()
-        if upper.startswith(PREFIX) and upper not in known | RESERVED:
+        if upper in known:
+            said[known[upper]] = os.environ[name]
+        elif upper.startswith(PREFIX) and upper not in RESERVED:
             hint = (
-                suggest(upper, sorted(known | RESERVED))
+                suggest(upper, sorted(known.keys() | RESERVED))
                 or "; docs/configuration.md lists what is known"
             )
             raise UsageError(f"unknown setting {name} in the environment{hint}")
+    return said
 
 
 def _say(error: ValidationError, *, flags: Mapping[str, Any], path: Path | None, tree: Tree) -> str:

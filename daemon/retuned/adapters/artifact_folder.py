@@ -10,16 +10,18 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retuned.contract import Definition, Digest, Solution
 from retuned.errors import HarnessError
-from retuned.lab.toolchain import Artifact
 from retuned.ports import Notary
 from retuned.runtime.artifact import MANIFEST_FILE as MANIFEST
 from retuned.runtime.precompiled import PRECOMPILED_FILE, Entry, pack
 from retuned.runtime.spec import Refused
 from retuned.runtime.trust import PURPOSE, SIGNATURE_FILE
+
+if TYPE_CHECKING:  # who only reads such folders, as a sidecar does, needs no compilers
+    from retuned.lab.toolchain import Artifact
 
 __all__ = ["MANIFEST", "bundle_of", "keep_artifact", "manifest_of", "sign_artifact"]
 

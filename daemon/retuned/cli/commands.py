@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -68,7 +69,15 @@ app.command("analyze")(analyze.analyze)
 app.command("diff")(analyze.diff)
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
-app.command("sidecar")(sidecar.sidecar)
+
+
+@app.command("sidecar", help=sidecar.sidecar.__doc__)
+def _sidecar(
+    config: Annotated[Path | None, typer.Option(help=sidecar.CONFIG_HELP)] = None,
+) -> None:
+    sidecar.sidecar(config)
+
+
 app.command("validate")(validate.validate)
 app.command("attach")(attach.attach)
 app.command("audit")(audit.audit)

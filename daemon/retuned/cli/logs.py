@@ -6,9 +6,9 @@ import json
 import logging
 import sys
 
-from retuned.cli.output import lines
 from retuned.settings import Settings
 from retuned.spans import spoken
+from retuned.terminal.output import lines
 
 _SPOKEN = "retuned_frames"
 _OWN = frozenset({"time", "level", "logger", "message", "exception"})

@@ -1,19 +1,22 @@
-"""``retuned sidecar``: beside one server, in its pod."""
+"""``retuned sidecar``: beside one server, in its pod.
+
+Its one option is read without typer, and its errors are written without rich: all that it loads is
+memory of a pod.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from retuned.cli.logs import log_to_stderr
-from retuned.cli.output import say_error
 from retuned.errors import RetunedError
 from retuned.settings import load_settings
+from retuned.terminal.output import say_error
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +25,11 @@ _LEAST_STEER_S = 0.5
 """A look at the server costs it a little; a way back waits for at most this."""
 
 
-def sidecar(
-    config: Annotated[Path | None, typer.Option(help="YAML or TOML file with settings.")] = None,
-) -> None:
+CONFIG_HELP = "YAML or TOML file with settings."
+"""What ``--config`` is."""
+
+
+def sidecar(config: Path | None = None) -> None:
     """Sample, watch and swap beside one server in a pod, as the cluster's operator says.
 
     Where the operator is, and which pod this is, the injection says in the environment.
@@ -55,12 +60,26 @@ def _stay_small() -> None:
         log.debug("memory is left as this C library does it")
 
 
-def run_alone() -> None:
-    """Run the one command without loading the others: what they need is a pod's memory."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command("sidecar")(sidecar)
-    app.callback()(lambda: None)  # so that its name is still a word of the command line
+def run_alone(arguments: Sequence[str] | None = None) -> None:
+    """Run the one command without loading the others: what they need is a pod's memory.
+
+    Parameters
+    ----------
+    arguments
+        What follows ``retuned sidecar``; None takes the command line's.
+    """
+    if arguments is None:
+        arguments = sys.argv[2:]
+    said = _parser().parse_args(arguments)
     try:
-        app()
+        sidecar(said.config)
     except RetunedError as error:
         sys.exit(say_error(error, as_json=False))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="retuned sidecar", description=sidecar.__doc__, allow_abbrev=False
+    )
+    parser.add_argument("--config", type=Path, metavar="PATH", help=CONFIG_HELP)
+    return parser

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
-
-import yaml
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from retuned.errors import RetunedError
 from retuned.report import words
+
+if TYPE_CHECKING:  # messages need neither, and a sidecar prints nothing else
+    from rich.console import Console
+    from rich.text import Text
 
 _LONGEST = 8_000
 """Longest message that is printed, characters."""
@@ -31,6 +31,8 @@ def emit_json(body: Any) -> None:  # noqa: ANN401 - any JSON-able object
 
 def emit_yaml(body: Any) -> None:  # noqa: ANN401 - any JSON-able object
     """Print one object as YAML on stdout and nothing else; ASCII as well."""
+    import yaml
+
     yaml.safe_dump(body, sys.stdout, allow_unicode=False, sort_keys=False, width=1000)
 
 
@@ -39,6 +41,8 @@ def stdout() -> Console:
 
     Where no terminal reads it nothing is wrapped or cut: lines are as long as what they say.
     """
+    from rich.console import Console
+
     console = Console(markup=False, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = _UNWRAPPED
@@ -48,7 +52,7 @@ def stdout() -> Console:
 def say(text: object, *, limit: int = _LONGEST) -> None:
     """Print a message or a line of progress on stderr; the only way there."""
     shown = lines(str(text)[:limit])
-    Console(stderr=True, markup=False, highlight=False).print(shown, soft_wrap=True)
+    sys.stderr.write(f"{shown}\n")
 
 
 def say_error(error: RetunedError, *, as_json: bool, program: str = "retuned") -> int:
@@ -83,4 +87,6 @@ def safe(text: object, *, limit: int = 200) -> str:
 
 def cell(text: object) -> Text:
     """Return text from outside as a table cell, never read as markup."""
+    from rich.text import Text
+
     return Text(safe(text))
