@@ -8,13 +8,16 @@ from datetime import datetime, timedelta
 from retuned.channels.records import Call, Event, Notice, Standing
 
 NAMES = {
-    Event.AWAITING: "KernelSwapAwaitingApproval",
-    Event.EXPIRING: "KernelSwapAwaitingApproval",
-    Event.SETTLED: "KernelSwapAwaitingApproval",
-    Event.ROLLBACK_FAILED: "KernelSwapRollbackFailed",
-    Event.ROLLBACK_DONE: "KernelSwapRollbackFailed",
+    Event.AWAITING: "RetunedSwapAwaitingApproval",
+    Event.EXPIRING: "RetunedSwapAwaitingApproval",
+    Event.SETTLED: "RetunedSwapAwaitingApproval",
+    Event.ROLLBACK_FAILED: "RetunedSwapRollbackFailed",
+    Event.ROLLBACK_DONE: "RetunedSwapRollbackFailed",
 }
-"""Alerts by event; what is only told is none."""
+"""Alerts by event, called as those that a Prometheus raises from `dashboards/rules`; what is only
+told is none."""
+_SKEW = timedelta(seconds=30)
+"""An end that is not past by Alertmanager's own clock would not end an alert that was to stand."""
 
 
 def alert(notice: Notice, *, keep: timedelta, now: datetime) -> Call | None:
@@ -39,12 +42,13 @@ def alert(notice: Notice, *, keep: timedelta, now: datetime) -> Call | None:
             "proposal": notice.proposal,
             "target": notice.target,
             "kernel": notice.kernel,
+            "digest": notice.artifact,
             "risk": notice.risk,
             "source": "retuned",
         },
         "annotations": annotations,
-        "startsAt": min(notice.at, now).isoformat(),
-        "endsAt": (now + keep if opens else now).isoformat(),
+        "startsAt": (min(notice.at, now) if opens else now - _SKEW).isoformat(),
+        "endsAt": (now + keep if opens else now - _SKEW).isoformat(),
         **({"generatorURL": notice.review_url} if notice.review_url else {}),
     }
     return Call(path="/api/v2/alerts", body=json.dumps([body]).encode())
@@ -52,7 +56,7 @@ def alert(notice: Notice, *, keep: timedelta, now: datetime) -> Call | None:
 
 def _severity(name: str) -> str:
     """Return it by name and not by event: labels that change would be another alert."""
-    return "page" if name == "KernelSwapRollbackFailed" else "ticket"
+    return "critical" if name == "RetunedSwapRollbackFailed" else "info"
 
 
 def _extra(notice: Notice) -> list[tuple[str, str]]:
@@ -60,6 +64,5 @@ def _extra(notice: Notice) -> list[tuple[str, str]]:
         ("review_url", notice.review_url),
         ("approve_command", notice.approve_command),
         ("reject_command", notice.reject_command),
-        ("digest", notice.artifact),
     ]
     return [(name, text) for name, text in found if text]
