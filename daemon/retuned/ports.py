@@ -46,8 +46,8 @@ class TraceBatch:
     """Content digest; the same file is never counted twice."""
     format: str
     """Format found by content, such as ``rocprofv3-csv`` or ``kineto-json``."""
-    launches: tuple[LaunchRecord, ...]
-    """Every launch that could be believed."""
+    launches: Sequence[LaunchRecord]
+    """Every launch that could be believed, in order of start."""
     span_ns: int
     """Last end minus first start."""
     skipped: Mapping[str, int] = field(default_factory=dict)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
 from retuned.adapters.traces import chrome, kineto, rocprof_csv, rocprof_json
 from retuned.adapters.traces.blocks import LaunchBlock
+from retuned.adapters.traces.launches import gather
 from retuned.adapters.traces.limits import ReadLimits
 from retuned.adapters.traces.rocpd import Database
 from retuned.adapters.traces.sniff import SNIFF_BYTES, Format, sniff
@@ -179,23 +179,16 @@ def read_trace(
     """
     with open_trace(path, limits=limits) as stream:
         digest = digest or content_digest(path)
-        launches: list[LaunchRecord] = []
-        for block in stream.blocks():
-            room = None if max_launches is None else max_launches - len(launches)
-            launches.extend(islice(block.records(), room))
+        launches = gather(stream.blocks(), most=max_launches)
         dropped = stream.launches - len(launches)
-    launches.sort(key=lambda launch: launch.start_ns)
-    span_ns = stream.span_ns
-    if dropped:  # rates divide by the span: it must be that of the launches kept
+    if dropped:
         stream.skipped[Skip.OVER_LIMIT] += dropped
-        ends = (launch.start_ns + launch.duration_ns for launch in launches)
-        span_ns = max(ends) - launches[0].start_ns if launches else 0
     return TraceBatch(
         origin=printable(str(path)),
         digest=digest,
         format=stream.format,
-        launches=tuple(launches),
-        span_ns=span_ns,
+        launches=launches,
+        span_ns=launches.span_ns,  # of those kept: rates divide by it
         skipped={str(reason): count for reason, count in stream.skipped.items()},
         completed_at_ns=path.stat().st_mtime_ns,
     )
