@@ -32,6 +32,10 @@ MAX_SLOTS = 1024
 """Most slots of one server."""
 MAX_COUNTED = 128
 """Most lengths of one slot that are counted apart."""
+MAX_DEFINITIONS = 256
+"""Most live kernels that one pod tells."""
+MAX_DEFINITION_CHARS = 256 << 10
+"""Longest text of one: an experiment's task has to hold it beside a variant's source."""
 MAX_WAIT_S = 30.0
 """Longest time that a question for orders is held, seconds."""
 MAX_ARTIFACT_BYTES = 16 << 20
@@ -153,6 +157,16 @@ class DriftPost(Said):
     """What was found."""
 
 
+class DefinitionPost(Said):
+    """A live kernel of the pod's server, lifted there; told once, and again when more is known."""
+
+    name: Name
+    """Of the definition."""
+    text: Annotated[str, Field(min_length=2, max_length=MAX_DEFINITION_CHARS)]
+    """JSON of the definition with its live shapes, see `retuned.lifting.kept`: a stranger's, read
+    by nobody but who keeps it."""
+
+
 class SlotWatch(Record):
     """One slot: what is in force, and what stage 10 makes of it."""
 
@@ -270,7 +284,7 @@ class Bundle(Record):
         return sum(file.size_bytes for file in self.files.values())
 
 
-Report = ProfileReport | DriftPost | WatchPost
+Report = ProfileReport | DriftPost | WatchPost | DefinitionPost
 """What is posted; the path follows from the kind."""
 
 

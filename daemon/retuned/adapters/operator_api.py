@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from retuned.adapters.operator_bundle import take_bundle
 from retuned.agent_wire import (
     MAX_WAIT_S,
+    DefinitionPost,
     DriftPost,
     Hello,
     OrderDone,
@@ -175,7 +176,11 @@ class OperatorApi:
             return self._client
 
 
-_PATHS: dict[type[Record], str] = {ProfileReport: "/v1/profiles", DriftPost: "/v1/drift"}
+_PATHS: dict[type[Record], str] = {
+    ProfileReport: "/v1/profiles",
+    DriftPost: "/v1/drift",
+    DefinitionPost: "/v1/definitions",
+}
 
 
 def _client(ca: bytes | None, path: Path | None) -> httpx.Client:

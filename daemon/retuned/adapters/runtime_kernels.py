@@ -28,17 +28,24 @@ class RuntimeKernels:
     ----------
     path
         A socket, or a folder of ``<pid>.sock``.
+    server
+        Who says which processes there are; the folder by default.
+    most
+        Records of all processes that are looked at.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._server = RuntimeSocket(path)
+    def __init__(
+        self, path: Path, *, server: RuntimeSocket | None = None, most: int = MOST_RECORDS
+    ) -> None:
+        self._server = server or RuntimeSocket(path)
+        self._most = most
 
     def observed(self) -> Sequence[Mapping[str, Any]]:
         """Return what every process saw; see `KernelTap.observed`."""
         found: list[Mapping[str, Any]] = []
         for path in self._server.processes():
             for record in self._of(RuntimeSocket(path)):
-                if len(found) >= MOST_RECORDS:
+                if len(found) >= self._most:
                     log.warning("more than %d kinds of launches; the rest is left out", len(found))
                     return found
                 found.append(record)

@@ -25,7 +25,7 @@ _STEP = closed(
     (
         "observe", "experiment", "steer", "measure", "show", "stop_measuring", "requests",
         "freezes", "delivered", "watch", "gate", "hold", "start", "drive", "ingest", "windows",
-        "drift", "queue", "prune", "carry", "tell", "listen", "gpus",
+        "drift", "queue", "prune", "carry", "tell", "listen", "gpus", "lift",
     ),
 )  # fmt: skip
 _CONTROLLER = Label(name="controller", most=32)

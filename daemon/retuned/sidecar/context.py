@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -11,7 +12,7 @@ from retuned.agent_wire import Held, PodRef
 from retuned.observing.context import Recogniser
 from retuned.observing.numbers import Numbers
 from retuned.observing.seen import History
-from retuned.ports import Clock, Operator, Spans, Swapper, Telemetry, TraceSource
+from retuned.ports import Clock, KernelTap, Operator, Spans, Swapper, Telemetry, TraceSource
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.spool import Spool
 from retuned.sidecar.state import TOLD, PodStore
@@ -64,6 +65,10 @@ class SidecarSettings:
     withdrawn_s: float = 60.0
     """What is in force and stands in no answer of the operator's goes back after so long, seconds:
     an object that is deleted and made again within it changes nothing."""
+    lift_s: float = 60.0
+    """How often the server is asked which Triton kernels it launches, seconds."""
+    kernel_bounds: Mapping[str, Mapping[str, tuple[int, int | str]]] = field(default_factory=dict)
+    """Numbers that are places, by kernel and argument; see `retuned.settings`."""
     prune_s: float = 60.0
     """How often what is over is removed, seconds."""
     hello_s: float = 300.0
@@ -112,6 +117,14 @@ class Standing:
     """When it last said who is here, monotonic."""
     pruned_at_s: float = float("-inf")
     """When what is over was removed last, monotonic."""
+    lifted_at_s: float = float("-inf")
+    """When the server was asked for its launches last, monotonic."""
+    seen: str = ""
+    """Digest of what it showed; empty before."""
+    lifted: Mapping[str, str] = field(default_factory=dict)
+    """Text of each live kernel's definition, by name; replaced as a whole."""
+    told_lifted: dict[str, str] = field(default_factory=dict)
+    """Which of them the operator has heard, by name: target and digest."""
     environment: str = ""
     """Digest of what the server runs on; empty where that is not known."""
     reports: dict[str, tuple[str, WatchReport]] = field(default_factory=dict)
@@ -144,6 +157,8 @@ class Context:
     believed: Believed
     settings: SidecarSettings
     standing: Standing = field(default_factory=Standing)
+    kernels: KernelTap | None = None
+    """What the server's Triton launches are; None asks for none."""
     spans: Spans = field(default_factory=NoSpans)
     """What is being done, for traces and logs."""
     release: str = ""

@@ -11,7 +11,7 @@ from types import FrameType
 from retuned.errors import RetunedError, TemporaryError
 from retuned.observing import windows
 from retuned.observing.steps import attempt
-from retuned.sidecar import carrying, reporting, taking, watching
+from retuned.sidecar import carrying, lifting, reporting, taking, watching
 from retuned.sidecar.context import Context
 from retuned.sidecar.kept import wanted_artifacts
 from retuned.sidecar.state import kept_of
@@ -37,6 +37,7 @@ class Sidecar:
             ("ingest", lambda: windows.ingest(ctx)),
             ("windows", lambda: windows.close_windows(ctx)),
             ("drift", lambda: windows.judge_windows(ctx)),
+            ("lift", lambda: lifting.look(ctx)),
             ("queue", lambda: reporting.queue_reports(ctx)),
             ("prune", self._prune),
         )
@@ -55,6 +56,7 @@ class Sidecar:
         reporting.say_hello(self.ctx)
         reporting.flush(self.ctx)  # first: it needs no server that answers
         reporting.tell_slots(self.ctx)
+        lifting.tell(self.ctx)  # last: an operator of an older release does not know of it
 
     def listen(self, *, wait_s: float = _WAIT_S) -> bool:
         """Ask for orders; True if one came that is new."""

@@ -138,12 +138,17 @@ def flush(ctx: Context) -> int:
             else:
                 ctx.operator.post(report)
         except Refused as error:
-            if error.code in _ABOUT_US or error.code.startswith("status-"):
+            if is_about_us(error):
                 raise
             log.error("a report is refused for good: %s", error)
         ctx.spool.told(waiting)
         told += 1
     return told
+
+
+def is_about_us(error: Refused) -> bool:
+    """Whether an answer is about who asks, which may pass, and not about what was said."""
+    return error.code in _ABOUT_US or error.code.startswith("status-")
 
 
 def _queue(ctx: Context, stored: Stored) -> bool:

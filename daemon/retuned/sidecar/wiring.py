@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from retuned import catalog
 from retuned.adapters.clock import SystemClock
 from retuned.adapters.operator_api import OperatorApi
+from retuned.adapters.runtime_kernels import RuntimeKernels
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.trace_folder import TraceFolders, WatchSettings
 from retuned.adapters.traces import ReadLimits
+from retuned.adapters.traces.kineto_link import OWN
 from retuned.agent_wire import PodRef
 from retuned.errors import UsageError
 from retuned.metrics import Exporter
@@ -35,15 +36,24 @@ _MAX_LAUNCHES = 20_000
 _MAX_SIGNATURES = 1_024
 """Signatures of a window that are kept one by one, for the same reason: all above a thousandth of
 the time are among them."""
+_MAX_KINDS = 1_024
+"""Kinds of Triton launches that are looked at, for the same reason."""
 
 
 class Catalog:
-    """Kernels of the catalog, in whatever language: a slot that is not there counts nothing."""
+    """Kernels of the catalog, in whatever language: a slot that is not there counts nothing.
+
+    It is loaded with the first operator of ours: most servers have none, and it is 9 MiB.
+    """
 
     def recognise(
         self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
     ) -> tuple[str, Mapping[str, int]] | None:
         """Return definition and variable axes of a launch; None if nobody knows it."""
+        if not kernel.startswith(OWN):
+            return None
+        from retuned import catalog
+
         binding = catalog.recognise(kernel, dims, dtypes)
         return None if binding is None else (binding.definition, binding.axes)
 
@@ -72,6 +82,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         settings=WatchSettings(max_launches=_MAX_LAUNCHES),
         limits=ReadLimits(input_bytes=settings.max_trace_bytes),
     )
+    server = PodSocket(settings.sockets, key=believed.shown_to_servers)
     context = Context(
         pod=pod,
         hinted=f"{pod.namespace}/{settings.target}" if _is_named(settings) else "",
@@ -81,7 +92,8 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         traces=EmptiedFolders(
             settings.watch_dirs, source=source, clock=clock, max_bytes=settings.max_folder_bytes
         ),
-        swapper=PodSocket(settings.sockets, key=believed.shown_to_servers),
+        swapper=server,
+        kernels=RuntimeKernels(settings.sockets, server=server, most=_MAX_KINDS),
         operator=operator,
         catalog=Catalog(),
         artifacts=Artifacts(settings.state_dir / "artifacts", operator=operator, believed=believed),
@@ -91,6 +103,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
             numbers=_numbers(settings),
             mixed_epochs=MixedEpochs(settings.mixed_epochs),
             catch_up_s=settings.catch_up_s,
+            kernel_bounds=settings.kernel_bounds,
         ),
         release=_release(),
     )

@@ -18,6 +18,7 @@ from retuned.agent_wire import (
     AUDIENCE,
     MAX_WAIT_S,
     VERSION,
+    DefinitionPost,
     DriftPost,
     Hello,
     OrderDone,
@@ -39,6 +40,7 @@ from retuned_operator.agent.limits import RateLimit
 from retuned_operator.agent.ports import Fleet, Inbox, PodRecord, Receipt, Tokens
 from retuned_operator.agent.waiting import Hub
 
+_TAKEN = Hello | ProfileReport | DriftPost | DefinitionPost | WatchPost | OrderDone
 T = TypeVar("T", bound=SaidRecord)
 R = TypeVar("R")
 _LOOK_AGAIN_S = 5.0
@@ -103,6 +105,10 @@ class _Agent:
     async def drift(self, request: Request) -> Response:
         """Take a drift report."""
         return await self._kept(request, DriftPost)
+
+    async def definitions(self, request: Request) -> Response:
+        """Take a live kernel."""
+        return await self._kept(request, DefinitionPost)
 
     async def watch(self, request: Request) -> Response:
         """Take how slots stand."""
@@ -179,7 +185,7 @@ class _Agent:
             raise unknown(problem)
         if isinstance(said, OrderDone) and said.order != order:
             raise Answered(422, "body-invalid", "order: is not the one of the path")
-        if not isinstance(said, Hello | ProfileReport | DriftPost | WatchPost | OrderDone):
+        if not isinstance(said, _TAKEN):
             raise AssertionError(f"no route takes {kind.__name__}")
         self._inbox.take(Receipt(pod=pod, at=self._clock.now()), said)
 
@@ -246,6 +252,7 @@ def agent_app(
         Route("/v1/hello", answering(agent.hello), methods=["POST"]),
         Route("/v1/profiles", answering(agent.profiles), methods=["POST"]),
         Route("/v1/drift", answering(agent.drift), methods=["POST"]),
+        Route("/v1/definitions", answering(agent.definitions), methods=["POST"]),
         Route("/v1/watch", answering(agent.watch), methods=["POST"]),
         Route("/v1/orders", answering(agent.orders), methods=["GET"]),
         Route("/v1/orders/{order}/done", answering(agent.done), methods=["POST"]),

@@ -10,6 +10,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from retuned.agent_wire import (
+    DefinitionPost,
     DriftPost,
     Hello,
     OrderDone,
@@ -27,6 +28,7 @@ MAX_BYTES: dict[type[SaidRecord], int] = {
     Hello: 512 << 10,
     ProfileReport: 4 << 20,
     DriftPost: 4 << 20,
+    DefinitionPost: 1 << 20,
     WatchPost: 4 << 20,
     OrderDone: 64 << 10,
 }

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from retuned.agent_wire import DriftPost, Hello, OrderDone, ProfileReport, WatchPost
+from retuned.agent_wire import DefinitionPost, DriftPost, Hello, OrderDone, ProfileReport, WatchPost
 from retuned.contract import Digest
 from retuned.stages.swap import SwapOrder
 
-Said = Hello | ProfileReport | DriftPost | WatchPost | OrderDone
+Said = Hello | ProfileReport | DriftPost | DefinitionPost | WatchPost | OrderDone
 """All that a sidecar tells."""
 
 

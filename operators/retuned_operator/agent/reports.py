@@ -12,7 +12,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from retuned.agent_wire import DriftPost, Hello, OrderDone, ProfileReport, SlotWatch, WatchPost
+from retuned.agent_wire import (
+    DefinitionPost,
+    DriftPost,
+    Hello,
+    OrderDone,
+    ProfileReport,
+    SlotWatch,
+    WatchPost,
+)
 from retuned.stages.watch import WatchAction, WatchReport
 from retuned_operator.agent.ports import Inbox, PodRecord, Receipt, Said
 from retuned_operator.machine.records import HeldFact, PodFact
@@ -65,7 +73,7 @@ class Reports:
 
     def take(self, receipt: Receipt, said: Said) -> None:
         """Keep what was said; see `Inbox.take`."""
-        if isinstance(said, ProfileReport | DriftPost):
+        if isinstance(said, ProfileReport | DriftPost | DefinitionPost):
             self._archive.take(receipt, said)  # first: what cannot be kept is told again
         with self._lock:
             before = self._said.get(receipt.pod.uid)
@@ -105,7 +113,7 @@ def _with(known: PodSaid, receipt: Receipt, said: Said) -> PodSaid:
         case ProfileReport():
             kernels = {stat.signature.kernel for stat in said.profile.stats}
             return replace(known, profiled_at=receipt.at, kernels=len(kernels))
-        case DriftPost():
+        case DriftPost() | DefinitionPost():
             return known
 
 

@@ -135,6 +135,7 @@ def costs_of(
     theirs, is the second value, nanoseconds.
     """
     found: dict[str, list[ShapeCost]] = defaultdict(list)
+    live_shapes = world.kernels.live_shapes(target=target)
     for stat in profile.stats:
         signature = stat.signature
         named = world.kernels.recognise(
@@ -144,6 +145,12 @@ def costs_of(
             workload = Workload(definition=named[0], axes=dict(named[1]), weight=stat.launches)
             found[named[0]].append(
                 ShapeCost(workload=workload, gpu_time_ns=stat.gpu_time_ns, median_ns=stat.median_ns)
+            )
+            continue
+        for workload, part in live_shapes(stat):
+            spent_ns = int(stat.gpu_time_ns * part)
+            found[workload.definition].append(
+                ShapeCost(workload=workload, gpu_time_ns=spent_ns, median_ns=stat.median_ns)
             )
     total_ns = profile.gpu_time_ns
     for name, costs in found.items():

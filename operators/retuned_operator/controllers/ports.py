@@ -6,17 +6,17 @@ none".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from retuned.contract import Solution, TrustClass
+from retuned.contract import Solution, TrustClass, Workload
 from retuned.ports import Finding
 from retuned.stages.drift import DriftReport
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
-from retuned.stages.profile import Counts, WorkloadProfile
+from retuned.stages.profile import Counts, SignatureStat, WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
 from retuned_operator.agent.reports import PodSaid
@@ -262,6 +262,9 @@ class Ledger(Protocol):
         ...
 
 
+LiveShapes = Callable[[SignatureStat], Sequence[tuple[Workload, float]]]
+"""Shapes that launches of live kernels may have had, weighted by launches, and the share of the
+time of each; none for other launches."""
 Dims = tuple[tuple[int, ...], ...]
 """Lengths of each tensor of a launch."""
 
@@ -281,6 +284,14 @@ class Kernels(Protocol):
         self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
     ) -> tuple[str, Mapping[str, int]] | None:
         """Return definition and variable axes of a launch; None if nobody knows it."""
+        ...
+
+    def live_shapes(self, *, target: TuningTarget) -> LiveShapes:
+        """Return how launches of the live kernels of a target are told by name and grid."""
+        ...
+
+    def is_live(self, definition: str, *, target: TuningTarget) -> bool:
+        """Whether servers have no slot for it before a variant is prepared."""
         ...
 
 

@@ -139,15 +139,17 @@ def facts_of(world: World, rollouts: Rollouts, resource: SwapProposal) -> Rollou
         world.caches.by(DECISIONS, BY_PROPOSAL, f"{namespace}/{name}"),
         world.caches.by(DECISIONS, BY_PROPOSAL, f"{namespace}/?"),
     )
+    kernel = resource.spec.kernel
+    is_live = target is not None and world.kernels.is_live(kernel, target=target)
     checked, fault = _evidence(world, rollouts, resource)
     return RolloutFacts(
         target=target,
-        pods=tuple(_pod(world, resource, pod, now=now) for pod in rollouts.pods),
+        pods=tuple(_pod(world, resource, pod, now=now, is_live=is_live) for pod in rollouts.pods),
         policies=None if rollouts.unreadable else policies,
         decisions=reading.decisions(said),
         freezes=reading.freezes(world.caches.list(FREEZES)),
         others=tuple(o for o in rollouts.proposals if o.metadata.uid != resource.metadata.uid),
-        live_baseline=None if target is None else baseline(world, target, resource.spec.kernel),
+        live_baseline=None if target is None else baseline(world, target, kernel),
         evidence_fault=fault,
         evidence_checked=checked,
         metrics=_metrics(world, policies, resource, target, now=now),
@@ -217,7 +219,9 @@ def _metrics(
     return world.signals.compare(rule.analysis.metrics, about=about, since=rollout.started_at)
 
 
-def _pod(world: World, resource: SwapProposal, pod: PodSeen, *, now: datetime) -> PodFact:
+def _pod(
+    world: World, resource: SwapProposal, pod: PodSeen, *, now: datetime, is_live: bool
+) -> PodFact:
     rollout, kernel = resource.status.rollout, resource.spec.kernel
     orders: Mapping[str, PodOrder] = {o.uid: o for o in rollout.pods} if rollout else {}
     said, told = world.reports.of(pod.uid), orders.get(pod.uid)
@@ -227,7 +231,11 @@ def _pod(world: World, resource: SwapProposal, pod: PodSeen, *, now: datetime) -
     proposal = resource.stage_proposal().id
     if all(slot.definition != kernel for slot in slots):
         held = held_fact(said, kernel=kernel, proposal=proposal)
-        return replace(presumed(resource, pod, told), crashed=crashed, held=held)
+        fact = presumed(resource, pod, told)
+        if is_live and said is not None and said.watch is not None:
+            # its slot comes with the first variant: until then, and after a restart, it has none
+            fact = PodFact(name=pod.name, uid=pod.uid, ready=pod.ready)
+        return replace(fact, crashed=crashed, held=held)
     return pod_fact(
         said,
         name=pod.name,

@@ -37,6 +37,7 @@ from retuned_operator.program.controlling import controllers_of
 from retuned_operator.program.fleet import CachedFleet
 from retuned_operator.program.health import HealthServer
 from retuned_operator.program.ledger import StoreLedger
+from retuned_operator.program.live_kernels import LiveKernels
 from retuned_operator.program.prometheus import Prometheus
 from retuned_operator.program.results import ResultFolder
 from retuned_operator.program.reviewing import review_app, review_settings
@@ -133,8 +134,10 @@ class Operator:
             self._results, pods=self._pods_of, logs=self._reach.api, clock=self._clock
         )
         artifacts = settings.state_dir / "artifacts"
+        live = LiveKernels(self._store)
+        self._kernels = CatalogKernels(live)
         self._accounts = ClusterAccounts(
-            self._store, self.caches, kernels=CatalogKernels(), results=self._results
+            self._store, self.caches, kernels=self._kernels, results=self._results
         )
         self._ledger = StoreLedger(
             self._store,
@@ -142,6 +145,7 @@ class Operator:
             artifacts=artifacts,
             results=self._results,
             collector=collector,
+            live=live,
             heard=self._accounts.heard,
         )
         self.reports = Reports(self._ledger, changed=self._heard)
@@ -188,7 +192,7 @@ class Operator:
                 prometheus, slo_alerts=settings.slo_alerts, clock=self._clock
             ),
             ledger=self._ledger,
-            kernels=CatalogKernels(),
+            kernels=self._kernels,
             clock=self._clock,
             environment=settings.environment,
         )
@@ -210,7 +214,7 @@ class Operator:
         if settings.review_port is None:
             return None
         shelf = StoreShelf(
-            self._store, notary, kernels=CatalogKernels(), accounts=self._accounts.accounts
+            self._store, notary, kernels=self._kernels, accounts=self._accounts.accounts
         )
         return review_app(
             review_settings(settings.review),

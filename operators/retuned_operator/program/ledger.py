@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retuned.adapters.artifact_folder import bundle_of, sign_artifact
 from retuned.adapters.envelopes import seal, unseal
 from retuned.adapters.signing import Ed25519Notary
-from retuned.agent_wire import DriftPost, ProfileReport
+from retuned.agent_wire import DefinitionPost, DriftPost, ProfileReport
+from retuned.catalog import own_definition
+from retuned.catalog.own import OwnDefinition
+from retuned.catalog.own.intercepting import launch_data_of
 from retuned.contract import Digest, Solution, digest_of
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.lab.countersigning import wrong_with
@@ -41,7 +40,9 @@ from retuned_operator.controllers.ports import Drifted, Win
 from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.machine import ResultFact
 from retuned_operator.manifests.jobs import WORK_DIR
+from retuned_operator.program.artifacts import ArtifactFolders, is_bound
 from retuned_operator.program.collecting import Collector
+from retuned_operator.program.live_kernels import LiveKernels
 from retuned_operator.program.results import PodResult, ResultFolder
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class StoreLedger:
         Folder of artifacts by digest.
     results
         What pods have told.
+    live
+        Live kernels of servers; made over `store` by default.
     heard
         Told of every window that a pod has told for the first time.
     collector
@@ -81,12 +84,14 @@ class StoreLedger:
         artifacts: Path,
         results: ResultFolder,
         collector: Collector | None = None,
+        live: LiveKernels | None = None,
         heard: Callable[[PodRecord, WorkloadProfile], None] = lambda _pod, _profile: None,
     ) -> None:
         self._heard = heard
+        self._live = live or LiveKernels(store)
         self._store = store
         self._notary = notary
-        self._artifacts = artifacts
+        self._artifacts = ArtifactFolders(artifacts, notary)
         self._results = results
         self._collector = collector
 
@@ -131,6 +136,7 @@ class StoreLedger:
     def task(self, experiment: KernelExperiment, role: JobRole) -> str:
         """Return the lab's task; a trusted Job gets the finalists, and nobody's numbers."""
         plan = experiment.spec.stage_plan()
+        own = self._own(experiment)
         solutions = [self._solution(plan.incumbent)]
         if role is JobRole.VERIFY:
             solutions += self._finalists(experiment)
@@ -138,6 +144,7 @@ class StoreLedger:
             "plan": plan.model_dump(mode="json"),
             "root": WORK_DIR,
             "solutions": [each.model_dump(mode="json") for each in solutions if each],
+            "definitions": [] if own is None else [own.model_dump(mode="json")],
         }
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
@@ -218,19 +225,8 @@ class StoreLedger:
     # --- code -------------------------------------------------------------------------------------
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
-        """Return the files of an artifact; None where there is none.
-
-        Raises
-        ------
-        TemporaryError
-            If it cannot be read now.
-        """
-        try:
-            return bundle_of(self._artifacts / digest.removeprefix("sha256:"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise TemporaryError(f"artifact {digest}: {error}", delay_s=_RETRY_S) from error
+        """Return the files of an artifact; see `ArtifactFolders.files`."""
+        return self._artifacts.files(digest)
 
     def _keep_artifact(
         self, experiment: KernelExperiment, found: PodResult, solution: Solution
@@ -239,22 +235,20 @@ class StoreLedger:
         files = self._results.artifact(experiment.metadata.uid, found, solution.digest)
         if files is None:
             return False
-        folder = self._artifacts / solution.digest.removeprefix("sha256:")
-        target = f"{experiment.metadata.namespace}/{experiment.spec.target_ref.name}"
-        try:
-            _put_folder(folder, files)
-            sign_artifact(
-                folder,
-                notary=self._notary,
-                artifact=solution.digest,
-                definition=experiment.spec.kernel.name,
-                target=target,
-            )
-        except OSError as error:
-            raise TemporaryError(f"{folder}: {error.strerror}", delay_s=_RETRY_S) from error
+        target, own = target_of(experiment), self._own(experiment)
+        name = experiment.spec.kernel.name
+        if not is_bound(files, {} if own is None else launch_data_of(own, solution)):
+            log.error("%s says of launches of %s what nobody has lifted", solution.digest, name)
+            return False
+        self._artifacts.keep(solution.digest, files, definition=name, target=target)
         body = solution.model_dump(mode="json")
         self._store.add(SOLUTION, solution.digest, body, phase="final")
         return True
+
+    def _own(self, experiment: KernelExperiment) -> OwnDefinition | None:
+        """Return the definition that a pod cannot know by itself: a live kernel's, or a user's."""
+        name = experiment.spec.kernel.name
+        return self._live.find(target_of(experiment), name) or own_definition(name)
 
     def _solution(self, digest: Digest) -> Solution | None:
         """Return a variant that an earlier experiment won; None for one of the catalog."""
@@ -286,7 +280,9 @@ class StoreLedger:
     # --- what sidecars say ------------------------------------------------------------------------
 
     def take(self, receipt: Receipt, said: Said) -> None:
-        """Keep windows and drift; telling them again changes nothing."""
+        """Keep windows, drift and live kernels; telling them again changes nothing."""
+        if isinstance(said, DefinitionPost):
+            self._live.take(receipt.pod.target, said)
         if isinstance(said, ProfileReport | DriftPost):
             kind = PROFILE if isinstance(said, ProfileReport) else DRIFT
             body: dict[str, Any] = said.model_dump(mode="json")
@@ -298,20 +294,6 @@ class StoreLedger:
                 self._heard(receipt.pod, said.profile)
 
 
-def _put_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder whole or not at all; the first of several wins."""
-    if folder.is_dir():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
-    try:
-        for name, data in files.items():
-            with (partial / name).open("xb") as file:
-                file.write(data)
-                os.fsync(file.fileno())
-        os.replace(partial, folder)
-    except OSError:
-        if not folder.is_dir():  # somebody else was faster
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+def target_of(experiment: KernelExperiment) -> str:
+    """Return the target of an experiment, ``namespace/name``."""
+    return f"{experiment.metadata.namespace}/{experiment.spec.target_ref.name}"

@@ -13,10 +13,11 @@ from tests.fakeapi.objects import Objects, Place, Writer
 from tests.fakeapi.refusals import Refusal
 from tests.operators import examples
 
-from retuned.contract import Guard, Solution, TrustClass
+from retuned.contract import Guard, Solution, TrustClass, Workload
 from retuned.ports import Finding
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.profile import SignatureStat
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import (
     EvidenceFault,
@@ -29,7 +30,7 @@ from retuned.stages.verdict import (
 )
 from retuned_operator.agent import Receipt
 from retuned_operator.agent.ports import Said
-from retuned_operator.controllers.ports import About, Dims, Drifted, Win
+from retuned_operator.controllers.ports import About, Dims, Drifted, LiveShapes, Win
 from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
 from retuned_operator.machine import ResultFact
 from retuned_operator.machine.measuring import Compared
@@ -38,6 +39,7 @@ from retuned_operator.runtime.resources import Obj, Resource
 
 KERNEL = "rmsnorm_h512"
 ANOTHER = "rope_h512"
+LIVE = "lifted_their_kernel_0123456789"
 ORIGINAL = examples.BASELINE
 WIN = Interval(lower=1.2, point=1.25, upper=1.3, confidence=0.995)
 
@@ -230,7 +232,9 @@ class FakeKernels:
 
     def incumbent(self, definition: str, *, target: TuningTarget) -> Solution | None:
         return (
-            mock.Mock(spec=Solution, digest=ORIGINAL) if definition in (KERNEL, ANOTHER) else None
+            mock.Mock(spec=Solution, digest=ORIGINAL)
+            if definition in (KERNEL, ANOTHER, LIVE)
+            else None
         )
 
     def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
@@ -240,6 +244,18 @@ class FakeKernels:
         self, kernel: str, dims: Dims, dtypes: tuple[str, ...], *, target: TuningTarget
     ) -> tuple[str, Mapping[str, int]] | None:
         return (KERNEL, {"M": dims[0][0]}) if kernel == "rmsnorm" else None
+
+    def live_shapes(self, *, target: TuningTarget) -> LiveShapes:
+        def shapes(stat: SignatureStat) -> Sequence[tuple[Workload, float]]:
+            if stat.signature.kernel != "their_kernel":
+                return ()
+            rows = stat.signature.blocks[0]
+            return [(Workload(definition=LIVE, axes={"rows": rows}, weight=stat.launches), 1.0)]
+
+        return shapes
+
+    def is_live(self, definition: str, *, target: TuningTarget) -> bool:
+        return definition == LIVE
 
 
 class NoArchive:
