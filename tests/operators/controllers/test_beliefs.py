@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.operators.controllers.cluster import WORLD, Cluster
+from tests.operators.controllers.memory import LIVE
 
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
@@ -123,3 +124,25 @@ def test_pods_that_do_not_say_what_they_run_on_lead_to_no_experiment_yet() -> No
     for each in cluster.servers.values():
         each.says = "keep"
     cluster.until(lambda: len(cluster.experiments()) == 1)
+
+
+def a_live_window(rows: int, start: int) -> WorkloadProfile:
+    """Return a window whose trace shows no more of a launch than its name and grid."""
+    signature = Signature(kernel="their_kernel", blocks=(rows, 1, 1))
+    busy = SignatureStat(
+        signature=signature, launches=600_000, gpu_time_ns=30 * 10**9, median_ns=50_000
+    )
+    return WorkloadProfile(
+        window_start_ns=start, window_ns=MINUTE_NS, observed_ns=MINUTE_NS, stats=(busy,)
+    )
+
+
+def test_drift_of_a_live_kernel_becomes_an_experiment_at_its_live_shapes() -> None:
+    cluster = Cluster(OPEN)
+    windows = tuple(a_live_window(64, n * MINUTE_NS) for n in range(2))
+    cluster.ledger.reports.append(replace(drifted(), windows=windows))
+    cluster.until(lambda: bool(cluster.experiments()))
+    (experiment,) = cluster.experiments()
+    assert experiment.spec.kernel.name == LIVE
+    assert [shape.axes for shape in experiment.spec.kernel.shapes] == [{"rows": 64}]
+    assert experiment.spec.kernel.shapes[0].weight == pytest.approx(1_200_000 / 120)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from unittest import mock
 
 import pytest
 from tests.operators import examples
 from tests.operators.controllers.cluster import WORLD, Cluster
-from tests.operators.controllers.memory import ANOTHER
+from tests.operators.controllers.memory import ANOTHER, LIVE
 
 from retuned.stages.gate import DecisionKind, StopPolicy
-from retuned_operator.controllers import Proposals
+from retuned_operator.controllers import Proposals, swaps
+from retuned_operator.controllers.reading import PodSeen
 from retuned_operator.crds import ProposalPhase as P
 from retuned_operator.crds import SwapProposal, proposal_spec
 from retuned_operator.machine.measuring import Compared
@@ -462,3 +464,24 @@ def test_a_target_without_an_environment_has_that_of_the_operator(
             controllers.reconcile("serving/chat")
     (proposal,) = cluster.proposals()
     assert (proposal.status.rollout is not None) is allowed
+
+
+def test_a_pod_whose_live_kernel_has_no_slot_yet_can_be_told_and_others_that_say_nothing_not() -> (
+    None
+):
+    resource = mock.Mock()
+    resource.spec.kernel = LIVE
+    resource.status.rollout = None
+    seen = PodSeen(name="chat-0", uid="u-0", ready=True, ended_at=None)
+    watch = mock.Mock(slots=(), held=())
+    said = mock.Mock(watch=watch)
+
+    def ready(*, is_live: bool, says: object) -> bool:
+        world = mock.Mock()
+        world.reports.of.return_value = says
+        return swaps._pod(world, resource, seen, now=OPEN, is_live=is_live).ready
+
+    assert ready(is_live=True, says=said)
+    assert not ready(is_live=False, says=said), "a server that is still building its model"
+    assert not ready(is_live=True, says=None), "nobody has heard of it"
+    assert not ready(is_live=True, says=mock.Mock(watch=None))
