@@ -10,7 +10,7 @@ import numpy.typing as npt
 from retuned.stages.drift.settings import DriftSettings
 from retuned.stages.drift.state import Library, SizeClass
 from retuned.stages.profile import WorkloadProfile
-from retuned.stats import Floats, cusum_threshold, jensen_shannon, medoids, robust_centre
+from retuned.stats import Floats, cusum_threshold, jensen_shannon, median, medoids, robust_centre
 
 SCALE_FLOOR = 1e-4
 """Smallest scale of a distance, bits."""
@@ -114,7 +114,9 @@ def _references(rows: Floats, blocks: Sequence[_Ints], count: int) -> list[Float
     between = pairwise(rows)
     references = []
     for block in blocks:
-        rest = np.setdiff1d(np.arange(len(rows)), block)
+        others = np.full(len(rows), True)
+        others[block] = False
+        rest = np.flatnonzero(others)  # np.setdiff1d would load numpy.ma, six megabytes
         references.append(rows[rest[medoids(between[np.ix_(rest, rest)], count)]])
     return references
 
@@ -145,7 +147,7 @@ def _sampling_noise(
     counts = counts / counts.sum(axis=1, keepdims=True)
     pooled = counts.mean(axis=0)
     used = pooled > 0
-    typical = float(np.median(launches))
+    typical = median(launches)
     excess = (counts[:, used] - pooled[used]) ** 2 / pooled[used] * typical
     freedom = max(1, (len(rows) - 1) * (int(used.sum()) - 1))
     dispersion = max(1.0, float(excess.sum()) / freedom)
@@ -155,7 +157,7 @@ def _sampling_noise(
         sample = generator.multinomial(draws, pooled / pooled.sum(), size=len(rows)) * per_launch
         sample = sample / sample.sum(axis=1, keepdims=True)
         nearest.append(float(jensen_shannon(sample[0], sample[1:]).min()))
-    return float(np.median(nearest)), float(np.std(nearest))
+    return median(nearest), float(np.std(nearest))
 
 
 def _pair(scores: Sequence[Floats], settings: DriftSettings) -> float:
