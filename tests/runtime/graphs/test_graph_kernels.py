@@ -231,7 +231,7 @@ def test_lengths_outside_the_guard_and_graphs_captured_later(server: Server) -> 
 
 def test_a_launch_that_needs_other_code_waits_for_it(server: Server) -> None:
     server.swap(server.live(), "lifted_scale")
-    graph, _ = server.capture(64, 101)  # not seen when the order was prepared
+    graph, _ = server.capture(64, 1)  # of 1 there is other code, and it was not seen
     waiting = server.state()
     server.host.housekeeping()
     server.graphs._tried_at = float("-inf")

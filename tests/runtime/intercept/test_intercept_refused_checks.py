@@ -80,11 +80,11 @@ def test_launches_that_wait_for_their_code_pay_for_no_check_and_ask_for_it(
     launch_affine(100)
     world.swap(world.live_affine())
     for _ in range(5):
-        launch_affine(70, factor=0.25)
+        launch_affine(96, factor=0.25)
     assert paid == []
     assert world.sample()["ineligible_launches"] == {"not-compiled": 5}
     world.host.housekeeping()
-    launch_affine(70, factor=0.25)
+    launch_affine(96, factor=0.25)
     assert world.sample()["shadow_checks"] == 1
 
 

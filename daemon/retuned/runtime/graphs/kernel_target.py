@@ -156,9 +156,8 @@ def _ready(variant: KernelVariant, plan: Any, call: Call, key: Key) -> tuple[Any
     signature = plan.signature(call)
     if isinstance(signature, Ineligible):
         raise Refused(signature.reason, detail="the variant would not take this launch")
-    ready = plan.ready_for(signature)
+    ready = variant.ready_for(plan, call, signature)
     if ready is None:
-        variant._ask(call, signature)
         raise Refused("not-compiled", detail="the variant has no code for this launch yet")
     if ready.compiled is None:
         raise Refused("not-a-gpu", detail="Triton's interpreter launches nothing into graphs")

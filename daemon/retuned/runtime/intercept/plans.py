@@ -1,8 +1,9 @@
 """How one variant is launched in place of one kernel: what must hold, and from where it gets what.
 
-A plan belongs to one variant and one kernel function of the server. What it has compiled is kept by
-signature: everything that Triton would specialise on. A launch whose signature has no code is the
-server's; the control thread compiles what was asked for.
+A plan belongs to one variant and one kernel function of the server. Launches are kept by signature,
+their plain arguments; compiled code by the part of it that Triton specialises on. A signature that
+is new takes code that is there; one whose code is not is the server's, and the control thread
+compiles what was asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from retuned.runtime.grid import Grid, parse_expression, parse_grid
 from retuned.runtime.inforce import Ineligible
 from retuned.runtime.intercept.arguments import ALIGN, Observation, dtype_name, is_pointer
 from retuned.runtime.intercept.call import Call, GridNumbers
+from retuned.runtime.intercept.codes import specialisation_of
 from retuned.runtime.intercept.held import Held
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.rules import GRID_NAMES, Known, LaunchRule, known_names
@@ -27,7 +29,9 @@ from retuned.runtime.triton_launch import unspecialised
 from retuned.runtime.triton_source import check_source
 
 MAX_SIGNATURES = 256
-"""Signatures that one kernel has code for; launches that need more stay the server's."""
+"""Signatures kept ready for one kernel; more start over."""
+MAX_CODES = 256
+"""Codes compiled for one kernel; launches that need more stay the server's."""
 MAX_RUNNERS = 256
 """Grids kept ready per signature; more start over."""
 MAX_STORAGE = 2**31 - 1
@@ -43,6 +47,8 @@ _HOOKED = Ineligible("pre-run-hooks")
 _CHANGED = Ineligible("globals-changed")
 
 Signature = tuple[Any, ...]
+Code = tuple[Any, ...]
+"""What compiled code is kept by: the same for all signatures that Triton compiles alike."""
 
 
 class Ready:
@@ -105,7 +111,7 @@ class Plan:
     ) -> None:
         self.kernel = kernel
         self._shipped = shipped or Shipped()
-        self._codes: dict[Signature, Any] = {}
+        self._codes: dict[Code, Any] = {}
         self.jit: Any = kernel.target() if entry is None else getattr(module, entry)
         self.live = entry is None
         order = {each.name: place for place, each in enumerate(kernel.parameters)}
@@ -376,18 +382,36 @@ class Plan:
             return None
         return tuple(numbers) if not self.live else (*numbers, *observation.given.items())
 
-    def ready_for(self, signature: Signature) -> Ready | None:
-        """Return what launches under a signature; None where its code is not there."""
-        return self.ready.get(signature) or self._derived(signature)
+    @property
+    def codes(self) -> int:
+        """How many codes are compiled."""
+        return len(self._codes)
 
-    def _derived(self, signature: Signature) -> Ready | None:
+    def code_of(self, signature: Signature, raw: Sequence[Any], options: Mapping[str, Any]) -> Code:
+        """Return what decides the code of a launch; takes microseconds, and compiles nothing.
+
+        Parameters
+        ----------
+        signature
+            Of the launch.
+        raw
+            Its arguments; element types in place of pointers.
+        options
+            Its options.
+        """
+        if self._held is not None:
+            return self._held.code_of(signature)
+        if self.kernel.interpreted:
+            return signature
+        args = [what if fixed else raw[what] for fixed, what in self._arguments]
+        found = specialisation_of(self.jit, args, {**options, **self.options})
+        return signature if found is None else (found, signature[len(self._scalars) :])
+
+    def derived(self, signature: Signature, code: Code) -> Ready | None:
         """Return what launches under a new signature whose code is there already; else None."""
-        if self._held is None or len(self.ready) >= MAX_SIGNATURES:
-            return None
-        code = self._held.code_of(signature)
         if code not in self._codes:
             return None
-        return self.ready.setdefault(signature, Ready(self._codes[code]))
+        return self._keep(signature, self._codes[code])
 
     def compile(self, signature: Signature, raw: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Compile and load what launches of a signature need.
@@ -406,10 +430,10 @@ class Plan:
         Refused
             ``compile-failed``, ``out-of-resources``, ``pre-run-hooks``, or as `Shipped.compiled`.
         """
-        if self._derived(signature) is not None:
+        if self.derived(signature, self.code_of(signature, raw, options)) is not None:
             return
         if self.kernel.interpreted:
-            self._keep(signature, None)
+            self._compiled(signature, raw, options, None)
             return
         if self.jit.pre_run_hooks:
             raise Refused(
@@ -435,12 +459,23 @@ class Plan:
                 (names, name, names.get(name))
                 for (name, _), (_, names) in self.jit.used_global_vals.items()
             ]
+        self._compiled(signature, raw, options, compiled)
+
+    def _compiled(
+        self,
+        signature: Signature,
+        raw: Sequence[Any],
+        options: Mapping[str, Any],
+        compiled: Any,  # noqa: ANN401 - triton.CompiledKernel or None
+    ) -> None:
+        # Asked anew: before its first code Triton says of none what it depends on.
+        self._codes[self.code_of(signature, raw, options)] = compiled
         self._keep(signature, compiled)
 
-    def _keep(self, signature: Signature, compiled: Any) -> None:  # noqa: ANN401
-        self.ready[signature] = Ready(compiled)
-        if self._held is not None:
-            self._codes[self._held.code_of(signature)] = compiled
+    def _keep(self, signature: Signature, compiled: Any) -> Ready:  # noqa: ANN401 - as above
+        if len(self.ready) >= MAX_SIGNATURES:
+            self.ready.clear()  # code stays: what comes again is ready at its next launch
+        return self.ready.setdefault(signature, Ready(compiled))
 
 
 def _asked_for(rule: LaunchRule, kernel: Kernel) -> set[str]:

@@ -21,7 +21,7 @@ from retuned.runtime.intercept.call import Call, GridNumbers, Ran
 from retuned.runtime.intercept.checking import inputs_sum, stored_to
 from retuned.runtime.intercept.detaching import DetachedLaunch, detached_launch
 from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.plans import MAX_SIGNATURES, Plan, Ready, Signature, raw_of
+from retuned.runtime.intercept.plans import MAX_CODES, Code, Plan, Ready, Signature, raw_of
 from retuned.runtime.intercept.rules import LaunchRule
 from retuned.runtime.loaded import NOT_COMPILED
 from retuned.runtime.precompiled_triton import Shipped
@@ -32,9 +32,13 @@ from retuned.runtime.triton_source import check_source
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 64
-"""Launches queued for compiling; what does not fit is queued again by a later launch."""
+"""Codes queued for compiling; what does not fit is queued again by a later launch."""
+MAX_FAILED = 1024
+"""Codes remembered that could not be compiled; more start over."""
 MAX_PLANS = 64
 """Kernels of one identity and source that one variant follows; a server may make them anew."""
+_Asked = tuple[Signature, tuple[Any, ...], dict[str, Any]]
+"""Signature, arguments and options of a launch that needs a code."""
 _UNBOUND = Ineligible("arguments")
 _OTHER = Ineligible("other-arguments")
 _TOO_MANY = Ineligible("too-many-kernels")
@@ -73,10 +77,10 @@ class KernelVariant:
         if not rule.live:
             self._load()
         self._plans: dict[Kernel, Plan] = {}
-        self._pending: dict[tuple[Kernel, Signature], tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._pending: dict[tuple[Kernel, Code], _Asked] = {}
         self._met: dict[Kernel, None] = {}
         self._refused: dict[Kernel, Ineligible] = {}
-        self._failed: set[tuple[Kernel, Signature]] = set()
+        self._failed: set[tuple[Kernel, Code]] = set()
         self._torch = sys.modules.get("torch")
         self.elsewhere = _elsewhere(self._torch)
         """Whether another device than that of the variant is current; None where there is one."""
@@ -120,16 +124,17 @@ class KernelVariant:
         asked = next(iter(list(self._pending)), None)
         if asked is None:
             return 0
-        raw, options = self._pending[asked]
-        kernel, signature = asked
-        made = 0
+        signature, raw, options = self._pending[asked]
+        kernel, made = asked[0], 0
         try:
             plan = self._plan(kernel)
-            if len(plan.ready) >= MAX_SIGNATURES:
-                raise Refused("too-many-codes", detail=f"{MAX_SIGNATURES} are compiled")
+            if plan.codes >= MAX_CODES:
+                raise Refused("too-many-codes", detail=f"{MAX_CODES} are compiled")
             plan.compile(signature, raw, options)
             made = 1
         except Refused as error:
+            if len(self._failed) >= MAX_FAILED:
+                self._failed.clear()
             self._failed.add(asked)
             log.warning("%s: a launch stays the server's: %s", kernel.name, error)
         self._pending.pop(asked, None)
@@ -186,11 +191,24 @@ class KernelVariant:
             )
         return plan
 
-    def _ask(self, call: Call, signature: Signature) -> None:
-        """Queue a launch for compiling."""
-        asked = (call.kernel, signature)
-        if asked not in self._failed and len(self._pending) < MAX_PENDING:
-            self._pending[asked] = (raw_of(call), call.options())
+    def ready_for(self, plan: Plan, call: Call, signature: Signature) -> Ready | None:
+        """Return what launches under a signature; where there is no code, queue it for compiling.
+
+        Raises
+        ------
+        TypeError
+            If an option is no plain value.
+        """
+        known = plan.ready.get(signature)
+        if known is not None:
+            return known
+        raw, options = raw_of(call), call.options()
+        code = plan.code_of(signature, raw, options)
+        ready = plan.derived(signature, code)
+        asked = (call.kernel, code)
+        if ready is None and asked not in self._failed and len(self._pending) < MAX_PENDING:
+            self._pending[asked] = (signature, raw, options)
+        return ready
 
     # --- launches ---------------------------------------------------------------------------------
 
@@ -306,11 +324,10 @@ class KernelVariant:
         if isinstance(signature, Ineligible):
             return signature
         try:
-            ready = plan.ready_for(signature)
+            ready = self.ready_for(plan, call, signature)
         except TypeError:  # an option that is no plain value
             return _UNBOUND
         if ready is None:
-            self._ask(call, signature)
             return NOT_COMPILED
         problem = plan.hindrance(call)
         if problem is None and not plan.fits(call, ready, key):
