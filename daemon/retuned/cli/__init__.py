@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 _INTERRUPTED = "retuned: interrupted\n"
@@ -18,16 +19,22 @@ def main() -> None:
     """
     try:
         before = signal.signal(signal.SIGINT, _leave)
-        if sys.argv[1:2] == ["sidecar"]:
-            from retuned.cli.sidecar import run_alone as run_command_line
-        else:
-            from retuned.cli.commands import run_command_line
-
+        program = _program()
         signal.signal(signal.SIGINT, before)
-        run_command_line()
+        program()
     except KeyboardInterrupt:
         sys.stderr.write(_INTERRUPTED)
         sys.exit(_STATUS)
+
+
+def _program() -> Callable[[], None]:
+    if sys.argv[1:2] == ["sidecar"]:
+        from retuned.cli.sidecar import run_alone
+
+        return run_alone
+    from retuned.cli.commands import run_command_line
+
+    return run_command_line
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

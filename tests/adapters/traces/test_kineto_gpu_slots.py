@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,7 +48,7 @@ ATTENTION = {"dims": [[1, 16, 128], [37, 16, 128], [37, 16, 128]], "types": [FLO
 
 
 @pytest.fixture
-def launches(tmp_path: Path, make: ModuleType) -> tuple[LaunchRecord, ...]:
+def launches(tmp_path: Path, make: ModuleType) -> Sequence[LaunchRecord]:
     other = make.event("kernel", "void at::native::vectorized_elementwise_kernel<4>", 300.0, 2.0)
     other["args"] = {"External id": 95, "correlation": 990, "grid": [4, 1, 1], "block": [64, 1, 1]}
     rows = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from retuned.stages.trace import LaunchRecord, ShapeSource, align_capture
 
 @pytest.fixture
 def launches(tmp_path: Path, make: ModuleType) -> Any:
-    def read(*events: dict[str, Any]) -> tuple[LaunchRecord, ...]:
+    def read(*events: dict[str, Any]) -> Sequence[LaunchRecord]:
         path = tmp_path / "trace.json"
         path.write_bytes(make.kineto(events))
         return read_trace(path).launches

@@ -16,6 +16,7 @@ from retuned.adapters.memory_store import MemoryStore
 from retuned.contract import Solution
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned_operator.agent.ports import PodRecord
+from retuned_operator.controllers.ports import LiveShapes
 from retuned_operator.crds import SwapProposal, TuningTarget, read
 from retuned_operator.program.accounting import ClusterAccounts
 from retuned_operator.program.results import ResultFolder
@@ -44,6 +45,12 @@ class Kernels:
 
     def structures(self, definition: str, *, target: TuningTarget) -> tuple[str, ...]:
         return ()
+
+    def live_shapes(self, *, target: TuningTarget) -> LiveShapes:
+        return lambda stat: ()
+
+    def is_live(self, definition: str, *, target: TuningTarget) -> bool:
+        return False
 
 
 class World:
