@@ -27,6 +27,7 @@ from retuned.errors import (
     UsageError,
 )
 from retuned.runtime.attaching import Runtime, attach
+from retuned.runtime.compiling import Compiling
 from retuned.runtime.control import ControlSocket
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.orders import parse_order
@@ -165,6 +166,25 @@ def test_a_kernel_that_was_taken_back_says_why(server: Server, run: Run) -> None
     idle = next(line for line in text.splitlines() if line.startswith("idle"))
     assert "none yet" in idle
     assert "closed" in idle
+
+
+def test_what_was_compiled_while_serving_is_told_with_its_time(server: Server, run: Run) -> None:
+    server.slot("double_m")
+    assert "while serving" not in run("status")
+    now_s = [0.0]
+
+    def compile_it() -> int:
+        now_s[0] += 0.4
+        return 1
+
+    compiling = Compiling(clock=lambda: now_s[0])
+    server.runtime._host._compiling = compiling
+    for _ in range(2):
+        compiling.do(compile_it, waiting=1)
+        now_s[0] += 60.0
+    (process,) = run("status", "--json")["processes"]
+    assert process["compiling"]["compiles"] == 2
+    assert "compiled 2 while serving, in 0.8 s, 0.4 s at most." in run("status")
 
 
 def test_every_process_of_a_server_is_a_row(server: Server, run: Run, folder: Path) -> None:

@@ -115,6 +115,19 @@ class ChecksFacts(_Answer):
     """Memory of their copies."""
 
 
+class CompilingFacts(_Answer):
+    """What the control thread has compiled while the server served."""
+
+    compiles: int = 0
+    """Codes."""
+    compile_s: float = 0.0
+    """Time of it, seconds; most of it the server's threads had to wait."""
+    longest_s: float = 0.0
+    """The longest at a time, seconds."""
+    put_off: int = 0
+    """Times it was due, and waited for its share of time."""
+
+
 class StockKernel(_Answer):
     """A Triton kernel whose launches are intercepted and run as the server wrote it."""
 
@@ -165,6 +178,8 @@ class ProcessStatus(_Answer):
     """Since a daemon asked or told anything, seconds; None if none ever did."""
     failed_chores: dict[str, dict[str, int]] = Field(default_factory=dict, max_length=4096)
     """Pieces of housekeeping that failed and are tried again, by cause."""
+    compiling: CompilingFacts = CompilingFacts()
+    """What was compiled while serving."""
     slots_left_out: int = 0
     """Kernels beyond those listed."""
 

@@ -97,7 +97,17 @@ def _print(folder: Path, processes: Sequence[ProcessStatus]) -> None:
     left_out = sum(each.slots_left_out for each in processes)
     if left_out:
         stdout().print(f"{left_out} kernels more are not listed.")
+    for each in processes:
+        if each.compiling.compiles:
+            stdout().print(f"{each.process.removesuffix('.sock')} {_compiled(each)}")
     _print_stock(processes)
+
+
+def _compiled(each: ProcessStatus) -> str:
+    """Say what compiling for launches that came after a swap has cost."""
+    told = each.compiling
+    longest = f", {_seconds(told.longest_s)} at most" if told.compiles > 1 else ""
+    return f"compiled {told.compiles} while serving, in {_seconds(told.compile_s)}{longest}."
 
 
 def _print_stock(processes: Sequence[ProcessStatus]) -> None:

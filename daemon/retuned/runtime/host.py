@@ -16,6 +16,7 @@ from typing import Any
 from retuned.runtime.artifact import Artifact, read_artifact
 from retuned.runtime.captures import Reservoir, chunk, listing, parse_rule
 from retuned.runtime.chores import Chores
+from retuned.runtime.compiling import Compiling
 from retuned.runtime.delivery import ArtifactCache
 from retuned.runtime.epochs import Fence, Ledger, new_instance, rank_of_environment
 from retuned.runtime.graphs.hosting import HostedGraphs
@@ -113,6 +114,7 @@ class Host:
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
         self._chores = Chores()
+        self._compiling = Compiling()
         self._visited_s: float | None = None
         self.reports: dict[str, Callable[[], object]] = {}
         """What else a daemon is told when it says hello."""
@@ -195,7 +197,8 @@ class Host:
             do(f"{name}: never committed", partial(_drop_expired, seat))
             for variant in list(seat.resident.values()):
                 if isinstance(variant, _COUNTED):
-                    do(f"{name}: compiling", variant.prepare_pending)
+                    piece, waiting = variant.prepare_pending, variant.pending
+                    do(f"{name}: compiling", partial(self._compiling.do, piece, waiting=waiting))
         do("graphs", self._graphs.housekeeping)
 
     def _when_quiet(self, piece: Callable[[], object]) -> None:
@@ -220,6 +223,7 @@ class Host:
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
         self._chores = Chores()
+        self._compiling = Compiling()
         self._visited_s = None
         self._fence = Fence()
         self._instance = new_instance()
@@ -291,6 +295,7 @@ class Host:
             | told
             | stock
             | {"failed_chores": self._chores.failures(), "unvisited_s": since_s}
+            | {"compiling": self._compiling.state()}
         )
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:

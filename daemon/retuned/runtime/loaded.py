@@ -113,6 +113,11 @@ class LoadedVariant(ABC):
         """
         return None
 
+    @property
+    def pending(self) -> int:
+        """Compilations that launches asked for in vain."""
+        return 0
+
     def prepare_pending(self) -> int:
         """Compile what launches asked for in vain; return how many were compiled."""
         return 0

@@ -134,6 +134,11 @@ class TritonVariant(DeviceVariant):
         """Return where its code came from."""
         return self.shipped.tally.as_json()
 
+    @property
+    def pending(self) -> int:
+        """Compilations that launches asked for in vain."""
+        return len(self._pending)
+
     def prepare_pending(self) -> int:
         """Compile one of what launches asked for in vain; return how many were compiled.
 

@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.intercept.strangers import launch_affine
 from tests.runtime.intercept.test_intercept_swapping import World
 
+from retuned.runtime.compiling import Compiling
 from retuned.runtime.intercept import codes, plans, variant
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.plans import MAX_SIGNATURES, Plan
@@ -141,3 +142,28 @@ def test_codes_are_bounded_and_what_failed_is_forgotten_in_the_end(
     (one,) = seat.resident.values()
     assert isinstance(one, KernelVariant)
     assert len(one._failed) == 1
+
+
+def test_codes_that_launches_ask_for_are_compiled_within_a_share_of_the_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    compile_it = Plan.compile
+
+    def slow(self: Plan, *given: Any) -> None:
+        compile_it(self, *given)
+        now_s[0] += 0.5
+
+    launch_affine(100)
+    world.swap(world.live_affine())
+    monkeypatch.setattr(Plan, "compile", slow)
+    world.host._compiling = Compiling(clock=lambda: now_s[0])
+    for n in (96, 1):
+        launch_affine(n)
+    for _ in range(3):
+        world.host.housekeeping()
+    told = world.host.answer({"op": "status"})["compiling"]
+    assert told == {"compiles": 1, "compile_s": 0.5, "longest_s": 0.5, "put_off": 2}
+    now_s[0] += 0.5 / 0.05
+    world.host.housekeeping()
+    assert world.host.answer({"op": "status"})["compiling"]["compiles"] == 2

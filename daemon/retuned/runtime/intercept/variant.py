@@ -116,6 +116,11 @@ class KernelVariant:
             )
         return made
 
+    @property
+    def pending(self) -> int:
+        """Kernels and codes that launches asked for in vain."""
+        return len(self._met) + len(self._pending)
+
     def prepare_pending(self) -> int:
         """Compile one of what launches asked for in vain; return how many were compiled."""
         kernel = next(iter(list(self._met)), None)
