@@ -9,23 +9,47 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_ci(folder: Path, *, report: str) -> subprocess.CompletedProcess[str]:
-    """Run it with a ``make`` that only says what it was asked for, and writes a report."""
+REPORT = '<testsuite failures="0"/>'
+
+
+def run_ci(
+    folder: Path, *, report: str = REPORT, of_cluster: str = REPORT, lacks: str = "", **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run it with a ``make`` that only says what it was asked for, and writes reports.
+
+    Parameters
+    ----------
+    report, of_cluster
+        What the tests, and those on a cluster, leave as their report.
+    lacks
+        What the machine lacks for a cluster; nothing by default.
+    more
+        Environment.
+    """
     make = folder / "make"
-    lines = ['echo "$1 CI=$CI"', f"[ $1 = test ] && printf %s '{report}' > \"${{2##*=}}\"", "true"]
-    make.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    make.write_text(
+        f"""#!/bin/sh
+        case $1 in
+          cluster-lacks) [ -z '{lacks}' ] || {{ echo '{lacks}'; exit 4; }} ;;
+          test) printf %s '{report}' > "${{2##*=}}" ;;
+          e2e) printf %s '{of_cluster}' > "${{2##*=}}" ;;
+        esac
+        [ $1 = cluster-lacks ] || echo "$1 CI=$CI"
+        """
+    )
     make.chmod(0o755)
-    env = {k: v for k, v in os.environ.items() if k != "CI"}
+    env = {k: v for k, v in os.environ.items() if k not in ("CI", "RETUNED_E2E")} | more
     env["PATH"] = f"{folder}:{env['PATH']}"
     return subprocess.run([ROOT / ".ci" / "run"], env=env, capture_output=True, text=True)
 
 
 def test_ci_says_itself_that_it_is_ci(tmp_path: Path) -> None:
-    done = run_ci(tmp_path, report='<testsuite failures="0"/>')
+    done = run_ci(tmp_path)
     assert done.stdout.splitlines() == [
         "check CI=true",
         "cluster-tools CI=true",
         "test CI=true",
+        "e2e CI=true",
     ]
     assert done.returncode == 0, done.stderr
 
@@ -34,3 +58,23 @@ def test_tests_that_end_without_their_report_are_not_green(tmp_path: Path) -> No
     done = run_ci(tmp_path, report="")
     assert done.returncode == 1
     assert "before their report" in done.stderr
+    assert "e2e" not in done.stdout
+
+
+def test_tests_on_a_cluster_that_end_without_their_report_are_not_green(tmp_path: Path) -> None:
+    done = run_ci(tmp_path, of_cluster="")
+    assert done.returncode == 1
+    assert "before their report" in done.stderr
+
+
+def test_a_machine_without_a_cluster_is_told_so_in_its_last_line(tmp_path: Path) -> None:
+    done = run_ci(tmp_path, lacks="missing: root")
+    assert done.returncode == 0
+    assert "e2e" not in done.stdout
+    assert done.stderr.splitlines()[-1] == "THE END-TO-END LANE DID NOT RUN: missing: root"
+
+
+def test_a_machine_without_a_cluster_is_a_failure_where_one_is_demanded(tmp_path: Path) -> None:
+    done = run_ci(tmp_path, lacks="missing: root", RETUNED_E2E="required")
+    assert done.returncode == 1
+    assert "missing: root" in done.stderr
