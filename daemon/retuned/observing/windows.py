@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from retuned.errors import TemporaryError
 from retuned.observing import counts as counting
@@ -18,6 +19,9 @@ from retuned.stages.profile import Counts, WorkloadProfile
 
 log = logging.getLogger(__name__)
 
+_MERGED_AT_ONCE = 8
+"""Profiles that are in memory together: each has up to a thousand signatures in a sidecar."""
+
 
 def ingest(ctx: Observing) -> int:
     """Fold every newly completed trace file into a batch; return how many there were."""
@@ -28,7 +32,10 @@ def ingest(ctx: Observing) -> int:
         ctx.store.record(_event(ctx, BATCH, path, what="trace-refused", message=message))
     for number, batch in enumerate(batches):
         try:
-            about = {"format": batch.format, "launches": len(batch.launches)}
+            about: dict[str, str | int | float | bool] = {
+                "format": batch.format,
+                "launches": len(batch.launches),
+            }
             with ctx.spans.span("trace", about=about):
                 _keep(ctx, batch)
         except TemporaryError:  # such as a full disk: nothing of it is lost, it comes again
@@ -42,11 +49,10 @@ def close_windows(ctx: Observing) -> int:
     window_ns = int(ctx.settings.window.total_seconds() * 1e9)
     deadline = ctx.clock.now() - ctx.settings.settle
     boundary = int(deadline.timestamp() * 1e9) // window_ns * window_ns
-    groups: dict[int, list[Stored]] = defaultdict(list)
-    for batch in ctx.store.list(BATCH, phase="new"):
-        completed = int(batch.body["completed_at_ns"])
-        if completed < boundary:
-            groups[completed // window_ns].append(batch)
+    groups: dict[int, list[_Waiting]] = defaultdict(list)
+    for batch in _waiting(ctx):
+        if batch.completed_at_ns < boundary:
+            groups[batch.completed_at_ns // window_ns].append(batch)
     for index in sorted(groups):
         came = [batch.traceparent for batch in groups[index]]
         with ctx.spans.span("profile", links=came, about={"batches": len(came)}):
@@ -76,6 +82,23 @@ def judge_windows(ctx: Observing) -> Sequence[DriftReport]:
     return reports
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A batch that is in no window yet, without what it holds."""
+
+    id: str
+    completed_at_ns: int
+    traceparent: str
+
+
+def _waiting(ctx: Observing) -> Iterator[_Waiting]:
+    """Yield them oldest first, one body in memory at a time."""
+    for id in ctx.store.ids(BATCH, phase="new"):
+        batch = ctx.store.get(BATCH, id)
+        if batch is not None:
+            yield _Waiting(id, int(batch.body["completed_at_ns"]), batch.traceparent)
+
+
 def _keep(ctx: Observing, batch: TraceBatch) -> None:
     body = {
         "origin": batch.origin,
@@ -100,10 +123,22 @@ def _fold(ctx: Observing, batch: TraceBatch) -> WorkloadProfile:
     )
 
 
-def _close(ctx: Observing, start_ns: int, window_ns: int, batches: Sequence[Stored]) -> None:
-    merged = profile_stage.merge(
-        [WorkloadProfile.model_validate(batch.body["profile"]) for batch in batches]
-    ).model_copy(update={"window_start_ns": start_ns, "window_ns": window_ns})
+def _merged(ctx: Observing, batches: Sequence[_Waiting]) -> WorkloadProfile:
+    """Merge some at a time: a profiler may write hundreds of files in a window."""
+    merged: list[WorkloadProfile] = []
+    for first in range(0, len(batches), _MERGED_AT_ONCE):
+        for batch in batches[first : first + _MERGED_AT_ONCE]:
+            stored = ctx.store.get(BATCH, batch.id)
+            if stored is not None:
+                merged.append(WorkloadProfile.model_validate(stored.body["profile"]))
+        merged = [profile_stage.merge(merged, settings=ctx.settings.profile)]
+    return merged[0]
+
+
+def _close(ctx: Observing, start_ns: int, window_ns: int, batches: Sequence[_Waiting]) -> None:
+    merged = _merged(ctx, batches).model_copy(
+        update={"window_start_ns": start_ns, "window_ns": window_ns}
+    )
     totals = counting.totals(ctx)
     before: Counts = {}
     for previous in ctx.store.list(WINDOW, limit=1):
