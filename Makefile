@@ -1,6 +1,6 @@
 # The same commands locally and in CI.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format sync lock images e2e cluster-tools monitoring-tools
+.PHONY: help setup demo test check format sync lock images e2e cluster-tools cluster-lacks monitoring-tools browser-packages
 BIN := .venv/bin
 
 help:  ## show this list
@@ -48,6 +48,9 @@ e2e: setup cluster-tools  ## the whole loop on a real cluster: Linux, root, cont
 
 monitoring-tools:  ## fetch the Prometheus and Alertmanager that tests run (once, kept outside)
 	@scripts/monitoring-tools
+
+browser-packages:  ## install Debian's Chromium that tests drive, if it is missing and root may
+	@scripts/browser-packages
 
 cluster-lacks: setup  ## install Debian's packages that e2e needs, if root may; say what is missing (exit 4)
 	@scripts/cluster-packages

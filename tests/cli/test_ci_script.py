@@ -48,6 +48,8 @@ def test_ci_says_itself_that_it_is_ci(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "check CI=true",
         "cluster-tools CI=true",
+        "monitoring-tools CI=true",
+        "browser-packages CI=true",
         "test CI=true",
         "e2e CI=true",
     ]
@@ -72,6 +74,19 @@ def test_a_machine_without_a_cluster_is_told_so_in_its_last_line(tmp_path: Path)
     assert done.returncode == 0
     assert "e2e" not in done.stdout
     assert done.stderr.splitlines()[-1] == "THE END-TO-END LANE DID NOT RUN: missing: root"
+
+
+def test_a_lane_that_would_not_end_within_the_hour_is_told_so_in_the_last_line(
+    tmp_path: Path,
+) -> None:
+    done = run_ci(tmp_path, LATEST_S="-1")
+    assert done.returncode == 0
+    assert "e2e" not in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("THE END-TO-END LANE DID NOT RUN: ")
+
+
+def test_a_lane_that_is_demanded_runs_however_late_it_is(tmp_path: Path) -> None:
+    assert "e2e CI=true" in run_ci(tmp_path, LATEST_S="-1", RETUNED_E2E="required").stdout
 
 
 def test_a_machine_without_a_cluster_is_a_failure_where_one_is_demanded(tmp_path: Path) -> None:
