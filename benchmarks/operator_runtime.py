@@ -1,24 +1,28 @@
-"""The operator's runtime on a real control plane at scale: start, answers, memory over time.
+"""The whole operator on a real control plane at scale: start, answers, memory over time, a stall.
 
-    make cluster-tools
+    scripts/cluster-tools
     python -m benchmarks.operator_runtime [--targets 1000] [--objects 10000] [--seconds 120]
 
-etcd and the API server are real, on loopback. There are `--targets` TuningTargets, and
-SwapDecisions up to `--objects`. A child process (`operator_child`) runs a `Manager` as the operator
-does: stores of both kinds with an index, and one controller that looks at a target with its
-decisions and writes its status. Then targets change, `--rate` a second, evenly.
+etcd, API server and controllers are real, on loopback; kwok plays nodes. There are `--targets`
+TuningTargets with three server pods and a SwapProposal each, and SwapDecisions up to `--objects`.
+The operator is ``python -m retuned_operator``, a process of its own with all controllers, agent API
+and certificates, behind a relay. Then targets change their mode, `--rate` a second, evenly. At the
+end every connection that the operator has falls silent without an end, and one target changes.
 
-Measured: time from the child's start until every target has its status; per change the time from
-the answer to the change until a watch of the parent sees the status that it led to; in the child
-how long keys waited (the bucket of the metric) and how long a look took, with its write; the
-child's resident memory, every second. Quantiles are of all samples but where a bucket is named.
-Writes benchmarks/results/operator_runtime.json.
+Measured: time from the operator's start until every target has its status; per change the time from
+the answer to it until a watch of this process sees `observedGeneration` reach it; the operator's
+own histograms of looks and waits (the bound of the bucket in which p99 lies); its resident memory,
+every second, and the medians of the first and last third of the changes; and how long after the
+silence the change was acted on. Writes benchmarks/results/operator_runtime.json.
+
+With the defaults it takes about six minutes on two quiet cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -26,28 +30,53 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
-from benchmarks.operator_child import MARK, NAMESPACE, quantiles
+import httpx
+import yaml
+from benchmarks.operator_relay import Relay
 from benchmarks.slots import processor
+from prometheus_client.parser import text_string_to_metric_families
 from tests.operators import examples
-from tests.plane.conftest import DEFINITIONS
-from tests.plane.control_plane import ControlPlane, tools
+from tests.operators.world import POLICY
+from tests.plane.conftest import DEFINITIONS as FILES
+from tests.plane.control_plane import ControlPlane, free_ports, tools
 from tests.plane.servers import real_api
 
+from retuned_operator.manifests.sidecar import SIDECAR
 from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.errors import Unavailable
-from retuned_operator.runtime.resources import DECISIONS, TARGETS
+from retuned_operator.runtime.errors import NotFound, Unavailable
+from retuned_operator.runtime.resources import (
+    DECISIONS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    POLICIES,
+    PROPOSALS,
+    SERVICE_ACCOUNTS,
+    TARGETS,
+    Obj,
+)
 from retuned_operator.runtime.store import key_of
 
 HERE = Path(__file__).resolve().parent
+PLACE, HOME = "serving", "retuned"
+_PODS = 3
+_NODE_PODS = 500
+_MODES = ("Observe", "Recommend")
+_PATIENCE_S = 240.0
+_STALL_S = 150.0
 
 
 class Noted:
-    """When a watch first saw the status of each change."""
+    """When a watch first saw that the operator had looked at each generation of a target."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -60,85 +89,256 @@ class Noted:
             with suppress(Unavailable), self._api.watch(TARGETS, version=self._version) as watch:
                 for event in watch:
                     self._version = event.version or self._version
-                    shown = event.body.get("status", {}).get("sampledKernels")
-                    if shown is not None:
-                        key = (key_of(event.body), shown)
-                        self.done.setdefault(key, time.monotonic())
+                    seen = (event.body.get("status") or {}).get("observedGeneration", 0)
+                    if seen:
+                        self.done.setdefault((key_of(event.body), seen), time.monotonic())
                     if stop.is_set():
                         return
 
 
+class Operator:
+    """The operator as a process.
+
+    Parameters
+    ----------
+    folder
+        For its state and its log.
+    kubeconfig
+        How it reaches the API server.
+    """
+
+    def __init__(self, folder: Path, kubeconfig: Path) -> None:
+        (port,) = free_ports(1)
+        self._metrics = f"http://127.0.0.1:{port}/metrics"
+        self.resident_mib: list[float] = []
+        names = {
+            "KUBECONFIG": str(kubeconfig),
+            "STATE_DIR": str(folder / "operator"),
+            "ADDRESS": "127.0.0.1",
+            "AGENT_PORT": "0",
+            "METRICS_PORT": str(port),
+            "POD_NAMESPACE": HOME,
+            "LOG_LEVEL": "warning",
+        }
+        environment = {f"RETUNED_OPERATOR_{name}": value for name, value in names.items()}
+        self.log = folder / "operator.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "retuned_operator"],
+                env=os.environ | environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def must_live(self) -> None:
+        """Raise if it has ended."""
+        if self.process.poll() is not None:
+            raise SystemExit(f"the operator ended:\n{self.log.read_text()[-3000:]}")
+
+    def sample(self, stop: threading.Event) -> None:
+        """Note its memory every second."""
+        while not stop.wait(1.0):
+            with suppress(OSError, IndexError):
+                statm = Path(f"/proc/{self.process.pid}/statm").read_text()
+                pages = int(statm.split()[1])
+                self.resident_mib.append(round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1))
+
+    def p99_below_s(self, name: str) -> dict[str, float]:
+        """Return the bound of the bucket in which p99 of a histogram lies, by controller."""
+        text = httpx.get(self._metrics, timeout=30.0, trust_env=False).text
+        found: dict[str, dict[float, float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == f"{name}_bucket":
+                    buckets = found.setdefault(sample.labels["controller"], {})
+                    bound = float(sample.labels["le"])
+                    buckets[bound] = buckets.get(bound, 0.0) + sample.value
+        return {
+            controller: min(b for b, count in buckets.items() if count >= 0.99 * buckets[math.inf])
+            for controller, buckets in sorted(found.items())
+            if buckets[math.inf]
+        }
+
+
 def fill(api: Api, *, targets: int, objects: int) -> None:
     """Make what the operator finds when it starts."""
-    spec = examples.a_target()["spec"]
-    decision = examples.a_decision()["spec"]
-
-    def make(n: int) -> None:
-        if n < targets:
-            api.create(TARGETS, {"metadata": _named(f"t{n}"), "spec": spec})
-            return
-        about = {"name": f"t{n % targets}", "uid": f"u{n % targets}"}
-        api.create(
-            DECISIONS, {"metadata": _named(f"d{n}"), "spec": decision | {"proposalRef": about}}
-        )
-
+    for name in (PLACE, HOME):
+        api.create(NAMESPACES, {"metadata": {"name": name}})
+    policy = yaml.safe_load(POLICY) | {"metadata": _named("prod")}
+    api.create(POLICIES, policy)
+    nodes = -(-targets * _PODS // _NODE_PODS)
+    offers = {"cpu": "512", "memory": "4Ti", "pods": str(2 * _NODE_PODS)}
+    for n in range(nodes):
+        status = {"allocatable": offers, "capacity": offers}
+        api.create(NODES, {"metadata": {"name": f"node-{n}"}, "status": status})
+    _await_account(api)
+    expires = (datetime.now(UTC) + timedelta(days=2)).isoformat()
+    made = [
+        *((TARGETS, a_target(n)) for n in range(targets)),
+        *((PODS, a_pod(n, targets=targets)) for n in range(targets * _PODS)),
+        *((PROPOSALS, a_proposal(n, expires=expires)) for n in range(targets)),
+    ]
+    made += [(DECISIONS, a_decision(n, targets=targets)) for n in range(objects - len(made))]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(make, range(objects)))
+        list(pool.map(lambda each: api.create(*each), made))
 
 
-def change(api: Api, *, targets: int, seconds: float, rate: float) -> dict[tuple[str, int], float]:
+def a_target(n: int) -> Obj:
+    spec = examples.a_target()["spec"] | {"selector": {"matchLabels": {"app": f"t{n}"}}}
+    return {"metadata": _named(f"t{n}"), "spec": spec | {"mode": _MODES[0]}}
+
+
+def a_pod(n: int, *, targets: int) -> Obj:
+    of = n % targets
+    containers = [{"name": name, "image": "nothing/runs:here"} for name in ("server", SIDECAR)]
+    spec = {"containers": containers, "nodeName": f"node-{n // _NODE_PODS}"}
+    return {"metadata": _named(f"t{of}-{n // targets}", labels={"app": f"t{of}"}), "spec": spec}
+
+
+def a_proposal(n: int, *, expires: str) -> Obj:
+    about = {"targetRef": {"name": f"t{n}"}, "expiresAt": expires}
+    return examples.a_swap(**about) | {"metadata": _named(f"swp-{n}")}
+
+
+def a_decision(n: int, *, targets: int) -> Obj:
+    about = {"name": f"swp-{n % targets}", "uid": f"uid-{n}"}
+    return examples.a_decision(proposalRef=about) | {"metadata": _named(f"swd-{n}")}
+
+
+def _await_account(api: Api) -> None:
+    """Wait for the account that pods of a namespace are given."""
+    end = time.monotonic() + 60.0
+    while time.monotonic() < end:
+        with suppress(NotFound):
+            api.get(SERVICE_ACCOUNTS, "default", namespace=PLACE)
+            return
+        time.sleep(0.2)
+    raise SystemExit("the namespace got no account in a minute")
+
+
+def change(api: Api, n: int, *, targets: int) -> tuple[str, int]:
+    """Change a target; return which, and its generation."""
+    mode = _MODES[(n // targets + 1) % len(_MODES)]
+    body = api.patch(TARGETS, f"t{n % targets}", change={"spec": {"mode": mode}}, namespace=PLACE)
+    return key_of(body), int(body["metadata"]["generation"])
+
+
+def changes(api: Api, *, targets: int, seconds: float, rate: float) -> dict[tuple[str, int], float]:
     """Change targets evenly; return when each change was answered."""
     answered: dict[tuple[str, int], float] = {}
     began = time.monotonic()
-    for n in range(1, max(2, int(seconds * rate) + 1)):
+    for n in range(max(1, int(seconds * rate))):
         time.sleep(max(0.0, began + n / rate - time.monotonic()))
-        name = f"t{n % targets}"
-        note = {"metadata": {"annotations": {MARK: str(n)}}}
-        api.patch(TARGETS, name, change=note, namespace=NAMESPACE)
-        answered[(f"{NAMESPACE}/{name}", n)] = time.monotonic()
+        answered[change(api, n, targets=targets)] = time.monotonic()
     return answered
 
 
-def measure(plane: ControlPlane, options: argparse.Namespace) -> dict[str, Any]:
-    """Fill the cluster, start the operator, change things."""
+def measure(plane: ControlPlane, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Fill the cluster, start the operator, change things, silence its connections."""
     api = real_api(plane)
     began = time.monotonic()
     fill(api, targets=options.targets, objects=options.objects)
-    filled_s = time.monotonic() - began
+    found: dict[str, Any] = {"filled_s": round(time.monotonic() - began, 1)}
     noted, stop = Noted(api), threading.Event()
-    watching = threading.Thread(target=noted.run, args=(stop,), daemon=True)
-    watching.start()
-    began = time.monotonic()
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.operator_child", str(plane.admin())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as child:
-        while len(noted.done) < options.targets:
-            assert child.poll() is None, "the operator ended"
-            time.sleep(0.05)
-        started_s = time.monotonic() - began
-        answered = change(api, targets=options.targets, seconds=options.seconds, rate=options.rate)
-        time.sleep(2.0)
-        out, _ = child.communicate("", timeout=120)
-    stop.set()
-    reacted = [noted.done[key] - at for key, at in answered.items() if key in noted.done]
-    told = json.loads(out)
-    memory = told.pop("resident_mib")
-    found: dict[str, Any] = told | {
-        "filled_s": round(filled_s, 1),
-        "all_have_a_status_s": round(started_s, 2),
-        "reaction_s": quantiles([max(0.0, each) for each in reacted]),
-        "changes": len(answered),
-        "overtaken": len(answered) - len(reacted),
-        "resident_mib": {"most": max(memory), "last": memory[-1], "every_second": memory},
-    }
+    threading.Thread(target=noted.run, args=(stop,), daemon=True).start()
+    with Relay(urlsplit(plane.url).port or 0) as relay:
+        began = time.monotonic()
+        with _running(Operator(folder, _through(plane, relay, folder)), stop) as operator:
+            _until(noted, options.targets, operator)
+            found["all_have_a_status_s"] = round(time.monotonic() - began, 2)
+            first = len(operator.resident_mib)
+            answered = changes(
+                api, targets=options.targets, seconds=options.seconds, rate=options.rate
+            )
+            time.sleep(2.0)
+            memory = operator.resident_mib[first:]
+            reacted = [noted.done[key] - at for key, at in answered.items() if key in noted.done]
+            found |= {
+                "changes": len(answered),
+                "overtaken": len(answered) - len(reacted),
+                "reaction_s": quantiles([max(0.0, each) for each in reacted]),
+                "look_s_p99_below": operator.p99_below_s(
+                    "retuned_operator_reconcile_duration_seconds"
+                ),
+                "wait_s_p99_below": operator.p99_below_s("retuned_operator_queue_wait_seconds"),
+                "resident_mib": _memory(memory),
+                "stall": _stall(api, noted, relay, operator, options, after=len(answered)),
+            }
+            found["resident_mib"]["most"] = max(operator.resident_mib)
     return found
 
 
-def _named(name: str) -> dict[str, str]:
-    return {"name": name, "namespace": NAMESPACE}
+@contextmanager
+def _running(operator: Operator, stop: threading.Event) -> Iterator[Operator]:
+    threading.Thread(target=operator.sample, args=(stop,), daemon=True).start()
+    try:
+        yield operator
+    finally:
+        stop.set()
+        operator.process.terminate()
+        try:
+            operator.process.wait(30.0)
+        except subprocess.TimeoutExpired:
+            operator.process.kill()
+
+
+def _until(noted: Noted, targets: int, operator: Operator) -> None:
+    end = time.monotonic() + _PATIENCE_S
+    while len({key for key, _ in noted.done}) < targets:
+        operator.must_live()
+        if time.monotonic() > end:
+            raise SystemExit(f"{len(noted.done)} of {targets} targets have a status by now")
+        time.sleep(0.05)
+
+
+def _stall(
+    api: Api,
+    noted: Noted,
+    relay: Relay,
+    operator: Operator,
+    options: argparse.Namespace,
+    *,
+    after: int,
+) -> dict[str, Any]:
+    """Silence what the operator is connected by, change a target, and wait until that is seen."""
+    silenced = relay.freeze()
+    began = time.monotonic()
+    key = change(api, after, targets=options.targets)
+    while key not in noted.done and time.monotonic() < began + _STALL_S:
+        if operator.process.poll() is not None:  # it gave its lease up: the next one goes on
+            return {"connections": silenced, "ended_with": operator.process.returncode}
+        time.sleep(0.05)
+    at = noted.done.get(key)
+    return {"connections": silenced, "recovered_s": None if at is None else round(at - began, 2)}
+
+
+def _memory(samples: Sequence[float]) -> dict[str, Any]:
+    third = max(1, len(samples) // 3)
+    return {
+        "first_third": median(samples[:third]),
+        "last_third": median(samples[-third:]),
+        "every_second": list(samples),
+    }
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Return median, 99th percentile and maximum, in the unit of the values."""
+    ordered = sorted(values)
+    at = [ordered[min(len(ordered) - 1, int(len(ordered) * q))] for q in (0.5, 0.99, 1.0)]
+    return dict(zip(("p50", "p99", "max"), at, strict=True)) | {"samples": len(ordered)}
+
+
+def _through(plane: ControlPlane, relay: Relay, folder: Path) -> Path:
+    """Return the administrator's kubeconfig with the relay in the API server's place."""
+    body = yaml.safe_load(plane.admin().read_text())
+    body["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{relay.port}"
+    path = folder / "relayed.kubeconfig"
+    path.write_text(yaml.safe_dump(body))
+    return path
+
+
+def _named(name: str, *, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+    return {"name": name, "namespace": PLACE, "labels": dict(labels or {})}
 
 
 def main() -> None:
@@ -151,12 +351,11 @@ def main() -> None:
     options = parser.parse_args()
     programs = tools()
     if programs is None:
-        raise SystemExit("Kubernetes is not built here: make cluster-tools")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ControlPlane(Path(folder), programs, definitions=DEFINITIONS) as plane,
-    ):
-        found = measure(plane, options)
+        raise SystemExit("Kubernetes is not built here: scripts/cluster-tools")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with ControlPlane(folder, programs, definitions=FILES) as plane:
+            found = measure(plane, options, folder)
     body = {
         "machine": {
             "processor": processor(),
@@ -169,8 +368,8 @@ def main() -> None:
         **found,
     }
     options.out.write_text(json.dumps(body, indent=1) + "\n")
-    shown = {key: value for key, value in body.items() if key != "resident_mib"}
-    print(json.dumps(shown | {"resident_mib_most": body["resident_mib"]["most"]}, indent=1))
+    body["resident_mib"] = {k: v for k, v in found["resident_mib"].items() if k != "every_second"}
+    print(json.dumps(body, indent=1))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import copy
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -120,6 +120,7 @@ class Transport:
         try:
             text = _bounded(response, what)
         except (urllib3.exceptions.HTTPError, OSError) as error:
+            self._doubt(error)
             raise _no_answer(what, error) from error
         finally:
             response.release_conn()
@@ -175,7 +176,7 @@ class Transport:
         what = f"GET {path}"
         response = self._send("GET", path, query=query, read_s=self.timeouts.stall_s)
         if response.status == 200:
-            return Stream(response, what)
+            return Stream(response, what, doubt=self._doubt)
         try:
             body = _json(_bounded(response, what))
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -221,7 +222,16 @@ class Transport:
                 preload_content=False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
+            self._doubt(error)
             raise _no_answer(f"{method} {path}", error) from error
+
+    def _doubt(self, error: Exception) -> None:
+        """After a silence, drop the connections that nobody uses: they have fallen silent too.
+
+        Each of them would cost a request its whole patience.
+        """
+        if isinstance(error, urllib3.exceptions.TimeoutError):
+            self._pool.clear()
 
     def _credentials(self, what: str) -> dict[str, str]:
         """Return the header that says who asks; empty where a certificate does."""
@@ -235,9 +245,16 @@ class Transport:
 class Stream:
     """An answer that goes on; one thread reads it, any thread may interrupt it."""
 
-    def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
+    def __init__(
+        self,
+        response: urllib3.BaseHTTPResponse,
+        what: str,
+        *,
+        doubt: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
         self._response = response
         self._what = what
+        self._doubt = doubt
 
     def __iter__(self) -> Iterator[Any]:
         pending = bytearray()
@@ -251,6 +268,7 @@ class Stream:
                 if len(pending) > MAX_EVENT_BYTES:
                     raise Unavailable(f"{self._what}: an event is too large")
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            self._doubt(error)
             raise _no_answer(self._what, error) from error
 
     def interrupt(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from benchmarks.operator_relay import Relay
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.client.configuration import Configuration
@@ -107,6 +109,27 @@ def test_a_watch_that_says_nothing_for_too_long_is_over(fake: FakeApi) -> None:
         api.watch(CONFIG_MAPS, version=version) as watch,
     ):
         list(watch)
+
+
+def test_after_one_silence_no_other_request_waits_on_a_connection_that_fell_silent_too(
+    fake: FakeApi,
+) -> None:
+    patience = Timeouts(connect_s=5.0, answer_s=30.0, watch_s=20.0, stall_s=0.5)
+    with Relay(urlsplit(fake.url).port or 0) as relay:
+        configuration = Configuration(host=f"http://127.0.0.1:{relay.port}")
+        configuration.api_key["BearerToken"] = "Bearer admin"
+        api = Api(Transport(configuration, timeouts=patience))
+        version = api.list(CONFIG_MAPS).version
+        with api.watch(CONFIG_MAPS, version=version) as watch:
+            get(api)  # it leaves a connection that nobody uses
+            relay.freeze()
+            with pytest.raises(Unavailable, match="ReadTimeout"):
+                next(iter(watch))
+        with api.watch(CONFIG_MAPS, version=version):  # takes the place of the one before
+            began = time.monotonic()
+            get(api)
+            assert time.monotonic() - began < 15
+        api.close()
 
 
 def test_a_list_that_changes_too_much_meanwhile_is_had_at_once(fake: FakeApi) -> None:
