@@ -20,7 +20,10 @@ from retuned.terminal.output import say_error
 
 log = logging.getLogger(__name__)
 
-_M_ARENA_MAX = -8
+_MALLOC = {-8: 1, -3: 1 << 16, -1: 1 << 16}
+"""``M_ARENA_MAX``, ``M_MMAP_THRESHOLD``, ``M_TRIM_THRESHOLD`` of glibc: all threads share one heap,
+for with one each what one freed stays with it; and what is freed at its end goes back at once,
+where glibc would keep more after each large block that it has seen."""
 _LEAST_STEER_S = 0.5
 """A look at the server costs it a little; a way back waits for at most this."""
 
@@ -53,9 +56,11 @@ def sidecar(config: Path | None = None) -> None:
 
 
 def _stay_small() -> None:
-    """Have threads share two heaps: with one each, what one freed stays with it, in a small pod."""
+    """Have memory that was freed go back to the pod; see `_MALLOC`."""
     try:
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+        allocator = ctypes.CDLL(None)
+        for option, value in _MALLOC.items():
+            allocator.mallopt(option, value)
     except (OSError, AttributeError):  # another C library, which has no such thing
         log.debug("memory is left as this C library does it")
 
