@@ -66,7 +66,7 @@ def test_a_run_is_taken_up_from_its_file(folder: Path) -> None:
     [
         (("--generator", "nobody"), "there are search"),
         (("--generator", "evolve"), "evolve_url"),
-        (("--problems", "/nowhere"), "no folder"),
+        (("--problems", "/nowhere"), "there is no such folder"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_runs(

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from retuned.adapters.clock import FakeClock
 from retuned.cli import logs
 from retuned.cli import run as command
 from retuned.contract import Language
 from retuned.local import wiring
 
+LOOP = SimpleNamespace(ctx=SimpleNamespace(clock=FakeClock()))
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 
 
@@ -21,7 +23,7 @@ def still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A daemon that ends as soon as it has started."""
     monkeypatch.delenv("RETUNED_CONFIG", raising=False)
     monkeypatch.setenv("RETUNED_METRICS_PORT", "0")
-    monkeypatch.setattr(wiring, "build", lambda _: (SimpleNamespace(), SimpleNamespace()))
+    monkeypatch.setattr(wiring, "build", lambda _: (LOOP, SimpleNamespace()))
     monkeypatch.setattr(command, "serve", lambda *_, **__: None)
     monkeypatch.setattr(command, "hide_memory", lambda: None)  # not that of the tests' own process
 
@@ -48,7 +50,7 @@ def test_the_daemons_memory_is_hidden_before_it_reads_a_key(
 
     def build(_: object) -> tuple[object, object]:
         steps.append("build")
-        return SimpleNamespace(), SimpleNamespace()
+        return LOOP, SimpleNamespace()
 
     monkeypatch.setattr(command, "hide_memory", lambda: steps.append("hide"))
     monkeypatch.setattr(wiring, "build", build)
