@@ -157,3 +157,5 @@ def test_a_drift_is_answered_when_windows_after_its_swap_were_learned(world: Wor
     world.loop.turn()
     phases = Counter(world.phases(Kind.DRIFT))
     assert (phases["explained"], phases["answered"]) == (0, 1)
+    (told,) = [each for each in world.store.events() if each.what == "traffic-adopted"]
+    assert "what is normal now" in told.detail["sentence"]

@@ -15,7 +15,7 @@ from retuned.local import counting, lifting
 from retuned.local.context import Context, Kind
 from retuned.local.found import winners
 from retuned.local.swapping import in_force, live_guard
-from retuned.ports import Stored
+from retuned.ports import Event, Stored
 from retuned.stages import drift as drift_stage
 from retuned.stages import hypothesis as hypothesis_stage
 from retuned.stages.drift import DetectorState, DriftReport
@@ -98,6 +98,27 @@ def settle(ctx: Context) -> None:
         for report in explained:  # of one that waits only the date changes
             to = "explained" if busy else "answered"
             ctx.store.advance(Kind.DRIFT, report.id, expect="explained", to=to)
+        if not busy:
+            _tell_adopted(ctx, explained, windows=len(after) - 1, swaps=len(acted))
+
+
+def _tell_adopted(ctx: Context, explained: Sequence[Stored], *, windows: int, swaps: int) -> None:
+    """Say that drift is over because it was answered: else it seems to heal by itself."""
+    sentence = (
+        "Everything that was believed of the drift was tried and decided: "
+        f"the last {windows} windows are what is normal now."
+    )
+    log.info("drift answered: %s", sentence)
+    ctx.store.record(
+        Event(
+            at=ctx.clock.now(),
+            kind=Kind.DRIFT,
+            id=explained[-1].id,
+            what="traffic-adopted",
+            who="retuned",
+            detail={"sentence": sentence, "swaps_so_far": swaps},
+        )
+    )
 
 
 def bind(
