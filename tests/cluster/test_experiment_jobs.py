@@ -199,7 +199,7 @@ def test_a_pod_past_its_deadline_is_ended(cluster: Cluster) -> None:
 
 def test_a_pod_that_was_evicted_is_replaced_and_has_not_failed(cluster: Cluster) -> None:
     request = wanted("evicted", task="{}")
-    started(cluster, request, waiting(8))
+    started(cluster, request, waiting(20))
     (first,) = pods(cluster, request)
     name = first["metadata"]["name"]
     eviction = {
