@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,4 +125,22 @@ class Access(ABC):
     def _scene(self) -> str:
         pods = self.kubectl("get", "pods", "--all-namespaces", "-o", "wide")
         events = self.kubectl("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")
-        return "\n".join([pods, *events.splitlines()[-25:]])
+        return "\n".join([pods, *events.splitlines()[-25:], *self._last_words()])
+
+    def _last_words(self) -> Iterator[str]:
+        """Yield how containers that ended ended, and what they said before."""
+        for pod in self.get("pods", "--all-namespaces")["items"]:
+            where, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+            status = pod["status"]
+            for kind in ("initContainerStatuses", "containerStatuses"):
+                for each in status.get(kind, []):
+                    ended = each.get("lastState", {}) or each["state"]
+                    if ended.get("terminated", {"exitCode": 0})["exitCode"] == 0:
+                        continue
+                    yield f"\n{where}/{name}/{each['name']}: {json.dumps(ended)}"
+                    log = ("logs", "-n", where, name, "-c", each["name"], "--tail=40")
+                    for which in ([], ["--previous"]):
+                        try:
+                            yield self.kubectl(*log, *which)
+                        except subprocess.CalledProcessError as refused:
+                            yield refused.stderr.strip()

@@ -23,6 +23,8 @@ from retuned_operator.manifests.sidecar import SIDECAR, SOCKET_DIR
 NAMESPACE = "chat"
 EXPERIMENTS = "retuned-experiments"
 POLICY = "two-persons"
+ASKING: Mapping[str, str] = {INJECT: "true"}
+"""Annotations of a pod that wants a sidecar."""
 TARGET: Mapping[str, Any] = {
     "apiVersion": "retuned.dev/v1alpha1",
     "kind": "TuningTarget",
@@ -104,7 +106,7 @@ def story_values(volume: str) -> Mapping[str, Any]:
 def deployment() -> dict[str, Any]:
     """Return the server as its owner writes it: with an annotation, and without us."""
     template = server_pod(TAG, folders=SHARED_FOLDERS, model="demo")
-    template["metadata"]["annotations"] = {INJECT: "true"}
+    template["metadata"]["annotations"] = dict(ASKING)
     # beside an experiment on the same two cores it keeps half of what there is
     template["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "700m"
     return {

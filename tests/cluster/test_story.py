@@ -19,6 +19,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import TAG
 from tests.cluster.fleet import (
+    ASKING,
     NAMESPACE,
     TARGET,
     Fleet,
@@ -48,6 +49,16 @@ def again(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**given, "operator": operator}
 
 
+def injected(cluster: Cluster, *, annotations: Mapping[str, str] = ASKING) -> str:
+    """Return the names of the init containers that a new pod would have."""
+    pod = server_pod(TAG)
+    about = {"name": "tried", "namespace": NAMESPACE, "annotations": dict(annotations)}
+    tried = {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"] | about}
+    fields = "jsonpath={.spec.initContainers[*].name}"
+    arguments = ("create", "--dry-run=server", "-f", "-", "-o", fields)
+    return cluster.kubectl(*arguments, given=[tried | {"spec": pod["spec"]}])
+
+
 @pytest.fixture(scope="module")
 def fleet(
     cluster: Cluster, report: Report, tmp_path_factory: pytest.TempPathFactory
@@ -59,6 +70,8 @@ def fleet(
         cluster.kubectl("apply", "-f", "-", given=[service(NAMESPACE), TARGET])
         authority = ("get", "configmap", "retuned-agent-ca", "-n", NAMESPACE)
         cluster.eventually(lambda: cluster.succeeds(*authority), "the authority is there")
+        # ready is who answers; that the address leads there takes the node a moment more
+        cluster.eventually(lambda: injected(cluster) != "", "who asks gets a sidecar", within_s=10)
         cluster.kubectl("apply", "-f", "-", given=[deployment()])
         ready = ("rollout", "status", "deployment/demo", "-n", NAMESPACE, "--timeout=1s")
         took = cluster.eventually(lambda: cluster.succeeds(*ready), "it is ready", within_s=300)
@@ -116,14 +129,7 @@ def test_the_webhook_put_the_sidecar_into_the_pod_that_asks_and_into_no_other(
 ) -> None:
     found = {each["name"]: each for each in fleet.server()["status"]["initContainerStatuses"]}
     assert "running" in found[SIDECAR]["state"]
-    body = server_pod(TAG)
-    silent = {"apiVersion": "v1", "kind": "Pod", "spec": body["spec"]}
-    silent["metadata"] = body["metadata"] | {"name": "silent", "namespace": NAMESPACE}
-    fields = "jsonpath={.spec.initContainers[*].name}"
-    made = fleet.cluster.kubectl(
-        "create", "--dry-run=server", "-f", "-", "-o", fields, given=[silent]
-    )
-    assert made == ""
+    assert injected(fleet.cluster, annotations={}) == ""
 
 
 def test_the_operator_hears_of_the_pod_and_of_its_kernels(fleet: Fleet, report: Report) -> None:

@@ -228,7 +228,7 @@ class Operator:
         return HealthServer(
             self.registry,
             live={"running": lambda: not self._ended.is_set(), "agent": self._agent_lives},
-            ready={"synced": self.manager.is_synced},
+            ready={"synced": self.manager.is_synced, "webhook": self._securing.is_serving},
             address=settings.address,
             port=settings.metrics_port,
         )

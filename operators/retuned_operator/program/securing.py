@@ -16,7 +16,7 @@ from retuned_operator.runtime.errors import NotFound
 from retuned_operator.runtime.resources import MUTATING_WEBHOOKS
 from retuned_operator.webhook.app import application
 from retuned_operator.webhook.certificates import Pair
-from retuned_operator.webhook.keeping import WEBHOOK, Keeper, mounted, publish
+from retuned_operator.webhook.keeping import WEBHOOK, Keeper, Kept, mounted, publish
 from retuned_operator.webhook.serving import WebhookServer
 
 log = logging.getLogger(__name__)
@@ -67,29 +67,33 @@ class Securing:
             return
         self._seen = (leading, here)
         self._due = now + _AFTER_FAILURE
-        pair = self._mounted(leading) if self._settings.tls_dir else self._own(now, leading)
-        if pair is None:
+        kept = self._mounted(leading) if self._settings.tls_dir else self._own(now, leading)
+        if kept is None:
             return
-        self._serve(pair)
-        self._due = now + _LOOK_AGAIN
+        self._serve(kept.pair)
+        if not kept.untold:
+            self._due = now + _LOOK_AGAIN
+
+    def is_serving(self) -> bool:
+        """Return whether pods get what they ask for: a pod before that would stay without it."""
+        return self._settings.webhook_port is None or self._webhook is not None
 
     def stop(self) -> None:
         """End."""
         if self._webhook is not None:
             self._webhook.stop()
 
-    def _mounted(self, leading: bool) -> Pair | None:
+    def _mounted(self, leading: bool) -> Kept | None:
         folder = self._settings.tls_dir
         found = mounted(folder) if folder is not None else None
         if found is None or folder is None:
             return None
         pair, bundle = found
-        if leading:
-            publish(self._api, bundle, namespaces=self._namespaces())
+        untold = publish(self._api, bundle, namespaces=self._namespaces()) if leading else ()
         self.files = (folder / "tls.crt", folder / "tls.key")
-        return pair
+        return Kept(pair=pair, untold=untold)
 
-    def _own(self, now: datetime, leading: bool) -> Pair | None:
+    def _own(self, now: datetime, leading: bool) -> Kept | None:
         """Keep certificates of our own; who does not lead serves what is kept."""
         keeper = Keeper(
             api=self._api,
@@ -98,15 +102,18 @@ class Securing:
             servers=self._namespaces,
             webhook=self._settings.webhook_port is not None,
         )
-        pair = keeper.step(now=now) if leading else keeper.served()
-        if leading and pair is not None and pair != self._filed:
+        if not leading:
+            served = keeper.served()
+            return None if served is None else Kept(pair=served)
+        kept = keeper.step(now=now)
+        if kept.pair != self._filed:
             try:
-                self.files, self._filed = self._written(pair), pair
+                self.files, self._filed = self._written(kept.pair), kept.pair
             except OSError as error:  # such as a full disk: what is served already stays
                 text = f"{self._settings.state_dir}: the certificate cannot be written"
                 delay_s = _AFTER_FAILURE.total_seconds()
                 raise TemporaryError(f"{text} ({error.strerror})", delay_s=delay_s) from error
-        return pair
+        return kept
 
     def _names(self) -> tuple[str, ...]:
         """Return the DNS names that are served: of the agent API, and of the webhook's service."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from retuned.plain_files import NotPlain, read_plain
 from retuned_operator.manifests.names import MANAGER, labels
-from retuned_operator.runtime.errors import AlreadyExists, Conflict, NotFound
+from retuned_operator.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound
 from retuned_operator.runtime.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, SECRETS, Resource
 from retuned_operator.webhook.certificates import (
     Material,
@@ -59,6 +59,15 @@ class Objects(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is to be served, and who does not know yet whom to believe."""
+
+    pair: Pair
+    untold: tuple[str, ...] = ()
+    """Namespaces that could not be told; one that is on its way out never can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Keeper:
     """Keeps what `kept_secret` and `publish` write up to date."""
 
@@ -73,7 +82,7 @@ class Keeper:
     webhook: bool = True
     """Whether there is a webhook whose configuration is to be kept."""
 
-    def step(self, *, now: datetime) -> Pair:
+    def step(self, *, now: datetime) -> Kept:
         """Do all that is due; return what is to be served.
 
         Raises
@@ -82,13 +91,13 @@ class Keeper:
             If the API server does not let it; what is served already stays good.
         """
         material = self._kept(now)
-        publish(
+        untold = publish(
             self.api,
             material.bundle(),
             namespaces=self.servers(),
             webhook=WEBHOOK if self.webhook else "",
         )
-        return material.serving
+        return Kept(pair=material.serving, untold=untold)
 
     def served(self) -> Pair | None:
         """Return what the Secret says is to be served, for who may not write; None before.
@@ -137,8 +146,12 @@ class Keeper:
         self.api.apply(SECRETS, {"metadata": metadata, "data": encoded})
 
 
-def publish(api: Objects, bundle: bytes, *, namespaces: Iterable[str], webhook: str = "") -> None:
+def publish(
+    api: Objects, bundle: bytes, *, namespaces: Iterable[str], webhook: str = ""
+) -> tuple[str, ...]:
     """Tell the cluster whom to believe; what says so already is not written again.
+
+    Returns the namespaces that could not be told: the others are not kept waiting for them.
 
     Parameters
     ----------
@@ -154,11 +167,17 @@ def publish(api: Objects, bundle: bytes, *, namespaces: Iterable[str], webhook: 
     Raises
     ------
     ApiError
-        If the API server does not let it.
+        If the API server cannot be told of the webhook's authority.
     """
     owner = _publish_webhook(api, bundle, webhook) if webhook else ()
+    untold = []
     for namespace in sorted(set(namespaces)):
-        _publish_map(api, bundle.decode("ascii"), namespace, owners=owner)
+        try:
+            _publish_map(api, bundle.decode("ascii"), namespace, owners=owner)
+        except ApiError as error:
+            log.warning("sidecars of namespace %s cannot know the authority: %s", namespace, error)
+            untold.append(namespace)
+    return tuple(untold)
 
 
 def mounted(folder: Path) -> tuple[Pair, bytes] | None:

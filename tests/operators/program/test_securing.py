@@ -111,6 +111,22 @@ def test_a_namespace_that_gets_servers_has_the_authority_with_the_next_look(
         keeper.stop()
 
 
+def test_pods_get_sidecars_although_a_namespace_cannot_be_told(
+    fake: FakeApi, tmp_path: Path
+) -> None:
+    names = ["serving", "gone"]  # there is no such namespace: what is about to end refuses, too
+    keeper = replica(fake, tmp_path, free_port(), namespaces=names)
+    try:
+        assert not keeper.is_serving()
+        keeper.step(now=NOW, leading=True)
+        assert keeper.is_serving()
+        names.append("chat")
+        keeper.step(now=NOW + timedelta(seconds=1), leading=True)
+        assert fake.api().get(CONFIG_MAPS, "retuned-agent-ca", namespace="chat")["data"]
+    finally:
+        keeper.stop()
+
+
 def test_who_begins_to_lead_has_its_files_with_the_next_look(fake: FakeApi, tmp_path: Path) -> None:
     ports = free_port(), free_port()
     before, after = (replica(fake, tmp_path / str(port), port) for port in ports)

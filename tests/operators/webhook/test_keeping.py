@@ -91,7 +91,7 @@ def bundle(api: Objects, namespace: str = "serving") -> str:
 
 
 def test_the_secret_is_written_before_anybody_is_told(api: Objects) -> None:
-    pair = keeper(api, "serving", "staging").step(now=NOW)
+    pair = keeper(api, "serving", "staging").step(now=NOW).pair
     assert [kind for kind, _, _ in api.writes] == [
         "secrets",
         "mutatingwebhookconfigurations",
@@ -153,7 +153,7 @@ def test_of_two_operators_one_writes_and_the_other_takes_what_was_written(api: O
 def test_who_may_not_write_serves_what_was_written(api: Objects) -> None:
     assert keeper(api).served() is None
     assert api.writes == []
-    pair = keeper(api).step(now=NOW)
+    pair = keeper(api).step(now=NOW).pair
     api.writes.clear()
     assert keeper(api).served() == pair
     assert api.writes == []
@@ -163,7 +163,7 @@ def test_a_secret_that_was_damaged_is_made_anew(api: Objects) -> None:
     keeper(api).step(now=NOW)
     secret = api.kept["secrets", "retuned", "retuned-webhook-cert"]
     secret["data"]["tls.key"] = "not base64!"
-    pair = keeper(api).step(now=NOW)
+    pair = keeper(api).step(now=NOW).pair
     data = api.get(SECRETS, "retuned-webhook-cert", namespace="retuned")["data"]
     material = read_material({k: base64.b64decode(v) for k, v in data.items()})
     assert material is not None
@@ -182,6 +182,22 @@ def test_what_others_were_told_goes_with_the_webhooks_configuration(api: Objects
     keeper(api).step(now=NOW)
     owners = api.get(CONFIG_MAPS, "retuned-agent-ca", namespace="serving")["metadata"]
     assert [each["uid"] for each in owners["ownerReferences"]] == ["hook"]
+
+
+def test_a_namespace_that_cannot_be_told_keeps_no_other_waiting(
+    api: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = api.apply
+
+    def refuse(resource: Any, body: Any, **more: Any) -> Any:
+        if body["metadata"].get("namespace") == "leaving":
+            raise Forbidden("namespace leaving is being terminated")
+        return apply(resource, body, **more)
+
+    monkeypatch.setattr(api, "apply", refuse)
+    kept = keeper(api, "leaving", "serving").step(now=NOW)
+    assert kept.untold == ("leaving",)
+    assert "BEGIN CERTIFICATE" in bundle(api)
 
 
 def test_a_refusal_is_not_hidden(api: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
