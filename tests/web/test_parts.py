@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from datetime import timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.responses import PlainTextResponse
 from tests.web.conftest import NOON, SOURCE, solution
 
 from retuned.adapters.approvals import identity_of_uid
@@ -152,6 +155,19 @@ def test_a_port_that_is_taken_is_found_before_anything_begins() -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     with taken, pytest.raises(TemporaryError, match="cannot listen"):
         PageServer("127.0.0.1", taken.getsockname()[1])
+
+
+def test_no_answer_waits_for_its_head_to_be_acknowledged() -> None:
+    server = PageServer("127.0.0.1", 0)
+    server.start(PlainTextResponse("x" * 5_000))
+    took_s = []
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as http:
+        for _ in range(40):  # a new connection's first answers are acknowledged at once
+            began_s = time.perf_counter()
+            assert len(http.get("/").content) == 5_000
+            took_s.append(time.perf_counter() - began_s)
+    server.stop()
+    assert min(took_s[20:]) < 0.030, "held back, each would take 40 ms and more"
 
 
 def test_the_kernel_says_who_opened_a_connection() -> None:

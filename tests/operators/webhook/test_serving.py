@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -125,6 +126,19 @@ def test_a_connection_that_says_nothing_holds_nobody_up(
 ) -> None:
     with socket.create_connection(("localhost", server.port)):
         assert post(server, material.bundle())["response"]["allowed"] is True
+
+
+def test_no_answer_waits_for_its_head_to_be_acknowledged(
+    server: WebhookServer, material: Material
+) -> None:
+    context = ssl.create_default_context(cadata=material.bundle().decode())
+    took_s = []
+    with httpx.Client(verify=context, base_url=f"https://localhost:{server.port}") as client:
+        for _ in range(40):  # a new connection's first answers are acknowledged at once
+            began_s = time.perf_counter()
+            assert client.get("/healthz").text == "ok"
+            took_s.append(time.perf_counter() - began_s)
+    assert min(took_s[20:]) < 0.030, "held back, each would take 40 ms and more"
 
 
 def test_a_port_that_is_taken_is_an_error(server: WebhookServer) -> None:
