@@ -11,9 +11,10 @@ end every connection that the operator has falls silent without an end, and one 
 
 Measured: time from the operator's start until every target has its status; per change the time from
 the answer to it until a watch of this process sees `observedGeneration` reach it; the operator's
-own histograms of looks and waits (the bound of the bucket in which p99 lies); its resident memory,
-every second, and the medians of the first and last third of the changes; and how long after the
-silence the change was acted on. Writes benchmarks/results/operator_runtime.json.
+own histograms of looks and waits (the bound of the bucket in which p99 lies), until then and from
+then on; the cores that it used meanwhile; its resident memory, every second, and the medians of the
+first and last third of the changes; and how long after the silence the change was acted on.
+Writes benchmarks/results/operator_runtime.json.
 
 With the defaults it takes about six minutes on two quiet cores.
 """
@@ -73,6 +74,12 @@ _NODE_PODS = 500
 _MODES = ("Observe", "Recommend")
 _PATIENCE_S = 240.0
 _STALL_S = 150.0
+_HISTOGRAMS = {
+    "retuned_operator_reconcile_duration_seconds": "look_s_p99_below",
+    "retuned_operator_queue_wait_seconds": "wait_s_p99_below",
+}
+Counted = dict[str, dict[str, dict[float, float]]]
+"""By histogram, controller and bound: how many were below."""
 
 
 class Noted:
@@ -143,21 +150,42 @@ class Operator:
                 pages = int(statm.split()[1])
                 self.resident_mib.append(round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1))
 
-    def p99_below_s(self, name: str) -> dict[str, float]:
-        """Return the bound of the bucket in which p99 of a histogram lies, by controller."""
+    def counted(self) -> Counted:
+        """Return its histograms as they are now."""
         text = httpx.get(self._metrics, timeout=30.0, trust_env=False).text
-        found: dict[str, dict[float, float]] = {}
+        found: Counted = {name: {} for name in _HISTOGRAMS}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name == f"{name}_bucket":
-                    buckets = found.setdefault(sample.labels["controller"], {})
+                name = sample.name.removesuffix("_bucket")
+                if name in found and sample.name != name:
+                    buckets = found[name].setdefault(sample.labels["controller"], {})
                     bound = float(sample.labels["le"])
                     buckets[bound] = buckets.get(bound, 0.0) + sample.value
-        return {
-            controller: min(b for b, count in buckets.items() if count >= 0.99 * buckets[math.inf])
-            for controller, buckets in sorted(found.items())
-            if buckets[math.inf]
-        }
+        return found
+
+    def cpu_s(self) -> float:
+        """Return the processor time that it has used, seconds."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def p99_below_s(before: Counted | None, after: Counted) -> dict[str, dict[str, float]]:
+    """Return the bound of the bucket in which p99 lies, by what was counted and controller.
+
+    Parameters
+    ----------
+    before, after
+        What was counted at the beginning and the end of what is looked at; None means nothing.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name, controllers in after.items():
+        short = found[_HISTOGRAMS[name]] = {}
+        for controller, buckets in sorted(controllers.items()):
+            known = before[name].get(controller, {}) if before else {}
+            fresh = {bound: count - known.get(bound, 0.0) for bound, count in buckets.items()}
+            if fresh[math.inf]:
+                short[controller] = min(b for b, n in fresh.items() if n >= 0.99 * fresh[math.inf])
+    return found
 
 
 def fill(api: Api, *, targets: int, objects: int) -> None:
@@ -246,7 +274,9 @@ def measure(plane: ControlPlane, options: argparse.Namespace, folder: Path) -> d
         with _running(Operator(folder, _through(plane, relay, folder)), stop) as operator:
             _until(noted, options.targets, operator)
             found["all_have_a_status_s"] = round(time.monotonic() - began, 2)
-            first = len(operator.resident_mib)
+            first, counted = len(operator.resident_mib), operator.counted()
+            found["at_the_start"] = p99_below_s(None, counted)
+            used, since = operator.cpu_s(), time.monotonic()
             answered = changes(
                 api, targets=options.targets, seconds=options.seconds, rate=options.rate
             )
@@ -257,10 +287,8 @@ def measure(plane: ControlPlane, options: argparse.Namespace, folder: Path) -> d
                 "changes": len(answered),
                 "overtaken": len(answered) - len(reacted),
                 "reaction_s": quantiles([max(0.0, each) for each in reacted]),
-                "look_s_p99_below": operator.p99_below_s(
-                    "retuned_operator_reconcile_duration_seconds"
-                ),
-                "wait_s_p99_below": operator.p99_below_s("retuned_operator_queue_wait_seconds"),
+                "cores_used": round((operator.cpu_s() - used) / (time.monotonic() - since), 2),
+                **p99_below_s(counted, operator.counted()),
                 "resident_mib": _memory(memory),
                 "stall": _stall(api, noted, relay, operator, options, after=len(answered)),
             }
@@ -352,6 +380,7 @@ def main() -> None:
     programs = tools()
     if programs is None:
         raise SystemExit("Kubernetes is not built here: scripts/cluster-tools")
+    before = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with ControlPlane(folder, programs, definitions=FILES) as plane:
@@ -361,6 +390,8 @@ def main() -> None:
             "processor": processor(),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
+            "load_1m_before": before,
+            "load_1m_after": round(os.getloadavg()[0], 1),
         },
         "targets": options.targets,
         "objects": options.objects,

@@ -95,7 +95,7 @@ def proposal(**changes: Any) -> Proposal:
         "share": 0.4,
         "expected_saving": 0.13,
         "risk": Risk.MEDIUM,
-        "risk_reasons": ("touches 40% of GPU time",),
+        "risk_reasons": ("touches 40% of kernel time",),
         "trust": TrustClass.PARAMETERS,
         "evidence": "sha256:" + "ee" * 32,
         "experiment": "plan",

@@ -110,7 +110,7 @@ def drift() -> Json:
         "detected": True,
         "action": "retune",
         "distance": 0.184,
-        "sentence": "fused_moe_kernel grew from 17.0 % to 41.2 % of GPU time; rmsnorm is gone.",
+        "sentence": "fused_moe_kernel grew from 17.0 % to 41.2 % of kernel time; rmsnorm is gone.",
         "reasons": [
             {
                 "code": "share-changed",

@@ -284,7 +284,7 @@ def test_shares_of_kernels_are_worked_out_from_gpu_time(samples: ModuleType) -> 
     ]
     html = analyze_page({"profile": {"signatures": rows}})
     assert "1 of 2 kernels" not in html
-    assert "2 of 2 kernels take 100.0 % of GPU time; the largest is a with 70.0 %." in html
+    assert "2 of 2 kernels take 100.0 % of kernel time; the largest is a with 70.0 %." in html
 
 
 def test_a_profile_of_many_signatures_stays_a_readable_page(samples: ModuleType) -> None:

@@ -97,8 +97,8 @@ def test_analyze_lists_the_largest_kernels_and_counts_the_rest(samples: ModuleTy
 
 def test_diff_says_what_is_new_and_what_is_gone(samples: ModuleType) -> None:
     page = rendered(diff_text(samples.diff()), width=120)
-    assert "new: 1 signature, 9.0 % of GPU time" in page
-    assert "gone: 1 signature, 7.4 % of GPU time" in page
+    assert "new: 1 signature, 9.0 % of kernel time" in page
+    assert "gone: 1 signature, 7.4 % of kernel time" in page
     assert "share-changed" in page
 
 

@@ -266,7 +266,7 @@ def test_a_new_signature_is_news_in_its_second_window() -> None:
     found = next(r for r in reports[1].reasons if r.kernel == "moe")
     assert (found.code, found.share_before) == (DriftCode.NEW_SIGNATURE, 0.0)
     assert found.share_after == pytest.approx(0.01)
-    assert "moe at 8x64 is new and takes 1.0 % of GPU time" in reports[1].sentence
+    assert "moe at 8x64 is new and takes 1.0 % of kernel time" in reports[1].sentence
 
 
 def test_what_was_adopted_is_no_news_again() -> None:
@@ -422,7 +422,7 @@ def test_a_window_that_says_too_little_changes_nothing_and_says_so(
     report, after = detect(thin, state=state, settings=PLAIN)
     assert not report.detected
     assert report.skipped in ("no-gpu-time", "too-few-launches")
-    assert ("few" if shares else "no GPU time") in report.sentence
+    assert ("few" if shares else "no kernel time") in report.sentence
     assert (after.cusums, after.new_recent) == (state.cusums, state.new_recent)
 
 

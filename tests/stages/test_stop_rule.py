@@ -95,7 +95,7 @@ def test_the_other_ends_have_their_reasons_too() -> None:
     assert (spent.hypothesis, spent.stop) == (None, StopReason.ATTEMPTS_SPENT)
     small = consider(belief(share=0.005), attempt())
     assert (small.hypothesis, small.stop) == (None, StopReason.SAVING_TOO_SMALL)
-    assert "% of GPU time" in small.sentence
+    assert "% of kernel time" in small.sentence
 
 
 def test_structures_of_which_nothing_worked_are_not_tried_again() -> None:

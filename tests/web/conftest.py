@@ -178,7 +178,7 @@ class Site9476:
             "share": 0.4,
             "expected_saving": 0.13,
             "risk": Risk.MEDIUM,
-            "risk_reasons": ("touches 40% of GPU time", "first swap of this kernel"),
+            "risk_reasons": ("touches 40% of kernel time", "first swap of this kernel"),
             "trust": TrustClass.PARAMETERS,
             "evidence": evidence,
             "experiment": plan,

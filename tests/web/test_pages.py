@@ -46,7 +46,7 @@ def test_a_proposal_says_what_where_how_much_how_sure_and_who_is_missing(site: S
         "$2.5 an hour",
         "signed and whole",
         "computes the right thing",
-        "touches 40% of GPU time",
+        "touches 40% of kernel time",
         "0 of 1 approvals",
         "num_warps",
         "Roofline",
@@ -210,7 +210,7 @@ def test_drift_is_a_list_with_plots_and_a_page_for_every_window(site: Site9476) 
     assert "rmsnorm now runs at M=512" in listed
     assert listed.count("<svg") == 4
     page = browser.get(f"/drift/{key}").text
-    for needed in ("M=512 is new", "new-signature", "Share of GPU time by kernel", "512"):
+    for needed in ("M=512 is new", "new-signature", "Share of kernel time by kernel", "512"):
         assert needed in page
     assert "against the window before" in page
 

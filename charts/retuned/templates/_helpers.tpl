@@ -83,6 +83,15 @@ app.kubernetes.io/component: operator
 {{- .Values.store.existingClaim | default (printf "%s-store" (include "retuned.fullname" .)) }}
 {{- end }}
 
+{{/* ConfigMap with definitions of users' own kernels; empty where there is none. */}}
+{{- define "retuned.definitions" -}}
+{{- if .Values.definitions.files }}
+{{- printf "%s-definitions" (include "retuned.fullname" .) }}
+{{- else }}
+{{- .Values.definitions.configMap }}
+{{- end }}
+{{- end }}
+
 {{- define "retuned.agentUrl" -}}
 {{- $service := printf "%s-agent.%s.svc" (include "retuned.fullname" .) .Release.Namespace }}
 {{- .Values.agent.url | default (printf "https://%s:%d" $service (int .Values.agent.service.port)) }}

@@ -87,6 +87,9 @@
 {{- if .Values.review.enabled }}
 - {name: RETUNED_OPERATOR_REVIEW_PORT, value: {{ .Values.review.port | quote }}}
 {{- end }}
+{{- if or (include "retuned.definitions" .) .Values.definitions.existingClaim }}
+- {name: RETUNED_OPERATOR_DEFINITIONS_DIR, value: /etc/retuned-definitions}
+{{- end }}
 {{- if .Values.certManager.enabled }}
 - {name: RETUNED_OPERATOR_TLS_DIR, value: /etc/retuned-tls}
 {{- end }}

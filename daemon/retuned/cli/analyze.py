@@ -43,7 +43,7 @@ def analyze(
     ] = None,
     top: Annotated[int, typer.Option(help="Kernels and signatures to list.", min=1)] = 20,
 ) -> None:
-    """Show where the GPU time of recorded traces goes, by kernel and shape.
+    """Show where the kernel time of recorded traces goes, by kernel and shape.
 
     Exit code 3 if a file could not be read; the others are reported all the same. Files of the
     same content are counted once.

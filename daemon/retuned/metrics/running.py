@@ -148,6 +148,11 @@ RUNNING: tuple[Metric, ...] = (
         TARGET,
         most_rows=1_000,
     ),
+    _OPERATOR.table(
+        "retuned_definition_files",
+        "Files of kernels of one's own that the operator read at its start, by whether it uses them.",
+        closed("state", ("known", "left-out")),
+    ),
 )
 
 GPUS: tuple[Metric, ...] = (

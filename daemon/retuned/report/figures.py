@@ -40,11 +40,11 @@ def shares(kernels: tuple[profiles.KernelShare, ...]) -> Figure:
     return figure(
         lambda width: bars(
             shown,
-            title="Share of GPU time by kernel",
+            title="Share of kernel time by kernel",
             desc="; ".join(f"{row.label}: {words.share(row.value)}" for row in shown),
             width=width,
         ),
-        caption="Share of GPU time by kernel, with launches.",
+        caption="Share of kernel time, with launches.",
     )
 
 
@@ -55,32 +55,32 @@ def cumulative(kernels: tuple[profiles.KernelShare, ...]) -> Figure:
     return figure(
         lambda width: series(
             [*start, *points],
-            x_label="kernels, by falling GPU time",
-            y_label="% of GPU time",
-            title="Cumulative share of GPU time",
+            x_label="kernels, by falling kernel time",
+            y_label="% of kernel time",
+            title="Cumulative share of kernel time",
             desc=profiles.profile_sentence(kernels),
             width=width,
             height=140,
         ),
-        caption="How many kernels it takes to cover the GPU time.",
+        caption="How many kernels it takes to cover the time of all of them.",
     )
 
 
 def sources(profile: Json) -> Figure:
-    """Draw GPU time by where shapes come from."""
+    """Draw kernel time by where shapes come from."""
     shown = profiles.source_bars(profile)
     return figure(
         lambda width: bars(
             shown,
-            title="Share of GPU time by where the shapes come from",
+            title="Share of kernel time by where the shapes come from",
             desc="; ".join(f"{row.label}: {words.share(row.value)}" for row in shown),
             width=width,
         ),
-        caption="Share of GPU time by where the shape of the launch comes from, best source first.",
+        caption="Share of kernel time by where a launch's shape comes from, best source first.",
     )
 
 
-def before_after(rows: list[Pair], names: tuple[str, str], *, what: str = "GPU time") -> Figure:
+def before_after(rows: list[Pair], names: tuple[str, str], *, what: str = "kernel time") -> Figure:
     """Draw shares before and after."""
     return figure(
         lambda width: dumbbell(

@@ -80,7 +80,7 @@ def types(signature: Json) -> str:
 
 
 def mean_duration(signature: Json) -> str:
-    """GPU time of one launch."""
+    """Kernel time of one launch."""
     launches = amount(signature, "launches")
     return duration(amount(signature, "gpu_time_ns") / launches) if launches else NOTHING
 
@@ -108,13 +108,13 @@ class KernelShare:
     gpu_time_ns: float
     """Sum of durations."""
     share: float
-    """Of the profile's GPU time."""
+    """Of the profile's kernel time."""
     cumulative: float
     """Share of this and all larger kernels."""
 
 
 def by_kernel(profile: Json) -> tuple[KernelShare, ...]:
-    """Sum signatures to kernels, by falling GPU time."""
+    """Sum signatures to kernels, by falling kernel time."""
     time: dict[str, float] = {}
     launches: dict[str, float] = {}
     for signature in records(profile, "signatures"):
@@ -137,26 +137,26 @@ def by_kernel(profile: Json) -> tuple[KernelShare, ...]:
 
 
 def profile_sentence(kernels: Sequence[KernelShare]) -> str:
-    """Return how concentrated the GPU time is, in one sentence."""
+    """Return how concentrated the kernel time is, in one sentence."""
     if not kernels or not kernels[0].gpu_time_ns:
         return "No kernel launches were found."
     most = next(rank for rank, k in enumerate(kernels, start=1) if k.cumulative >= 0.8 - 1e-9)
     first = kernels[0]
     if len(kernels) == 1:
-        return f"One kernel takes all GPU time: {kernel(first.kernel, 48)}."
+        return f"One kernel takes all kernel time: {kernel(first.kernel, 48)}."
     if most == 1:
         return (
-            f"One of {count(len(kernels))} kernels takes {share(first.share)} of GPU time:"
+            f"One of {count(len(kernels))} kernels takes {share(first.share)} of kernel time:"
             f" {kernel(first.kernel, 48)}."
         )
     return (
-        f"{most} of {count(len(kernels))} kernels take {share(kernels[most - 1].cumulative)} of GPU"
-        f" time; the largest is {kernel(first.kernel, 48)} with {share(first.share)}."
+        f"{most} of {count(len(kernels))} kernels take {share(kernels[most - 1].cumulative)} of"
+        f" kernel time; the largest is {kernel(first.kernel, 48)} with {share(first.share)}."
     )
 
 
 def source_bars(profile: Json) -> list[Bar]:
-    """Share of GPU time by where shapes come from, best source first; absent ones left out."""
+    """Share of kernel time by where shapes come from, best source first; absent ones left out."""
     time: dict[str, float] = {}
     for signature in records(profile, "signatures"):
         source = label(signature.get("shape_source") or "none")

@@ -57,7 +57,7 @@ def _more(hidden: int, noun: str) -> list[RenderableType]:
 
 
 def analyze_text(data: Json, *, top: int = 20) -> list[RenderableType]:
-    """Return files, share of GPU time by kernel and the largest signatures.
+    """Return files, share of kernel time by kernel and the largest signatures.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def analyze_text(data: Json, *, top: int = 20) -> list[RenderableType]:
     profile = section(data, "profile")
     kernels = profiles.by_kernel(profile)
     rows = sorted(records(profile, "signatures"), key=lambda s: -amount(s, "gpu_time_ns"))
-    shares = _table("Kernel", ">Share", ">Cumulative", ">GPU time", ">Launches")
+    shares = _table("Kernel", ">Share", ">Cumulative", ">Kernel time", ">Launches")
     names = words.kernels((k.kernel for k in kernels[:top]), 72)
     for k in kernels[:top]:
         _row(
@@ -167,7 +167,7 @@ def diff_text(data: Json) -> list[RenderableType]:
         if rows:
             took = words.share(sum(amount(s, "share") for s in rows))
             found.append(
-                Text(f"{name}: {words.plural(len(rows), 'signature')}, {took} of GPU time")
+                Text(f"{name}: {words.plural(len(rows), 'signature')}, {took} of kernel time")
             )
     return found
 

@@ -135,6 +135,8 @@ class Standing:
     """Orders that some process has not followed, and since when, monotonic seconds."""
     history: History = field(default_factory=History)
     """Samples of orders in force."""
+    news: threading.Event = field(default_factory=threading.Event)
+    """Set where the operator waits for what is to be told now, and not with the next look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

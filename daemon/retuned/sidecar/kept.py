@@ -92,7 +92,7 @@ def tell(
     detail: str = "",
     took_ns: int | None = None,
 ) -> None:
-    """Put what became of an order into the spool.
+    """Put what became of an order into the spool, to be told at once.
 
     Raises
     ------
@@ -113,6 +113,7 @@ def tell(
         took_ns=took_ns,
     )
     ctx.spool.add(said, key=f"{order.id} {outcome}")
+    ctx.standing.news.set()
     ctx.telemetry.count("retuned_orders_total", outcome=str(outcome), reason=reason)
 
 

@@ -55,13 +55,21 @@ def _judge(ctx: Context, order: SwapOrder, sample: WatchSample) -> WatchReport:
         seconds_since_commit=now_s - seen.since_s,
         settings=ctx.settings.watch,
     )
-    ctx.standing.reports[order.definition] = (order.proposal, report)
+    _note(ctx, order, report)
     if report.action is WatchAction.ROLLBACK:
         if write_way_back(ctx, order, report, after=sample.epoch):
             carry_out(ctx, only=order.definition)
     else:
         _move_on(ctx, order, sample, report)
     return report
+
+
+def _note(ctx: Context, order: SwapOrder, report: WatchReport) -> None:
+    """Keep what was judged last; the operator hears at once of what it has not heard before."""
+    proposal, before = ctx.standing.reports.get(order.definition, ("", None))
+    ctx.standing.reports[order.definition] = (order.proposal, report)
+    if before is None or (proposal, before.action) != (order.proposal, report.action):
+        ctx.standing.news.set()
 
 
 def _move_on(ctx: Context, order: SwapOrder, sample: WatchSample, report: WatchReport) -> None:

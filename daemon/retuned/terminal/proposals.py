@@ -50,7 +50,7 @@ def subject_fields(proposal: Proposal) -> list[tuple[str, str]]:
         ),
         (
             "saves",
-            f"{proposal.expected_saving:.2%} of GPU time; it touches {proposal.share:.1%} of it",
+            f"{proposal.expected_saving:.2%} of kernel time; it touches {proposal.share:.1%} of it",
         ),
         ("risk", "; ".join((proposal.risk.value, *proposal.risk_reasons))),
         ("source", "generated" if proposal.trust.value == "L" else "audited, other parameters"),
@@ -72,7 +72,7 @@ def speedup_words(proposal: Proposal) -> str:
 
 
 def saving_words(proposal: Proposal) -> str:
-    """Return the share of GPU time that is saved, for a table."""
+    """Return the share of kernel time that is saved, for a table."""
     return f"{proposal.expected_saving:.1%}"
 
 

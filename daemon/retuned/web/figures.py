@@ -149,11 +149,11 @@ def kernels_figure(profile: WorkloadProfile) -> Figure:
     return figure(
         lambda width: bars(
             rows,
-            title="Share of GPU time by kernel",
+            title="Share of kernel time by kernel",
             desc="; ".join(f"{row.label}: {words.share(row.value)}" for row in rows),
             width=width,
         ),
-        caption="Share of GPU time by kernel in this window.",
+        caption="Share of kernel time by kernel in this window.",
     )
 
 
@@ -167,18 +167,18 @@ def change_figure(before: WorkloadProfile, after: WorkloadProfile) -> Figure:
         lambda width: dumbbell(
             rows,
             names=("the window before", "this window"),
-            title="Share of GPU time before and after",
+            title="Share of kernel time before and after",
             desc="; ".join(
                 f"{r.label}: {words.share(r.before)} to {words.share(r.after)}" for r in rows
             ),
             width=width,
         ),
-        caption="Share of GPU time against the window before, largest change first.",
+        caption="Share of kernel time against the window before, largest change first.",
     )
 
 
 def kernel_shares(profile: WorkloadProfile) -> dict[str, float]:
-    """Return the share of GPU time of each kernel."""
+    """Return the share of kernel time of each kernel."""
     total = profile.gpu_time_ns or 1
     found: dict[str, float] = {}
     for stat in profile.stats:

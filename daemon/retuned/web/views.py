@@ -61,7 +61,7 @@ class RowView:
     speedup: str
     """With the bound that counts."""
     saving: str
-    """Share of GPU time."""
+    """Share of kernel time."""
     waits: str
     """Whom or what it waits for."""
     when: str
@@ -191,7 +191,7 @@ def proposal_view(case: Case, *, now: datetime) -> ProposalView:
 
 
 def saving_of(proposal: Proposal) -> Hours:
-    """Return the share of GPU time that a swap saves, by each bound of its speedup.
+    """Return the share of kernel time that a swap saves, by each bound of its speedup.
 
     Examples
     --------
@@ -251,7 +251,7 @@ def _tone(row: Row) -> str:
 
 def _lead(proposal: Proposal, fleet: Fleet) -> str:
     hours = monthly_hours(proposal, fleet)
-    saved = f"Saves at least {proposal.expected_saving:.2%} of GPU time"
+    saved = f"Saves at least {proposal.expected_saving:.2%} of kernel time"
     touches = f"it touches {proposal.share:.1%} of it, for {proposal.guard}"
     if hours is None:
         return f"{saved}; {touches}."
@@ -269,7 +269,7 @@ def _state(row: Row, *, now: datetime) -> str:
 
 def _worth(proposal: Proposal, fleet: Fleet) -> Iterator[tuple[str, str]]:
     share, hours = saving_of(proposal), monthly_hours(proposal, fleet)
-    yield "GPU time", f"{share.point:.2%} less ({share.lower:.2%} to {share.upper:.2%})"
+    yield "Kernel time", f"{share.point:.2%} less ({share.lower:.2%} to {share.upper:.2%})"
     if hours is None:
         yield "GPU-hours", "not known: no profile says how busy the GPU is"
         return

@@ -40,7 +40,7 @@ def adopt(
     state
         As the last `detect` left it.
     profile
-        The window or roll-up; without GPU time nothing changes.
+        The window or roll-up; without kernel time nothing changes.
     tuned
         True after a completed retune, False to accept a mix as it is.
     settings

@@ -18,7 +18,7 @@ def compare(
 ) -> DriftReport:
     """Tell how the second profile differs from the first.
 
-    Drift is: new signatures above ``new_share`` of the GPU time; or a divergence beyond
+    Drift is: new signatures above ``new_share`` of the kernel time; or a divergence beyond
     ``diff_distance`` plus twice what sampling alone brings, ``(K - 1) / (8 ln 2) (1/n1 + 1/n2)``
     for K signatures and n effective launches; or one signature's share moved by ``diff_share`` and
     four standard errors; or launches per second changed ``diff_rate_ratio`` times. The effective
@@ -28,7 +28,7 @@ def compare(
     Parameters
     ----------
     before, after
-        Two windows of the same server. One without GPU time is never drift.
+        Two windows of the same server. One without kernel time is never drift.
 
     Examples
     --------
@@ -138,5 +138,5 @@ def _report(
         new_share=reading.new_share if reading else 0.0,
         window_start_ns=after.window_start_ns,
         skipped=skipped,
-        sentence="One of the two holds no GPU time." if skipped else told,
+        sentence="One of the two holds no kernel time." if skipped else told,
     )

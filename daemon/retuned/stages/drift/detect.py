@@ -30,7 +30,7 @@ def detect(
 ) -> tuple[DriftReport, DetectorState]:
     """Judge one window and return the report and the state for the next.
 
-    Stage one, novelty. (a) GPU time in signatures never seen exceeds ``new_share`` in
+    Stage one, novelty. (a) Kernel time in signatures never seen exceeds ``new_share`` in
     ``new_windows`` of the last ``new_span`` windows. (b) Distance d of the roll-up that ends with
     the window to the nearest library profile, as ``z = clip((d - location) / scale, low, high)``:
     its sum ``S = max(0, S + z - k)`` over roll-ups without common windows exceeds h, for slow
@@ -47,7 +47,7 @@ def detect(
     fires neither (a) nor (b). A window whose launches were only sampled says nothing beside a
     baseline of counted ones, unless counters stay away for ``uncounted_windows``. Rates measured
     on weeks and services that chose no setting lie in ``benchmarks/results/drift.json``. What moves
-    GPU time among known mixes is mostly no news: in real traffic the next hour does that too.
+    kernel time among known mixes is mostly no news: in real traffic the next hour does that too.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def detect(
     none 0.0 The workload is one that is known.
     none 1.5 The workload may be leaving the known ones; one window alone
     none 3.0 The workload may be leaving the known ones; one window alone
-    retune 4.5 gemm at 256x64 rose from 26 % to 88 % of GPU time; gemm at 8
+    retune 4.5 gemm at 256x64 rose from 26 % to 88 % of kernel time; gemm a
 
     References
     ----------
@@ -219,7 +219,7 @@ def _saving(
     settings: DriftSettings,
     gains: Mapping[Signature, float],
 ) -> float:
-    """Share of GPU time saved if every signature reached its expected gain.
+    """Share of kernel time saved if every signature reached its expected gain.
 
     Where a gain is known it holds for all of the signature, else the prior for what is uncovered.
     """

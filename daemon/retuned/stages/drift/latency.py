@@ -25,7 +25,7 @@ class LatencyShift:
     """Median now."""
 
     def reason(self, reading: Reading) -> DriftReason:
-        """Return it in words, with the signature's share of GPU time."""
+        """Return it in words, with the signature's share of kernel time."""
         total = max(1, sum(stat.gpu_time_ns for stat in reading.stats))
         held = sum(s.gpu_time_ns for s in reading.stats if s.signature == self.signature)
         shape = shape_text(self.signature)

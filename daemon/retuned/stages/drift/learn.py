@@ -52,7 +52,7 @@ def learn(
     Raises
     ------
     ValueError
-        If fewer than two windows hold GPU time.
+        If fewer than two windows hold kernel time.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def learn(
     filled = sorted(comparable(profiles), key=lambda profile: profile.window_start_ns)
     rolled = _rolled(filled, settings.rollup_windows)
     if len(rolled) < 2:
-        raise ValueError(f"a baseline needs two roll-ups with GPU time, got {len(rolled)}")
+        raise ValueError(f"a baseline needs two roll-ups with kernel time, got {len(rolled)}")
     generator = np.random.default_rng(seed)
     library, classes = _calibrated(filled, rolled, settings, generator)
     return DetectorState(
@@ -90,9 +90,9 @@ def learn(
 def comparable(profiles: Sequence[WorkloadProfile]) -> tuple[WorkloadProfile, ...]:
     """Return the windows that a baseline may be learned from together, in the given order.
 
-    Windows without GPU time say nothing. A window that traces only sampled has another mix than one
-    whose launches were counted, of the same traffic: where at least half were counted, only those
-    are kept. The first window after a start is never counted.
+    Windows without kernel time say nothing. A window that traces only sampled has another mix than
+    one whose launches were counted, of the same traffic: where at least half were counted, only
+    those are kept. The first window after a start is never counted.
 
     Examples
     --------

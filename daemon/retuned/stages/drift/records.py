@@ -43,9 +43,9 @@ class DriftReason(Record):
     shape: str = ""
     """The signature's dims or geometry, for people."""
     share_before: float = Field(ge=0.0, le=1.0)
-    """Share of GPU time in the nearest tuned profile."""
+    """Share of kernel time in the nearest tuned profile."""
     share_after: float = Field(ge=0.0, le=1.0)
-    """Share of GPU time now."""
+    """Share of kernel time now."""
     detail: str = ""
     """One sentence with the numbers."""
 
@@ -65,13 +65,13 @@ class DriftReport(Record):
     cusum: float = Field(default=0.0, ge=0.0)
     """Accumulated excess of the distance's robust z-score."""
     uncovered_share: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of GPU time in signatures that no tuned profile covers."""
+    """Share of kernel time in signatures that no tuned profile covers."""
     window_start_ns: int
     """Window that was judged."""
     new_share: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of GPU time in signatures never seen before."""
+    """Share of kernel time in signatures never seen before."""
     expected_saving: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of GPU time that a retune is believed to save."""
+    """Share of kernel time that a retune is believed to save."""
     skipped: str = ""
     """Why the window was not judged, such as ``too-few-launches``; empty where it was."""
     sentence: str

@@ -71,7 +71,7 @@ def repeat_classes(
 def _tables(
     windows: Sequence[WorkloadProfile], library: Library, settings: DriftSettings
 ) -> tuple[Floats, Floats]:
-    """Count launches and GPU time in ns of each window by key, shapes (windows, keys + 1)."""
+    """Count launches and kernel time in ns of each window by key, shapes (windows, keys + 1)."""
     launches, times = (np.zeros((len(windows), len(library.keys) + 1)) for _ in range(2))
     for row, window in enumerate(windows):
         for stat in aligned(window.stats, library.modes, gap_ratio=settings.mode_gap_ratio):

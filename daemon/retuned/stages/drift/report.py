@@ -11,7 +11,7 @@ from retuned.stages.drift.words import REASONS_MAX, percent, rate, sentence, sha
 from retuned.stages.profile import WorkloadProfile
 
 _UNJUDGED = {
-    "no-gpu-time": "it holds no GPU time",
+    "no-gpu-time": "it holds no kernel time",
     "too-few-launches": "{launches} launches are too few to tell",
     "not-counted": "its launches were only sampled, those of the baseline were counted",
 }
@@ -26,7 +26,7 @@ class Evidence:
     rolled: bool
     """Whether a roll-up was completed."""
     new_share: float
-    """Share of GPU time in new signatures, this window."""
+    """Share of kernel time in new signatures, this window."""
     new_fired: bool
     """Whether that lasted long enough to be news."""
     mix_fired: bool
@@ -40,7 +40,7 @@ class Evidence:
     uncovered: float
     """Mean over the last roll-ups."""
     saving: float
-    """Share of GPU time a retune is believed to save."""
+    """Share of kernel time a retune is believed to save."""
     end_ns: int
     """End of the window."""
 

@@ -27,9 +27,9 @@ class DriftSettings(Record):
     unsampled). A roll-up with fewer launches than the first waits for further windows."""
 
     time_power: float = Field(default=0.75, ge=0.0, le=1.0)
-    """How a signature weighs in the distance: ``launches^(1 - p) * gpu_time^p``. 1 is GPU time,
+    """How a signature weighs in the distance: ``launches^(1 - p) * gpu_time^p``. 1 is kernel time,
     which few long launches make noisy; 0 counts launches, which many tiny ones dominate. Shares
-    and coverage are always of GPU time."""
+    and coverage are always of kernel time."""
     slack: float = Field(default=0.5, ge=0.0)
     """CUSUM's k, in robust standard deviations: what every roll-up is forgiven. Development: the
     ramp was found within 24 h in 88 % at 0.5 and 68 % at 1, at the same false alarms."""
@@ -75,7 +75,7 @@ class DriftSettings(Record):
     """Signatures remembered."""
 
     new_share: float = Field(default=0.005, gt=0.0, lt=1.0)
-    """Share of GPU time in signatures never seen; raised by `learn` where the baseline itself
+    """Share of kernel time in signatures never seen; raised by `learn` where the baseline itself
     brings new signatures all the time."""
     new_windows: int = Field(default=2, ge=1)
     """Windows above `new_share` that make it news, among the last `new_span`."""
@@ -93,7 +93,7 @@ class DriftSettings(Record):
     beyond, it was a side case of what was tuned for. Development: 1.5 gave 0.2 retunes a day on the
     ordinary week, 2.5 none; both asked for one in 20 of 20 switches to reasoning."""
     uncovered_share: float = Field(default=0.05, gt=0.0, lt=1.0)
-    """Uncovered share of GPU time from which a retune may pay (reported: 3 % gave up to .57
+    """Uncovered share of kernel time from which a retune may pay (reported: 3 % gave up to .57
     retunes a day on an ordinary week, 5 % .05 to .24, 10 % none)."""
     uncovered_windows: int = Field(default=3, ge=1)
     """Roll-ups over which the uncovered share is averaged: 3 hours."""
@@ -108,9 +108,9 @@ class DriftSettings(Record):
     """Cost of one experiment, GPU seconds."""
 
     hot_signatures: int = Field(default=32, ge=0)
-    """Signatures whose latency is watched, the largest by GPU time."""
+    """Signatures whose latency is watched, the largest by kernel time."""
     hot_share: float = Field(default=0.01, ge=0.0, le=1.0)
-    """Smallest share of GPU time of a watched signature."""
+    """Smallest share of kernel time of a watched signature."""
     latency_scale_min: float = Field(default=0.02, gt=0.0)
     """Smallest robust scale of the log of a median latency: 2 %, ordinary run-to-run noise."""
     latency_slack: float = Field(default=1.0, ge=0.0)

@@ -23,7 +23,7 @@ class LibraryProfile(Record):
     indexes: tuple[int, ...]
     """Places in the library's `keys`."""
     shares: tuple[float, ...]
-    """Share of GPU time of each."""
+    """Share of kernel time of each."""
     weights: tuple[float, ...]
     """Weight of each in the distance, summing to one; see ``DriftSettings.time_power``."""
     tuned: bool
@@ -31,7 +31,7 @@ class LibraryProfile(Record):
 
 
 def dense(profiles: Sequence[LibraryProfile], keys: int) -> tuple[Floats, Floats]:
-    """Shares of GPU time and weights, each of shape (profiles, keys + 1); the last column is 0."""
+    """Shares of kernel time and weights, each of shape (profiles, keys + 1), the last column 0."""
     shares, weights = (np.zeros((len(profiles), keys + 1)) for _ in range(2))
     for row, profile in enumerate(profiles):
         shares[row, list(profile.indexes)] = profile.shares
@@ -59,7 +59,7 @@ class Library(Record):
     medians_ns: tuple[float, ...] = ()
     """Median duration of each key when it was first seen, ns; tells duration modes apart."""
     tuned_share: tuple[float, ...] = ()
-    """Largest share of GPU time of each key in any tuned window; 0 where never tuned for."""
+    """Largest share of kernel time of each key in any tuned window; 0 where never tuned for."""
     profiles: tuple[LibraryProfile, ...] = ()
     """Medoids of the baseline and what was adopted since, oldest first."""
 
@@ -90,7 +90,7 @@ class Library(Record):
 
     @property
     def shares(self) -> Floats:
-        """Shares of GPU time, shape (profiles, keys + 1); the last column, unknown keys, is 0."""
+        """Shares of kernel time, shape (profiles, keys + 1); the last, unknown keys, is 0."""
         return self._derived.shares
 
     @property
@@ -153,7 +153,7 @@ class DetectorState(Record):
     classes: tuple[SizeClass, ...] = Field(min_length=1)
     """By rising launches."""
     new_share: float = Field(gt=0.0)
-    """Share of GPU time in new signatures that is news."""
+    """Share of kernel time in new signatures that is news."""
     rate_low: float = Field(ge=0.0)
     """Fewest launches per observed second in the baseline."""
     rate_high: float = Field(ge=0.0)
@@ -181,7 +181,7 @@ class DetectorState(Record):
     """Scores of as many last roll-ups, one ending at each window, oldest first; empty where none
     was judged."""
     new_recent: tuple[bool, ...] = ()
-    """Which of the last windows had too much GPU time in new signatures, newest last."""
+    """Which of the last windows had too much kernel time in new signatures, newest last."""
     uncovered: tuple[float, ...] = ()
     """Uncovered share of the last roll-ups, newest last."""
     novel: bool = False
@@ -209,7 +209,7 @@ class Reading:
     stats: tuple[SignatureStat, ...]
     """Its signatures, duration modes numbered as the library does."""
     shares: Floats
-    """Shape (keys + 1,): share of GPU time of each known key; the last of all unknown ones."""
+    """Shape (keys + 1,): share of kernel time of each known key; the last of all unknown ones."""
     weights: Floats
     """Shape (keys + 1,): weight in the distance."""
     nearest: int
@@ -217,16 +217,16 @@ class Reading:
     distance: float
     """Divergence to it."""
     uncovered: float
-    """Share of GPU time beyond what was tuned for."""
+    """Share of kernel time beyond what was tuned for."""
 
     @property
     def new_share(self) -> float:
-        """Share of GPU time in unknown signatures."""
+        """Share of kernel time in unknown signatures."""
         return float(self.shares[-1])
 
 
 def read(profile: WorkloadProfile, library: Library, settings: DriftSettings) -> Reading:
-    """Place a profile with GPU time in the library."""
+    """Place a profile with kernel time in the library."""
     stats = aligned(profile.stats, library.modes, gap_ratio=settings.mode_gap_ratio)
     shares, weights = tally(stats, library, power=settings.time_power)
     distances = jensen_shannon(weights, library.weights)
@@ -246,7 +246,7 @@ def read(profile: WorkloadProfile, library: Library, settings: DriftSettings) ->
 def tally(
     stats: Sequence[SignatureStat], library: Library, *, power: float
 ) -> tuple[Floats, Floats]:
-    """Shares of GPU time and weights of each known key, and of all unknown ones in the last place.
+    """Shares of kernel time and weights of each known key, in the last place of all unknown ones.
 
     A signature weighs ``launches^(1 - power) * gpu_time^power``; both arrays have shape (keys + 1,)
     and sum to one. An unknown folded tail does not count: what it holds was too small to name.

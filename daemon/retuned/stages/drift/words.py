@@ -65,7 +65,7 @@ def rate(per_s: float) -> str:
 
 
 def share_reasons(reading: Reading, library: Library) -> list[DriftReason]:
-    """Signatures whose share of GPU time differs from the nearest profile, largest change first.
+    """Signatures whose share of kernel time differs from the nearest profile, largest change first.
 
     A signature counts when it is new or its share moved by a hundredth.
     """
@@ -95,11 +95,13 @@ def _reason(key: Signature, was: float, now: float, *, new: bool) -> DriftReason
     at = f" at {shape}" if shape else ""
     if new:
         code = DriftCode.NEW_SIGNATURE
-        detail = f"{short(key.kernel)}{at} is new and takes {percent(now)} of GPU time"
+        detail = f"{short(key.kernel)}{at} is new and takes {percent(now)} of kernel time"
     else:
         code = DriftCode.SHARE_CHANGED
         verb = "rose" if now > was else "fell"
-        detail = f"{short(key.kernel)}{at} {verb} from {percent(was)} to {percent(now)} of GPU time"
+        detail = (
+            f"{short(key.kernel)}{at} {verb} from {percent(was)} to {percent(now)} of kernel time"
+        )
     return DriftReason(
         code=code,
         kernel=key.kernel,
@@ -140,11 +142,11 @@ def sentence(
 
 
 _CONSEQUENCE = {
-    DriftAction.NONE: "{share} of GPU time is in shapes that nothing was tuned for, and a retune "
-    "must wait for its cool-down",
-    DriftAction.ADOPT: "{share} of GPU time is in shapes that nothing was tuned for, too little "
+    DriftAction.NONE: "{share} of kernel time is in shapes that nothing was tuned for, and a "
+    "retune must wait for its cool-down",
+    DriftAction.ADOPT: "{share} of kernel time is in shapes that nothing was tuned for, too little "
     "to retune",
-    DriftAction.RETUNE: "{share} of GPU time is in shapes that nothing was tuned for, worth a "
+    DriftAction.RETUNE: "{share} of kernel time is in shapes that nothing was tuned for, worth a "
     "retune",
     DriftAction.ALARM: "the mix is a known one, so look at clocks, driver and neighbours first",
 }

@@ -107,8 +107,8 @@ def _believe(
         "share": share,
         "expected_gain_ratio": gain,
         "expected_saving": saving,
-        "because": f"{definition} takes {share:.1%} of GPU time at {where}; "
-        f"{_source(costs, prior)} let expect {gain:.2f}x, {saving:.1%} of GPU time "
+        "because": f"{definition} takes {share:.1%} of kernel time at {where}; "
+        f"{_source(costs, prior)} let expect {gain:.2f}x, {saving:.1%} of kernel time "
         f"({report.sentence})",
         "structures": structures,
         "world": world,

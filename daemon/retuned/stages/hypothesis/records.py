@@ -41,11 +41,11 @@ class Hypothesis(Record):
     workloads: tuple[Workload, ...] = Field(min_length=1)
     """Shapes to tune for, weighted by the present profile."""
     share: float = Field(ge=0.0, le=1.0)
-    """Share of GPU time these shapes take now."""
+    """Share of kernel time these shapes take now."""
     expected_gain_ratio: float = Field(gt=0.0)
     """Believed time of the incumbent over time of the best variant."""
     expected_saving: float = Field(ge=0.0, le=1.0)
-    """Share of total GPU time that would be saved: share * (1 - 1 / gain)."""
+    """Share of total kernel time that would be saved: share * (1 - 1 / gain)."""
     because: str
     """Why, one sentence for a person."""
     structures: tuple[Name, ...] = ()
@@ -78,7 +78,7 @@ class HypothesisSettings(Record):
     """How gains are guessed before they are measured, and when it is not worth trying."""
 
     min_saving: float = Field(default=0.005, ge=0.0, le=1.0)
-    """Least share of total GPU time that pays for an experiment."""
+    """Least share of total kernel time that pays for an experiment."""
     unknown_gain: float = Field(default=1.15, ge=1.0)
     """Gain believed without roofline or prior: launch parameters alone leave 0 to 14 %."""
     reach: float = Field(default=0.4, gt=0.0, le=1.0)
@@ -89,7 +89,7 @@ class HypothesisSettings(Record):
     max_gain: float = Field(default=4.0, gt=1.0)
     """Gains above this are not believed before they are measured."""
     max_shapes: int = Field(default=4, ge=1)
-    """Most shapes of one hypothesis; those with most GPU time."""
+    """Most shapes of one hypothesis; those with most kernel time."""
     max_attempts: int = Field(default=3, ge=1)
     """Most experiments on one hypothesis and its refinements."""
     discount: float = Field(default=0.5, gt=0.0, lt=1.0)

@@ -62,7 +62,7 @@ def consider(
     gain = hypothesis.expected_gain_ratio**settings.discount
     saving = share * (1.0 - 1.0 / gain)
     if saving < settings.min_saving:
-        sentence = f"what is left to save is {saving:.2%} of GPU time"
+        sentence = f"what is left to save is {saving:.2%} of kernel time"
         return _stop(StopReason.SAVING_TOO_SMALL, sentence)
     weighed = outlook(
         saving,
@@ -113,7 +113,7 @@ def _refined(
             "expected_gain_ratio": gain,
             "expected_saving": saving,
             "because": f"attempt {len(attempts)} ended with {last.reason}; "
-            f"{_next_try(structures, last)} may still save {saving:.1%} of GPU time",
+            f"{_next_try(structures, last)} may still save {saving:.1%} of kernel time",
             "structures": structures,
             "attempts": attempts,
             "world": hypothesis.world,
@@ -185,7 +185,7 @@ def learn_from(hypothesis: Hypothesis, *, structure: str, gain: float, source: s
             **hypothesis.model_dump(exclude={"id"}),
             "expected_gain_ratio": max(gain, 1.0),
             "expected_saving": saving,
-            "because": f"{hypothesis.definition} takes {hypothesis.share:.1%} of GPU time; "
+            "because": f"{hypothesis.definition} takes {hypothesis.share:.1%} of kernel time; "
             f"{structure} won {gain:.2f}x on {source} and may save {saving:.1%} here",
             "structures": (structure,),
         }
@@ -207,7 +207,7 @@ def look_elsewhere(hypothesis: Hypothesis, *, structures: Sequence[str], source:
     return named(
         {
             **hypothesis.model_dump(exclude={"id"}),
-            "because": f"{hypothesis.definition} takes {hypothesis.share:.1%} of GPU time; "
+            "because": f"{hypothesis.definition} takes {hypothesis.share:.1%} of kernel time; "
             f"{', '.join(hypothesis.structures)} brought nothing on {source}, "
             f"{', '.join(structures)} may still save {hypothesis.expected_saving:.1%}",
             "structures": tuple(structures),

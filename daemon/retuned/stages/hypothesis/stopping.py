@@ -60,7 +60,7 @@ def outlook(
     Parameters
     ----------
     saving
-        Share of GPU time that success would save.
+        Share of kernel time that success would save.
     failures
         Attempts that failed.
     busy_ratio

@@ -89,7 +89,7 @@ def propose(
     if saving < limits.min_saving:
         return Refusal(
             reason=RefusalReason.NOT_WORTH_IT,
-            detail=f"saves {saving:.2%} of GPU time, {limits.min_saving:.2%} is asked",
+            detail=f"saves {saving:.2%} of kernel time, {limits.min_saving:.2%} is asked",
         )
     risks = _risks(verdict, plan=plan, share=covered, trust=trust, limits=limits)
     risks += _circumstances(
@@ -222,9 +222,9 @@ def _risks(
     if trust is TrustClass.GENERATED:
         found.append((Risk.MEDIUM, "source written by a generator"))
     if share >= limits.huge_share:
-        found.append((Risk.HIGH, f"touches {share:.0%} of GPU time"))
+        found.append((Risk.HIGH, f"touches {share:.0%} of kernel time"))
     elif share >= limits.wide_share:
-        found.append((Risk.MEDIUM, f"touches {share:.0%} of GPU time"))
+        found.append((Risk.MEDIUM, f"touches {share:.0%} of kernel time"))
     outside = sum(not verdict.guard.allows(w.axes) for w in plan.workloads)
     if outside:
         found.append(
