@@ -21,6 +21,7 @@ from tests.channels.heard import ARTIFACT, ID, NOW, gate, proposal
 from retuned.adapters.approvals import Approvals
 from retuned.adapters.clock import FakeClock
 from retuned.adapters.sqlite_store import SqliteStore
+from retuned.adapters.telemetry import FakeTelemetry
 from retuned.channels import incoming_alerts, incoming_slack
 from retuned.channels.app import Arrivals
 from retuned.channels.configuring import Incoming
@@ -84,8 +85,14 @@ class Site:
             users={"U2CERLKJA": "nobody", "U0ROOT": "root", "U0GONE": "no-such-user-here"},
             alert_token=lambda: TOKEN,
         )
+        self.telemetry = FakeTelemetry()
         arrivals = Arrivals(
-            words, incoming, replays=self.outbox, clock=self.clock, reply=self._reply
+            words,
+            incoming,
+            replays=self.outbox,
+            clock=self.clock,
+            telemetry=self.telemetry,
+            reply=self._reply,
         )
         self.http = Http(arrivals.app())
 
@@ -423,3 +430,14 @@ def test_no_secret_gets_into_a_log(site: Site, caplog: pytest.LogCaptureFixture)
     site.alert(firing(), token="wrong")
     for secret in (SECRET, TOKEN, "v0=", REPLY):
         assert secret not in caplog.text
+
+
+def test_what_comes_is_counted_by_whether_it_was_taken(site: Site) -> None:
+    assert site.press().status_code == 200
+    assert site.send(pressed(), secret="another").status_code == 401
+
+    def counted(outcome: str) -> float:
+        labels = {"channel": "slack", "outcome": outcome}
+        return site.telemetry.total("retuned_channel_arrivals_total", **labels)
+
+    assert (counted("taken"), counted("refused"), counted("again")) == (1.0, 1.0, 0.0)

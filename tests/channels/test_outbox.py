@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.channels.heard import NOW, PLACE, Ear, asked, closed, listening, proposal
 
 from retuned.adapters.clock import FakeClock
+from retuned.adapters.telemetry import FakeTelemetry
 from retuned.channels import notices
-from retuned.channels.delivering import deliver, say
+from retuned.channels.delivering import deliver, say, show
 from retuned.channels.hooks import SIGNATURE, TIMESTAMP, signature_of
 from retuned.channels.outbox import FILE, Outbox
 from retuned.channels.posting import Answer
@@ -46,7 +47,8 @@ def pager(ear: Ear) -> PagerDuty:
 
 
 def flush(outbox: Outbox, clock: FakeClock, *sinks: Sink) -> int:
-    return deliver(outbox, {sink.name: sink for sink in sinks}, now=clock.now)
+    found = {sink.name: sink for sink in sinks}
+    return deliver(outbox, found, now=clock.now, telemetry=FakeTelemetry())
 
 
 def actions(ear: Ear) -> list[str]:
@@ -91,7 +93,7 @@ def test_a_kill_between_sending_and_marking_sends_the_same_again(
         send = staticmethod(dying)
 
     with pytest.raises(Killed):
-        deliver(outbox, {sink.name: Dying()}, now=clock.now)  # type: ignore[dict-item]
+        deliver(outbox, {sink.name: Dying()}, now=clock.now, telemetry=FakeTelemetry())  # type: ignore[dict-item]
     say(outbox, closed(), [sink], now=NOW)
     for _ in range(2):
         flush(outbox, clock, sink)
@@ -298,10 +300,10 @@ def test_whatever_happens_a_pager_closes_what_it_opened_and_ends_with_what_holds
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str]]
 ) -> None:
     outbox = Outbox(tmp_path_factory.mktemp("outbox"), now=NOW)
-    clock, seen = FakeClock(NOW), list[str]()
+    clock, seen, telemetry = FakeClock(NOW), list[str](), FakeTelemetry()
 
     class Remembering:
-        name, again_s = "pager", None
+        name, again_s = "pagerduty", None
         fails = False
 
         def takes(self, notice: object) -> bool:
@@ -326,13 +328,48 @@ def test_whatever_happens_a_pager_closes_what_it_opened_and_ends_with_what_holds
             clock.advance(1000.0)
         else:
             sink.fails = step == "fail"
-            deliver(outbox, {"pager": sink}, now=clock.now)  # type: ignore[dict-item]
+            deliver(outbox, {"pagerduty": sink}, now=clock.now, telemetry=telemetry)  # type: ignore[dict-item]
     sink.fails = False
     for _ in range(60):
-        deliver(outbox, {"pager": sink}, now=clock.now)  # type: ignore[dict-item]
+        deliver(outbox, {"pagerduty": sink}, now=clock.now, telemetry=telemetry)  # type: ignore[dict-item]
         clock.advance(100.0)
     stands = bool(outbox.opened())
     outbox.close()
     assert ("close", "close") not in itertools.pairwise(seen)
     assert not seen or seen[0] == "open"
     assert (bool(seen) and seen[-1] == "open") == stands, "in the end it knows what holds"
+
+
+def test_what_becomes_of_messages_is_counted_and_what_waits_is_shown_with_its_age(
+    outbox: Outbox, ear: Ear, clock: FakeClock
+) -> None:
+    sink, telemetry = pager(ear), FakeTelemetry()
+
+    def step() -> None:
+        deliver(outbox, {"pagerduty": sink}, now=clock.now, telemetry=telemetry)
+        show(outbox, ("pagerduty", "slack"), telemetry=telemetry)
+
+    def counted(outcome: str) -> float:
+        labels = {"channel": "pagerduty", "outcome": outcome}
+        return telemetry.total("retuned_channel_messages_total", **labels)
+
+    def shown(name: str) -> dict[str, float]:
+        return {dict(row)["channel"]: value for row, value in telemetry.tables[name].items()}
+
+    say(outbox, asked(), [sink], now=NOW)
+    ear.will(503)
+    clock.advance(3.0)
+    step()
+    assert (counted("sent"), counted("failed")) == (0.0, 1.0)
+    assert shown("retuned_channel_messages_waiting") == {"pagerduty": 1.0, "slack": 0.0}
+    oldest = shown("retuned_channel_oldest_waiting_timestamp_seconds")
+    assert oldest == {"pagerduty": NOW.timestamp()}, "since it was written, not since it was tried"
+    clock.advance(10.0)
+    step()
+    assert (counted("sent"), counted("failed")) == (1.0, 1.0)
+    assert shown("retuned_channel_messages_waiting") == {"pagerduty": 0.0, "slack": 0.0}
+    assert shown("retuned_channel_oldest_waiting_timestamp_seconds") == {}
+    say(outbox, asked(1), [sink], now=clock.now())
+    clock.advance(90 * 86_400.0)
+    step()
+    assert counted("given-up") == 1.0

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.channels.heard import Ear, listening
-from tests.channels.monitoring import ROOT, Monitoring, monitoring_of
+from tests.channels.monitoring import Monitoring, monitoring_of
 from tests.channels.test_arrivals import SECRET, TEAM
 from tests.channels.test_whole_way import press, propose, said, until
 from tests.local.local_world import WINNER, World
@@ -27,23 +26,6 @@ from retuned.settings import Settings
 pytestmark = [pytest.mark.monitoring, pytest.mark.slow]
 
 TOKEN = "a-token-of-alertmanager"
-
-
-@pytest.fixture
-def programs() -> Path:
-    done = subprocess.run(
-        [ROOT / "scripts" / "monitoring-tools", "--path"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if done.returncode != 0:
-        reason = "Prometheus is not here: make monitoring-tools"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return Path(done.stdout.strip())
 
 
 @pytest.fixture
@@ -96,6 +78,25 @@ def settings(scraped: Scraped, ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Set
     )
 
 
+@contextmanager
+def watched(
+    scraped: Scraped, wanted: Settings, *, programs: Path, folder: Path
+) -> Iterator[tuple[Monitoring, str]]:
+    """Run both programs beside a loop that hears Alertmanager; return them, and where it hears."""
+    world = scraped.world
+    with (
+        monitoring_of(
+            programs,
+            folder,
+            metrics_port=scraped.port,
+            webhook=f"http://{wanted.channels_listen}/alertmanager",
+            token=TOKEN,
+        ) as there,
+        channelled(wanted, clock=world.clock, telemetry=world.telemetry) as place,
+    ):
+        yield there, place
+
+
 def names(there: Monitoring) -> list[str]:
     return [alert["labels"]["alertname"] for alert in there.alerts()]
 
@@ -103,21 +104,12 @@ def names(there: Monitoring) -> list[str]:
 def test_a_proposal_is_scraped_alerted_told_decided_and_the_alert_resolves(
     scraped: Scraped,
     ear: Ear,
-    programs: Path,
+    monitoring: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, wanted = scraped.world, settings(scraped, ear, monkeypatch)
-    with (
-        monitoring_of(
-            programs,
-            tmp_path,
-            metrics_port=scraped.port,
-            webhook=f"http://{wanted.channels_listen}/alertmanager",
-            token=TOKEN,
-        ) as there,
-        channelled(wanted, clock=world.clock) as place,
-    ):
+    with watched(scraped, wanted, programs=monitoring, folder=tmp_path) as (there, place):
         id = propose(world)
         scraped.now()
         world.loop.turn()  # shows what waits
@@ -149,21 +141,21 @@ def test_a_proposal_is_scraped_alerted_told_decided_and_the_alert_resolves(
 
 def test_on_a_machine_that_nobody_scrapes_alertmanager_is_told_and_told_again_of_the_end(
     scraped: Scraped,
-    programs: Path,
+    monitoring: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ear: Ear,
 ) -> None:
     world = scraped.world
     with monitoring_of(
-        programs, tmp_path, metrics_port=scraped.port, webhook=f"{ear.url}/hook", token=TOKEN
+        monitoring, tmp_path, metrics_port=scraped.port, webhook=f"{ear.url}/hook", token=TOKEN
     ) as there:
         wanted = Settings(
             state_dir=world.folder / "state",
             alertmanager_url=there.alertmanager,
             review_url="https://review.example",
         )
-        with channelled(wanted, clock=world.clock):
+        with channelled(wanted, clock=world.clock, telemetry=world.telemetry):
             id = propose(world)
             scraped.now()
             there.until(lambda: names(there) == ["RetunedSwapAwaitingApproval"], "it stands")
@@ -188,21 +180,12 @@ def test_on_a_machine_that_nobody_scrapes_alertmanager_is_told_and_told_again_of
 def test_an_alert_of_a_real_alertmanager_stops_tuning_and_lets_it_go_on(
     scraped: Scraped,
     ear: Ear,
-    programs: Path,
+    monitoring: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, wanted = scraped.world, settings(scraped, ear, monkeypatch)
-    with (
-        monitoring_of(
-            programs,
-            tmp_path,
-            metrics_port=scraped.port,
-            webhook=f"http://{wanted.channels_listen}/alertmanager",
-            token=TOKEN,
-        ) as there,
-        channelled(wanted, clock=world.clock),
-    ):
+    with watched(scraped, wanted, programs=monitoring, folder=tmp_path) as (there, _):
         scraped.now()
         began = datetime.now(UTC)
         alert = {

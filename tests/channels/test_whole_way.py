@@ -95,7 +95,9 @@ def test_from_drift_to_a_message_a_word_a_swap_and_an_incident_that_resolves(
     world: World, ear: Ear, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with channelled(settings(world, ear, monkeypatch), clock=world.clock) as place:
+    with channelled(
+        settings(world, ear, monkeypatch), clock=world.clock, telemetry=world.telemetry
+    ) as place:
         id = propose(world)
         until(ear, 2)
         (message,) = said(ear, '"blocks"')
@@ -133,14 +135,14 @@ def test_what_was_not_said_before_a_restart_is_said_after_it_and_once(
 ) -> None:
     wanted = settings(world, ear, monkeypatch)
     ear.answers = [(503, {}, b"")] * 2
-    with channelled(wanted, clock=world.clock):
+    with channelled(wanted, clock=world.clock, telemetry=world.telemetry):
         propose(world)
         until(ear, 2)
     world.clock.advance(60.0)
-    with channelled(wanted, clock=world.clock):
+    with channelled(wanted, clock=world.clock, telemetry=world.telemetry):
         until(ear, 4)
     world.clock.advance(3600.0)
-    with channelled(wanted, clock=world.clock):
+    with channelled(wanted, clock=world.clock, telemetry=world.telemetry):
         pass
     assert len(said(ear, '"trigger"')) == 2, "one was refused, one was taken"
     assert len(said(ear, '"blocks"')) == 2
@@ -151,7 +153,7 @@ def test_a_proposal_that_nobody_answers_is_said_to_expire_and_then_to_have(
 ) -> None:
     wanted = settings(world, ear, monkeypatch)
     id = propose(world)
-    with channelled(wanted, clock=world.clock):
+    with channelled(wanted, clock=world.clock, telemetry=world.telemetry):
         until(ear, 2)
         world.clock.advance(timedelta(hours=23).total_seconds())
         until(ear, 4)
@@ -170,7 +172,9 @@ def test_with_every_channel_away_the_loop_goes_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nobody = Ear(url="http://127.0.0.1:9")
-    with channelled(settings(world, nobody, monkeypatch), clock=world.clock):
+    with channelled(
+        settings(world, nobody, monkeypatch), clock=world.clock, telemetry=world.telemetry
+    ):
         propose(world)
         world.approve_what_waits()
         for _ in range(3):

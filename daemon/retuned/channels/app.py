@@ -27,7 +27,7 @@ from retuned.channels.incoming_slack import Pressed
 from retuned.channels.posting import Answer, send
 from retuned.channels.records import Call
 from retuned.errors import Refused, RetunedError, UnreadableInput
-from retuned.ports import Clock
+from retuned.ports import Clock, Telemetry
 from retuned.report.words import clean
 
 log = logging.getLogger(__name__)
@@ -93,6 +93,8 @@ class Arrivals:
         What was used before.
     clock
         Time.
+    telemetry
+        Counts what came.
     reply
         Sends Slack's answers; a test's own.
     """
@@ -104,20 +106,24 @@ class Arrivals:
         *,
         replays: Replays,
         clock: Clock,
+        telemetry: Telemetry,
         reply: Callable[[str, Call], Answer] = send,
     ) -> None:
         self._words = words
         self._incoming = incoming
         self._replays = replays
         self._clock = clock
+        self._telemetry = telemetry
         self._reply = reply
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
         return Starlette(
             routes=[
-                Route("/slack", self._guarded(self._slack), methods=["POST"]),
-                Route("/alertmanager", self._guarded(self._alerts), methods=["POST"]),
+                Route("/slack", self._guarded("slack", self._slack), methods=["POST"]),
+                Route(
+                    "/alertmanager", self._guarded("alertmanager", self._alerts), methods=["POST"]
+                ),
                 Route("/healthz", self._healthy),
             ]
         )
@@ -164,20 +170,30 @@ class Arrivals:
         return Response()
 
     def _guarded(
-        self, do: Callable[[Request], Awaitable[Response]]
+        self, channel: str, do: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
+        def count(outcome: str) -> None:
+            self._telemetry.count(
+                "retuned_channel_arrivals_total", channel=channel, outcome=outcome
+            )
+
         async def guarded(request: Request) -> Response:
             try:
-                return await do(request)
+                response = await do(request)
+                count("taken")
+                return response
             except (Refused, UnreadableInput) as error:
                 status = _STATUS.get(error.code, 400 if isinstance(error, Refused) else 503)
+                count("again" if status == 503 else "refused")
                 log.warning("%s is refused: %s", request.url.path, clean(str(error)))
                 said = {"code": error.code, "message": clean(error.message)}
                 return JSONResponse(said, status_code=status)
             except RetunedError as error:
+                count("again")
                 log.warning("%s waits: %s", request.url.path, clean(str(error)))
                 return JSONResponse({"code": error.code}, status_code=503)
             except ClientDisconnect:
+                count("refused")
                 return Response(status_code=400)
 
         return guarded

@@ -11,6 +11,7 @@ from retuned.channels.posting import Answer
 from retuned.channels.records import Notice
 from retuned.channels.sinks import Sink
 from retuned.errors import RetunedError
+from retuned.ports import Telemetry
 from retuned.report.words import clean
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,12 @@ def say(outbox: Outbox, notice: Notice, sinks: Sequence[Sink], *, now: datetime)
 
 
 def deliver(
-    outbox: Outbox, sinks: Mapping[str, Sink], *, now: Callable[[], datetime], limit: int = 16
+    outbox: Outbox,
+    sinks: Mapping[str, Sink],
+    *,
+    now: Callable[[], datetime],
+    telemetry: Telemetry,
+    limit: int = 16,
 ) -> int:
     """Send what is due and return how many were taken. One that fails keeps no other back."""
     taken = 0
@@ -36,12 +42,32 @@ def deliver(
         sink = sinks.get(waiting.channel)
         if sink is None:
             outbox.give_up(waiting.seq, error="channel-not-set", now=now())
+            outcome = "given-up"
         elif waiting.notice.until <= now():
             outbox.give_up(waiting.seq, error="too-late", now=now())
             log.warning("%s: not said in time: %s", sink.name, clean(waiting.notice.summary))
+            outcome = "given-up"
         else:
-            taken += _deliver(outbox, sink, waiting, now=now)
+            outcome = "sent" if _deliver(outbox, sink, waiting, now=now) else "failed"
+        taken += outcome == "sent"
+        telemetry.count("retuned_channel_messages_total", channel=waiting.channel, outcome=outcome)
     return taken
+
+
+def show(outbox: Outbox, channels: Sequence[str], *, telemetry: Telemetry) -> None:
+    """Show what waits.
+
+    Parameters
+    ----------
+    channels
+        Those that are set: one for which nothing waits shows 0.
+    """
+    found = outbox.waiting()
+    none = (0, None)
+    counts = [({"channel": name}, float(found.get(name, none)[0])) for name in channels]
+    oldest = [({"channel": name}, found[name][1].timestamp()) for name in channels if name in found]
+    telemetry.table("retuned_channel_messages_waiting", counts)
+    telemetry.table("retuned_channel_oldest_waiting_timestamp_seconds", oldest)
 
 
 def pause_s(answer: Answer, *, attempts: int) -> float:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -217,6 +217,18 @@ class Outbox:
                 "SELECT channel, phase, count(*) FROM messages GROUP BY channel, phase"
             ).fetchall()
         return {(str(channel), str(phase)): int(count) for channel, phase, count in rows}
+
+    def waiting(self) -> dict[str, tuple[int, datetime]]:
+        """Return how many messages wait, and since when the oldest does, by channel."""
+        with self._lock, self._translated():
+            rows = self._db.execute(
+                "SELECT channel, count(*), min(changed_s) FROM messages WHERE phase = 'waiting' "
+                "GROUP BY channel"
+            ).fetchall()
+        return {
+            str(channel): (int(count), datetime.fromtimestamp(since_s, UTC))
+            for channel, count, since_s in rows
+        }
 
     # --- within -----------------------------------------------------------------------------------
 

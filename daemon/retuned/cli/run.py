@@ -61,7 +61,10 @@ def run(
         for caution in cautions(settings):
             log.warning("%s", caution)
         log.info("watching %s, state in %s", _folders(settings), settings.state_dir)
-        with served(settings, loop) as page, channelled(settings, clock=loop.ctx.clock) as place:
+        with (
+            served(settings, loop) as page,
+            channelled(settings, clock=loop.ctx.clock, telemetry=telemetry) as place,
+        ):
             if page:
                 log.info("review page on %s", page)
             if place:

@@ -17,8 +17,8 @@ from retuned.adapters.approvals import Approvals, Identity, identity_of_uid
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.channels import incoming_alerts
 from retuned.channels.app import Arrivals
-from retuned.channels.configuring import Incoming, incoming_of, sinks_of
-from retuned.channels.delivering import deliver
+from retuned.channels.configuring import incoming_of, sinks_of
+from retuned.channels.delivering import deliver, show
 from retuned.channels.incoming_alerts import Alert
 from retuned.channels.incoming_slack import Pressed
 from retuned.channels.notices import Place
@@ -29,7 +29,7 @@ from retuned.local import people, telling
 from retuned.local.context import Kind
 from retuned.local.people import Voice
 from retuned.local.review_source import key_of
-from retuned.ports import Clock, Event, Store
+from retuned.ports import Clock, Event, Store, Telemetry
 from retuned.settings import Settings
 from retuned.spans import NoSpans
 from retuned.stages.gate import DecisionKind
@@ -151,11 +151,21 @@ class Channels:
         Where people find proposals.
     clock
         Time.
+    telemetry
+        Counts messages.
     """
 
     def __init__(
-        self, store: Store, outbox: Outbox, sinks: Sequence[Sink], *, place: Place, clock: Clock
+        self,
+        store: Store,
+        outbox: Outbox,
+        sinks: Sequence[Sink],
+        *,
+        place: Place,
+        clock: Clock,
+        telemetry: Telemetry,
     ) -> None:
+        self._telemetry = telemetry
         self._store = store
         self._outbox = outbox
         self._sinks = tuple(sinks)
@@ -179,7 +189,8 @@ class Channels:
         """Do everything once."""
         now = self._clock.now()
         telling.look(self._store, self._outbox, self._sinks, place=self._place, now=now)
-        deliver(self._outbox, self._by_name, now=self._clock.now)
+        deliver(self._outbox, self._by_name, now=self._clock.now, telemetry=self._telemetry)
+        show(self._outbox, tuple(self._by_name), telemetry=self._telemetry)
 
     def _run(self) -> None:
         forgotten_s = float("-inf")
@@ -199,7 +210,7 @@ class Channels:
 
 
 @contextmanager
-def channelled(settings: Settings, *, clock: Clock) -> Iterator[str]:
+def channelled(settings: Settings, *, clock: Clock, telemetry: Telemetry) -> Iterator[str]:
     """Run the channels while the daemon runs, and return where they listen; empty for nowhere.
 
     Raises
@@ -217,8 +228,20 @@ def channelled(settings: Settings, *, clock: Clock) -> Iterator[str]:
         return
     store = SqliteStore(settings.state_dir, clock=clock)
     outbox = Outbox(settings.state_dir, now=clock.now())
-    channels = Channels(store, outbox, sinks, place=place_for(settings), clock=clock)
-    server = _listening(settings, incoming, store=store, outbox=outbox, clock=clock)
+    channels = Channels(
+        store, outbox, sinks, place=place_for(settings), clock=clock, telemetry=telemetry
+    )
+    server = None
+    if incoming is not None:
+        words = LocalWords(
+            store,
+            clock=clock,
+            replays=outbox,
+            group_map=dict(settings.group_map),
+            pause=timedelta(seconds=settings.alertmanager_pause_s),
+        )
+        arrivals = Arrivals(words, incoming, replays=outbox, clock=clock, telemetry=telemetry)
+        server = _listening(settings, arrivals)
     try:
         channels.start()
         yield f"{settings.channels_listen.rpartition(':')[0]}:{server.port}" if server else ""
@@ -239,19 +262,8 @@ def place_for(settings: Settings) -> Place:
     return Place(review_url=lambda id: f"{base}/proposals/{key_of(id)}" if base else "")
 
 
-def _listening(
-    settings: Settings, incoming: Incoming | None, *, store: Store, outbox: Outbox, clock: Clock
-) -> PageServer | None:
-    if incoming is None:
-        return None
+def _listening(settings: Settings, arrivals: Arrivals) -> PageServer:
     host, port = place_of(settings.channels_listen, what="channels_listen")
-    words = LocalWords(
-        store,
-        clock=clock,
-        replays=outbox,
-        group_map=dict(settings.group_map),
-        pause=timedelta(seconds=settings.alertmanager_pause_s),
-    )
     server = PageServer(host, port, what="channels")
-    server.start(Arrivals(words, incoming, replays=outbox, clock=clock).app())
+    server.start(arrivals.app())
     return server

@@ -10,10 +10,11 @@ from retuned.metrics.observed import OBSERVED
 from retuned.metrics.records import OTHER, Exporter, Keeper, Kind, Metric
 from retuned.metrics.running import GPUS, RUNNING
 from retuned.metrics.swapped import GATED, PROPOSED, SWAPPED, WATCHED
+from retuned.metrics.told import TOLD
 from retuned.metrics.tried import TRIED
 
 _LONGEST = 128
-_ORDER = (*OBSERVED, *TRIED, *PROPOSED, *GATED, *SWAPPED, *WATCHED, *GPUS, *RUNNING)
+_ORDER = (*OBSERVED, *TRIED, *PROPOSED, *GATED, *TOLD, *SWAPPED, *WATCHED, *GPUS, *RUNNING)
 
 CATALOGUE: Mapping[str, Metric] = {each.name: each for each in _ORDER}
 """Every metric by name, in the order of the loop."""
