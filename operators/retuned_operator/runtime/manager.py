@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from retuned.errors import RetunedError, TemporaryError
 from retuned_operator.runtime.backoff import Backoff
 from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.errors import Conflict
+from retuned_operator.runtime.errors import Conflict, Unavailable
 from retuned_operator.runtime.lease import Leader, NotLeading
 from retuned_operator.runtime.metrics import RuntimeMetrics
 from retuned_operator.runtime.queue import WorkQueue
@@ -30,7 +30,8 @@ from retuned_operator.runtime.threads import in_thread, join
 
 log = logging.getLogger(__name__)
 
-_WATCH_BACKOFF = Backoff()
+_AWAY_S = 10.0
+_WATCH_BACKOFF = Backoff(most_s=_AWAY_S)
 _KEY_BACKOFF = Backoff(first_s=0.1, most_s=300.0)
 Keys = Callable[[Obj], Iterable[str]]
 """Which keys of a controller an object concerns."""
@@ -64,6 +65,9 @@ class ManagerSettings:
     """Of lists and watches that fail."""
     key_backoff: Backoff = _KEY_BACKOFF
     """Of keys whose reconcile fails."""
+    away_s: float = _AWAY_S
+    """Most seconds that a key waits whose reconcile got no answer at all: what is wrong is not the
+    key's, and an API server that is back is used soon."""
 
 
 class Manager:
@@ -255,7 +259,9 @@ class Manager:
             queue.retry(key)
             return error.code
         except TemporaryError as error:
-            delay_s = queue.retry(key, at_least_s=error.delay_s)
+            nobody = isinstance(error, Unavailable) and not error.status
+            most_s = self._settings.away_s if nobody else float("inf")
+            delay_s = queue.retry(key, at_least_s=error.delay_s, at_most_s=most_s)
             log.warning("%s %s: %s; again in %.1f s", controller.name, key, error, delay_s)
             return error.code
         except RetunedError as error:

@@ -69,11 +69,11 @@ class WorkQueue:
             heapq.heappush(self._later, (due, next(self._count), key))
             self._changed.notify()
 
-    def retry(self, key: str, *, at_least_s: float = 0.0) -> float:
+    def retry(self, key: str, *, at_least_s: float = 0.0, at_most_s: float = float("inf")) -> float:
         """Have a key that failed looked at later; return in how many seconds."""
         with self._changed:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
-        delay_s = max(self._backoff.delay_s(failures), at_least_s)
+        delay_s = max(min(self._backoff.delay_s(failures), at_most_s), at_least_s)
         self.add_after(key, delay_s)
         return delay_s
 

@@ -16,7 +16,7 @@ from tests.operators.runtime.running import eventually, in_thread
 from retuned.errors import HarnessError, TemporaryError
 from retuned_operator.runtime.backoff import Backoff
 from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.errors import Conflict
+from retuned_operator.runtime.errors import Conflict, Unavailable
 from retuned_operator.runtime.lease import Leader, LeaseTimes
 from retuned_operator.runtime.manager import Controller, Manager, ManagerSettings, itself
 from retuned_operator.runtime.resources import CONFIG_MAPS, SECRETS, Obj
@@ -137,6 +137,25 @@ def test_what_fails_is_tried_again_and_others_do_not_wait_for_it(
         "retuned_operator_reconcile_duration_seconds_count", controller="copier", result=code
     )
     assert found >= 3
+
+
+def test_a_key_that_got_no_answer_comes_soon_and_one_that_was_refused_waits_its_time(
+    fake: FakeApi,
+) -> None:
+    make(fake, "unheard", x="1")
+    make(fake, "refused", x="1")
+    slow = ManagerSettings(key_backoff=Backoff(first_s=600.0, most_s=600.0), away_s=0.05)
+    copier = Copier(fake.api(), settings=slow)
+
+    def fail(key: str) -> None:
+        if copier.looked.count(key) < 3:
+            status = 0 if key == "serving/unheard" else 503
+            raise Unavailable("away", status=status, delay_s=0.01)
+
+    copier.before = fail
+    with copier.running():
+        eventually(lambda: copied(fake, "unheard") is not None)
+        assert copied(fake, "refused") is None
 
 
 def test_a_key_is_looked_at_again_when_its_time_has_come(fake: FakeApi) -> None:

@@ -86,6 +86,7 @@ def test_a_key_that_fails_waits_longer_each_time_until_it_is_forgotten() -> None
     queue.forget("a")
     assert queue.retry("a") <= 1.0
     assert queue.retry("b", at_least_s=30.0) == 30.0
+    assert queue.retry("a", at_least_s=0.1, at_most_s=0.2) == 0.2
 
 
 def test_a_queue_that_is_closed_gives_out_nothing_and_wakes_who_waits() -> None:
