@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +65,21 @@ def _has_gpu() -> bool:
 def shared() -> Path:
     """Folder of real traces and traffic beside the project."""
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def monitoring() -> Path:
+    """Folder with promtool, prometheus, alertmanager and amtool; in CI their absence is a fault."""
+    done = subprocess.run(
+        [ROOT / "scripts" / "monitoring-tools", "--path"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode != 0:
+        reason = "Prometheus is not here: make monitoring-tools"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return Path(done.stdout.strip())

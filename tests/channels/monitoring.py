@@ -16,7 +16,6 @@ from tests.plane.control_plane import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 60.0
-_TEMPLATES = b"/usr/share/prometheus/alertmanager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +74,16 @@ def monitoring_of(
             f"--web.listen-address=127.0.0.1:{prometheus_port}",
         ],
     }
-    places = {
-        "alertmanager": _movable(programs / "alertmanager", folder),
-        "prometheus": programs / "prometheus",
-    }
     running = []
     try:
         for name, options in commands.items():
             with (folder / f"{name}.log").open("wb") as log:
                 running.append(
                     subprocess.Popen(
-                        [places[name], *options], stdout=log, stderr=subprocess.STDOUT, cwd=folder
+                        [programs / name, *options],
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        cwd=folder,
                     )
                 )
         for url in (there.alertmanager, there.prometheus):
@@ -96,22 +94,6 @@ def monitoring_of(
             process.terminate()
         for process in running:
             process.wait(_PATIENCE_S)
-
-
-def _movable(program: Path, folder: Path) -> Path:
-    """Return a copy of Debian's Alertmanager that finds its templates where it runs.
-
-    Debian's looks for them in `/usr/share`, where nothing is installed; a path of the same length
-    is put in its place. Webhooks use no template, so empty ones do.
-    """
-    own = b"./assets".ljust(len(_TEMPLATES), b"/")
-    copy = folder / "alertmanager"
-    copy.write_bytes(program.read_bytes().replace(_TEMPLATES, own))
-    copy.chmod(0o700)
-    (folder / "assets").mkdir()
-    for name in ("default.tmpl", "email.tmpl"):
-        (folder / "assets" / name).touch()
-    return copy
 
 
 def _configure(folder: Path, *, metrics_port: int, am_port: int, webhook: str, token: str) -> None:
