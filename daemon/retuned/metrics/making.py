@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from retuned.metrics.records import Exporter, Keeper, Kind, Label, Metric, Stage, Unit
 
 _Exporters = frozenset[Exporter]
@@ -39,17 +41,8 @@ class Book:
         most_rows: int = 64,
     ) -> Metric:
         """Return a counter."""
-        return Metric(
-            name=name,
-            kind=Kind.COUNTER,
-            unit=unit,
-            stage=self._stage,
-            labels=labels,
-            meaning=meaning,
-            exporters=by or self._exporters,
-            keeper=keeper,
-            most_rows=most_rows,
-        )
+        shown = self._made(name, meaning, kind=Kind.COUNTER, unit=unit, by=by)
+        return replace(shown, labels=labels, keeper=keeper, most_rows=most_rows)
 
     def gauge(
         self,
@@ -61,16 +54,8 @@ class Book:
         keeper: Keeper = Keeper.TELEMETRY,
     ) -> Metric:
         """Return a gauge."""
-        return Metric(
-            name=name,
-            kind=Kind.GAUGE,
-            unit=unit,
-            stage=self._stage,
-            labels=labels,
-            meaning=meaning,
-            exporters=by or self._exporters,
-            keeper=keeper,
-        )
+        shown = self._made(name, meaning, kind=Kind.GAUGE, unit=unit, by=by)
+        return replace(shown, labels=labels, keeper=keeper)
 
     def table(
         self,
@@ -82,17 +67,8 @@ class Book:
         most_rows: int = 64,
     ) -> Metric:
         """Return a gauge whose rows are replaced at a time."""
-        return Metric(
-            name=name,
-            kind=Kind.GAUGE,
-            unit=unit,
-            stage=self._stage,
-            labels=labels,
-            meaning=meaning,
-            exporters=by or self._exporters,
-            keeper=Keeper.TABLE,
-            most_rows=most_rows,
-        )
+        shown = self.gauge(name, meaning, *labels, unit=unit, by=by, keeper=Keeper.TABLE)
+        return replace(shown, most_rows=most_rows)
 
     def totals(
         self,
@@ -115,14 +91,27 @@ class Book:
         keeper: Keeper = Keeper.TELEMETRY,
     ) -> Metric:
         """Return a histogram of seconds."""
+        shown = self._made(
+            name, meaning, kind=Kind.HISTOGRAM, unit=Unit.SECONDS, by=by, buckets=buckets
+        )
+        return replace(shown, labels=labels, keeper=keeper)
+
+    def _made(
+        self,
+        name: str,
+        meaning: str,
+        *,
+        kind: Kind,
+        unit: Unit,
+        by: _Exporters | None,
+        buckets: tuple[float, ...] = (),
+    ) -> Metric:
         return Metric(
             name=name,
-            kind=Kind.HISTOGRAM,
-            unit=Unit.SECONDS,
+            kind=kind,
+            unit=unit,
             stage=self._stage,
-            labels=labels,
             meaning=meaning,
             exporters=by or self._exporters,
-            keeper=keeper,
             buckets=buckets,
         )
