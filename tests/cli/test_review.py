@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import typer
+from tests.channels import heard
+from tests.channels.heard import ARTIFACT
 from typer.testing import CliRunner
 
 from retuned.adapters.approvals import Approvals, Identity
@@ -17,13 +19,11 @@ from retuned.adapters.policy_files import load_policy
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.cli import freezes, review
 from retuned.cli.output import safe
-from retuned.contract import Guard, TrustClass
 from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
 from retuned.local.lock import only_one
 from retuned.ports import Event
 from retuned.stages.gate import GateState, Mode, decide, explain
-from retuned.stages.proposal import Proposal, Risk
-from retuned.stages.verdict import Interval
+from retuned.stages.proposal import Proposal
 from retuned.terminal.moments import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,33 +31,19 @@ POLICY = load_policy(ROOT / "policies" / "laptop-demo.yaml")
 OBSERVER = load_policy(ROOT / "policies" / "observe-only.yaml")
 ID = "sha256:" + "ab12" * 16
 TWIN = "sha256:" + "ab13" * 16
-ARTIFACT = "sha256:" + "cd" * 32
 NOW = datetime.now(UTC)
 
 Run = Callable[..., Any]
 
 
 def proposal(**changes: Any) -> Proposal:
-    values: dict[str, Any] = {
+    mine: dict[str, Any] = {
         "id": ID,
         "target": "local",
-        "definition": "linear_w8",
-        "artifact": ARTIFACT,
-        "baseline": "sha256:" + "00" * 32,
-        "guard": Guard(bounds={"M": (16, 512)}),
-        "speedup": Interval(lower=1.5, point=1.6, upper=1.7, confidence=0.99),
-        "share": 0.4,
-        "expected_saving": 0.13,
-        "risk": Risk.MEDIUM,
-        "risk_reasons": ("touches 40% of kernel time",),
-        "trust": TrustClass.PARAMETERS,
-        "evidence": "sha256:" + "ee" * 32,
-        "experiment": "plan",
-        "requested_by": "retuned",
         "created_at": NOW - timedelta(minutes=10),
         "expires_at": NOW + timedelta(hours=24),
     }
-    return Proposal(**(values | changes))
+    return heard.proposal(**(mine | changes))
 
 
 @pytest.fixture
