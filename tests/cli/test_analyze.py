@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from retuned.cli.analyze import analyze, diff
 from retuned.errors import UnreadableInput, UsageError
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "traces"
 DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
 
@@ -194,6 +195,42 @@ def test_drift_is_an_answer_and_a_failure_only_where_asked(tmp_path: Path) -> No
     page = tmp_path / "diff.html"
     assert run("diff", before, after, "--fail-on-drift", "--html", page).exit_code == 1
     assert "prefill" in page.read_text()
+
+
+def test_a_replay_is_compared_with_eager_launches_by_name_and_it_is_said(tmp_path: Path) -> None:
+    eager, replay = (EXAMPLES / f"llama-chat-{how}.pt.trace.json.gz" for how in ("eager", "graphs"))
+    page = tmp_path / "page.html"
+    body = answer("diff", eager, replay, "--html", page)
+    (warning,) = body["warnings"]
+    assert warning["code"] == "shapes-on-one-side"
+    assert warning["message"].startswith(f"{replay} does not say at which shapes")
+    assert body["drift"]["distance"] < 0.01  # by shapes it would be 0.99, of the same work
+    assert body["drift"]["reasons"][0]["code"] == "frequency-changed"
+    html = page.read_text()
+    assert "does not say at which shapes" in html
+    assert "(whole workload)" in html
+    assert "(unnamed)" not in html
+    assert answer("diff", replay, eager)["warnings"][0]["message"].startswith(f"{replay} does not")
+
+
+def test_traces_that_were_recorded_alike_are_compared_without_a_warning() -> None:
+    chat, code = (EXAMPLES / f"llama-{what}-graphs.pt.trace.json.gz" for what in ("chat", "code"))
+    body = answer("diff", chat, code)
+    assert body["warnings"] == []
+    assert body["drift"]["detected"]
+
+
+def test_a_folder_is_refused_with_the_way_to_name_its_traces(tmp_path: Path) -> None:
+    result = run("analyze", tmp_path)
+    assert result.exit_code == 3
+    assert f"name the traces in it, such as {tmp_path}/*.json.gz" in result.stderr.replace("\n", "")
+    assert result.stdout == ""
+
+
+def test_an_error_is_said_once(tmp_path: Path) -> None:
+    result = run("analyze", DATA / "rocpd.db", tmp_path / "absent")
+    assert (result.stdout + result.stderr).count("no such file") == 1
+    assert "not-found" in result.stdout
 
 
 def test_diff_refuses_what_it_cannot_read() -> None:

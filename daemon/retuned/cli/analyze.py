@@ -20,6 +20,8 @@ from retuned.cli.output import (
 )
 from retuned.cli.twins import Twins
 from retuned.errors import UnreadableInput
+from retuned.report.words import plural, share
+from retuned.stages.drift import OneSided, alike, compare
 from retuned.stages.profile import Folder, SignatureStat, WorkloadProfile, merge
 from retuned.stages.trace import CapturedLaunch, ShapeSource, align_capture
 
@@ -62,7 +64,7 @@ def analyze(
         write_page(html, analyze_page(body))
     if as_json:
         emit_json(body)
-    else:
+    elif profiles:  # else the errors below are all there is to say
         from retuned.report.text import analyze_text
 
         stdout().print(*analyze_text(body, top=top), sep="\n")
@@ -86,15 +88,18 @@ def diff(
         bool, typer.Option("--fail-on-drift", help="Exit with 1 if the workload drifted.")
     ] = False,
 ) -> None:
-    """Say whether and how the workload of one trace differs from another's."""
-    from retuned.stages.drift import compare
+    """Say whether and how the workload of one trace differs from another's.
 
+    Kernels whose shapes only one of the traces knows are compared by name alone, and a warning
+    says so: compare traces that were recorded alike.
+    """
     if html:
         check_writable(html)
     limits = ReadLimits()
-    old, new = (_read_profile(path, limits) for path in (before, after))
+    old, new, lacking = alike(*(_read_profile(path, limits) for path in (before, after)))
     report = compare(old, new)
-    body = {"drift": report.model_dump(mode="json")}
+    warnings = [one_sided(lacking, before, after)] if lacking else []
+    body = {"drift": report.model_dump(mode="json"), "warnings": warnings}
     page = body | {
         "before": profile_body(old),
         "after": profile_body(new),
@@ -112,6 +117,18 @@ def diff(
         stdout().print(*diff_text(page), sep="\n")
     if fail_on_drift and report.detected:
         raise typer.Exit(1)
+
+
+def one_sided(lacking: OneSided, before: Path, after: Path) -> _Body:
+    """Return the warning about shapes that only one of two traces knows."""
+    without, having = (before, after) if lacking.missing_before else (after, before)
+    return {
+        "code": "shapes-on-one-side",
+        "message": f"{without} does not say at which shapes {plural(lacking.kernels, 'kernel')} "
+        f"with {share(lacking.share)} of kernel time ran, {having} does (launches replayed from a "
+        "captured graph have no shapes, those made one by one have). They are compared by name "
+        "alone, so a change of their shapes does not show; compare two traces recorded alike",
+    }
 
 
 def profile_body(profile: WorkloadProfile) -> _Body:

@@ -71,6 +71,7 @@ def diff_page(data: Json) -> str:
         names=names,
         verdict=profiles.verdict_words(drift),
         sentence=profiles.sentence(drift),
+        warnings=records(data, "warnings"),
         new=new,
         new_count=words.plural(len(new), "signature"),
         gone_count=words.plural(len(gone), "signature"),
@@ -150,6 +151,7 @@ def environment(*packages: str, undefined: type[Undefined] = ChainableUndefined)
         lstrip_blocks=True,
     )
     made.filters.update(
+        about=profiles.about,
         belief=words.belief,
         count=words.count,
         counted=words.counted,

@@ -26,6 +26,8 @@ from retuned.stages.trace import ShapeSource
 
 Json = Mapping[str, Any]
 _PLOTTED = 52
+WHOLE = "(whole workload)"
+"""Stands for a kernel in a reason that is about none."""
 
 
 def records(data: object, key: str) -> list[Json]:
@@ -55,6 +57,15 @@ def named(data: Json, key: str = "kernel", *, limit: int = 0) -> str:
     found = data.get(key)
     text = clean(found) if isinstance(found, str) and found else "(unnamed)"
     return kernel(text, limit) if limit else text
+
+
+def about(reason: Json, *, limit: int = 0) -> str:
+    """Return what a reason is about: kernel and shape, or all of it where it names no kernel."""
+    if not reason.get("kernel"):
+        return WHOLE
+    shape = reason.get("shape")
+    where = short(shape, limit or 400) if shape else ""
+    return f"{named(reason, limit=limit)} {where}".strip()
 
 
 def geometry(signature: Json) -> str:

@@ -16,10 +16,6 @@ from retuned.report.story_text import demo_text
 __all__ = ["analyze_text", "demo_text", "diff_text"]
 
 
-_WHOLE = "(whole workload)"
-"""Stands for a kernel in a reason that is about none."""
-
-
 def _table(*columns: str, title: str = "") -> Table:
     """Return an empty table.
 
@@ -94,9 +90,7 @@ def _files(data: Json) -> Table:
     table = _table("File", "Format", ">Launches", ">Kernels", ">Span", "Not counted")
     for entry in records(data, "files"):
         error = section(entry, "error")
-        problem = (
-            f"not read: {words.label(error.get('message'))} [{words.label(error.get('code'))}]"
-        )
+        problem = f"not read: {words.label(error.get('code'))}"  # the whole of it is on stderr
         _row(
             table,
             words.short(entry.get("path"), 80),
@@ -136,7 +130,11 @@ def diff_text(data: Json) -> list[RenderableType]:
         ``drift`` as ``retuned diff`` prints it; ``before`` and ``after`` where known.
     """
     drift = section(data, "drift")
-    found: list[RenderableType] = [_heading(profiles.sentence(drift))]
+    found: list[RenderableType] = [
+        Text(f"warning: {words.label(warning.get('message'))}.")
+        for warning in records(data, "warnings")
+    ]
+    found.append(_heading(profiles.sentence(drift)))
     found.append(
         Text(f"distance {words.significant(drift.get('distance'))} (0 same mix, 1 disjoint)")
     )
@@ -146,7 +144,7 @@ def diff_text(data: Json) -> list[RenderableType]:
         for r in reasons[:40]:
             _row(
                 table,
-                f"{named(r, limit=60)} {_where(r)}".strip() if r.get("kernel") else _WHOLE,
+                profiles.about(r, limit=60),
                 words.label(r.get("code")),
                 words.share(r.get("share_before")) if r.get("kernel") else words.NOTHING,
                 words.share(r.get("share_after")) if r.get("kernel") else words.NOTHING,
@@ -170,7 +168,3 @@ def diff_text(data: Json) -> list[RenderableType]:
                 Text(f"{name}: {words.plural(len(rows), 'signature')}, {took} of kernel time")
             )
     return found
-
-
-def _where(reason: Json) -> str:
-    return words.short(reason["shape"], 60) if reason.get("shape") else ""

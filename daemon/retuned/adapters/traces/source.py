@@ -34,8 +34,9 @@ def open_regular(path: Path) -> BinaryIO:
             )
         return file
     except NotPlain as error:
+        what = f"the traces in it, such as {path}/*.json.gz" if path.is_dir() else "a trace file"
         raise UnreadableInput(
-            "not-a-file", where=where, message=f"{error.strerror}; name a trace file"
+            "not-a-file", where=where, message=f"{error.strerror}; name {what}"
         ) from None
     except FileNotFoundError:
         raise UnreadableInput(

@@ -4,10 +4,11 @@ Two stages: novelty (is it new?) and worth (does it pay to act?). Ordinary tests
 real traffic, so nothing here alarms on a p-value. Pure.
 
 ``learn`` a baseline, ``detect`` window by window, ``adopt`` what was accepted or tuned for;
-``compare`` two profiles without history.
+``compare`` two profiles without history, made ``alike`` where one of them knows fewer shapes.
 """
 
 from retuned.stages.drift.adopt import adopt
+from retuned.stages.drift.alike import OneSided, alike
 from retuned.stages.drift.compare import compare
 from retuned.stages.drift.detect import detect
 from retuned.stages.drift.learn import comparable, learn
@@ -32,8 +33,10 @@ __all__ = [
     "Latency",
     "Library",
     "LibraryProfile",
+    "OneSided",
     "SizeClass",
     "adopt",
+    "alike",
     "comparable",
     "compare",
     "detect",

@@ -65,7 +65,9 @@ def compare(
     if moved or mixed or new or rate:
         worth = reading.uncovered >= settings.uncovered_share
         action = DriftAction.RETUNE if worth else DriftAction.ADOPT
-        if rate:
+        if rate and not (moved or mixed or new):  # what else moved a little is not why
+            reasons = [rate, *reasons[: REASONS_MAX - 1]]
+        elif rate:
             reasons = [*reasons[: REASONS_MAX - 1], rate]
     return _report(after, reading, tuple(reasons), action)
 
