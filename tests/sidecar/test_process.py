@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,15 @@ from tests.operators.agent.agent_world import POD, TARGET, AgentWorld, token_of
 from tests.sidecar.sidecar_world import FIRST, PodWorld, back, swap
 
 from retuned.adapters.runtime_socket import RuntimeSocket
-from retuned.agent_wire import DriftPost, Hello, OrderDone, Outcome, ProfileReport, WatchPost
+from retuned.agent_wire import (
+    DriftPost,
+    Hello,
+    OrderDone,
+    Outcome,
+    ProfileReport,
+    WatchPost,
+    skew_s,
+)
 from retuned.runtime import attach
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.variant import LOADERS
@@ -181,6 +192,31 @@ def test_harm_with_the_operator_away_is_undone_and_told_when_it_is_back(
     assert len(pod.outcomes()) == 1
     pod.agent.inbox.full = False
     pod.until(lambda: (forward.id, Outcome.ROLLED_BACK) in pod.outcomes())
+
+
+def test_with_clocks_a_day_apart_a_tampered_artifact_is_refused_and_a_sound_one_taken(
+    pod: PodOfProcesses,
+) -> None:
+    pod.agent.clock.advance((datetime.now(UTC) - pod.agent.clock.now()).total_seconds() - 86_400)
+    sound = pod.agent.fleet.artifacts[FIRST]
+    manifest = json.loads(sound["artifact.json"])
+    manifest["binary_sha256"] = hashlib.sha256(b"other code").hexdigest()
+    tampered = {"kernel.so": b"other code", "artifact.json": json.dumps(manifest).encode()}
+    pod.agent.fleet.artifacts[FIRST] = {**sound, **tampered}
+    pod.start()
+    pod.until(lambda: bool(pod.said(Hello)))
+    ahead_s = skew_s(pod.said(Hello)[0], now=pod.agent.clock.now())
+    assert 86_000 < ahead_s < 87_000
+    refused, taken = swap(), swap(epoch=3, proposal="p2")
+    pod.agent.order(refused)
+    pod.until(lambda: (refused.id, Outcome.REFUSED) in pod.outcomes())
+    (said,) = (each for each in pod.said(OrderDone) if each.order == refused.id)
+    assert said.reason == "signature-mismatch"
+    assert pod.active() is None, "the original serves on"
+    pod.agent.fleet.artifacts[FIRST] = sound
+    pod.agent.order(taken)
+    pod.until(lambda: (taken.id, Outcome.DONE) in pod.outcomes())
+    assert pod.active() == FIRST
 
 
 def test_the_sidecar_stays_small_and_empties_its_folder(pod: PodOfProcesses) -> None:

@@ -31,7 +31,10 @@ def refuse(ctx: Context, order: SwapOrder, *, reason: str, detail: str = "") -> 
 def wait(ctx: Context, order: SwapOrder, *, reason: str, detail: str = "") -> None:
     """Note why an order cannot be carried out yet; the newest reason counts."""
     held = _held(order, reason=reason, detail=detail, final=False)
+    before = ctx.standing.waits.get(order.definition)
     ctx.standing.waits[order.definition] = held
+    if before is None or (before.order, before.reason) != (held.order, held.reason):
+        ctx.standing.news.set()
 
 
 def go(ctx: Context, order: SwapOrder) -> None:
