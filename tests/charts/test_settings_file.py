@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.charts.rendering import CHART, CI, Helm, values_of
+from tests.charts.rendering import CHART, CI, ROOT, Helm, values_of
 
+from retuned import catalog
 from retuned_operator.crds import JobRole
 from retuned_operator.crds.target import Vendor
 from retuned_operator.manifests import (
@@ -18,6 +19,7 @@ from retuned_operator.manifests import (
     inject,
     job_objects,
 )
+from retuned_operator.program.definitions import learn
 from retuned_operator.program.reviewing import review_settings
 from retuned_operator.program.settings import CONFIG, Settings, load_settings
 
@@ -156,6 +158,63 @@ def test_pods_with_the_sidecar_may_reach_the_agent_api(helm: Helm, reader: Reade
     first = policy["spec"]["ingress"][0]
     assert first["ports"] == [{"protocol": "TCP", "port": "agent"}]
     assert first["from"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+KERNELS = ROOT / "docs" / "examples" / "scale_bias"
+
+
+def test_definitions_in_the_values_are_those_that_the_operator_learns(
+    helm: Helm, reader: Reader, tmp_path: Path
+) -> None:
+    values = {"definitions": {"files": {each.name: each.read_text("utf-8")
+                                        for each in KERNELS.iterdir()}}}  # fmt: skip
+    place, volume = mounted(helm, values)
+    assert place == {"name": "definitions", "readOnly": True,
+                     "mountPath": str(reader(values).definitions_dir)}  # fmt: skip
+    data = object_of(helm, values, "ConfigMap", volume["configMap"]["name"])["data"]
+    for name, text in data.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    try:
+        assert learn(tmp_path).names == ("scale_bias_h1024",)
+    finally:
+        catalog.forget()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "volume"),
+    [
+        ({"configMap": "kernels"}, {"configMap": {"name": "kernels"}}),
+        ({"existingClaim": "kernels"},
+         {"persistentVolumeClaim": {"claimName": "kernels", "readOnly": True}}),
+    ],
+)  # fmt: skip
+def test_definitions_may_lie_in_what_is_there_already(
+    helm: Helm, reader: Reader, chosen: dict[str, str], volume: dict[str, Any]
+) -> None:
+    place, found = mounted(helm, {"definitions": chosen})
+    assert found == {"name": "definitions", **volume}
+    assert place["mountPath"] == str(reader({"definitions": chosen}).definitions_dir)
+    assert place["readOnly"]
+
+
+def test_there_are_no_definitions_unless_named_and_other_files_make_another_pod(
+    helm: Helm, reader: Reader
+) -> None:
+    assert reader({}).definitions_dir is None
+    seen = set()
+    for text in ("name: a", "name: b"):
+        values = {"definitions": {"files": {"a.yaml": text}}}
+        pod = object_of(helm, values, "Deployment", "retuned-operator")["spec"]["template"]
+        seen.add(pod["metadata"]["annotations"]["retuned.dev/definitions"])
+    assert len(seen) == 2
+
+
+def mounted(helm: Helm, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return where definitions are mounted, and what is."""
+    pod = object_of(helm, values, "Deployment", "retuned-operator")["spec"]["template"]["spec"]
+    (place,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "definitions")
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "definitions")
+    return place, volume
 
 
 def test_there_is_no_review_page_unless_chosen(reader: Reader) -> None:

@@ -34,6 +34,7 @@ from retuned_operator.program.accounting import ClusterAccounts
 from retuned_operator.program.catalog import CatalogKernels
 from retuned_operator.program.collecting import Collector
 from retuned_operator.program.controlling import controllers_of
+from retuned_operator.program.definitions import learn
 from retuned_operator.program.fleet import CachedFleet
 from retuned_operator.program.health import HealthServer
 from retuned_operator.program.ledger import StoreLedger
@@ -134,6 +135,7 @@ class Operator:
             self._results, pods=self._pods_of, logs=self._reach.api, clock=self._clock
         )
         artifacts = settings.state_dir / "artifacts"
+        learnt = learn(settings.definitions_dir)  # before pods tell of kernels that take a name
         live = LiveKernels(self._store)
         self._kernels = CatalogKernels(live)
         self._accounts = ClusterAccounts(
@@ -152,7 +154,7 @@ class Operator:
         self._fleet = CachedFleet(
             self.caches, artifact=self._ledger.artifact, key=notary.public_hex
         )
-        self._shown = Shown(self.caches, self._telemetry, clock=self._clock)
+        self._shown = Shown(self.caches, self._telemetry, clock=self._clock, learnt=learnt)
         self._stack = ExitStack()
         self._control(settings)
         self._securing = Securing(settings, self.manager.writer, namespaces=self._server_namespaces)

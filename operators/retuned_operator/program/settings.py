@@ -85,6 +85,8 @@ class Settings(BaseSettings):
     """Name of this pod; whoever leads is known by it."""
     pod_namespace: str = "retuned"
     """Namespace of this pod, with lease and certificate."""
+    definitions_dir: Path | None = None
+    """Folder of definition files of the cluster's own kernels; None has none."""
     kubeconfig: Path | None = None
     """How to reach the API server from outside of the cluster; None is the pod's account."""
 

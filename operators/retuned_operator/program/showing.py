@@ -20,6 +20,7 @@ from retuned_operator.controllers.counted import is_waiting
 from retuned_operator.controllers.ports import Caches
 from retuned_operator.controllers.words import is_standing
 from retuned_operator.crds import ExperimentPhase, SwapProposal, TuningFreeze, read
+from retuned_operator.program.definitions import Learnt
 from retuned_operator.runtime.resources import (
     EXPERIMENTS,
     FREEZES,
@@ -47,12 +48,22 @@ class Shown:
         Where it is shown.
     clock
         Time.
+    learnt
+        What came of the folder of definitions.
     """
 
-    def __init__(self, caches: Caches, telemetry: Telemetry, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        caches: Caches,
+        telemetry: Telemetry,
+        *,
+        clock: Clock,
+        learnt: Learnt | None = None,
+    ) -> None:
         self._caches = caches
         self._telemetry = telemetry
         self._clock = clock
+        self._learnt = learnt or Learnt()
 
     def show(self) -> None:
         """Show everything that is known; a kind that is not known is left as it was."""
@@ -65,6 +76,9 @@ class Shown:
         self._experiments()
         self._policies()
         self._freezes(self._clock.now())
+        files = Counter({"known": len(self._learnt.names), "left-out": len(self._learnt.left_out)})
+        rows = standing(files, "state", known=("known", "left-out"))
+        self._telemetry.table("retuned_definition_files", rows)
 
     def _targets(self, targets: Sequence[Obj]) -> None:
         pods: list[Row] = []
