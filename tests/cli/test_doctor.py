@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from retuned.cli.doctor import doctor, examine
+from retuned.cli.doctor import _print, doctor, examine
 from retuned.cli.places import cautions
 from retuned.cli.probe import Fact, Level, Probe
 from retuned.errors import MissingDependency
@@ -332,6 +332,21 @@ def test_it_says_whether_triton_variants_can_be_measured(
     fact = facts(probe)[name]
     assert fact.level is level
     assert says in f"{fact.value} {fact.advice}"
+
+
+def test_where_only_a_gpu_is_tuned_and_none_is_there_it_says_that_it_observes_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = Settings(state_dir=STATE, lab_language="triton")
+    found = examine(machine(), settings)
+    (lab,) = [fact for fact in found if fact.name == "gpu-lab"]
+    assert lab.level is Level.LIMITED
+    assert "observed only" in lab.advice
+    assert "begins no experiment" in lab.advice
+    _print(found, usable=True)
+    assert "observes only on this machine" in capsys.readouterr().out
+    auto = facts(machine())["gpu-lab"]
+    assert (auto.level, "none is tried" in auto.value) == (Level.OK, True)
 
 
 def test_definitions_of_ones_own_are_named_with_what_is_wrong(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from retuned.adapters.clock import FakeClock
 from retuned.cli import logs
 from retuned.cli import run as command
 from retuned.contract import Language
+from retuned.errors import RetunedError
 from retuned.local import wiring
 
 LOOP = SimpleNamespace(ctx=SimpleNamespace(clock=FakeClock()))
@@ -86,7 +87,28 @@ def test_without_a_gpu_it_says_once_that_live_triton_kernels_are_left_alone(
     command.run(state_dir=tmp_path / "state", watch=[tmp_path])
     told = [r.getMessage() for r in caplog.records if "live Triton kernels" in r.getMessage()]
     assert len(told) == said
-    assert all("lab_language: triton" in text for text in told)
+    assert all("none is tried" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("RETUNED_REVIEW", "0.0.0.0:9476", "others could reach that address"),
+        ("RETUNED_CHANNELS_LISTEN", "127.0.0.1:0", "hears nobody"),
+        ("RETUNED_POLICY_FILES", "{bad}", "bad.yaml"),
+        ("RETUNED_DEFINITION_FILES", "{bad}", "bad.yaml"),
+    ],
+)
+def test_what_is_written_wrong_is_told_before_anything_is_made_or_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("spec: [")
+    monkeypatch.setenv(name, value.format(bad=bad))
+    monkeypatch.setattr(wiring, "build", lambda _: pytest.fail("it was started"))
+    with pytest.raises(RetunedError, match=says):
+        command.run(state_dir=tmp_path / "state", watch=[tmp_path])
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_logged_name_cannot_write_to_the_terminal() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from retuned.contract import Language
@@ -9,6 +11,7 @@ from retuned.errors import MissingDependency
 from retuned.lab.languages.gpu import Gpu
 from retuned.lab.physics import GPU_PEAKS, gpu_floor_us
 from retuned.local import wiring
+from retuned.local.experimenting import open_experiment
 from retuned.local.known_kernels import KnownKernels
 from retuned.settings import Settings
 
@@ -44,6 +47,18 @@ def test_the_language_is_what_is_set_or_what_the_machine_has(
 ) -> None:
     monkeypatch.setattr(wiring, "find_gpu", found)
     assert wiring.language_of(Settings.model_validate({"lab_language": set_to})) is language
+
+
+def test_without_a_gpu_triton_is_observed_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wiring, "find_gpu", lambda: None)
+    loop, _ = wiring.build(Settings(state_dir=tmp_path, lab_language="triton"))
+    assert loop.ctx.settings.observes_only
+    assert any("observes only" in record.getMessage() for record in caplog.records)
+    assert open_experiment(loop.ctx) is None
+    timed, _ = wiring.build(Settings(state_dir=tmp_path / "cpu", lab_language="cpu_cpp"))
+    assert not timed.ctx.settings.observes_only
 
 
 def test_each_language_has_its_own_incumbent_and_structures() -> None:

@@ -20,6 +20,7 @@ from retuned.lab.physics import GPU_PEAKS
 from retuned.settings import Settings, load_settings
 
 _NEEDED_MEMORY_BYTES = 2 * 2**30
+_NO_GPU = f"no GPU: Triton is interpreted and compiled for {FALLBACK_ARCH}, never timed"
 _HOW_TO_COMPILE = {
     "nvrtc": "NVIDIA's libnvrtc comes with PyTorch for CUDA, or with the CUDA toolkit",
     "hiprtc": "ROCm brings libhiprtc (ROCM_PATH names it); or install clang-19 and lld-19",
@@ -60,7 +61,7 @@ def examine(probe: Probe, settings: Settings) -> tuple[Fact, ...]:
         *places(probe, settings),
         *_frameworks(probe),
         *_devices(probe),
-        *_gpu_lab(probe),
+        *_gpu_lab(probe, language=settings.lab_language),
         *_compilers(probe),
         *backends(probe, settings),
         *_sandbox(probe),
@@ -131,16 +132,20 @@ def _devices(probe: Probe) -> Iterator[Fact]:
     yield _device("gpu-amd", "; ".join(nodes))
 
 
-def _gpu_lab(probe: Probe) -> Iterator[Fact]:
-    """Say whether Triton variants can be measured here."""
+def _gpu_lab(probe: Probe, *, language: str) -> Iterator[Fact]:
+    """Say whether Triton variants can be measured here, and what follows if not."""
     try:
         gpu = probe.gpu()
     except MissingDependency as error:
         yield fact("gpu-lab", False, "unusable", str(error))
         return
     if gpu is None:
-        value = f"no GPU: Triton is interpreted and compiled for {FALLBACK_ARCH}, never timed"
-        yield fact("gpu-lab", True, value, "")
+        why = "Triton kernels are observed only: untimed variants prove nothing, so none is tried"
+        if language == "triton":
+            advice = f"lab_language is triton. {why}; `retuned run` begins no experiment here"
+            yield fact("gpu-lab", False, _NO_GPU, advice)
+        else:
+            yield fact("gpu-lab", True, f"{_NO_GPU}. {why}", "")
         return
     advice = f"peaks of {gpu.arch} are not known here, so nothing says what is left to gain"
     value = f"{gpu.arch}, {gpu.name}, {gpu.runtime}, driver {gpu.driver}"
@@ -227,6 +232,9 @@ def _print(facts: Sequence[Fact], *, usable: bool) -> None:
         out.print(cell(f"{each.level.value:8} {each.name:16} {each.value}"), soft_wrap=True)
         if each.advice:
             out.print(cell(f"{'':25} {each.advice}"), soft_wrap=True)
+    if any(each.value == _NO_GPU for each in facts) and usable:
+        out.print("\nThe loop observes only on this machine, as it is set.")
+        return
     if usable:
         out.print("\nThe loop can run on this machine's CPU.")
         return

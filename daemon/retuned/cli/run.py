@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from retuned.adapters.policy_files import load_policies
+from retuned.catalog.own import load_definitions
 from retuned.cli.logs import log_to_stderr
 from retuned.cli.places import cautions
 from retuned.contract import Language
@@ -19,9 +21,9 @@ from retuned.settings import Settings, load_settings
 log = logging.getLogger(__name__)
 
 _NO_GPU = (
-    "no GPU here, so kernels are taken to be C++ for the processor: live Triton kernels of "
-    "attached servers are counted and left alone; to tune them run the daemon where a GPU is, or "
-    "set lab_language: triton"
+    "no GPU here, so kernels are taken to be C++ for the processor. Triton kernels are observed "
+    "only: their variants are timed on a GPU, so none is tried, and live Triton kernels of "
+    "attached servers are counted and left alone; to tune them run the daemon where a GPU is"
 )
 
 
@@ -50,6 +52,7 @@ def run(
     from retuned.local.review_page import served  # after the settings: a typo answers at once
     from retuned.local.wiring import build, language_of
 
+    check_input(settings)
     with only_one(settings.state_dir):
         loop, telemetry = build(settings)
         if settings.metrics_port:
@@ -70,6 +73,29 @@ def run(
             if place:
                 log.info("channels are heard on %s", place)
             serve(loop, observe_s=settings.observe_poll_s, steer_s=settings.steer_poll_s)
+
+
+def check_input(settings: Settings) -> None:
+    """Read all that people wrote, before a folder is made or a port is taken.
+
+    Raises
+    ------
+    UsageError
+        If an address is none of this machine alone, or a channel is half set.
+    UnreadableInput
+        If a policy, a definition or a secret cannot be read.
+    """
+    from retuned.channels.configuring import incoming_of, sinks_of
+    from retuned.web.serving import place_of
+
+    if settings.review:
+        place_of(settings.review)
+    if settings.channels_listen:
+        place_of(settings.channels_listen, what="channels_listen")
+    sinks_of(settings)
+    incoming_of(settings)
+    load_policies(settings.policy_files)
+    load_definitions(settings.definition_files)
 
 
 def _folders(settings: Settings) -> str:

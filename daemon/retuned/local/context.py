@@ -127,6 +127,8 @@ class LoopSettings:
     """How much is measured on the whole server."""
     end_to_end_time: timedelta = timedelta(minutes=30)
     """Most time that this may take for one swap."""
+    observes_only: str = ""
+    """Why no experiment begins here at all; empty where they do."""
     experiments_per_day: int = 24
     """Most experiments that begin within 24 hours."""
     experiment_s_per_day: float = 4 * 3600.0

@@ -28,6 +28,8 @@ _SMALL_STEP = 3
 
 def open_experiment(ctx: Context) -> ExperimentPlan | None:
     """Return the plan to run now: an interrupted one first, else the most promising hypothesis."""
+    if ctx.settings.observes_only:
+        return None
     for stored in ctx.store.list(Kind.EXPERIMENT, phase="running"):
         plan = ExperimentPlan.model_validate(stored.body)
         if not _frozen(ctx, plan.definition):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from retuned import catalog
@@ -60,6 +61,11 @@ log = logging.getLogger(__name__)
 
 _LAB = "lab"
 """Folder below the state's."""
+OBSERVES_ONLY = (
+    "observes only: lab_language is triton and there is no GPU here. Variants could be interpreted "
+    "and not timed, and without times nothing is proven, so nothing is tried; run the daemon where "
+    "a GPU is"
+)
 _CORE = Peak(gflops=100.0, gbytes_per_s=20.0, cache_bytes=0)
 """One core of today's servers: two 256-bit FMA units at 3 GHz, and what one core streams from
 memory. A guess that only ranks hypotheses; what is gained is measured."""
@@ -91,8 +97,9 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
     log.info("evidence is signed with %s", notary.current())
     language = language_of(settings)
     environment = environment_of(language)
-    if not is_timed(environment):
-        log.warning("no GPU here: Triton kernels are interpreted, and their times mean nothing")
+    untimed = "" if is_timed(environment) else OBSERVES_ONLY
+    if untimed:
+        log.warning("%s", untimed)
     peak = _peak(language)
     context = Context(
         store=store,
@@ -107,7 +114,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         swapper=_swapper(settings, store, notary, language=language),
         bench=_lab(settings, store, language=language, arch=environment.arch),
         notary=notary,
-        settings=loop_settings(settings),
+        settings=replace(loop_settings(settings), observes_only=untimed),
         environment=environment.digest,
         catalog=ConfiguredKernels(
             KnownKernels(language=language, gflops=peak.gflops, gbytes_per_s=peak.gbytes_per_s),
