@@ -80,7 +80,7 @@ def story_values(volume: str) -> Mapping[str, Any]:
     given["experiments"] = given["experiments"] | {
         "gpuResources": {"cpu": "amd.com/gpu"},
         "gpuModels": {"MI300X": dict(MODEL)},
-        "sizes": {"search": lab, "verify": lab},
+        "sizes": {"compile": lab, "search": lab, "verify": lab},
     }
     given["store"] = {"persistent": True, "storageClassName": volume, "size": "1Gi"}
     given["policies"] = [

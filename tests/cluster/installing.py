@@ -92,6 +92,22 @@ class Volume:
         )
         self.cluster.node.run(sys.executable, "-c", text, str(self.folder), str(seconds))
 
+    @contextmanager
+    def tampered(self, digest: str) -> Iterator[None]:
+        """Let an artifact in the operator's store have other code for a block."""
+        artifact = self.folder / "artifacts" / digest.removeprefix("sha256:")
+        text = (
+            "import json, pathlib, sys; folder = pathlib.Path(sys.argv[1]); "
+            "path = folder / json.loads((folder / 'artifact.json').read_bytes())['binary']; "
+            "data = bytearray(path.read_bytes()); data[len(data) // 2] ^= 1; "
+            "path.write_bytes(data)"
+        )
+        self.cluster.node.run(sys.executable, "-c", text, str(artifact))
+        try:
+            yield
+        finally:
+            self.cluster.node.run(sys.executable, "-c", text, str(artifact))
+
 
 @contextmanager
 def volume(cluster: Cluster, name: str) -> Iterator[Volume]:

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class Report:
     """Why requests failed."""
     swaps: dict[str, int] = field(default_factory=dict)
     """What became of proposals."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """When the proposal came to each phase, seconds after it was made, by the operator's clock."""
 
     def add(self, counted: Counted) -> None:
         """Count traffic in."""
@@ -49,6 +52,13 @@ class Report:
         for name, count in swaps.items():
             self.swaps[name] = self.swaps.get(name, 0) + count
 
+    def note_phases(self, proposal: Mapping[str, Any]) -> None:
+        """Note when a proposal came to its phases."""
+        made = datetime.fromisoformat(proposal["metadata"]["creationTimestamp"])
+        for number, step in enumerate(proposal["status"]["history"]):
+            after_s = (datetime.fromisoformat(step["at"]) - made).total_seconds()
+            self.phases[f"{number} {step['to']} {step.get('reason', '')}".strip()] = round(after_s, 1)
+
     def body(self) -> Mapping[str, Any]:
         """Return all of it, with the machine that it was on."""
         return {
@@ -58,6 +68,7 @@ class Report:
             "requests": self.requests,
             "failures": self.failures,
             "swaps": self.swaps,
+            "phases": self.phases,
             "passed": sum(each["outcome"] == "passed" for each in self.tests.values()),
             "tests": self.tests,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,6 +94,12 @@ def wanted(uid: str, *, task: str, attempt: int = 1, deadline_s: int = 240) -> J
 def waiting(seconds: int) -> list[str]:
     """Return a command that only waits, for tests of what happens meanwhile."""
     return ["python", "-c", f"import time; time.sleep({seconds})"]
+
+
+def waiting_until(moment_s: float) -> list[str]:
+    """Return a command that waits until a moment, or until it is told to end: once, in all pods."""
+    text = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); "
+    return ["python", "-c", f"{text}time.sleep(max(0.0, {moment_s} - time.time()))"]
 
 
 def start(cluster: Cluster, request: JobRequest, job: dict[str, Any]) -> None:
@@ -199,7 +206,7 @@ def test_a_pod_past_its_deadline_is_ended(cluster: Cluster) -> None:
 
 def test_a_pod_that_was_evicted_is_replaced_and_has_not_failed(cluster: Cluster) -> None:
     request = wanted("evicted", task="{}")
-    started(cluster, request, waiting(20))
+    started(cluster, request, waiting_until(time.time() + 30))
     (first,) = pods(cluster, request)
     name = first["metadata"]["name"]
     eviction = {

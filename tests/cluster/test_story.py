@@ -228,7 +228,7 @@ def test_a_win_is_measured_proven_and_proposed(fleet: Fleet, report: Report) -> 
         "kernelexperiment", proposal["spec"]["experimentRef"], "-n", NAMESPACE
     )
     roles = [each["role"] for each in experiment["status"]["jobRefs"]]
-    assert roles == ["search", "verify"], "no Job was made twice"
+    assert roles == ["compile", "search", "verify"], "no Job was made twice"
     report.note(proposed=1)
     others = [
         e
@@ -275,15 +275,31 @@ def test_one_person_is_not_enough_and_nothing_is_swapped(fleet: Fleet) -> None:
     assert all(slot["active"] is None for slot in fleet.slots().values())
 
 
-def test_with_two_people_the_running_server_has_the_kernel_and_launches_run_it(
+def test_an_artifact_that_was_tampered_with_is_loaded_nowhere_though_two_people_agreed(
     fleet: Fleet, report: Report
 ) -> None:
     ben = fleet.cluster.person(
         "ben", "retuned-approver", namespace=NAMESPACE, groups=("sre-oncall",)
     )
-    approve(fleet, ben)
+
+    def held() -> list[str]:
+        rollout = fleet.proposal()["status"].get("rollout", {})
+        return [each.get("held", "") for each in rollout.get("pods", ())]
+
+    with fleet.store.tampered(fleet.proposal()["spec"]["artifact"]["digest"]):
+        approve(fleet, ben)
+        report.seconds["approval to tampering seen"] = fleet.cluster.eventually(
+            lambda: held() == ["artifact-damaged"], "the pod waits for a sound one", within_s=120
+        )
+        assert all(slot["active"] is None for slot in fleet.slots().values())
+        fleet.cluster.eventually(fleet.client.served(10), "the server serves", within_s=120)
+
+
+def test_with_two_people_the_running_server_has_the_kernel_and_launches_run_it(
+    fleet: Fleet, report: Report
+) -> None:
     spec = fleet.proposal()["spec"]
-    report.seconds["approval to swap"] = fleet.cluster.eventually(
+    report.seconds["sound artifact to swap"] = fleet.cluster.eventually(
         lambda: fleet.slots()[spec["kernel"]]["active"] == spec["artifact"]["digest"],
         "the slot has the kernel",
         within_s=180,
@@ -369,6 +385,7 @@ def test_a_kernel_that_turns_wrong_is_found_and_goes_back_by_itself(
         lambda: fleet.status()["activeKernels"] == [], "nothing ought to run but the original"
     )
     report.note(rolled_back=1)
+    report.note_phases(fleet.proposal())
 
 
 def test_the_audit_log_says_who_decided(fleet: Fleet) -> None:

@@ -13,6 +13,7 @@ from retuned_operator.crds.target import Quarantined
 from retuned_operator.machine import Page, order_for, proposals
 from retuned_operator.machine.measuring import Compared
 from retuned_operator.machine.rollouts import ROLLBACK_PATIENCE
+from retuned_operator.machine.spreading import next_look_at
 
 OPEN = datetime(2026, 3, 3, 1, 0, tzinfo=UTC)
 """A Tuesday, two o'clock in Berlin, in the window."""
@@ -101,6 +102,19 @@ def test_the_canary_is_one_pod_until_it_has_baked() -> None:
         w.reconcile(name)
         w.now += timedelta(minutes=1)
     assert active(w).count(NEW) == 1
+
+
+def test_a_wave_is_looked_at_when_its_look_is_due_and_not_later() -> None:
+    w = world()
+    name = approved(w)
+    until(w, name, P.ANALYZING)
+    rule = w.policy().policy.spec.rollout
+    due = next_look_at(w.proposals[name].status, rule)
+    assert due is not None
+    w.now = due - timedelta(seconds=7)
+    assert w.reconcile(name).look_again_at == due
+    w.now = due - timedelta(hours=1)
+    assert w.reconcile(name).look_again_at == w.now + timedelta(seconds=30)
 
 
 def test_a_pod_that_comes_while_it_is_watched_gets_it_too() -> None:

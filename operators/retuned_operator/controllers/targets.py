@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from zlib import crc32
 
 from retuned.agent_wire import Hello
 from retuned.contract import Digest, digest_of
@@ -18,7 +19,7 @@ from retuned_operator.crds.values import with_condition
 from retuned_operator.runtime.resources import TARGETS
 
 LOOK_AGAIN_S = 60.0
-"""Sidecars fall silent without an event, seconds."""
+"""Sidecars fall silent without an event: the longest time between looks, seconds."""
 
 
 class Targets:
@@ -53,7 +54,18 @@ class Targets:
         heard = [self._world.reports.of(pod.uid) for pod in pods]
         status = observed(target, pods, heard, now=self._world.clock.now())
         self._acting.status(TARGETS, target, status)
-        return LOOK_AGAIN_S if pods else None
+        return again_s(key) if pods else None
+
+
+def again_s(key: str) -> float:
+    """Return when to look at a target again: all that began together are not due together.
+
+    Examples
+    --------
+    >>> [round(again_s(f"serving/t{n}"), 1) for n in range(3)]
+    [52.1, 45.9, 53.8]
+    """
+    return LOOK_AGAIN_S * (0.75 + 0.25 * crc32(key.encode()) / 2**32)
 
 
 def observed(

@@ -196,7 +196,9 @@ def _actions(case: Case) -> tuple[RolloutAction, ...]:
 def _again(case: Case) -> datetime | None:
     """Return when to look again though nothing happens."""
     if case.phase.is_under_way or case.phase.is_going_back:
-        return case.now + _LOOK_AGAIN
+        look = spreading.next_look_at(case.status, case.rule) if case.rule is not None else None
+        soon = case.now + _LOOK_AGAIN
+        return min(soon, look) if look is not None and look > case.now else soon
     if not case.phase.is_before_swap:
         return None
     changes = [case.asked.answer.next_change_at] if case.asked else []

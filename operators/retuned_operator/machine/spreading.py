@@ -125,16 +125,22 @@ def harm_in_pods(resource: SwapProposal, facts: RolloutFacts, rule: Rollout | No
 
 
 def look_is_due(status: SwapProposalStatus, rule: Rollout, *, now: datetime) -> bool:
-    """Whether it is time to look at a wave: it has baked, and the last look is long enough ago."""
+    """Whether it is time to look at a wave."""
+    due = next_look_at(status, rule)
+    return due is not None and now >= due
+
+
+def next_look_at(status: SwapProposalStatus, rule: Rollout) -> datetime | None:
+    """Return when a wave has baked and the last look is long enough ago; None where none is due."""
     rollout, phase = status.rollout, status.phase
     if rollout is None or phase not in (ProposalPhase.ANALYZING, ProposalPhase.WATCHING):
-        return False
+        return None
     bake = rule.canary.bake if rollout.wave == 0 else timedelta(0)
     if phase is ProposalPhase.WATCHING:
         bake = rule.post_promotion_watch
     since = rollout.wave_started_at
     last = max([since, *(look.at for look in status.analysis.last)])
-    return now >= since + bake and now >= last + rule.analysis.interval
+    return max(since + bake, last + rule.analysis.interval)
 
 
 def look(
