@@ -53,6 +53,7 @@ Lengths = Annotated[str, Field(pattern=r"^[0-9]{1,12}(x[0-9]{1,12}){0,7}$")]
 Launches = Annotated[int, Field(ge=0, le=1 << 53)]
 Text = Annotated[str, Field(max_length=2048)]
 Short = Annotated[str, Field(max_length=300)]
+Traceparent = Annotated[str, Field(max_length=64)]
 OrderId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 
@@ -259,6 +260,9 @@ class Orders(Record):
     """Names this very set; see `revision_of`."""
     orders: tuple[SwapOrder, ...] = Field(max_length=MAX_SLOTS)
     """By slot."""
+    traces: dict[OrderId, Traceparent] = Field(default_factory=dict, max_length=MAX_SLOTS)
+    """Spans that orders go on from, by id, where traces are on; told to who asks for them, and no
+    part of the revision."""
 
 
 class BundleFile(Record):

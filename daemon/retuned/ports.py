@@ -228,8 +228,13 @@ class Operator(Protocol):
         """
         ...
 
-    def post(self, report: Report) -> None:
+    def post(self, report: Report, *, traceparent: str = "") -> None:
         """Tell a profile, a drift or how the slots stand; telling it again changes nothing.
+
+        Parameters
+        ----------
+        traceparent
+            Span in which it was found; empty where traces are off.
 
         Raises
         ------
@@ -277,8 +282,13 @@ class Operator(Protocol):
         """
         ...
 
-    def done(self, said: OrderDone) -> None:
+    def done(self, said: OrderDone, *, traceparent: str = "") -> None:
         """Tell what became of an order; telling it again changes nothing.
+
+        Parameters
+        ----------
+        traceparent
+            Span in which that happened; empty where traces are off.
 
         Raises
         ------

@@ -254,3 +254,30 @@ def test_an_operator_that_is_away_is_a_temporary_error(side: Side, tmp_path: Pat
         side.operator.orders(after=0, wait_s=0.0)
     with pytest.raises(TemporaryError):
         side.operator.artifact(FIRST, folder=tmp_path)
+
+
+def test_a_span_is_told_with_what_was_found_in_it_and_with_orders_to_who_asks(
+    tmp_path: Path,
+) -> None:
+    world = AgentWorld(tmp_path)
+    span, order = f"00-{'ab' * 16}-{'cd' * 8}-01", an_order(FIRST)
+    try:
+        client = world.client()
+        client.post(drift(), traceparent=span)
+        client.post(profile(), traceparent="no span at all")
+        client.done(done(order), traceparent=span)
+        told = [receipt.traceparent for receipt, _ in world.inbox.taken]
+        assert told == [span, "", span], "what is none is left aside"
+        world.order(order)
+        plain = client.orders(after=0, wait_s=0.0)
+        assert plain.traces == {}
+        world.spans[order.id] = span
+        traced = client.orders(after=0, wait_s=0.0)
+        assert traced.traces == {order.id: span}
+        assert traced.revision == plain.revision, "a span is no news"
+        path = client._url + "/v1/orders"  # as a sidecar of an earlier release asks
+        headers = {"authorization": f"Bearer {client._token()}"}
+        older = client._connected().get(path, headers=headers).json()
+        assert set(older) == {"revision", "orders"}, "it would refuse what it does not know"
+    finally:
+        world.close()

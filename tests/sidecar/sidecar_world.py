@@ -19,13 +19,14 @@ from retuned.adapters.trace_folder import FakeTraceSource
 from retuned.agent_wire import OrderDone, Outcome, PodRef, Said, SlotWatch, WatchPost
 from retuned.contract import Digest, Guard
 from retuned.observing.numbers import Numbers
-from retuned.ports import TraceBatch
+from retuned.ports import Spans, TraceBatch
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.context import Context, SidecarSettings
 from retuned.sidecar.program import Sidecar
 from retuned.sidecar.spool import Spool
 from retuned.sidecar.state import PodStore
 from retuned.sidecar.trusting import Believed
+from retuned.spans import NoSpans
 from retuned.stages.drift import DEMO_SETTINGS
 from retuned.stages.swap import SwapKind, SwapOrder, order_rollback
 from retuned.stages.trace import LaunchRecord, ShapeSource
@@ -54,7 +55,10 @@ class NoKernels:
 class PodWorld:
     """One pod; `start` is a sidecar that begins, with what an earlier one left on disk."""
 
-    def __init__(self, folder: Path, *, spool_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self, folder: Path, *, spool_bytes: int = 64 << 20, spans: Spans | None = None
+    ) -> None:
+        self.spans: Spans = spans or NoSpans()
         self.folder = folder
         self.clock = FakeClock()
         self.swapper = FakeSwapper(
@@ -77,11 +81,11 @@ class PodWorld:
         former = getattr(self, "sidecar", None)
         if former is not None:
             former.ctx.store.close()
-        store = PodStore(self.folder / "state", clock=self.clock)
+        store = PodStore(self.folder / "state", clock=self.clock, carried=self.spans.carried)
         believed = Believed(store, configured=configured)
         self.sidecar = Sidecar(
             Context(
-                pod=POD,
+                pod=self.operator.pod,
                 hinted="",
                 store=store,
                 clock=self.clock,
@@ -95,6 +99,7 @@ class PodWorld:
                 ),
                 spool=Spool(self.folder / "state" / "spool", max_bytes=self.spool_bytes),
                 believed=believed,
+                spans=self.spans,
                 settings=SidecarSettings(
                     numbers=Numbers(
                         window=WINDOW,

@@ -167,7 +167,7 @@ def test_a_report_that_is_refused_for_good_keeps_no_other_back(
     refused = Refused("no")
     refused.code = code
 
-    def refuse(_: object) -> None:
+    def refuse(_: object, *, traceparent: str) -> None:
         raise refused
 
     monkeypatch.setattr(world.operator, "post", refuse)

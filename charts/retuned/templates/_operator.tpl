@@ -12,6 +12,7 @@
   "environment" .Values.scope.environment
   "prometheusUrl" .Values.monitoring.prometheusUrl
   "sloAlerts" .Values.monitoring.sloAlerts
+  "tracesUrl" .Values.tracing.url
   "allowServiceAccounts" .Values.admissionPolicies.allowServiceAccounts
 }}
 {{- $endpoint := dict }}
@@ -54,6 +55,7 @@
   "detector" .Values.sidecar.detector
   "metricsAddress" .Values.sidecar.metricsAddress
 }}
+  "tracesUrl" (ternary .Values.tracing.url "" .Values.tracing.sidecars)
 {{- $review := dict }}
 {{- with .Values.review }}
 {{- if .enabled }}

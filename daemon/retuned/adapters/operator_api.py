@@ -82,19 +82,21 @@ class OperatorApi:
         """Say who is here; see `Operator.hello`."""
         return self._json("POST", "/v1/hello", body=hello, answer=Welcome)
 
-    def post(self, report: Report) -> None:
+    def post(self, report: Report, *, traceparent: str = "") -> None:
         """Tell something; see `Operator.post`."""
-        self._request("POST", _PATHS.get(type(report), "/v1/watch"), body=report)
+        path = _PATHS.get(type(report), "/v1/watch")
+        self._request("POST", path, body=report, traceparent=traceparent)
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
         """Return what this pod is to have; see `Operator.orders`."""
         wait_s = min(max(wait_s, 0.0), MAX_WAIT_S)
-        path = f"/v1/orders?after={after}&wait={wait_s:g}"
+        path = f"/v1/orders?after={after}&wait={wait_s:g}&traces=1"
         return self._json("GET", path, answer=Orders, within_s=wait_s + _ANSWER_S)
 
-    def done(self, said: OrderDone) -> None:
+    def done(self, said: OrderDone, *, traceparent: str = "") -> None:
         """Tell what became of an order; see `Operator.done`."""
-        self._request("POST", f"/v1/orders/{quote(said.order, safe='')}/done", body=said)
+        path = f"/v1/orders/{quote(said.order, safe='')}/done"
+        self._request("POST", path, body=said, traceparent=traceparent)
 
     def artifact(self, digest: Digest, *, folder: Path) -> None:
         """Write an artifact's files; see `Operator.artifact`."""
@@ -130,16 +132,32 @@ class OperatorApi:
             raise UnreadableInput("answer-invalid", where=path, message=message) from None
 
     def _request(
-        self, method: str, path: str, *, body: Record | None = None, within_s: float = _ANSWER_S
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Record | None = None,
+        traceparent: str = "",
+        within_s: float = _ANSWER_S,
     ) -> bytes:
-        with self._open(method, path, body=body, within_s=within_s) as response:
+        with self._open(
+            method, path, body=body, traceparent=traceparent, within_s=within_s
+        ) as response:
             return _whole(response, within_s=within_s)
 
     @contextmanager
     def _open(
-        self, method: str, path: str, *, within_s: float, body: Record | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        within_s: float,
+        body: Record | None = None,
+        traceparent: str = "",
     ) -> Iterator[httpx.Response]:
         headers = {"authorization": f"Bearer {self._token()}", "accept-encoding": "identity"}
+        if traceparent:
+            headers["traceparent"] = traceparent
         content = None
         if body is not None:
             headers["content-type"] = "application/json"

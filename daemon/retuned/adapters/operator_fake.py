@@ -54,6 +54,8 @@ class FakeOperator:
         """Its store."""
         self.said: list[Said] = []
         """All that it took, in order."""
+        self.traces: list[str] = []
+        """In which spans what it was told was found, in order; hellos have none."""
         self.now = datetime(2026, 1, 5, 12, tzinfo=UTC)
         """Its clock."""
         self._orders: tuple[SwapOrder, ...] = ()
@@ -70,9 +72,10 @@ class FakeOperator:
         self._take(hello)
         return Welcome(version=VERSION, at=self.now, target=self.target, key=self.key)
 
-    def post(self, report: Report) -> None:
+    def post(self, report: Report, *, traceparent: str = "") -> None:
         """See `Operator.post`."""
         self._take(report)
+        self.traces.append(traceparent)
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
         """See `Operator.orders`; it waits in real time, as the real one does."""
@@ -105,9 +108,10 @@ class FakeOperator:
         line = bundle.model_dump_json().encode() + b"\n"
         take_bundle(digest, [line, *files.values()], folder=folder)
 
-    def done(self, said: OrderDone) -> None:
+    def done(self, said: OrderDone, *, traceparent: str = "") -> None:
         """See `Operator.done`."""
         self._take(said)
+        self.traces.append(traceparent)
 
     def _take(self, said: Said) -> None:
         self._answer()

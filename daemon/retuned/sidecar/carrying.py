@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 
+from retuned import spans
 from retuned.agent_wire import Outcome
 from retuned.errors import CandidateError, PartialCommit, Refused, TemporaryError, UnreadableInput
 from retuned.sidecar import holding
 from retuned.sidecar.accepting import Refusal, may_begin
 from retuned.sidecar.context import OPEN, Context, Kind
-from retuned.sidecar.kept import Kept, fail, fresh_epoch, harmful, latest, slot_facts, tell
+from retuned.sidecar.kept import Kept, about, fail, fresh_epoch, harmful, latest, slot_facts, tell
 from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder
 from retuned.stages.watch import WatchAction, WatchReport
@@ -76,6 +77,11 @@ def _may_begin(ctx: Context, order: SwapOrder) -> bool:
 
 def _drive(ctx: Context, kept: Kept, facts: list[SlotFacts]) -> bool:
     """Tell the server one order; True if a way back was written that is to be told now."""
+    with ctx.spans.span("deliver", after=kept.traceparent, about=about(kept.order)):
+        return _tell_server(ctx, kept, facts)
+
+
+def _tell_server(ctx: Context, kept: Kept, facts: list[SlotFacts]) -> bool:
     order = kept.order
     try:
         if order.artifact is not None:
@@ -239,18 +245,27 @@ def write_way_back(ctx: Context, order: SwapOrder, report: WatchReport, *, after
         stored = ctx.store.get(Kind.ORDER, order.id)
         if stored is None or stored.phase not in ("new", "done"):
             return False
-        nowhere = order.kind is SwapKind.ROLLBACK or order.previous in harmful(ctx)
-        epoch = fresh_epoch(ctx, after=max(after, order.epoch))
-        back = swap_stage.order_rollback(order, epoch=epoch, to_original=nowhere)
-        log.error("going back from %s: %s %s", order.definition, report.reason, report.detail)
-        _tell_harm(ctx, order, report)
-        with ctx.store.transaction():
-            fail(ctx, order, report)
-            ctx.store.advance(Kind.ORDER, order.id, expect=stored.phase, to="undone")
-            ctx.store.add(Kind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
-        ctx.standing.reports[order.definition] = (order.proposal, report)
-        ctx.telemetry.count("retuned_rollbacks_total", reason=_code(report.reason))
+        said = about(order) | {"reason": _code(report.reason)}
+        after_that = "" if spans.current() else stored.traceparent
+        with ctx.spans.span("rollback", after=after_that, links=[stored.traceparent], about=said):
+            _write_back(ctx, order, report, phase=stored.phase, after=after)
     return True
+
+
+def _write_back(
+    ctx: Context, order: SwapOrder, report: WatchReport, *, phase: str, after: int
+) -> None:
+    nowhere = order.kind is SwapKind.ROLLBACK or order.previous in harmful(ctx)
+    epoch = fresh_epoch(ctx, after=max(after, order.epoch))
+    back = swap_stage.order_rollback(order, epoch=epoch, to_original=nowhere)
+    log.error("going back from %s: %s %s", order.definition, report.reason, report.detail)
+    _tell_harm(ctx, order, report)
+    with ctx.store.transaction():
+        fail(ctx, order, report)
+        ctx.store.advance(Kind.ORDER, order.id, expect=phase, to="undone")
+        ctx.store.add(Kind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
+    ctx.standing.reports[order.definition] = (order.proposal, report)
+    ctx.telemetry.count("retuned_rollbacks_total", reason=_code(report.reason))
 
 
 def _tell_harm(ctx: Context, order: SwapOrder, report: WatchReport) -> None:

@@ -14,6 +14,7 @@ from retuned.errors import TemporaryError
 from retuned.observing.seen import facts_of
 from retuned.ports import Stored
 from retuned.sidecar.context import STANDING, Context, Kind
+from retuned.spans import Value
 from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SlotFacts, SwapOrder
 from retuned.stages.watch import WatchReport
@@ -29,6 +30,8 @@ class Kept:
     """What was ordered."""
     phase: str
     """How far it has come."""
+    traceparent: str = ""
+    """Span in which it was last written; empty where traces are off."""
 
 
 def kept_order(ctx: Context, id: str) -> Kept | None:
@@ -48,6 +51,16 @@ def latest(ctx: Context) -> dict[str, Kept]:
             if known is None or known.order.epoch < kept.order.epoch:
                 newest[kept.order.definition] = kept
     return newest
+
+
+def about(order: SwapOrder) -> dict[str, Value]:
+    """Return what a span or a line of the log says of an order."""
+    return {
+        "proposal": order.proposal,
+        "kernel": order.definition,
+        "kind": str(order.kind),
+        "epoch": order.epoch,
+    }
 
 
 def slot_facts(ctx: Context) -> list[SlotFacts] | None:
@@ -126,7 +139,11 @@ def wanted_artifacts(ctx: Context) -> frozenset[Digest]:
 
 def _read(stored: Stored) -> Kept | None:
     try:
-        return Kept(order=SwapOrder.model_validate(stored.body), phase=stored.phase)
+        return Kept(
+            order=SwapOrder.model_validate(stored.body),
+            phase=stored.phase,
+            traceparent=stored.traceparent,
+        )
     except ValidationError as error:
         # one bad record must not stop the watch over all other slots
         log.error("order %s is left out, it cannot be read: %s", stored.id, error)

@@ -44,8 +44,9 @@ class Sidecar:
             ("queue", lambda: reporting.queue_reports(ctx)),
             ("prune", self._prune),
         )
-        for name, part in parts:
-            attempt(ctx.telemetry, name, part)
+        with ctx.spans.span("observe", about={"pod": ctx.pod.name}):
+            for name, part in parts:
+                attempt(ctx.telemetry, name, part)
 
     def steer(self) -> None:
         """Stages 9 and 10: the watch first, for a way back waits for nobody; then orders."""
@@ -108,6 +109,7 @@ def serve(sidecar: Sidecar, *, observe_s: float, steer_s: float, tell_s: float) 
     log.info("stopping on signal %d", signals[0])
     for thread in threads:
         thread.join(_STOP_S / len(threads))
+    sidecar.ctx.spans.close()
     if signals[0] == signal.SIGINT:
         raise KeyboardInterrupt
 

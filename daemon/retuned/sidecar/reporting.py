@@ -133,10 +133,11 @@ def flush(ctx: Context) -> int:
     for waiting in ctx.spool.waiting():
         report = waiting.report
         try:
+            found_in = _found_in(ctx, report)
             if isinstance(report, OrderDone):
-                ctx.operator.done(report)
+                ctx.operator.done(report, traceparent=found_in)
             else:
-                ctx.operator.post(report)
+                ctx.operator.post(report, traceparent=found_in)
         except Refused as error:
             if is_about_us(error):
                 raise
@@ -144,6 +145,15 @@ def flush(ctx: Context) -> int:
         ctx.spool.told(waiting)
         told += 1
     return told
+
+
+def _found_in(ctx: Context, report: ProfileReport | DriftPost | OrderDone) -> str:
+    """Return the span in which what is told was found; empty where that is not known any more."""
+    if isinstance(report, OrderDone):
+        stored = ctx.store.get(Kind.ORDER, report.order)
+    else:
+        stored = ctx.store.get(DRIFT if isinstance(report, DriftPost) else WINDOW, report.id)
+    return "" if stored is None else stored.traceparent
 
 
 def is_about_us(error: Refused) -> bool:

@@ -9,7 +9,7 @@ from retuned.errors import Refused
 from retuned.sidecar import holding, withdrawing
 from retuned.sidecar.accepting import Refusal, judge_order
 from retuned.sidecar.context import Context, Kind
-from retuned.sidecar.kept import kept_order, latest, slot_facts
+from retuned.sidecar.kept import about, kept_order, latest, slot_facts
 from retuned.stages.swap import SwapOrder
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,10 @@ def listen(ctx: Context, *, wait_s: float) -> bool:
 
 def take(ctx: Context, said: Orders) -> bool:
     """Take a set of orders; True if one of them is new here. Taking it again changes nothing."""
-    fresh = [_take(ctx, order) for order in said.orders]
+    fresh = []
+    for order in said.orders:
+        with ctx.spans.span("order", after=said.traces.get(order.id, ""), about=about(order)):
+            fresh.append(_take(ctx, order))
     named = frozenset(order.id for order in said.orders)
     _drop_unnamed(ctx, named)
     gone_back = withdrawing.look(ctx, said.orders)

@@ -10,7 +10,7 @@ import logging
 from retuned.errors import CandidateError, TemporaryError
 from retuned.sidecar.carrying import carry_out, write_way_back
 from retuned.sidecar.context import Context
-from retuned.sidecar.kept import latest
+from retuned.sidecar.kept import about, latest
 from retuned.stages import watch as watch_stage
 from retuned.stages.swap import SwapOrder
 from retuned.stages.watch import CanaryAction, WatchAction, WatchReport, WatchSample
@@ -24,11 +24,11 @@ def watch(ctx: Context) -> list[WatchReport]:
     """Judge every order in force that runs an artifact."""
     standing = ctx.standing
     watched = [
-        kept.order
+        kept
         for kept in latest(ctx).values()
         if kept.phase == "done" and kept.order.artifact is not None
     ]
-    standing.history.forget_all_but([order.id for order in watched])
+    standing.history.forget_all_but([kept.order.id for kept in watched])
     if not watched:
         return []
     try:
@@ -37,12 +37,14 @@ def watch(ctx: Context) -> list[WatchReport]:
         log.info("nothing to watch: %s", error)
         return []
     reports = []
-    for order in watched:
+    for kept in watched:
+        order = kept.order
         sample = samples.get(order.definition)
         if sample is None or sample.epoch != order.epoch:
             standing.history.restart([order.id])  # it will be brought up to it
             continue
-        reports.append(_judge(ctx, order, sample))
+        with ctx.spans.span("watch", after=kept.traceparent, about=about(order)):
+            reports.append(_judge(ctx, order, sample))
     return reports
 
 

@@ -14,6 +14,7 @@ from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.trace_folder import TraceFolders, WatchSettings
 from retuned.adapters.traces import ReadLimits
 from retuned.adapters.traces.kineto_link import OWN
+from retuned.adapters.tracing import open_spans
 from retuned.agent_wire import PodRef
 from retuned.errors import UsageError
 from retuned.metrics import Exporter
@@ -71,7 +72,9 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
     clock = SystemClock()
     operator = _operator(settings)
     pod = _pod(settings)
-    store = PodStore(settings.state_dir, clock=clock)
+    whose = {"k8s.pod.name": pod.name, "k8s.namespace.name": pod.namespace}
+    spans = open_spans("retuned-sidecar", url=settings.traces_url, **whose)
+    store = PodStore(settings.state_dir, clock=clock, carried=spans.carried)
     believed = Believed(store, configured=os.environ.get("RETUNED_TRUSTED_KEY", ""))
     telemetry = PrometheusTelemetry(Exporter.SIDECAR)
     shown.begin(telemetry, clock)
@@ -105,6 +108,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
             catch_up_s=settings.catch_up_s,
             kernel_bounds=settings.kernel_bounds,
         ),
+        spans=spans,
         release=_release(),
     )
     return Sidecar(context), telemetry

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from retuned.agent_wire import Outcome
 from retuned.sidecar.accepting import stands_behind
 from retuned.sidecar.context import Context, Kind
-from retuned.sidecar.kept import Kept, fresh_epoch, harmful, latest, tell
+from retuned.sidecar.kept import Kept, about, fresh_epoch, harmful, latest, tell
 from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SwapKind, SwapOrder
 
@@ -42,7 +42,9 @@ def look(ctx: Context, named: Sequence[SwapOrder]) -> bool:
         if now_s - unnamed.setdefault(kept.order.id, now_s) >= ctx.settings.withdrawn_s
     ]
     for kept in due:
-        _write_way_back(ctx, kept, named)
+        said = about(kept.order) | {"reason": REASON}
+        with ctx.spans.span("rollback", after=kept.traceparent, about=said):
+            _write_way_back(ctx, kept, named)
     return bool(due)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from retuned.agent_wire import (
 )
 from retuned.agent_wire import Said as SaidRecord
 from retuned.ports import Clock
+from retuned.spans import read_traceparent
 from retuned.stages.swap import SwapOrder
 from retuned_operator.agent.answers import NO_STORE, answering, json_answer, unknown
 from retuned_operator.agent.artifacts import bundle_of, pieces
@@ -43,6 +44,8 @@ from retuned_operator.agent.waiting import Hub
 _TAKEN = Hello | ProfileReport | DriftPost | DefinitionPost | WatchPost | OrderDone
 T = TypeVar("T", bound=SaidRecord)
 R = TypeVar("R")
+Traces = Callable[[PodRecord, Sequence[SwapOrder]], Mapping[str, str]]
+"""Spans that orders of a pod go on from, by the id of the order; from memory."""
 _LOOK_AGAIN_S = 5.0
 """Who waits looks this often without being woken, and whether its pod is still there, seconds."""
 
@@ -77,7 +80,9 @@ class _Agent:
         hub: Hub,
         clock: Clock,
         settings: AgentSettings,
+        traces: Traces,
     ) -> None:
+        self._traces = traces
         self._fleet = fleet
         self._inbox = inbox
         self._hub = hub
@@ -134,7 +139,10 @@ class _Agent:
         finally:
             if self._polls.get(pod.uid) is newer:
                 del self._polls[pod.uid]
-        return json_answer(answer.model_dump_json())
+        # who does not ask for them is of a release that does not know of them
+        if request.query_params.get("traces") == "1":
+            answer = answer.model_copy(update={"traces": dict(self._traces(pod, answer.orders))})
+        return json_answer(answer.model_dump_json(exclude=None if answer.traces else {"traces"}))
 
     async def artifact(self, request: Request) -> Response:
         """Hand out an artifact that an order of this pod names."""
@@ -175,11 +183,15 @@ class _Agent:
         pod = await self._pod(request)
         async with self._bodies:
             body = await read_body(request, limit=MAX_BYTES[kind])
-            await self._in_thread(lambda: self._take(pod, kind, body, order))
+            span = read_traceparent(request.headers.get("traceparent"))
+            receipt = Receipt(
+                pod=pod, at=self._clock.now(), traceparent=span.text() if span is not None else ""
+            )
+            await self._in_thread(lambda: self._take(receipt, kind, body, order))
         return pod
 
-    def _take(self, pod: PodRecord, kind: type[T], body: bytes, order: str) -> None:
-        said = parse(kind, body)
+    def _take(self, receipt: Receipt, kind: type[T], body: bytes, order: str) -> None:
+        said, pod = parse(kind, body), receipt.pod
         problem = speaks_for_itself(pod, said)
         if problem is not None:
             raise unknown(problem)
@@ -187,7 +199,7 @@ class _Agent:
             raise Answered(422, "body-invalid", "order: is not the one of the path")
         if not isinstance(said, _TAKEN):
             raise AssertionError(f"no route takes {kind.__name__}")
-        self._inbox.take(Receipt(pod=pod, at=self._clock.now()), said)
+        self._inbox.take(receipt, said)
 
     async def _kept(self, request: Request, kind: type[T], *, order: str = "") -> Response:
         await self._taken(request, kind, order=order)
@@ -227,6 +239,7 @@ def agent_app(
     hub: Hub,
     clock: Clock,
     settings: AgentSettings | None = None,
+    traces: Traces = lambda _pod, _orders: {},
 ) -> Starlette:
     """Return the application.
 
@@ -244,9 +257,17 @@ def agent_app(
         Time.
     settings
         Bounds.
+    traces
+        Spans that orders of a pod go on from, by order; none by default.
     """
     agent = _Agent(
-        fleet, inbox, tokens=tokens, hub=hub, clock=clock, settings=settings or AgentSettings()
+        fleet,
+        inbox,
+        tokens=tokens,
+        hub=hub,
+        clock=clock,
+        settings=settings or AgentSettings(),
+        traces=traces,
     )
     routes = [
         Route("/v1/hello", answering(agent.hello), methods=["POST"]),

@@ -37,6 +37,8 @@ class Receipt:
     """Proven by the token, not by what was said."""
     at: datetime
     """By the operator's clock."""
+    traceparent: str = ""
+    """Span of the pod in which what it says was found; empty where it names none."""
 
 
 class Tokens(Protocol):

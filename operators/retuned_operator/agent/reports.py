@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from retuned.agent_wire import (
@@ -30,6 +30,7 @@ FRESH = timedelta(seconds=60)
 MAX_PODS = 20_000
 """Most pods that are remembered, those heard of last."""
 _MAX_DONE = 64
+_MAX_SPANS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,9 @@ class PodSaid:
     """When its last window came; None before."""
     kernels: int = 0
     """Kernels in that window."""
+    spans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By proposal: the pod's last spans in which something became of an order of it, each a
+    ``traceparent``, oldest first."""
 
 
 class Reports:
@@ -109,7 +113,13 @@ def _with(known: PodSaid, receipt: Receipt, said: Said) -> PodSaid:
                 for each in known.done
                 if (each.order, each.outcome) != (said.order, said.outcome)
             )
-            return replace(known, done=(*others, said)[-_MAX_DONE:])
+            done = (*others, said)[-_MAX_DONE:]
+            named = {each.proposal for each in done}
+            spans = {key: found for key, found in known.spans.items() if key in named}
+            if receipt.traceparent:
+                found = dict.fromkeys((*spans.get(said.proposal, ()), receipt.traceparent))
+                spans[said.proposal] = tuple(found)[-_MAX_SPANS:]
+            return replace(known, done=done, spans=spans)
         case ProfileReport():
             kernels = {stat.signature.kernel for stat in said.profile.stats}
             return replace(known, profiled_at=receipt.at, kernels=len(kernels))

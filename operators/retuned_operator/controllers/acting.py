@@ -10,20 +10,23 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from retuned.ports import Clock, Telemetry
+from retuned.ports import Clock, Spans, Telemetry
+from retuned.spans import NoSpans
 from retuned_operator.controllers.ports import Said, Writes
 from retuned_operator.controllers.telling import event_of
 from retuned_operator.crds import (
     KernelExperiment,
+    KernelExperimentStatus,
     PolicyObject,
     SwapDecision,
     SwapProposal,
+    SwapProposalStatus,
     TuningFreeze,
     TuningTarget,
     TuningTargetStatus,
     read,
 )
-from retuned_operator.crds.values import ApiModel
+from retuned_operator.crds.values import TRACEPARENT, ApiModel
 from retuned_operator.machine import Page
 from retuned_operator.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound
 from retuned_operator.runtime.resources import EVENTS, JOBS, TARGETS, Obj, Resource
@@ -56,11 +59,20 @@ class Acting:
         Dates of Events.
     telemetry
         Counts what people are woken for.
+    spans
+        What is being done, for traces; off by default.
     """
 
     def __init__(
-        self, api: Writes, *, memory: Remembers, clock: Clock, telemetry: Telemetry
+        self,
+        api: Writes,
+        *,
+        memory: Remembers,
+        clock: Clock,
+        telemetry: Telemetry,
+        spans: Spans | None = None,
     ) -> None:
+        self.spans = spans or NoSpans()
         self._api = api
         self._memory = memory
         self._clock = clock
@@ -76,6 +88,9 @@ class Acting:
         """
         if status == seen.status:
             return seen
+        if isinstance(status, KernelExperimentStatus | SwapProposalStatus):
+            carried = self.spans.carried()
+            status = status.model_copy(update={"traceparent": carried}) if carried else status
         metadata = seen.metadata
         body = self._api.patch_status(
             resource,
@@ -88,7 +103,15 @@ class Acting:
         return read(type(seen), body)
 
     def make(self, resource: Resource, body: Mapping[str, Any]) -> None:
-        """Make a child whose name says what it is for; one that is there is the same one."""
+        """Make a child whose name says what it is for; one that is there is the same one.
+
+        It carries the span that is open.
+        """
+        carried = self.spans.carried()
+        if carried:
+            metadata = body["metadata"]
+            notes = {**metadata.get("annotations", {}), TRACEPARENT: carried}
+            body = {**body, "metadata": {**metadata, "annotations": notes}}
         try:
             self._memory.wrote(resource, self._api.create(resource, body))
         except AlreadyExists:

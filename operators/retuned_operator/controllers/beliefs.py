@@ -70,7 +70,10 @@ class Beliefs:
         ripe = [d for d in self._world.ledger.drifts(key) if len(d.windows) >= MIN_WINDOWS]
         if not ripe:
             return None
-        if self._answer(target, ripe[0]):  # the next one once its experiments are to be seen
+        about = {"target": key, "drift": ripe[0].id, "sentence": ripe[0].report.sentence}
+        with self._acting.spans.span("hypothesis", after=ripe[0].traceparent, about=about):
+            done = self._answer(target, ripe[0])
+        if done:  # the next one once its experiments are to be seen
             self._world.ledger.answered(ripe[0])
         return NOT_KNOWN_S
 
@@ -96,7 +99,9 @@ class Beliefs:
                     reason=str(reasons[0].code) if reasons else "",
                     sentence=drifted.report.sentence[:2048],
                 )
-                self._acting.make(EXPERIMENTS, asked_for(planned, target, chosen, why))
+                about = {"experiment": planned.id, "kernel": belief.definition}
+                with self._acting.spans.span("experiment", about=about):
+                    self._acting.make(EXPERIMENTS, asked_for(planned, target, chosen, why))
                 self._telemetry.count("retuned_hypotheses_total")
         return True
 

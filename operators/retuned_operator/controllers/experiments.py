@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from retuned.errors import Refused, TemporaryError, UsageError
 from retuned.ports import Telemetry
 from retuned.stages.proposal import Proposal
-from retuned_operator.controllers import counted, telling, trials
+from retuned_operator.controllers import counted, telling, trials, turns
 from retuned_operator.controllers.acting import Acting
 from retuned_operator.controllers.beliefs import asked_for, planned_for
 from retuned_operator.controllers.following import LATER_S, Follow, follow
@@ -167,9 +168,11 @@ class Experiments:
         planned = planned_for(self._world, target, belief, chosen)
         if planned is None:
             return False
-        self._world.ledger.believe(belief)
-        body = asked_for(planned, target, chosen, resource.spec.drift)
-        self._acting.make(EXPERIMENTS, body)
+        about = {"target": target.full_name, "kernel": belief.definition}
+        with self._acting.spans.span("hypothesis", after=turns.last_span(resource), about=about):
+            self._world.ledger.believe(belief)
+            body = asked_for(planned, target, chosen, resource.spec.drift)
+            self._acting.make(EXPERIMENTS, body)
         self._telemetry.count("retuned_hypotheses_total")
         return True
 
@@ -178,8 +181,9 @@ class Experiments:
         now, resource = self._world.clock.now(), looked.resource
         step = experiments.step(resource, looked.facts, now=now)
         status = telling.with_experiment_conditions(resource, step.status, now=now)
-        after = self._acting.status(EXPERIMENTS, resource, status)
-        self._tell(resource, status)
+        with self._turn_of(resource, status, now=now):
+            after = self._acting.status(EXPERIMENTS, resource, status)
+            self._tell(resource, status)
         for action in step.actions:
             self._act(_Looked(resource=after, facts=looked.facts), action)
         return _seconds(step, now=now)
@@ -188,6 +192,20 @@ class Experiments:
         for event in telling.experiment_events(resource, resource.status, status):
             self._acting.say(event)
         counted.experiment_moved(self._telemetry, resource.status, status)
+
+    def _turn_of(
+        self, resource: KernelExperiment, status: KernelExperimentStatus, *, now: datetime
+    ) -> AbstractContextManager[None]:
+        """Be in the span of a step, which goes on from the last."""
+        found = turns.of_experiment(resource, status, now_s=now.timestamp())
+        if found is None:
+            return nullcontext()
+        return self._acting.spans.span(
+            found.stage,
+            after=turns.last_span(resource),
+            since_s=found.since_s,
+            about=found.about,
+        )
 
     def _act(self, looked: _Looked, action: ExperimentAction) -> None:
         namespace = self._namespace(looked.resource)
@@ -235,6 +253,7 @@ class Experiments:
         target, resource = looked.facts.target, looked.resource
         now, results = self._world.clock.now(), looked.facts.results
         weighed = trials.weigh(self._world, resource, target, results=results, now=now)
+            traceparent=turns.last_span(resource),
         if weighed.proposal is not None and target is not None:
             self._proposed(resource, weighed.proposal, target)
 
@@ -248,7 +267,9 @@ class Experiments:
             experiment=resource.metadata.name,
         )
         name = proposal_name(proposal.id, target_uid=target.metadata.uid)
-        self._acting.make(PROPOSALS, proposal_body(name, write(spec), target=target))
+        about = {"experiment": resource.metadata.name, "kernel": spec.kernel, "name": name}
+        with self._acting.spans.span("proposal", after=turns.last_span(resource), about=about):
+            self._acting.make(PROPOSALS, proposal_body(name, write(spec), target=target))
         return name
 
     def _namespace(self, resource: KernelExperiment) -> str:

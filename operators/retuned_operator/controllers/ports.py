@@ -172,6 +172,8 @@ class Drifted:
     """Windows that were told since, of any pod of the target, oldest first."""
     counts: Counts = field(default_factory=dict)
     """Launches that slots counted in these windows, those included that no trace saw."""
+    traceparent: str = ""
+    """Span in which it was heard; empty where traces are off."""
 
 
 class Ledger(Protocol):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
 from retuned.errors import RetunedError
 from retuned.ports import Telemetry
-from retuned_operator.controllers import counted, telling
+from retuned_operator.controllers import counted, telling, turns
 from retuned_operator.controllers.acting import Acting
 from retuned_operator.controllers.swaps import Rollouts, World, facts_of, rollouts_of
 from retuned_operator.crds import (
@@ -102,12 +103,36 @@ class Proposals:
         facts = facts_of(self._world, rollouts, resource)
         step = proposals.step(leaving(resource), facts, now=now)
         status = telling.with_proposal_conditions(resource, step.status, now=now)
-        after = self._acting.status(PROPOSALS, resource, status)
-        self._tell(resource, status)
-        target = rollouts.target
-        for action in step.actions:
-            target = self._act(target, after, action)
+        with self._turn(resource, status):
+            after = self._acting.status(PROPOSALS, resource, status)
+            self._tell(resource, status)
+            target = rollouts.target
+            for action in step.actions:
+                target = self._act(target, after, action)
         return _with(replace(rollouts, target=target), after), step
+
+    def _turn(
+        self, resource: SwapProposal, status: SwapProposalStatus
+    ) -> AbstractContextManager[None]:
+        """Be in the span of a step, which goes on from the last and links to what pods did."""
+        telling = turns.of_proposal(resource, status)
+        if telling is None:
+            return nullcontext()
+        return self._acting.spans.span(
+            telling.stage,
+            after=turns.last_span(resource),
+            links=self._links(resource),
+            about=telling.about,
+        )
+
+    def _links(self, resource: SwapProposal) -> list[str]:
+        """Return the spans in which pods last carried out, or took back, an order of a proposal."""
+        rollout = resource.status.rollout
+        if rollout is None:
+            return []
+        id = resource.stage_proposal().id
+        said = (self._world.reports.of(told.uid) for told in rollout.pods)
+        return [span for each in said if each is not None for span in each.spans.get(id, ())]
 
     def _freed(self, resource: SwapProposal) -> SwapProposal | None:
         """Take away what an earlier version held a proposal by; None where it has gone with that.

@@ -8,7 +8,15 @@ from pydantic import AwareDatetime, Field
 
 from retuned.contract import Digest
 from retuned.stages.verdict import Interval
-from retuned_operator.crds.values import ApiModel, Code, Condition, Note, ObjectName, Uid
+from retuned_operator.crds.values import (
+    ApiModel,
+    Code,
+    Condition,
+    Note,
+    ObjectName,
+    Traceparent,
+    Uid,
+)
 
 
 class ExperimentPhase(StrEnum):
@@ -140,3 +148,5 @@ class KernelExperimentStatus(ApiModel):
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
     )
     """What is true of it."""
+    traceparent: Traceparent | None = None
+    """Span in which it was last written, a W3C ``traceparent``; None where traces are off."""

@@ -9,7 +9,16 @@ from pydantic import AwareDatetime, Field
 from retuned.contract import Digest
 from retuned.stages.gate import GateReason, GateState
 from retuned_operator.crds.target import ActiveKernel
-from retuned_operator.crds.values import ApiModel, Code, Condition, Note, ObjectName, Uid, User
+from retuned_operator.crds.values import (
+    ApiModel,
+    Code,
+    Condition,
+    Note,
+    ObjectName,
+    Traceparent,
+    Uid,
+    User,
+)
 
 
 class ProposalPhase(StrEnum):
@@ -267,6 +276,8 @@ class SwapProposalStatus(ApiModel):
     """Decisions that have ended a pause; each does so once."""
     last_stable_digest: Digest | None = None
     """What the way back leads to; None is the original."""
+    traceparent: Traceparent | None = None
+    """Span in which it was last written, a W3C ``traceparent``; None where traces are off."""
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
     )

@@ -35,6 +35,8 @@ User = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f
 """User or group as the API server knows them."""
 Code = Annotated[str, Field(max_length=64, pattern=r"^([a-z0-9]+(-[a-z0-9]+)*)?$")]
 """Stable reason code, kebab-case; empty where there is none."""
+Traceparent = Annotated[str, Field(max_length=64)]
+"""A W3C ``traceparent``; what is none is left aside."""
 Note = Annotated[str, Field(max_length=2048)]
 """Text for people."""
 Model = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -68,6 +70,10 @@ class ObjectMeta(ApiModel):
     """Labels."""
     annotations: Mapping[str, str] = Field(default_factory=dict)
     """Annotations."""
+
+
+TRACEPARENT = f"{GROUP}/traceparent"
+"""Annotation with the span in which an object was made, a W3C ``traceparent``."""
 
 
 class LocalRef(ApiModel):

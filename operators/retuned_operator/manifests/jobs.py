@@ -14,7 +14,7 @@ from typing import Any
 from retuned.errors import UsageError
 from retuned_operator.crds.experiment_status import JobRole
 from retuned_operator.crds.target import Vendor
-from retuned_operator.crds.values import GROUP
+from retuned_operator.crds.values import GROUP, TRACEPARENT
 from retuned_operator.manifests.names import (
     ATTEMPT,
     EXPERIMENT_UID,
@@ -75,6 +75,8 @@ class JobRequest:
     """From the policy; empty is the setting."""
     avoid_nodes: tuple[str, ...] = ()
     """Nodes whose servers are slow just now."""
+    traceparent: str = ""
+    """Span that it goes on from; empty where traces are off."""
 
     @property
     def name(self) -> str:
@@ -123,7 +125,8 @@ def _metadata(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
 
 
 def _annotations(request: JobRequest) -> dict[str, str]:
-    return {f"{GROUP}/experiment": f"{request.experiment_namespace}/{request.experiment}"}
+    found = {f"{GROUP}/experiment": f"{request.experiment_namespace}/{request.experiment}"}
+    return found | ({TRACEPARENT: request.traceparent} if request.traceparent else {})
 
 
 def _labels(request: JobRequest) -> dict[str, str]:
@@ -275,6 +278,8 @@ def _environment(request: JobRequest, settings: JobSettings) -> list[dict[str, A
         {"name": "HOME", "value": WORK_DIR},
         {"name": "TRITON_CACHE_DIR", "value": f"{WORK_DIR}/triton"},
     ]
+    if request.traceparent:
+        found.append({"name": "TRACEPARENT", "value": request.traceparent})
     if request.role is JobRole.GENERATE and settings.endpoint_secret:
         secret = {"name": settings.endpoint_secret, "key": "key"}
         found.append({"name": "RETUNED_ENDPOINT_KEY", "valueFrom": {"secretKeyRef": secret}})

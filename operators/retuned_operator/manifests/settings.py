@@ -84,6 +84,8 @@ class JobSettings:
     """User and group that the pods run as; never 0."""
     sizes: Mapping[JobRole, Size] = field(default_factory=lambda: DEFAULT_SIZES)
     """What each kind of Job may use."""
+    compile_first: bool = True
+    """Whether a pod without an accelerator compiles what a search on one would try, before it."""
     keep_s: int = 3600
     """How long a finished Job stays, seconds: an operator that is away for longer does not find
     its results, and has it made again."""
@@ -133,6 +135,9 @@ class SidecarSettings:
     """Windows that make the first baseline."""
     detector: str = "production"
     """How eager the drift detector is: ``production`` for days of traffic, ``demo`` for minutes."""
+    traces_url: str = ""
+    """Where spans are posted, OTLP over HTTP; the pods of servers must reach it. Empty sends
+    none."""
     metrics_address: str = "127.0.0.1"
     """Address that its metrics are served on; they name kernels. ``0.0.0.0`` lets Prometheus in."""
 

@@ -96,6 +96,7 @@ def sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
         "RETUNED_SETTLE_S": str(settings.settle_s),
         "RETUNED_BASELINE_WINDOWS": str(settings.baseline_windows),
         "RETUNED_DETECTOR_PRESET": settings.detector,
+        "RETUNED_TRACES_URL": settings.traces_url,
         "RETUNED_METRICS_ADDRESS": settings.metrics_address,
         "RETUNED_METRICS_PORT": str(METRICS_PORT),
         "TMPDIR": STATE_DIR,

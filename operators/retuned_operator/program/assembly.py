@@ -19,6 +19,7 @@ from retuned.adapters.clock import SystemClock
 from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
+from retuned.adapters.tracing import open_spans
 from retuned.errors import RetunedError
 from retuned.metrics import Exporter
 from retuned.ports import Clock
@@ -123,7 +124,11 @@ class Operator:
         self.manager = Manager(self._reach.api, leader=leader, registry=self.registry)
         self.hub = Hub()
         self._queues: dict[str, WorkQueue] = {}
-        self._store = SqliteStore(settings.state_dir / "state", clock=self._clock)
+        whose = {"k8s.pod.name": settings.pod_name, "k8s.namespace.name": settings.pod_namespace}
+        self._spans = open_spans("retuned-operator", url=settings.traces_url, **whose)
+        self._store = SqliteStore(
+            settings.state_dir / "state", clock=self._clock, carried=self._spans.carried
+        )
         notary = Ed25519Notary(settings.state_dir / "keys")
         notary.current()  # a key that cannot be used is found before anything else is begun
         if settings.webhook_port is not None:
@@ -149,6 +154,7 @@ class Operator:
             collector=collector,
             live=live,
             heard=self._accounts.heard,
+            spans=self._spans,
         )
         self.reports = Reports(self._ledger, changed=self._heard)
         self._fleet = CachedFleet(
@@ -199,7 +205,11 @@ class Operator:
             environment=settings.environment,
         )
         acting = Acting(
-            self.manager.writer, memory=self.caches, clock=self._clock, telemetry=self._telemetry
+            self.manager.writer,
+            memory=self.caches,
+            clock=self._clock,
+            telemetry=self._telemetry,
+            spans=self._spans,
         )
         for controller in controllers_of(
             world,
@@ -294,6 +304,7 @@ class Operator:
             tokens=TokenReviews(self._reach.api),
             hub=self.hub,
             clock=self._clock,
+            traces=self._fleet.traces,
         )
         server = AgentServer(
             app,
@@ -341,6 +352,7 @@ class Operator:
         self.health.stop()
         self._stack.close()
         self._store.close()
+        self._spans.close()
 
     # --- what others ask --------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from retuned.stages.swap import SwapOrder
 from retuned_operator.agent import PodRecord, desired_orders
 from retuned_operator.controllers import reading
 from retuned_operator.controllers.ports import BY_SELECTOR, BY_TARGET, Caches
+from retuned_operator.controllers.turns import last_span
 from retuned_operator.crds import SwapProposal, TuningTarget, read
 from retuned_operator.runtime.resources import PODS, PROPOSALS, TARGETS, Obj
 
@@ -70,6 +71,16 @@ class CachedFleet:
         if faults:
             raise TemporaryError(f"{pod.target}: {faults[0]}", delay_s=_AGAIN_S)
         return desired_orders(pod.name, pod.uid, target=read(TuningTarget, body), proposals=found)
+
+    def traces(self, pod: PodRecord, orders: Sequence[SwapOrder]) -> Mapping[str, str]:
+        """Return the spans that orders go on from, by order, where traces are on."""
+        if not orders:
+            return {}
+        found, _ = reading.all_of(
+            SwapProposal, self._caches.by(PROPOSALS, BY_TARGET, pod.target) or ()
+        )
+        known = {each.stage_proposal().id: last_span(each) for each in found if last_span(each)}
+        return {each.id: known[each.proposal] for each in orders if each.proposal in known}
 
     def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
         """Return the files of an artifact; see `Fleet.artifact`."""

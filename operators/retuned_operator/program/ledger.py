@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from retuned.catalog.own.intercepting import launch_data_of
 from retuned.contract import Digest, Solution, digest_of
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.lab.countersigning import wrong_with
-from retuned.ports import Finding, Store
+from retuned.ports import Finding, Spans, Store
+from retuned.spans import NoSpans
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import WorkloadProfile, together
@@ -78,6 +80,8 @@ class StoreLedger:
 
     def __init__(
         self,
+    spans
+        What is being done, for traces; off by default.
         store: Store,
         notary: Ed25519Notary,
         *,
@@ -90,7 +94,9 @@ class StoreLedger:
         self._heard = heard
         self._live = live or LiveKernels(store)
         self._store = store
+        spans: Spans | None = None,
         self._notary = notary
+        self._spans = spans or NoSpans()
         self._artifacts = ArtifactFolders(artifacts, notary)
         self._results = results
         self._collector = collector
@@ -211,7 +217,15 @@ class StoreLedger:
             since = [w for w in windows if w.created_at > stored.created_at]
             profiles = tuple(WorkloadProfile.model_validate(w.body["profile"]) for w in since)
             counts = together(w.body.get("counts", {}) for w in since)
-            found.append(Drifted(id=stored.id, report=report, windows=profiles, counts=counts))
+            found.append(
+                Drifted(
+                    id=stored.id,
+                    report=report,
+                    windows=profiles,
+                    counts=counts,
+                    traceparent=stored.traceparent,
+                )
+            )
         return tuple(found)
 
     def believe(self, belief: Hypothesis) -> None:
@@ -289,7 +303,8 @@ class StoreLedger:
             id = digest_of([receipt.pod.target, receipt.pod.uid, said.id])
             wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE
             phase = "new" if wanted else "noted"
-            new = self._store.add(kind, f"{receipt.pod.target}/{id}", body, phase=phase)
+            with self._heard_in(receipt, said):
+                new = self._store.add(kind, f"{receipt.pod.target}/{id}", body, phase=phase)
             if new and isinstance(said, ProfileReport):
                 self._heard(receipt.pod, said.profile)
 
@@ -297,3 +312,26 @@ class StoreLedger:
 def target_of(experiment: KernelExperiment) -> str:
     """Return the target of an experiment, ``namespace/name``."""
     return f"{experiment.metadata.namespace}/{experiment.spec.target_ref.name}"
+    def _heard_in(
+        self, receipt: Receipt, said: ProfileReport | DriftPost
+    ) -> AbstractContextManager[None]:
+        """Be in the span of what a pod tells of drift, which goes on from the pod's own."""
+        if isinstance(said, ProfileReport):
+            return nullcontext()
+        about = {"target": receipt.pod.target, "pod": receipt.pod.name}
+        about |= {"action": str(said.report.action), "sentence": said.report.sentence}
+        return self._spans.span("heard", after=receipt.traceparent, about=about)
+
+
+def _fitting(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return records as JSON, the first ones, as many as a task has room for."""
+    found: list[dict[str, Any]] = []
+    left = _ROOM_BYTES
+    for each in records:
+        body = each.model_dump(mode="json")
+        left -= len(json.dumps(body))
+        if left < 0:
+            break
+        found.append(body)
+    return found
+

@@ -59,6 +59,9 @@ class Settings(BaseSettings):
         default=False, validation_alias=_named("allowServiceAccounts")
     )
     """Whether the admission policies let programs decide; the gate asks the policy besides."""
+    traces_url: str = Field(default="", validation_alias=_named("tracesUrl"))
+    """Where spans are posted, OTLP over HTTP, such as ``http://collector:4318/v1/traces``; empty
+    sends none, unless OpenTelemetry's own variables name somebody."""
     jobs: dict[str, Any] = Field(default_factory=dict)
     """How pods of experiments look, see `JobSettings`."""
     sidecar: dict[str, Any] = Field(default_factory=dict)

@@ -119,6 +119,7 @@ class AgentWorld:
         self.tokens = FakeTokens(self.clock)
         self.fleet, self.inbox, self.hub = FakeFleet(), Remembers(), Hub()
         self.folder = folder
+        self.spans: dict[str, str] = {}
         self.authority = Authority(folder / "pki")
         self.pair = self.authority.server("agent", hosts=("127.0.0.1", "localhost"))
         app = agent_app(
@@ -128,6 +129,9 @@ class AgentWorld:
             hub=self.hub,
             clock=self.clock,
             settings=settings or AgentSettings(),
+            traces=lambda _, orders: {
+                each.id: self.spans[each.id] for each in orders if each.id in self.spans
+            },
         )
         certificates = Certificates(self.pair.certificate, self.pair.key)
         self.server = AgentServer(app, certificates, hub=self.hub, address="127.0.0.1", port=0)

@@ -35,6 +35,7 @@ from retuned.adapters.telemetry import FakeTelemetry
 from retuned.agent_wire import Held, Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
 from retuned.contract import Digest
 from retuned.errors import RetunedError
+from retuned.ports import Spans
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import WatchAction, WatchReport
@@ -103,7 +104,15 @@ class Server:
 class Cluster:
     """Everything but the operator."""
 
-    def __init__(self, now: datetime, *, pods: int = 3, jobs: JobSettings | None = None) -> None:
+    def __init__(
+        self,
+        now: datetime,
+        *,
+        pods: int = 3,
+        jobs: JobSettings | None = None,
+        spans: Spans | None = None,
+    ) -> None:
+        self.spans = spans
         self.clock = FakeClock(now)
         self.objects = Objects(Storage())
         self.api = MemoryApi(self.objects)
@@ -395,7 +404,13 @@ class Operator:
         self.stores = {kind: Store(INDICES.get(kind)) for kind in OURS}
         caches = StoreCaches(self.stores, current=lambda _: self.current)
         telemetry = cluster.telemetry
-        self.acting = Acting(cluster.api, memory=caches, clock=cluster.clock, telemetry=telemetry)
+        self.acting = Acting(
+            cluster.api,
+            memory=caches,
+            clock=cluster.clock,
+            telemetry=telemetry,
+            spans=cluster.spans,
+        )
         self.world = World(
             caches=caches,
             reports=self.reports,
