@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from retuned.errors import UsageError
 from retuned.stages.gate.values import parse_duration
 
+_UNITS = (("d", timedelta(days=1)), ("h", timedelta(hours=1)), ("min", timedelta(minutes=1)))
+
 
 def short(digest: str, *, length: int = 12) -> str:
     """Return the beginning of an id, enough to name it by hand.
@@ -49,13 +51,15 @@ def ago(moment: datetime, *, now: datetime) -> str:
     >>> noon = datetime(2026, 3, 2, 12, tzinfo=UTC)
     >>> ago(noon - timedelta(hours=3), now=noon), ago(noon + timedelta(minutes=5), now=noon)
     ('3h ago', 'in 5min')
+    >>> ago(noon - timedelta(seconds=40), now=noon)
+    '40s ago'
     """
     span = moment - now
     size = abs(span)
-    for unit, length in (("d", timedelta(days=1)), ("h", timedelta(hours=1))):
+    for unit, length in _UNITS:
         if size >= 2 * length:
             text = f"{size // length}{unit}"
             break
     else:
-        text = f"{int(size.total_seconds() // 60)}min"
+        text = f"{int(size.total_seconds())}s"
     return f"in {text}" if span > timedelta(0) else f"{text} ago"

@@ -109,7 +109,11 @@ def subject(found: SwapProposal, *, now: datetime) -> list[tuple[str, str]]:
         ("phase", _phase(found)),
         *subject_fields(proposal),
         ("measured on", found.spec.gpu_model),
-        *origin_fields(proposal, now=now),
+        *(
+            (name, said)
+            for name, said in origin_fields(proposal, now=now)
+            if name != "expires" or found.status.phase.is_before_swap
+        ),
         ("gate", judged),
     ]
 
@@ -168,7 +172,11 @@ def _waits(found: SwapProposal) -> str:
         )
     if status.phase.is_before_swap:
         return status.reason or "the operator"
-    return status.reason if status.phase.is_under_way or status.phase.is_going_back else ""
+    if not (status.phase.is_under_way or status.phase.is_going_back):
+        return ""
+    pods = status.rollout.pods if status.rollout is not None else ()
+    done = f"{sum(pod.done for pod in pods)} of {len(pods)} pods done" if pods else ""
+    return ", ".join(part for part in (status.reason, done) if part)
 
 
 def _phase(found: SwapProposal) -> str:
@@ -204,7 +212,7 @@ def _print_pods(found: SwapProposal) -> None:
         return
     stdout().print("")
     print_table(
-        ("pod", "told", "epoch", "done", "since"),
+        ("pod", "told", "epoch", "done", "since", "waits for"),
         [
             (
                 pod.name,
@@ -212,6 +220,7 @@ def _print_pods(found: SwapProposal) -> None:
                 str(pod.epoch),
                 "yes" if pod.done else "no",
                 pod.since.isoformat(sep=" ", timespec="seconds"),
+                "" if pod.done else pod.held,
             )
             for pod in rollout.pods
         ],

@@ -47,6 +47,22 @@ def test_ended_proposals_are_shown_when_asked_for(cluster: Cluster, run: Run) ->
     assert NAME in run("proposals", "--all")
 
 
+def test_a_rollout_says_how_far_it_is_and_what_a_pod_waits_for(cluster: Cluster, run: Run) -> None:
+    at = "2026-03-02T12:00:00Z"
+    pods = [
+        {"name": "chat-0", "uid": "u0", "wants": "swap", "epoch": 2, "since": at, "done": True},
+        {"name": "chat-1", "uid": "u1", "wants": "swap", "epoch": 2, "since": at}
+        | {"done": False, "held": "artifact-damaged"},
+    ]
+    rollout = {"startedAt": at, "waveStartedAt": at, "lastSwapAt": at, "pods": pods}
+    told = {"reason": "started", "rollout": rollout}
+    cluster.proposal(cluster.policy(), phase="Canary", status=told)
+    assert "started, 1 of 2 pods done" in run("proposals")
+    shown = run("show", "swp-0123")
+    assert "artifact-damaged" in shown
+    assert "expires" not in shown, "what has begun does not"
+
+
 def test_names_cannot_steer_a_terminal(cluster: Cluster, run: Run) -> None:
     cluster.proposal(None, risk={"level": "low", "reasons": ["\x1b[31mred"]})
     assert "\x1b" not in run("show", NAME)
