@@ -1,7 +1,7 @@
 """Every error Retuned raises on purpose, as one tree.
 
 RetunedError
-├── UsageError            the command or its settings are wrong                          exit 2
+├── UsageError            the command or its settings are wrong, or name what is nowhere exit 2
 ├── Refused               the answer is no: not allowed, or nothing to do it to          exit 1
 ├── UnreadableInput       a file, record or answer from outside cannot be understood     exit 3
 │   └── PolicyInvalid     a gate policy, with each problem and its line                  exit 1
@@ -45,7 +45,7 @@ class RetunedError(Exception):
 
 
 class UsageError(RetunedError):
-    """The command line or the settings are wrong; nothing was done."""
+    """The command line or the settings are wrong, or name what is not there; nothing was done."""
 
     exit_code = 2
     code = "wrong-usage"

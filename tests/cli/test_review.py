@@ -257,7 +257,26 @@ def test_rollback_by_kernel_takes_the_last_swap(state: SqliteStore, run: Run) ->
     put(state, "watching", judged=False)
     put(state, "promoted", id="sha256:" + "77" * 32, definition="rmsnorm", judged=False)
     assert run("rollback", "--slot", "linear_w8", "--json")["proposal"] == ID
+    put(state, "rejected", id="sha256:" + "99" * 32, definition="softmax", judged=False)
     assert "nothing is swapped" in run("rollback", "--slot", "softmax", code=1)
+    with pytest.raises(UsageError, match="no proposal is about it"):
+        run("rollback", "--slot", "sotfmax")
+
+
+def test_why_is_said_by_either_word(state: SqliteStore, run: Run) -> None:
+    put(state, "promoted")
+    run("rollback", "ab12", "--comment", "latency")
+    assert state.list("request")[0].body["reason"] == "latency"
+    put(state, id=TWIN)
+    run("reject", "ab13", "--reason", "not now")
+    assert state.list("decision")[0].body["comment"] == "not now"
+    assert run("freeze", "--comment", "incident", "--json")["freeze"]["reason"] == "incident"
+    run("thaw", "-m", "over")
+
+
+def test_a_freeze_without_a_reason_is_asked_for_one(state: SqliteStore, run: Run) -> None:
+    assert "no reason was given" in run("freeze")
+    assert "no reason was given" not in run("freeze", "--reason", "incident")
 
 
 def test_rollback_is_never_held_back_by_a_freeze(state: SqliteStore, run: Run) -> None:
@@ -333,7 +352,11 @@ def test_of_several_freezes_one_must_be_named(state: SqliteStore, run: Run) -> N
     with pytest.raises(UsageError, match="2 freezes stand"):
         run("thaw")
     assert run("thaw", names[0], "--json") == {"thawed": [names[0]]}
+    with pytest.raises(UsageError, match=f"no freeze 'freeze-7' stands; {names[1]} does"):
+        run("thaw", "freeze-7")
     assert run("thaw", "--all", "--json") == {"thawed": [names[1]]}
+    with pytest.raises(UsageError, match="nothing is frozen"):
+        run("thaw", names[1])
 
 
 def test_a_freeze_where_no_state_is_stops_nothing_and_is_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from retuned.adapters.approvals import Identity
+from retuned.adapters.approvals import Approvals, Identity
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.runtime_status import ProcessStatus, Standings, process_status
 from retuned.adapters.sqlite_store import SqliteStore
@@ -33,6 +34,7 @@ from retuned.runtime.inforce import Swapped
 from retuned.runtime.orders import parse_order
 from retuned.runtime.shadow import compare_tensors
 from retuned.runtime.slots import Slot
+from retuned.stages.gate import TuningFreeze
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
@@ -341,6 +343,27 @@ def test_graphs_that_nobody_follows_are_said_beside_what_was_counted(
     assert "2 captured graphs are not followed (graphs-off): not engaged there" in text
 
 
+def test_a_freeze_that_stands_is_shown_with_or_without_a_server(
+    folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = SqliteStore(folder.parent)
+    at = datetime.now(UTC)
+    Approvals(store).freeze(
+        TuningFreeze(id="freeze-1", reason="launch week", user="ada", at=at, until=None)
+    )
+    store.close()
+    with pytest.raises(MissingDependency):
+        status.status(state_dir=folder.parent)
+    assert "FROZEN by ada for everything, until thawed: launch week" in capsys.readouterr().out
+    here = Server(folder)
+    try:
+        here.slot("double_m")
+        (frozen,) = run("status", "--json")["freezes"]
+    finally:
+        here.runtime.close()
+    assert (frozen["id"], frozen["reason"]) == ("freeze-1", "launch week")
+
+
 # --- rearm ----------------------------------------------------------------------------------------
 
 
@@ -454,7 +477,7 @@ def test_wrong_usage_is_said_before_anything_is_asked(
 
 def test_an_unknown_kernel_is_refused_by_name(server: Server, run: Run) -> None:
     server.slot("double_m")
-    with pytest.raises(Refused, match="no server has a kernel 'other'"):
+    with pytest.raises(UsageError, match="no server has a kernel 'other'"):
         run("rearm", "other", "--reason", "x", "--target", "local")
 
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from retuned.cli.output import JsonFlag, emit_json, safe, stdout
-from retuned.cli.state import ConfigOption, StateOption, desk
+from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
+from retuned.cli.state import ConfigOption, ReasonOption, StateOption, desk
 from retuned.errors import Refused, UsageError
 from retuned.stages.gate import FreezeScope, StopPolicy, TuningFreeze
 from retuned.terminal.freezes import end_words, scope_words
@@ -15,7 +15,7 @@ from retuned.terminal.moments import until
 
 
 def freeze(
-    reason: Annotated[str, typer.Option(help="Why.")] = "",
+    reason: ReasonOption = "",
     until_: Annotated[
         str, typer.Option("--until", help="2h, or a time like 2026-12-24T18:00+01:00.")
     ] = "",
@@ -44,6 +44,8 @@ def freeze(
             at=at.now,
         )
         at.approvals.freeze(sign)
+    if not reason.strip():
+        say("retuned: no reason was given, so others cannot tell when it may go; see --reason")
     if json:
         emit_json({"freeze": sign.model_dump(mode="json"), "state_dir": str(at.folder)})
         return
@@ -55,7 +57,7 @@ def freeze(
 def thaw(
     name: Annotated[str, typer.Argument(help="Which freeze; not needed where one stands.")] = "",
     all: Annotated[bool, typer.Option("--all", help="Every freeze that stands.")] = False,
-    reason: Annotated[str, typer.Option(help="Why.")] = "",
+    reason: ReasonOption = "",
     config: ConfigOption = None,
     state_dir: StateOption = None,
     json: JsonFlag = False,
@@ -73,8 +75,11 @@ def thaw(
             for id in chosen
             if at.approvals.thaw(id, who=at.identity.user, at=at.now, reason=reason)
         ]
+    if name and not lifted:
+        stand = f"; {', '.join(standing)} does" if standing else "; nothing is frozen"
+        raise UsageError(f"no freeze {name[:60]!r} stands{stand}")
     if not lifted:
-        raise Refused(f"no freeze {name[:60]!r} stands" if name else "nothing is frozen")
+        raise Refused("nothing is frozen")
     if json:
         emit_json({"thawed": lifted})
         return

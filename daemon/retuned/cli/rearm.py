@@ -9,7 +9,7 @@ import typer
 
 from retuned.adapters.runtime_status import ProcessStatus, Standings, opened
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.state import ConfigOption, Desk, StateOption, desk
+from retuned.cli.state import ConfigOption, Desk, ReasonOption, StateOption, desk
 from retuned.cli.status import attached
 from retuned.errors import Refused, RetunedError, TemporaryError, UsageError
 from retuned.ports import Event
@@ -25,7 +25,7 @@ Failed = list[tuple[str, RetunedError]]
 
 def rearm(
     kernel: Annotated[str, typer.Argument(help="Kernel whose breaker is closed again.")] = "",
-    reason: Annotated[str, typer.Option(help="Why it may come again, for the record.")] = "",
+    reason: ReasonOption = "",
     all: Annotated[
         bool, typer.Option("--all", help="Whole processes, with all kernels: after several trips.")
     ] = False,
@@ -70,6 +70,8 @@ def _to_arm(
 
     Raises
     ------
+    UsageError
+        If no process has a kernel of that name.
     Refused
         If nothing is tripped, or the processes' own breaker has to be closed first.
     """
@@ -87,7 +89,7 @@ def _to_arm(
     if kernel not in found:
         known = {slot.definition for each in processes for slot in each.slots}
         if kernel not in known:
-            raise Refused(
+            raise UsageError(
                 f"no server has a kernel {safe(kernel, limit=80)!r}; see `retuned status`"
             )
         raise Refused(f"nothing is tripped for {safe(kernel, limit=80)}; there is nothing to arm")

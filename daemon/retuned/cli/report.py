@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
 
-from retuned.cli.output import JsonFlag, emit_json, stdout
-from retuned.cli.state import ConfigOption, StateOption, desk
+from retuned.cli.output import JsonFlag, emit_json, safe, stdout
+from retuned.cli.state import ConfigOption, Desk, StateOption, desk
 from retuned.errors import UsageError
 from retuned.local.accounting import accounts
 from retuned.report.words import plural, significant
@@ -28,11 +29,12 @@ def report(
     if month and not _is_month(month):
         raise UsageError(f"--month {month!r:.40}: write a year and a month, such as 2026-11")
     with desk(config, state_dir) as at:
-        found = tuple(
-            each
-            for each in accounts(at.store)
-            if month in ("", each.month) and kernel in ("", each.definition)
-        )
+        whole = accounts(at.store)
+        if kernel:
+            _check_kernel(at, whole, kernel)
+    found = tuple(
+        each for each in whole if month in ("", each.month) and kernel in ("", each.definition)
+    )
     price = load_settings(config, {"state_dir": state_dir}).gpu_hour_usd
     if json:
         emit_json(
@@ -45,6 +47,23 @@ def report(
         )
         return
     _print(found, price=price)
+
+
+def _check_kernel(at: Desk, whole: Sequence[Account], kernel: str) -> None:
+    """Tell a kernel that nothing was spent on from one that nobody knows.
+
+    Raises
+    ------
+    UsageError
+        If neither an account nor a proposal is about it.
+    """
+    known = {each.definition for each in whole}
+    known |= {str(stored.body.get("definition", "")) for stored in at.store.list("proposal")}
+    if kernel in known:
+        return
+    near = get_close_matches(kernel, sorted(known), n=3, cutoff=0.5) or sorted(known)[:5]
+    meant = f"; there are {', '.join(near)}" if near else "; nothing was spent on any yet"
+    raise UsageError(f"--kernel {kernel!r:.80}: no kernel of that name{safe(meant, limit=400)}")
 
 
 def _print(found: Sequence[Account], *, price: float | None) -> None:

@@ -16,6 +16,7 @@ from retuned.cli.asked import next_look, tell
 from retuned.cli.end_to_end_text import end_to_end_body, end_to_end_of, print_end_to_end
 from retuned.cli.output import JsonFlag, emit_json, safe, say
 from retuned.cli.state import (
+    CommentOption,
     ConfigOption,
     Desk,
     ProposalArgument,
@@ -32,8 +33,6 @@ from retuned.local.proving import read
 from retuned.ports import Stored
 from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.proposal import Proposal
-
-CommentOption = Annotated[str, typer.Option(help="Why, for the record.")]
 
 
 def proposals(
@@ -191,14 +190,19 @@ def rollback(
                 ]
             )
             if last is None:
-                raise Refused(
-                    f"nothing is swapped into {safe(slot, limit=60)!r}; see `retuned proposals`"
-                )
+                raise _nothing_in(at, slot)
             stored = last
         else:
             stored, _ = find(at.store, id)
         asked, new = people.rollback(at.voice(), stored, reason=reason)
     tell(at, stored, asked, new=new, json=json)
+
+
+def _nothing_in(at: Desk, slot: str) -> Refused | UsageError:
+    """Say that nothing is swapped into a kernel; one that no proposal names may be a slip."""
+    words = f"nothing is swapped into {safe(slot, limit=60)!r}; see `retuned proposals --all`"
+    known = {stored.body.get("definition") for stored in at.store.list("proposal")}
+    return Refused(words) if slot in known else UsageError(f"no proposal is about it: {words}")
 
 
 def history(

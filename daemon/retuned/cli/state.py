@@ -23,6 +23,10 @@ from retuned.terminal.moments import short
 
 ConfigOption = Annotated[Path | None, typer.Option(help="YAML or TOML file with settings.")]
 StateOption = Annotated[Path | None, typer.Option(help="Overrides the setting.")]
+CommentOption = Annotated[
+    str, typer.Option("--comment", "--reason", "-m", help="Why, for the record.")
+]
+ReasonOption = Annotated[str, typer.Option("--reason", "--comment", "-m", help="Why.")]
 ProposalArgument = Annotated[str, typer.Argument(help="Id of a proposal, or its beginning.")]
 
 _SHORTEST = 4

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
+from retuned.adapters.approvals import Approvals
 from retuned.adapters.runtime_status import ProcessStatus, SlotStatus, Standings
+from retuned.adapters.sqlite_store import DATABASE, SqliteStore
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
 from retuned.cli.state import ConfigOption, StateOption
 from retuned.errors import MissingDependency, RetunedError, TemporaryError
-from retuned.settings import load_settings
+from retuned.settings import Settings, load_settings
+from retuned.stages.gate import TuningFreeze
+from retuned.terminal.freezes import freeze_line
 from retuned.terminal.layout import print_table
 from retuned.terminal.moments import short
 
@@ -23,17 +28,22 @@ Silent = Sequence[tuple[str, RetunedError]]
 def status(
     config: ConfigOption = None, state_dir: StateOption = None, json: JsonFlag = False
 ) -> None:
-    """Show what is attached, what each kernel runs, and what its checks have found.
+    """Show what is attached, what each kernel runs, what its checks have found, and what is frozen.
 
     It asks the servers themselves, and needs no daemon. Asking counts as nobody's watch: the lease
     of a canary goes on.
     """
-    folder = load_settings(config, {"state_dir": state_dir}).sockets
+    settings = load_settings(config, {"state_dir": state_dir})
+    folder, freezes = settings.sockets, standing(settings)
+    if not json:  # before anything is asked: they stand whether or not a server is attached
+        for freeze in freezes:
+            stdout().print(safe(freeze_line(freeze), limit=2000), soft_wrap=True)
     processes, silent = attached(Standings(folder), folder)
     if json:
         emit_json(
             {
                 "socket_dir": str(folder),
+                "freezes": [freeze.model_dump(mode="json") for freeze in freezes],
                 "processes": [each.model_dump(mode="json") for each in processes],
                 "unanswered": [
                     {"process": name, "code": error.code, "message": str(error)}
@@ -45,6 +55,17 @@ def status(
         _print(folder, processes)
     for name, error in silent:
         say(f"retuned: {name} is left out: {error}")
+
+
+def standing(settings: Settings) -> tuple[TuningFreeze, ...]:
+    """Return the freezes that stand on these settings' state; none where there is no state."""
+    if not (settings.state_dir / DATABASE).is_file():
+        return ()
+    store = SqliteStore(settings.state_dir)
+    try:
+        return Approvals(store).freezes(now=datetime.now(UTC))
+    finally:
+        store.close()
 
 
 def attached(standings: Standings, folder: Path) -> tuple[list[ProcessStatus], Silent]:

@@ -56,7 +56,7 @@ def standing(desk: Desk) -> list[Sign]:
 
 
 def freeze(
-    reason: Annotated[str, typer.Option("--reason", "-m", help="Why.")] = "",
+    reason: Annotated[str, typer.Option("--reason", "--comment", "-m", help="Why.")] = "",
     until_: Annotated[
         str, typer.Option("--until", help="2h, or a time like 2026-12-24T18:00+01:00.")
     ] = "",
@@ -121,8 +121,10 @@ def thaw(
     if len(chosen) > 1 and not all:
         raise UsageError(f"{len(chosen)} freezes stand: {', '.join(chosen)}; name one, or --all")
     lifted = [each for each in chosen if _lifted(desk, each)]
+    if name and not lifted:
+        raise UsageError(f"no freeze {name[:60]!r} stands; see `kubectl retuned status`")
     if not lifted:
-        raise Refused(f"no freeze {name[:60]!r} stands" if name else "nothing is frozen")
+        raise Refused("nothing is frozen")
     print_answer(
         output,
         {"thawed": lifted},

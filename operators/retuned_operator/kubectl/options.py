@@ -36,7 +36,9 @@ FormOption = Annotated[
 ProposalArgument = Annotated[
     str, typer.Argument(help="Name, NAMESPACE/NAME, or the beginning of a name.")
 ]
-CommentOption = Annotated[str, typer.Option("--comment", "-m", help="Why, for the record.")]
+CommentOption = Annotated[
+    str, typer.Option("--comment", "--reason", "-m", help="Why, for the record.")
+]
 
 
 def print_answer(
