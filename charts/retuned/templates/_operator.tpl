@@ -54,8 +54,8 @@
   "baselineWindows" (int .Values.sidecar.baselineWindows)
   "detector" .Values.sidecar.detector
   "metricsAddress" .Values.sidecar.metricsAddress
-}}
   "tracesUrl" (ternary .Values.tracing.url "" .Values.tracing.sidecars)
+}}
 {{- $review := dict }}
 {{- with .Values.review }}
 {{- if .enabled }}

@@ -188,11 +188,6 @@ class Experiments:
             self._act(_Looked(resource=after, facts=looked.facts), action)
         return _seconds(step, now=now)
 
-    def _tell(self, resource: KernelExperiment, status: KernelExperimentStatus) -> None:
-        for event in telling.experiment_events(resource, resource.status, status):
-            self._acting.say(event)
-        counted.experiment_moved(self._telemetry, resource.status, status)
-
     def _turn_of(
         self, resource: KernelExperiment, status: KernelExperimentStatus, *, now: datetime
     ) -> AbstractContextManager[None]:
@@ -206,6 +201,11 @@ class Experiments:
             since_s=found.since_s,
             about=found.about,
         )
+
+    def _tell(self, resource: KernelExperiment, status: KernelExperimentStatus) -> None:
+        for event in telling.experiment_events(resource, resource.status, status):
+            self._acting.say(event)
+        counted.experiment_moved(self._telemetry, resource.status, status)
 
     def _act(self, looked: _Looked, action: ExperimentAction) -> None:
         namespace = self._namespace(looked.resource)
@@ -246,6 +246,7 @@ class Experiments:
             model=target.spec.gpu.model,
             deadline_s=trials.deadline_s(resource, chosen),
             priority_class=chosen.policy.spec.experiments.priority_class_name if chosen else "",
+            traceparent=turns.last_span(resource),
         )
 
     def _propose(self, looked: _Looked) -> None:
@@ -253,7 +254,6 @@ class Experiments:
         target, resource = looked.facts.target, looked.resource
         now, results = self._world.clock.now(), looked.facts.results
         weighed = trials.weigh(self._world, resource, target, results=results, now=now)
-            traceparent=turns.last_span(resource),
         if weighed.proposal is not None and target is not None:
             self._proposed(resource, weighed.proposal, target)
 

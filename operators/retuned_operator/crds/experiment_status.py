@@ -144,9 +144,9 @@ class KernelExperimentStatus(ApiModel):
     """When its first Job was released; None before."""
     finished_at: AwareDatetime | None = None
     """When it ended; None before."""
+    traceparent: Traceparent | None = None
+    """Span in which it was last written, a W3C ``traceparent``; None where traces are off."""
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, json_schema_extra={"x-map-key": "type"}
     )
     """What is true of it."""
-    traceparent: Traceparent | None = None
-    """Span in which it was last written, a W3C ``traceparent``; None where traces are off."""

@@ -76,12 +76,12 @@ class StoreLedger:
         Told of every window that a pod has told for the first time.
     collector
         Brings it in; None where somebody else does.
+    spans
+        What is being done, for traces; off by default.
     """
 
     def __init__(
         self,
-    spans
-        What is being done, for traces; off by default.
         store: Store,
         notary: Ed25519Notary,
         *,
@@ -90,13 +90,13 @@ class StoreLedger:
         collector: Collector | None = None,
         live: LiveKernels | None = None,
         heard: Callable[[PodRecord, WorkloadProfile], None] = lambda _pod, _profile: None,
+        spans: Spans | None = None,
     ) -> None:
+        self._spans = spans or NoSpans()
         self._heard = heard
         self._live = live or LiveKernels(store)
         self._store = store
-        spans: Spans | None = None,
         self._notary = notary
-        self._spans = spans or NoSpans()
         self._artifacts = ArtifactFolders(artifacts, notary)
         self._results = results
         self._collector = collector
@@ -308,10 +308,6 @@ class StoreLedger:
             if new and isinstance(said, ProfileReport):
                 self._heard(receipt.pod, said.profile)
 
-
-def target_of(experiment: KernelExperiment) -> str:
-    """Return the target of an experiment, ``namespace/name``."""
-    return f"{experiment.metadata.namespace}/{experiment.spec.target_ref.name}"
     def _heard_in(
         self, receipt: Receipt, said: ProfileReport | DriftPost
     ) -> AbstractContextManager[None]:
@@ -335,3 +331,7 @@ def _fitting(records: Iterable[Record]) -> list[dict[str, Any]]:
         found.append(body)
     return found
 
+
+def target_of(experiment: KernelExperiment) -> str:
+    """Return the target of an experiment, ``namespace/name``."""
+    return f"{experiment.metadata.namespace}/{experiment.spec.target_ref.name}"
