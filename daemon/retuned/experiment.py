@@ -33,10 +33,11 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from retuned import catalog
+from retuned.adapters.compiling_lab import CompilingLab
 from retuned.adapters.lab_wire import LabTask, done_line, failed_line, finding_line
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.pod_lab import Means, run_pod
-from retuned.adapters.pod_task import Handed, pod_settings
+from retuned.adapters.pod_task import Handed, PodRole, handed_of, pod_settings
 from retuned.catalog.own import OwnDefinition
 from retuned.contract import Digest, Language, Solution
 from retuned.errors import (
@@ -47,19 +48,22 @@ from retuned.errors import (
     UsageError,
 )
 from retuned.lab.bay import LabSettings
-from retuned.lab.generators.devices import facts_here
+from retuned.lab.generators.devices import GPUS, facts_here
 from retuned.lab.generators.evolve import EvolveConfig
 from retuned.lab.generators.inference import widen
 from retuned.lab.generators.occasion import SELF_CONTAINED, Make, Occasion
 from retuned.lab.generators.porting import Earlier
 from retuned.lab.generators.priors import Priors
 from retuned.lab.toolchain import environment_of
-from retuned.ports import Generator
+from retuned.ports import Bench, Generator
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings
 
 _LANGUAGES = (Language.CPU_CPP, Language.TRITON, Language.GPU_CPP)
 """Languages that the catalog has kernels in."""
+
+EVOLVE = "evolve"
+"""Name of the generator that asks a language model."""
 
 GeneratorFactory = Callable[[ExperimentPlan], Generator]
 """Makes a generator for a plan."""
@@ -98,6 +102,7 @@ def open_lab(
     earlier: Sequence[Earlier] = (),
     priors: Priors | None = None,
     evolve: EvolveConfig | None = None,
+    written: Sequence[Solution] | None = None,
     generators: Mapping[str, GeneratorFactory] | None = None,
     cores: Sequence[int] = (),
     lab: LabSettings | None = None,
@@ -123,7 +128,7 @@ def open_lab(
         return dataclasses.replace(made, priors=priors, left_s=bench.search_left_s)
 
     if generators is None:
-        makers = {**GENERATORS, **_evolution(evolve)}
+        makers = {**GENERATORS, **_evolution(evolve, written)}
         generators = {name: _bound(make, occasion) for name, make in makers.items()}
     bench = LocalLab(
         root,
@@ -153,13 +158,23 @@ def shipped(digest: Digest, names: Sequence[str]) -> Solution | None:
 
 
 def occasion_of(
-    plan: ExperimentPlan, incumbent: Solution, *, cores: int, earlier: Sequence[Earlier] = ()
+    plan: ExperimentPlan,
+    incumbent: Solution,
+    *,
+    cores: int,
+    earlier: Sequence[Earlier] = (),
+    arch: str = "",
 ) -> Occasion:
     """Return what the plan's generators are made from.
 
     The plan's id seeds them: an interrupted plan, run again, proposes the same again.
+
+    Parameters
+    ----------
+    arch
+        GPU that need not be here; empty or unknown takes the device that is.
     """
-    device = facts_here(incumbent.language, cores=cores)
+    device = GPUS.get(arch) or facts_here(incumbent.language, cores=cores)
     entry = catalog.get(plan.definition, language=incumbent.language)
     return Occasion(
         plan=plan,
@@ -172,22 +187,36 @@ def occasion_of(
     )
 
 
-def _evolution(config: EvolveConfig | None) -> Mapping[str, Make]:
-    """Return the factory that needs an endpoint; none where none is set."""
+def _evolution(
+    config: EvolveConfig | None, written: Sequence[Solution] | None
+) -> Mapping[str, Make]:
+    """Return the factory that needs an endpoint, or what it wrote; none where none is set."""
+    if written is not None:
+        return {EVOLVE: lambda _occasion: Handed(written)}
     if config is None:
         return {}
     # Only here: the client costs every experiment a third of a second otherwise.
     from retuned.adapters.evolution import open_evolution
 
-    return {"evolve": lambda occasion: open_evolution(config, occasion)}
+    return {EVOLVE: lambda occasion: open_evolution(config, occasion)}
 
 
 def _bound(make: Make, occasion: Callable[[ExperimentPlan], Occasion]) -> GeneratorFactory:
     return lambda plan: make(occasion(plan))
 
 
-def lab_of(task: Task, *, generators: Mapping[str, GeneratorFactory] | None = None) -> LocalLab:
+def lab_of(
+    task: Task,
+    *,
+    generators: Mapping[str, GeneratorFactory] | None = None,
+    written: Sequence[Solution] | None = None,
+) -> LocalLab:
     """Return the lab that carries out a task.
+
+    Parameters
+    ----------
+    written
+        What a model has written elsewhere, instead of asking one here; None asks as the task says.
 
     Raises
     ------
@@ -200,6 +229,7 @@ def lab_of(task: Task, *, generators: Mapping[str, GeneratorFactory] | None = No
         solutions=task.solutions,
         priors=task.priors,
         evolve=task.evolve,
+        written=written,
         earlier=[record.restore() for record in task.earlier],
         generators=generators,
         cores=task.cores,
@@ -224,8 +254,15 @@ def run(
     return 0
 
 
-def _here(task: Task) -> Digest:
-    """Return the environment of this machine for a task's language."""
+def _here(task: Task, role: PodRole) -> Digest:
+    """Return the environment of this machine for a task's language; who only asks has none."""
+    incumbent = _incumbent(task)
+    if role is PodRole.GENERATE:
+        return task.plan.environment
+    return environment_of(incumbent.language).digest
+
+
+def _incumbent(task: Task) -> Solution:
     catalog.learn(task.definitions, unconfined_references=task.unconfined_references)
     catalog.get(task.plan.definition)  # an unknown definition is the clearer message
     named = task.plan.incumbent
@@ -233,7 +270,7 @@ def _here(task: Task) -> Digest:
     incumbent = next(given, None) or shipped(named, [task.plan.definition])
     if incumbent is None:
         raise HarnessError(f"no source for the incumbent {named[:19]}")
-    return environment_of(incumbent.language).digest
+    return incumbent
 
 
 def _hide_key(task: Task) -> None:
@@ -243,11 +280,33 @@ def _hide_key(task: Task) -> None:
         hide_memory()
 
 
-def _pod_lab(task: Task, handed: Sequence[Solution] | None) -> LocalLab:
+def _pod_lab(task: Task, role: PodRole) -> Bench:
     _hide_key(task)
-    if handed is None:
-        return lab_of(task)
-    return lab_of(task, generators={Handed.name: lambda _plan: Handed(handed)})
+    if role is PodRole.COMPILE:
+        return _compiling_lab(task)
+    if role is PodRole.SEARCH:
+        return lab_of(task, written=task.written)
+    return lab_of(task, generators={Handed.name: lambda _plan: Handed(handed_of(task))})
+
+
+def _compiling_lab(task: Task) -> CompilingLab:
+    """Return the lab that compiles what this task's search would begin with."""
+    incumbent, earlier = _incumbent(task), [record.restore() for record in task.earlier]
+    cores = len(task.cores) or os.cpu_count() or 1
+
+    def occasion(plan: ExperimentPlan) -> Occasion:
+        made = occasion_of(plan, incumbent, cores=cores, earlier=earlier, arch=task.arch)
+        return dataclasses.replace(made, priors=task.priors)
+
+    named = [name for name in task.plan.generators if name in SELF_CONTAINED]
+    return CompilingLab(
+        Path(task.root),
+        arch=task.arch,
+        subject=catalog.get(task.plan.definition, language=incumbent.language),
+        incumbent=incumbent,
+        written=task.written,
+        generators=[_bound(SELF_CONTAINED[name], occasion) for name in named],
+    )
 
 
 _MEANS = Means(

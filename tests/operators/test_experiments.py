@@ -27,7 +27,13 @@ from retuned_operator.machine import (
     SetSuspend,
     experiments,
 )
-from retuned_operator.machine.experiments import MAX_LOST_RESULTS, RESULT_PATIENCE
+from retuned_operator.machine.experiments import (
+    HELPERS,
+    MAX_LOST_RESULTS,
+    PIPELINE,
+    RESULT_PATIENCE,
+    pipeline_of,
+)
 from retuned_operator.machine.trial import MAX_PREEMPTIONS
 
 WINNER = examples.ARTIFACT
@@ -37,8 +43,9 @@ WIN = Interval(lower=1.2, point=1.25, upper=1.3, confidence=0.995)
 class Lab:
     """One experiment and the cluster that it runs on."""
 
-    def __init__(self) -> None:
+    def __init__(self, pipeline: tuple[JobRole, ...] = PIPELINE) -> None:
         self.now = examples.NOW
+        self.pipeline = pipeline
         self.resource = read(KernelExperiment, examples.an_experiment())
         self.facts = ExperimentFacts(
             target=read(TuningTarget, examples.a_target(environment=examples.WORLD)),
@@ -49,7 +56,7 @@ class Lab:
     def step(self, *, kept: bool = True, acted: bool = True, **changes: Any) -> ExperimentStep:
         """Do one step; the operator may die before its status or its actions are written."""
         self.facts = replace(self.facts, **changes)
-        step = experiments.step(self.resource, self.facts, now=self.now)
+        step = experiments.step(self.resource, self.facts, now=self.now, pipeline=self.pipeline)
         if kept:
             self.resource = self.resource.model_copy(update={"status": step.status})
         if kept and acted:
@@ -359,6 +366,79 @@ def test_a_job_whose_result_is_lost_is_made_again_a_few_times_and_then_fails(how
     assert lab.resource.status.detail.startswith(code)
 
 
+WHOLE = pipeline_of(generates=True, compiles=True)
+
+
+def test_pods_without_an_accelerator_come_first_and_count_as_no_trial_and_no_device_time() -> None:
+    lab = Lab(WHOLE)
+    for role, does in HELPERS.items():
+        lab.until_running()
+        assert lab.live() == [f"{role}-1"]
+        assert (lab.phase(), lab.resource.status.reason) == (P.RUNNING, does)
+        lab.result(f"{role}-1", f"pod-{role}", tried=50)
+        lab.becomes(f"{role}-1", JobState.COMPLETE)
+        assert lab.resource.status.started_at is None
+    lab.searched(tried=7, correct=3)
+    assert lab.live() == ["verify-1"]
+    status = lab.resource.status
+    assert status.started_at is not None
+    assert (status.trials.total, status.trials.correct) == (7, 3)
+    assert [ref.given_up for ref in status.job_refs] == ["", "", "", ""]
+
+
+@pytest.mark.parametrize("how", ["failed", "log gone", "unread", "Job gone"])
+@pytest.mark.parametrize("role", HELPERS)
+def test_a_search_goes_on_without_a_helper_that_brings_nothing(role: JobRole, how: str) -> None:
+    lab, name = Lab((role, *PIPELINE)), f"{role}-1"
+    lab.until_running()
+    if how == "failed":
+        lab.becomes(name, JobState.FAILED, "DeadlineExceeded")
+    elif how == "Job gone":
+        lab.step(jobs=())
+    else:
+        lab.becomes(name, JobState.COMPLETE)
+        lab.step(lost=((name, "results-truncated"),) if how == "log gone" else ())
+        lab.now += RESULT_PATIENCE
+    lab.until_running()
+    assert lab.live() == ["search-1"]
+    lab.step(jobs=tuple(job for job in lab.facts.jobs if job.name != name))
+    (given_up,) = [ref.given_up for ref in lab.resource.status.job_refs if ref.role is role]
+    codes = {
+        "failed": "job-failed: DeadlineExceeded",
+        "log gone": "results-truncated: ",
+        "unread": "results-unread: ",
+        "Job gone": "job-gone: ",
+    }
+    assert given_up.startswith(codes[how])
+    assert lab.resource.status.lost_results == 0
+    lab.searched()
+    assert lab.live() == ["verify-1"]
+
+
+def test_a_helper_that_production_took_away_is_tried_again() -> None:
+    lab = Lab((JobRole.COMPILE, *PIPELINE))
+    lab.until_running()
+    lab.becomes("compile-1", JobState.DISRUPTED)
+    lab.until_running()
+    assert lab.live() == ["compile-2"]
+
+
+def test_a_helper_that_is_allowed_once_the_search_runs_comes_too_late() -> None:
+    lab = Lab()
+    lab.until_running()
+    lab.pipeline = WHOLE
+    lab.until_running()
+    assert lab.live() == ["search-1"]
+
+
+def test_a_helper_that_is_not_allowed_any_more_makes_place_for_the_search() -> None:
+    lab = Lab(WHOLE)
+    lab.until_running()
+    lab.pipeline = PIPELINE
+    lab.until_running()
+    assert lab.live() == ["search-1"]
+
+
 def test_what_was_lost_of_one_try_is_nothing_where_another_brought_a_result() -> None:
     lab = Lab()
     lab.until_running()
@@ -454,11 +534,11 @@ def happens(lab: Lab, event: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(EVENTS, max_size=40))
+@given(st.lists(EVENTS, max_size=60), st.sampled_from([PIPELINE, WHOLE, WHOLE[1:]]))
 def test_whatever_happens_one_job_lives_at_a_time_and_none_when_it_is_over(
-    events: list[str],
+    events: list[str], pipeline: tuple[JobRole, ...]
 ) -> None:
-    lab = Lab()
+    lab = Lab(pipeline)
     for event in events:
         over = lab.phase().is_terminal
         before = lab.resource.status

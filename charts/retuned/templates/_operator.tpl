@@ -34,6 +34,7 @@
   "tolerations" $jobs.tolerations
   "userId" (int64 $jobs.userId)
   "sizes" $jobs.sizes
+  "compileFirst" $jobs.compileFirst
   "keepSeconds" (int $jobs.keepSeconds)
   "endpoint" ($endpoint | default nil)
   "endpointSecret" $jobs.endpoint.secret

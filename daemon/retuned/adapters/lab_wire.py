@@ -119,6 +119,13 @@ class LabTask(Record):
     """How a language model is asked for variants; None where it is not."""
     unconfined_references: bool = False
     """Whether a user's reference runs where neither seccomp nor Landlock confines it."""
+    arch: str = Field(default="", max_length=256)
+    """What servers run on, as an `Environment` names it; for pods that compile without it. Empty
+    where nobody knows."""
+    written: tuple[Solution, ...] = ()
+    """Variants that a pod has had written by a model; strangers' code like any candidate."""
+    refused: tuple[FindingRecord, ...] = ()
+    """What a pod that compiled could not: a search need not try it."""
 
 
 def finding_line(finding: Finding) -> dict[str, Any]:

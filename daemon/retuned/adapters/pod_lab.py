@@ -18,8 +18,8 @@ from retuned.adapters.pod_results import (
     summary,
     write_message,
 )
-from retuned.adapters.pod_task import PodRole, PodSettings, for_pod, handed_of, read_mounted
-from retuned.contract import Digest, Solution
+from retuned.adapters.pod_task import PodRole, PodSettings, for_pod, read_mounted
+from retuned.contract import Digest
 from retuned.errors import HarnessError, RetunedError, UsageError
 from retuned.ports import Bench, Finding
 
@@ -32,10 +32,10 @@ class Means(Generic[_TaskT]):
 
     read: Callable[[str, str], _TaskT]
     """Reads a task's text from a place; raises `UnreadableInput`."""
-    environment: Callable[[_TaskT], Digest]
+    environment: Callable[[_TaskT, PodRole], Digest]
     """What this machine is to the lab."""
-    open: Callable[[_TaskT, Sequence[Solution] | None], Bench]
-    """Opens the lab; with variants that it is to measure instead of searching."""
+    open: Callable[[_TaskT, PodRole], Bench]
+    """Opens the lab of a role."""
     say: Callable[[Mapping[str, Any]], None]
     """Writes a line."""
 
@@ -75,11 +75,10 @@ def run_pod(words: Sequence[str], settings: PodSettings, *, means: Means[_TaskT]
 def _carried_out(
     task: _TaskT, settings: PodSettings, *, means: Means[_TaskT], ending: Preemption
 ) -> int:
-    here = means.environment(task)
+    here = means.environment(task, settings.role)
     with tempfile.TemporaryDirectory(prefix="lab-", dir=task.root) as folder:
         asked = for_pod(task, role=settings.role, root=Path(folder), here=here)
-        handed = handed_of(asked) if settings.role is PodRole.VERIFY else None
-        lab = means.open(asked, handed)
+        lab = means.open(asked, settings.role)
         findings: list[Finding] = []
         for finding in lab.run(asked.plan, known={}):
             means.say(finding_line(finding))

@@ -1,35 +1,44 @@
 """What a pod of an experiment is told, and how its role changes the task.
 
 The manifest of a Job says by environment variables which role the pod has and where its results
-go. ``search`` carries the plan out as it is. ``verify`` is the trusted one: of what the search said
-it takes the source of its finalists and nothing else, and measures them from zero.
+go. ``generate`` asks a model for variants and runs nothing; ``compile`` compiles without the
+device, and runs nothing either. ``search`` carries the plan out, less what could not be compiled.
+``verify`` is the trusted one: of what the search said it takes the source of its finalists and
+nothing else, compiles it itself, and measures it from zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from retuned.adapters.lab_wire import LabTask
+from retuned.adapters.lab_wire import EarlierRecord, LabTask
 from retuned.contract import Definition, Digest, Solution, Workload
 from retuned.errors import UnreadableInput, UsageError
 from retuned.plain_files import NotPlain, read_plain
 from retuned.ports import Finding
+from retuned.stages.verdict import Status
 
 MAX_TASK_BYTES = 1 << 20
 """A ConfigMap holds no more."""
 ROLE, RESULTS, MESSAGE = "RETUNED_ROLE", "RETUNED_RESULTS_DIR", "RETUNED_MESSAGE_PATH"
 """Names of the variables."""
+COMPILE_GATES = ("G1", "G2")
+"""Gates that a pod without the accelerator may speak for."""
 
 _TaskT = TypeVar("_TaskT", bound=LabTask)
 
 
 class PodRole(StrEnum):
-    """What a pod with the lab does; other roles of Jobs have other programs."""
+    """What a pod with the lab does."""
 
+    GENERATE = "generate"
+    """Has variants written; it alone reaches the model, and compiles and runs nothing."""
+    COMPILE = "compile"
+    """Compiles what a search would try, without the accelerator."""
     SEARCH = "search"
     """Tries variants; nobody trusts its numbers."""
     VERIFY = "verify"
@@ -138,6 +147,8 @@ def for_pod(task: _TaskT, *, role: PodRole, root: Path, here: Digest) -> _TaskT:
     plan = task.plan.model_copy(update={"environment": here})
     task = task.model_copy(update={"root": str(root), "plan": plan, "known": ()})
     if role is PodRole.SEARCH:
+        return task.model_copy(update={"earlier": (*task.earlier, *_refused(task)), "evolve": None})
+    if role is not PodRole.VERIFY:
         return task
     count = len(handed_of(task))
     if not count:
@@ -149,8 +160,36 @@ def for_pod(task: _TaskT, *, role: PodRole, root: Path, here: Digest) -> _TaskT:
     plan = plan.model_copy(
         update={"generators": (Handed.name,), "structures": (), "budget": budget}
     )
-    trusted = {"plan": plan, "earlier": (), "priors": None, "evolve": None}
+    trusted = {
+        "plan": plan,
+        "earlier": (),
+        "priors": None,
+        "evolve": None,
+        "written": (),
+        "refused": (),
+    }
     return task.model_copy(update=trusted)
+
+
+def _refused(task: LabTask) -> Iterator[EarlierRecord]:
+    """Yield what a pod could not compile, as if it had been found here: at the plan's shapes.
+
+    Only refusals of the contract and the compiler: whoever told them has measured nothing. The
+    worst that a lie can do here is that a variant is not tried.
+    """
+    plan = task.plan
+    for each in task.refused:
+        verdict = each.verdict
+        if verdict.status is Status.REJECT and verdict.gate in COMPILE_GATES:
+            yield EarlierRecord(
+                solution=each.solution,
+                verdict=verdict,
+                seconds=0.0,
+                definition=each.definition,
+                environment=plan.environment,
+                arch=task.arch,
+                workloads=plan.workloads,
+            )
 
 
 def handed_of(task: LabTask) -> tuple[Solution, ...]:

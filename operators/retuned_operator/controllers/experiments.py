@@ -26,6 +26,8 @@ from retuned_operator.crds import (
     read,
     write,
 )
+from retuned_operator.crds.experiment_status import JobRole
+from retuned_operator.crds.target import Vendor
 from retuned_operator.crds.values import API_VERSION, with_condition
 from retuned_operator.machine import (
     CreateJob,
@@ -37,6 +39,7 @@ from retuned_operator.machine import (
 )
 from retuned_operator.machine.records import ExperimentAction
 from retuned_operator.manifests import JobRequest, JobSettings, job_objects, proposal_name
+from retuned_operator.manifests.jobs import wants_device
 from retuned_operator.manifests.names import labels, owner
 from retuned_operator.runtime.resources import CONFIG_MAPS, EXPERIMENTS, JOBS, PROPOSALS, TARGETS
 
@@ -179,7 +182,9 @@ class Experiments:
     def _go(self, looked: _Looked) -> float | None:
         """Decide, write the status, and only then act."""
         now, resource = self._world.clock.now(), looked.resource
-        step = experiments.step(resource, looked.facts, now=now)
+        step = experiments.step(
+            resource, looked.facts, now=now, pipeline=self._pipeline(resource, looked.facts.target)
+        )
         status = telling.with_experiment_conditions(resource, step.status, now=now)
         with self._turn_of(resource, status, now=now):
             after = self._acting.status(EXPERIMENTS, resource, status)
@@ -241,7 +246,9 @@ class Experiments:
             experiment_uid=resource.metadata.uid,
             experiment_namespace=resource.metadata.namespace,
             attempt=action.attempt,
-            task=self._world.ledger.task(resource, action.role),
+            task=self._world.ledger.task(
+                resource, action.role, arch=trials.arch_of(self._world, target)
+            ),
             vendor=target.spec.gpu.vendor,
             model=target.spec.gpu.model,
             deadline_s=trials.deadline_s(resource, chosen),
@@ -271,6 +278,17 @@ class Experiments:
         with self._acting.spans.span("proposal", after=turns.last_span(resource), about=about):
             self._acting.make(PROPOSALS, proposal_body(name, write(spec), target=target))
         return name
+
+    def _pipeline(
+        self, resource: KernelExperiment, target: TuningTarget | None
+    ) -> tuple[JobRole, ...]:
+        """Return its Jobs; what saves time of an accelerator, only where there is one."""
+        vendor = target.spec.gpu.vendor if target is not None else Vendor.CPU
+        scarce = wants_device(JobRole.SEARCH, vendor, self._jobs)
+        return experiments.pipeline_of(
+            generates=False,
+            compiles=self._jobs.compile_first and scarce,
+        )
 
     def _namespace(self, resource: KernelExperiment) -> str:
         return self._jobs.namespace or resource.metadata.namespace

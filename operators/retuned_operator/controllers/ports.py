@@ -206,8 +206,13 @@ class Ledger(Protocol):
         """
         ...
 
-    def task(self, experiment: KernelExperiment, role: JobRole) -> str:
+    def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         """Return what the pods of a Job are to do, as JSON.
+
+        Parameters
+        ----------
+        arch
+            What the servers run on; empty where nobody knows it now.
 
         Raises
         ------

@@ -37,6 +37,7 @@ EXPERIMENT = f"{GROUP}/experiment"
 RELEASED = "released"
 """Reason of an experiment whose Job was let go a moment ago."""
 _FINISHED = ("Succeeded", "Failed")
+_WORKING = ("Running", "Verifying")
 _MAX_WHY = 1024
 """Characters of why a Job failed."""
 
@@ -157,13 +158,14 @@ def experiment_words(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def budget_words(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return under which words an experiment is found that has used, or uses, an accelerator."""
+    """Return under which words an experiment is found that has used, or uses, its place."""
     spec, status = _part(body, "spec"), _part(body, "status")
     policy = _part(spec, "policyRef").get("name")
     namespace = str(_part(body, "metadata").get("namespace", ""))
     # a Job may have run to its end between two looks, and then nobody saw it begin
     ran = any(ref.get("result") for ref in _parts(status, "jobRefs"))
-    if not (status.get("startedAt") or status.get("reason") == RELEASED or ran):
+    works = status.get("phase") in _WORKING or status.get("reason") == RELEASED
+    if not (status.get("startedAt") or works or ran):
         return ()
     ended = moment(status.get("finishedAt"))
     return (f"{namespace}/{policy}@{ended.astimezone(UTC).date() if ended else 'open'}",)

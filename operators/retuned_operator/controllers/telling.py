@@ -138,18 +138,36 @@ def with_experiment_conditions(
 def experiment_events(
     resource: KernelExperiment, before: KernelExperimentStatus, after: KernelExperimentStatus
 ) -> tuple[Said, ...]:
-    """Return the Event of a change of phase, or none."""
+    """Return the Event of a change of phase, and those of Jobs that are done without."""
+    given_up = _given_up(resource, before, after)
     if before.phase is after.phase:
-        return ()
+        return given_up
     bad = after.phase in (ExperimentPhase.FAILED, ExperimentPhase.REFUSED)
     note = f"{before.phase} to {after.phase}: {after.reason}"
     note += f" ({after.detail})" if after.detail else ""
     once = f"{after.phase} {after.preemptions} {after.lost_results}"
     reason = str(after.phase)
-    return (
+    moved = Said(
+        resource=EXPERIMENTS, about=resource, reason=reason, note=note, warning=bad, once=once
+    )
+    return (*given_up, moved)
+
+
+def _given_up(
+    resource: KernelExperiment, before: KernelExperimentStatus, after: KernelExperimentStatus
+) -> tuple[Said, ...]:
+    known = {ref.name for ref in before.job_refs if ref.given_up}
+    return tuple(
         Said(
-            resource=EXPERIMENTS, about=resource, reason=reason, note=note, warning=bad, once=once
-        ),
+            resource=EXPERIMENTS,
+            about=resource,
+            reason="WentOnWithout",
+            note=f"goes on without {ref.role}: {ref.given_up}",
+            warning=True,
+            once=ref.name,
+        )
+        for ref in after.job_refs
+        if ref.given_up and ref.name not in known
     )
 
 

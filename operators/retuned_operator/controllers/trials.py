@@ -10,8 +10,15 @@ from retuned.errors import TemporaryError
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason, propose
 from retuned_operator.controllers import reading
 from retuned_operator.controllers.ports import BY_BUDGET, BY_EXPERIMENT, BY_LABEL, BY_TARGET
-from retuned_operator.controllers.swaps import World, baseline, target_of
+from retuned_operator.controllers.swaps import (
+    World,
+    baseline,
+    pods_of,
+    servers_of,
+    target_of,
+)
 from retuned_operator.crds import ExperimentPhase, JobRole, KernelExperiment, TuningTarget
+from retuned_operator.crds.target import Vendor
 from retuned_operator.machine import ExperimentFacts, JobFact, PolicyFact, ResultFact, gating
 from retuned_operator.manifests.jobs import RUNNER
 from retuned_operator.manifests.names import EXPERIMENT_UID, proposal_name
@@ -90,6 +97,14 @@ def facts_of(
         proposal=weighed.name,
         refusal=weighed.refusal,
     )
+
+
+def arch_of(world: World, target: TuningTarget) -> str:
+    """Return what the servers of a target say that they run on; empty where nobody knows it now."""
+    pods = pods_of(world, target) or ()
+    cpu = target.spec.gpu.vendor is Vendor.CPU
+    said = {each.cpu if cpu else each.device for each in servers_of(world, pods)}
+    return said.pop() if len(said) == 1 else ""
 
 
 def jobs_of(

@@ -67,9 +67,10 @@ class JobRole(StrEnum):
     """What a Job of an experiment does."""
 
     COMPILE = "compile"
-    """Compiles and audits; no accelerator."""
+    """Compiles and audits; no accelerator. Where it fails the search does it."""
     GENERATE = "generate"
-    """Asks a model for source; reaches its endpoint and runs nothing that was generated."""
+    """Asks a model for source; reaches its endpoint and runs nothing that was generated. Where it
+    fails there is none."""
     SEARCH = "search"
     """Times variants in pods that nobody trusts."""
     VERIFY = "verify"
@@ -89,6 +90,9 @@ class JobRef(ApiModel):
     """Which try; a preempted one is tried again."""
     result: Uid | None = None
     """Uid of the pod whose result counts: the first that was complete; None before."""
+    given_up: Note = ""
+    """Why the experiment goes on without it: a stable code, and what the pod said. Only of a Job
+    that helps others."""
 
 
 class Trials(ApiModel):
@@ -141,7 +145,7 @@ class KernelExperimentStatus(ApiModel):
     proposal: ObjectName | None = None
     """SwapProposal that its win became; None where there is none."""
     started_at: AwareDatetime | None = None
-    """When its first Job was released; None before."""
+    """When its first Job on an accelerator was released; None before."""
     finished_at: AwareDatetime | None = None
     """When it ended; None before."""
     traceparent: Traceparent | None = None

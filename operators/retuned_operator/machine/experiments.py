@@ -1,13 +1,14 @@
-"""An experiment's way: queued, searched, verified by the trusted harness, proposed.
+"""An experiment's way: queued, helped, searched, verified by the trusted harness, proposed.
 
 `step` is level-triggered like that of proposals. Jobs are made suspended and released when the
 budget allows; one that production took away is tried again and is no failure; one that failed ends
-the experiment, and whatever ends it deletes every Job that still lives.
+the experiment, and whatever ends it deletes every Job that still lives. Jobs without an accelerator
+come first and help the search; where one of them brings nothing the experiment goes on without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -35,13 +36,29 @@ from retuned_operator.machine.records import (
 from retuned_operator.machine.trial import Trial, ended, held_by
 
 PIPELINE: tuple[JobRole, ...] = (JobRole.SEARCH, JobRole.VERIFY)
-"""Jobs of an experiment, in order; the last is the trusted one."""
+"""Jobs that every experiment has, in order; the last is the trusted one."""
+HELPERS: Mapping[JobRole, str] = {JobRole.GENERATE: "generating", JobRole.COMPILE: "compiling"}
+"""Jobs that only help, in order, and what an experiment does meanwhile: they hold no accelerator,
+and what they do not do is done by the search, or not at all."""
 RESULT_PATIENCE = timedelta(minutes=5)
 """A Job that is complete and left no result by then has none: nobody waits for it for ever."""
 MAX_LOST_RESULTS = 2
 """So often a Job is made again whose result got lost; what is in the way of it is there to stay."""
+_LONGEST_WHY = 300
 _LOOK_AGAIN = timedelta(seconds=30)
 _P = ExperimentPhase
+
+
+def pipeline_of(*, generates: bool, compiles: bool) -> tuple[JobRole, ...]:
+    """Return the Jobs of an experiment, in order.
+
+    Examples
+    --------
+    >>> [str(role) for role in pipeline_of(generates=False, compiles=True)]
+    ['compile', 'search', 'verify']
+    """
+    wanted = {JobRole.GENERATE: generates, JobRole.COMPILE: compiles}
+    return (*(role for role in HELPERS if wanted[role]), *PIPELINE)
 
 
 def step(
@@ -88,19 +105,30 @@ def _with_results(case: Trial) -> Trial:
     refs = {ref.name: ref for ref in case.status.job_refs}
     for job in case.facts.jobs:
         known = refs.get(job.name)
-        if known is None or (known.uid != job.uid and known.result is None):
+        if known is None or (known.uid != job.uid and known.result is None and not known.given_up):
             refs[job.name] = JobRef(name=job.name, uid=job.uid, role=job.role, attempt=job.attempt)
+        if job.role in HELPERS and job.state is JobState.FAILED:
+            refs[job.name] = _given_up(refs[job.name], "job-failed", job.reason)
     for name, ref in refs.items():
         mine = [result for result in case.facts.results if result.job == name]
         if ref.result is None and mine:
             first = min(mine, key=lambda each: (each.at, each.pod_uid))
             refs[name] = ref.model_copy(update={"result": first.pod_uid})
-    counted = [result for ref in refs.values() if (result := _result(case, ref)) is not None]
+    measured = [ref for ref in refs.values() if ref.role not in HELPERS]
+    counted = [result for ref in measured if (result := _result(case, ref)) is not None]
     tried = sum(result.tried for result in counted)
     correct = sum(result.correct for result in counted)
     trials = Trials(total=tried, correct=correct, failed=max(0, tried - correct))
     newest = tuple(sorted(refs.values(), key=lambda ref: (ref.attempt, ref.name)))[-64:]
     return case.having(job_refs=newest, trials=trials)
+
+
+def _given_up(ref: JobRef, code: str, detail: str) -> JobRef:
+    """Return the Job as one that the experiment does without; the first reason stands."""
+    if ref.result is not None or ref.given_up:
+        return ref
+    why = f"{code}: {detail}" if detail else code
+    return ref.model_copy(update={"given_up": why[:_LONGEST_WHY]})
 
 
 def _result(case: Trial, ref: JobRef) -> ResultFact | None:
@@ -121,6 +149,10 @@ def _going(case: Trial) -> Trial:
     if over is not None:
         return over
     for role in case.pipeline:
+        if role in HELPERS:
+            if _is_over(case, role):
+                continue
+            return _due(case, role)
         result = _done(case, role)
         if result is None:
             return _due(case, role)
@@ -139,6 +171,17 @@ def _done(case: Trial, role: JobRole) -> ResultFact | None:
     return None
 
 
+def _is_over(case: Trial, role: JobRole) -> bool:
+    """Whether a Job that only helps has brought something, or will not."""
+    refs = [ref for ref in case.status.job_refs if ref.role is role]
+    return _has_searched(case) or any(ref.result is not None or ref.given_up for ref in refs)
+
+
+def _has_searched(case: Trial) -> bool:
+    """Whether a search was made: what would help it comes too late."""
+    return any(ref.role is JobRole.SEARCH for ref in case.status.job_refs)
+
+
 def _due(case: Trial, role: JobRole) -> Trial:
     """Drive the one Job that is due; others that still live are deleted before."""
     attempt = case.status.preemptions + case.status.lost_results + 1
@@ -150,7 +193,7 @@ def _due(case: Trial, role: JobRole) -> Trial:
     if job is not None and job.state is JobState.COMPLETE:
         return _without_result(case, role, job)
     if job is None and _was_made(case, role, attempt):
-        return _lost(case, "job-gone", detail=f"the Job {role} {attempt} was deleted")
+        return _lost(case, role, "job-gone", detail=f"the Job {role} {attempt} was deleted")
     return _driven(case, role, job, attempt=attempt, held=held_by(case))
 
 
@@ -162,7 +205,6 @@ def _job(case: Trial, role: JobRole, attempt: int) -> JobFact | None:
 
 def _driven(case: Trial, role: JobRole, job: JobFact | None, *, attempt: int, held: str) -> Trial:
     """Make, release, hold back or count out the one Job that is due."""
-    working = _P.VERIFYING if role is case.pipeline[-1] else _P.RUNNING
     if job is not None and job.state is JobState.DISRUPTED:
         case = case.having(preemptions=case.status.preemptions + 1)
         return case.to(_P.PREEMPTED, "preempted").doing(DeleteJob(job=job.name))
@@ -179,8 +221,14 @@ def _driven(case: Trial, role: JobRole, job: JobFact | None, *, attempt: int, he
         if case.facts.queued_elsewhere:
             return case.to(_P.QUEUED, "waits-in-queue")
         return case.to(_P.QUEUED, "released").doing(SetSuspend(job=job.name, suspend=False))
+    if role in HELPERS:  # nobody pays for an accelerator
+        return case.to(_P.RUNNING, HELPERS[role])
     started = case.status.started_at or case.now
-    return case.having(started_at=started).to(working, "running")
+    return case.having(started_at=started).to(_working(case, role), "running")
+
+
+def _working(case: Trial, role: JobRole) -> ExperimentPhase:
+    return _P.VERIFYING if role is case.pipeline[-1] else _P.RUNNING
 
 
 def _was_made(case: Trial, role: JobRole, attempt: int) -> bool:
@@ -188,8 +236,14 @@ def _was_made(case: Trial, role: JobRole, attempt: int) -> bool:
     return any(ref.role is role and ref.attempt == attempt for ref in case.status.job_refs)
 
 
-def _lost(case: Trial, reason: str, *, detail: str) -> Trial:
+def _lost(case: Trial, role: JobRole, reason: str, *, detail: str) -> Trial:
     """Make a Job again whose result nobody will ever read; it says nothing of any variant."""
+    if role in HELPERS:
+        refs = tuple(
+            _given_up(ref, reason, detail) if ref.role is role else ref
+            for ref in case.status.job_refs
+        )
+        return case.having(job_refs=refs).to(_P.QUEUED, reason, detail)
     lost = case.status.lost_results + 1
     case = case.having(lost_results=lost)
     if lost > MAX_LOST_RESULTS:
@@ -202,13 +256,12 @@ def _without_result(case: Trial, role: JobRole, job: JobFact) -> Trial:
     """Wait a little for the result of a Job that is complete; then there is none."""
     gone = dict(case.facts.lost).get(job.name)
     if gone is not None:
-        return _lost(case, gone, detail=job.name)
+        return _lost(case, role, gone, detail=job.name)
     waiting = case.status.reason == "waiting-for-result"
     since = next((c for c in case.status.conditions if c.type == "WaitingForResult"), None)
     if waiting and since is not None and case.now >= since.last_transition_time + RESULT_PATIENCE:
-        return _lost(case, "results-unread", detail=job.name)
-    phase = _P.VERIFYING if role is case.pipeline[-1] else _P.RUNNING
-    return _marked(case).to(phase, "waiting-for-result")
+        return _lost(case, role, "results-unread", detail=job.name)
+    return _marked(case).to(_working(case, role), "waiting-for-result")
 
 
 def _marked(case: Trial) -> Trial:

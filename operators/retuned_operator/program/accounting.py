@@ -20,6 +20,7 @@ from retuned_operator.agent.ports import PodRecord
 from retuned_operator.controllers.ports import BY_PHASE, BY_TARGET, Caches, Kernels
 from retuned_operator.crds import KernelExperiment, SwapProposal, TuningTarget, read
 from retuned_operator.crds.proposal_status import PodState, ProposalPhase
+from retuned_operator.machine.experiments import HELPERS
 from retuned_operator.program.results import ResultFolder
 from retuned_operator.runtime.resources import EXPERIMENTS, PROPOSALS, TARGETS
 
@@ -152,6 +153,7 @@ class ClusterAccounts:
         took = sum(
             finding.seconds
             for ref in experiment.status.job_refs
+            if ref.role not in HELPERS  # they hold no accelerator
             for result in self._results.of(experiment.metadata.uid, ref.name)
             for finding in result.findings
         )

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from retuned.adapters.envelopes import seal, unseal
+from retuned.adapters.lab_wire import FindingRecord
+from retuned.adapters.pod_task import COMPILE_GATES
 from retuned.adapters.signing import Ed25519Notary
 from retuned.agent_wire import DefinitionPost, DriftPost, ProfileReport
 from retuned.catalog import own_definition
 from retuned.catalog.own import OwnDefinition
 from retuned.catalog.own.intercepting import launch_data_of
-from retuned.contract import Digest, Solution, digest_of
+from retuned.contract import Digest, Record, Solution, digest_of
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.lab.countersigning import wrong_with
 from retuned.ports import Finding, Spans, Store
@@ -55,6 +57,8 @@ _PASSING = frozenset({"key-unreadable", "blob-unreadable"})
 _RETRY_S = 15.0
 _MAX_SOLUTIONS = 8
 _MAX_WINDOWS = 64
+_ROOM_BYTES = 350_000
+"""Of a task, for what another pod has told; twice that, incumbent and definition are below 1 MB."""
 
 
 class StoreLedger:
@@ -139,8 +143,11 @@ class StoreLedger:
         verdict = best.verdict.model_copy(update={"evidence": digest})
         return Win(verdict=verdict, trust=best.solution.trust)
 
-    def task(self, experiment: KernelExperiment, role: JobRole) -> str:
-        """Return the lab's task; a trusted Job gets the finalists, and nobody's numbers."""
+    def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
+        """Return the lab's task; a trusted Job gets the finalists, and nobody's numbers.
+
+        What has no room in a ConfigMap is left out: the search compiles it itself.
+        """
         plan = experiment.spec.stage_plan()
         own = self._own(experiment)
         solutions = [self._solution(plan.incumbent)]
@@ -152,6 +159,10 @@ class StoreLedger:
             "solutions": [each.model_dump(mode="json") for each in solutions if each],
             "definitions": [] if own is None else [own.model_dump(mode="json")],
         }
+        if role is not JobRole.VERIFY:
+            body["arch"] = arch
+        if role is JobRole.SEARCH:
+            body["refused"] = _fitting(FindingRecord.of(f) for f in self._refused(experiment))
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
     def doubt(
@@ -201,11 +212,8 @@ class StoreLedger:
     def findings(self, experiment: KernelExperiment) -> Sequence[Finding]:
         """Return what is known of each candidate; see `Ledger.findings`."""
         found: dict[Digest, Finding] = {}
-        refs = [ref for ref in experiment.status.job_refs if ref.result is not None]
-        for ref in sorted(refs, key=lambda each: each.role is JobRole.VERIFY):
-            for result in self._of(experiment, ref.name):
-                if result.pod_uid == ref.result:
-                    found |= {each.solution.digest: each for each in result.findings}
+        for role in (JobRole.SEARCH, JobRole.VERIFY):
+            found |= {each.solution.digest: each for each in self._told(experiment, role)}
         return tuple(found.values())
 
     def drifts(self, target: str) -> Sequence[Drifted]:
@@ -269,17 +277,29 @@ class StoreLedger:
         stored = self._store.get(SOLUTION, digest)
         return Solution.model_validate(stored.body) if stored is not None else None
 
-    def _finalists(self, experiment: KernelExperiment) -> list[Solution]:
-        """Return what the search would promote, best first."""
-        refs = [r for r in experiment.status.job_refs if r.role is JobRole.SEARCH and r.result]
-        found = [
+    def _told(self, experiment: KernelExperiment, role: JobRole) -> list[Finding]:
+        """Return what the pod of a role has told whose result counts, in its order."""
+        refs = [r for r in experiment.status.job_refs if r.role is role and r.result]
+        return [
             finding
             for ref in refs
             for result in self._of(experiment, ref.name)
             if result.pod_uid == ref.result
             for finding in result.findings
-            if finding.verdict.status is Status.PROMOTE
         ]
+
+    def _refused(self, experiment: KernelExperiment) -> list[Finding]:
+        """Return what could not be compiled; of anything else a pod that compiles knows nothing."""
+        return [
+            each
+            for each in self._told(experiment, JobRole.COMPILE)
+            if each.verdict.status is Status.REJECT and each.verdict.gate in COMPILE_GATES
+        ]
+
+    def _finalists(self, experiment: KernelExperiment) -> list[Solution]:
+        """Return what the search would promote, best first."""
+        told = self._told(experiment, JobRole.SEARCH)
+        found = [each for each in told if each.verdict.status is Status.PROMOTE]
         ordered = sorted(
             found, key=lambda f: -(f.verdict.speedup.lower if f.verdict.speedup else 0)
         )

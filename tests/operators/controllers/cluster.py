@@ -281,7 +281,7 @@ class Cluster:
             if spec["suspend"] or body.get("status", {}).get("conditions"):
                 continue
             role, name = metadata["labels"]["retuned.dev/role"], metadata["name"]
-            verified = role == JobRole.VERIFY
+            verified, searched = role == JobRole.VERIFY, role == JobRole.SEARCH
             self.ledger.found.append(
                 ResultFact(
                     job=name,
@@ -289,7 +289,7 @@ class Cluster:
                     at=self.clock.now(),
                     tried=9,
                     correct=5,
-                    finalists=2 if self.wins else 0,
+                    finalists=2 if self.wins and searched else 0,
                     winner=examples.ARTIFACT if verified else None,
                     speedup=WIN if verified else None,
                 )

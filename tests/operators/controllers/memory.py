@@ -149,7 +149,7 @@ class FakeLedger:
         self.found: list[ResultFact] = []
         self.gone: dict[str, str] = {}
         self.faults: dict[str, EvidenceFault] = {}
-        self.tasks: list[tuple[str, JobRole]] = []
+        self.tasks: list[tuple[str, JobRole, str]] = []
         self.reports: list[Drifted] = []
         self.beliefs: list[Hypothesis] = []
         self.tried: list[Finding] = []
@@ -186,8 +186,8 @@ class FakeLedger:
         )
         return Win(verdict=verdict, trust=TrustClass.PARAMETERS)
 
-    def task(self, experiment: KernelExperiment, role: JobRole) -> str:
-        self.tasks.append((experiment.metadata.name, role))
+    def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
+        self.tasks.append((experiment.metadata.name, role, arch))
         return "{}"
 
     def share(self, hypothesis: str) -> float:

@@ -80,7 +80,7 @@ def check(cluster: Cluster) -> None:
     made = Counter(cluster.api.made)
     assert set(made.values()) == {1}
     kinds = Counter(each.split()[0] for each in made)
-    assert kinds["jobs"] == kinds["configmaps"] == 2
+    assert kinds["jobs"] == kinds["configmaps"] == 3
     assert kinds["swapproposals"] == 1
     for server in cluster.servers.values():
         assert server.active is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -13,11 +14,17 @@ from retuned_operator.manifests import JobSettings
 from retuned_operator.runtime.resources import CONFIG_MAPS, EXPERIMENTS, JOBS, PODS, PROPOSALS, Obj
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
-ELSEWHERE = JobSettings(image="lab", namespace="lab", gpu_models={"MI300X": {"model": "MI300X"}})
+HERE = JobSettings(image="lab", gpu_models={"MI300X": {"model": "MI300X"}})
+ELSEWHERE = replace(HERE, namespace="lab")
 
 
 class Idle(Cluster):
-    """A cluster whose Jobs do not get anywhere by themselves."""
+    """A cluster whose Jobs do not get anywhere by themselves, and begin with the search."""
+
+    def __init__(
+        self, now: datetime, *, jobs: JobSettings | None = None, compile_first: bool = False
+    ) -> None:
+        super().__init__(now, jobs=replace(jobs or HERE, compile_first=compile_first))
 
     def work(self) -> None:
         pass
@@ -41,8 +48,9 @@ def another(cluster: Cluster, name: str) -> None:
     cluster.put(EXPERIMENTS, body)
 
 
-def test_experiments_of_one_policy_run_one_after_the_other() -> None:
-    cluster = Idle(OPEN)
+@pytest.mark.parametrize("compile_first", [False, True])
+def test_experiments_of_one_policy_run_one_after_the_other(compile_first: bool) -> None:
+    cluster = Idle(OPEN, compile_first=compile_first)
     cluster.experiment()
     another(cluster, "exp-2")
     for _ in range(8):
@@ -224,3 +232,39 @@ def test_a_win_that_was_decided_on_before_is_not_proposed_again() -> None:
     cluster.until(lambda: phases(cluster)[1].is_terminal)
     assert cluster.experiments()[1].status.reason == "already-decided"
     assert len(cluster.all(PROPOSALS)) == 1
+
+
+class Compiling(Cluster):
+    """A cluster in which pods that compile do as the test says."""
+
+    ends = "Complete"
+
+    def finish(self, name: str, *, namespace: str = "serving", type: str = "Complete") -> None:
+        compiles = name.startswith("compile")
+        if compiles and self.ends == "Failed":
+            self.ledger.found = [each for each in self.ledger.found if each.job != name]
+        super().finish(name, namespace=namespace, type=self.ends if compiles else type)
+
+
+@pytest.mark.parametrize("ends", ["Complete", "Failed"])
+def test_a_pod_that_compiles_helps_the_search_and_never_stands_in_its_way(ends: str) -> None:
+    cluster = Compiling(OPEN)
+    cluster.ends = ends
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.SUCCEEDED])
+    roles = ["compile", "search", "verify"]
+    (experiment,) = cluster.experiments()
+    assert [str(ref.role) for ref in experiment.status.job_refs] == roles
+    assert [str(role) for _, role, _ in cluster.ledger.tasks] == roles
+    assert {arch for _, _, arch in cluster.ledger.tasks} == {"gfx942"}  # as the sidecars say
+    without = cluster.events("WentOnWithout")
+    assert len(without) == (ends == "Failed")
+    assert all(note.startswith("goes on without compile: job-failed") for note in without)
+    assert all(body["spec"]["suspend"] is False for body in cluster.all(JOBS))
+
+
+def test_where_no_accelerator_is_asked_for_nobody_compiles_beforehand() -> None:
+    cluster = Cluster(OPEN, jobs=replace(HERE, compile_first=False))
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.SUCCEEDED])
+    assert [str(role) for _, role, _ in cluster.ledger.tasks] == ["search", "verify"]

@@ -28,6 +28,7 @@ from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.contract import Language, Solution, SourceFile, Workload
 from retuned.lab.harness import landlock
+from retuned.lab.toolchain import environment_of
 from retuned.stages.experiment import Budget, plan
 from retuned.stages.hypothesis import Hypothesis
 from retuned_operator.crds import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
@@ -222,6 +223,32 @@ def test_what_a_search_finds_a_trusted_pod_proves_and_the_operator_takes(cluster
 
 
 @pytest.mark.slow
+def test_what_a_pod_could_not_compile_is_never_tried_by_a_search(cluster: Cluster) -> None:
+    broken = variant("broken", old="float sum", new="flaot sum")
+    arch = environment_of(Language.CPU_CPP).arch
+    task = json.loads(cluster.ledger.task(cluster.experiment(), JobRole.COMPILE, arch=arch))
+    assert task["arch"] == arch
+    task["plan"]["generators"] = ["evolve"]
+    task["written"] = [each.model_dump(mode="json") for each in (broken, variant("fine"))]
+    compiling = cluster.pod(JobRole.COMPILE, task=json.dumps(task))
+    assert compiling.run() == 0, compiling.stdout + compiling.stderr
+    (compiled,) = cluster.results()
+    assert (compiled.tried, compiled.finalists, compiled.winner) == (2, 0, None)
+    assert compiling.left == [FINDINGS]
+    assert cluster.ledger.findings(cluster.experiment()) == ()  # nothing was tried
+
+    searching = json.loads(cluster.ledger.task(cluster.experiment(), JobRole.SEARCH, arch=arch))
+    assert [each["solution"]["name"] for each in searching["refused"]] == ["broken"]
+    searching["plan"]["generators"] = ["evolve"]
+    searching["written"] = task["written"]
+    search = cluster.pod(JobRole.SEARCH, task=json.dumps(searching), uid="pod-2")
+    assert search.run() == 0, search.stdout + search.stderr
+    assert len(cluster.results()) == 2
+    (tried,) = (f.solution.name for f in cluster.ledger.findings(cluster.experiment()))
+    assert tried == "fine"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad", "code", "reason"),
     [
@@ -288,7 +315,7 @@ def test_an_incumbent_that_does_not_compile_is_a_compile_error(cluster: Cluster)
     assert pod.left == []
 
 
-@pytest.mark.parametrize("role", ["compile", "", "SEARCH"])
+@pytest.mark.parametrize("role", ["linking", "", "SEARCH"])
 def test_a_role_of_another_program_is_wrong_usage(cluster: Cluster, role: str) -> None:
     pod = cluster.pod(JobRole.SEARCH)
     assert pod.run(RETUNED_ROLE=role) == 2
