@@ -133,18 +133,12 @@ def test_a_clone_or_a_small_regression_is_not_promoted(
     extra: int, candidate: Callable[..., Solution], judged: Callable[..., Verdict]
 ) -> None:
     body, _ = HONEST["in chunks"]
-    again = f"for (int64_t m = 0; m < M * {extra} / 100; ++m)"
-    slower = body.replace(
-        "\n  for (int64_t m = from; m < to; ++m)",
-        f"\n  for (int64_t turn = 0; turn < 1; ++turn) {again} y[m] = x[m] * 0;"
-        "\n  for (int64_t m = from; m < to; ++m)",
-        1,
+    # a part of what it computes, computed twice: a compiler cannot know that nobody reads it
+    again = (
+        f"\n  for (int64_t i = 0; i < M * N * {extra} / 100; ++i) {{ float s = 0;"
+        " for (int64_t k = 0; k < K; ++k) s += x[i / N * K + k] * w[i % N * K + k]; y[i] = s; }"
     )
+    slower = body.replace("\n  for (int64_t m = from;", f"{again}\n  for (int64_t m = from;", 1)
     incumbent = candidate(START + body, definition=LINEAR)
-
-    def promoted() -> bool:
-        verdict = judged(candidate(START + slower, definition=LINEAR), incumbent=incumbent)
-        return verdict.status is Status.PROMOTE
-
-    # a neighbour on the host can favour one side of one judgement (docs/known-flaws.md), not of two
-    assert not (promoted() and promoted())
+    verdict = judged(candidate(START + slower, definition=LINEAR), incumbent=incumbent)
+    assert verdict.status is not Status.PROMOTE, verdict.detail

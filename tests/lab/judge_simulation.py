@@ -111,6 +111,8 @@ class Shape:
     """Time of the incumbent."""
     weight: float = 1.0
     """Launches per second."""
+    placement: float = 0.0
+    """Standard deviation of what a process adds to the log ratio, by where its code lies."""
     floor_us: float = 0.0
     """What physics allows."""
 
@@ -189,12 +191,17 @@ def _measure(
 ) -> Timed:
     blocks = -(-lab.final_blocks // lab.processes)
     rows: list[tuple[list[Floats], list[Floats]]] = [([], []) for _ in shapes]
+    owners: list[int] = []
     timed, looks = Timed(checks=PASSED[-1:]), 0
     for process in range(max(lab.processes, lab.most_processes)):
+        owners += [process] * blocks
+        placed = random.normal(size=2)  # all shapes of a process run the same code
         for shape, (candidate, clone) in zip(shapes, rows, strict=True):
+            luck = np.exp(shape.placement * placed)
             for _ in range(blocks):
                 drawn = shape.base_us * noise.pairs(random, 2 * (units + max(1, units // 3)))
-                drawn[: 2 * units, 1] /= shape.speedup
+                drawn[: 2 * units, 1] /= shape.speedup * luck[0]
+                drawn[2 * units :, 1] /= luck[1]
                 candidate.append(drawn[: 2 * units])
                 clone.append(drawn[2 * units :])
         if process + 1 < lab.processes:
@@ -202,8 +209,8 @@ def _measure(
         looks += 1
         timed = Timed(
             checks=PASSED[-1:],
-            samples=tuple(map(_samples, shapes, [row[0] for row in rows])),
-            clones=tuple(map(_samples, shapes, [row[1] for row in rows])),
+            samples=tuple(_samples(s, row[0], owners) for s, row in zip(shapes, rows, strict=True)),
+            clones=tuple(_samples(s, row[1], owners) for s, row in zip(shapes, rows, strict=True)),
             shapes=tuple(range(len(shapes))),
             processes=process + 1,
             looks=looks,
@@ -216,13 +223,14 @@ def _measure(
     return timed
 
 
-def _samples(shape: Shape, blocks: Sequence[Floats]) -> ShapeSamples:
+def _samples(shape: Shape, blocks: Sequence[Floats], owners: Sequence[int]) -> ShapeSamples:
     pairs = np.concatenate(blocks)
     return ShapeSamples(
         weight=shape.weight,
         incumbent_us=pairs[:, 0],
         candidate_us=pairs[:, 1],
         block=np.repeat(np.arange(len(blocks)), [len(block) for block in blocks]),
+        process=np.array(owners),
     )
 
 

@@ -18,9 +18,14 @@ NOISES: dict[str, Noise] = {"modelled": Modelled(), "recorded": recorded()}
 each_noise = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES.keys())
 
 
-def promotions(seed: int, noise: Noise, *speedups: float, runs: int = RUNS) -> int:
+def promotions(
+    seed: int, noise: Noise, *speedups: float, runs: int = RUNS, placement: float = 0.0
+) -> int:
     random = np.random.default_rng(seed)
-    shapes = [Shape(speedup=each, base_us=100.0 * (n + 1)) for n, each in enumerate(speedups)]
+    shapes = [
+        Shape(speedup=each, base_us=100.0 * (n + 1), placement=placement)
+        for n, each in enumerate(speedups)
+    ]
     verdicts = [simulate(random, shapes, noise=noise).verdict for _ in range(runs)]
     return sum(verdict.status is Status.PROMOTE for verdict in verdicts)
 
@@ -38,6 +43,19 @@ def test_two_per_cent_slower_is_never_promoted_in_two_hundred_runs(noise: Noise)
 @each_noise
 def test_a_true_win_of_three_per_cent_is_found_in_ninety_five_of_a_hundred(noise: Noise) -> None:
     assert promotions(3, noise, 1.03) >= 0.95 * RUNS
+
+
+PLACEMENT = 0.017
+"""Seen between processes of one kernel of 10 to 100 us on a shared machine, relative."""
+
+
+def test_where_code_lies_promotes_no_clone_and_no_slower_one_in_a_hundred_runs() -> None:
+    assert promotions(13, Modelled(), 1.0, runs=100, placement=PLACEMENT) == 0
+    assert promotions(14, Modelled(), 0.98, 0.98, runs=100, placement=PLACEMENT) == 0
+
+
+def test_where_code_lies_hides_no_win_of_three_per_cent_in_ninety_five_of_a_hundred() -> None:
+    assert promotions(15, Modelled(), 1.03, placement=PLACEMENT) >= 0.95 * RUNS
 
 
 def test_a_gain_of_exactly_what_is_required_is_promoted_no_more_often_than_allowed() -> None:
@@ -126,9 +144,9 @@ def test_the_weighted_bound_covers_the_truth_where_shapes_differ(
 
 
 def test_a_p_value_of_alpha_lies_where_the_bound_does() -> None:
-    for blocks, alpha in ((10, 0.01), (12, 0.05), (40, 0.001)):
-        reach = anytime_quantile(1.0 - alpha, blocks=blocks, dof=blocks - 1)
-        found = anytime_p_value(reach, blocks=blocks, dof=blocks - 1, alpha=alpha)
+    for units, alpha in ((10, 0.01), (12, 0.05), (40, 0.001)):
+        reach = anytime_quantile(1.0 - alpha, units=units, dof=units - 1)
+        found = anytime_p_value(reach, units=units, dof=units - 1, alpha=alpha)
         assert found == pytest.approx(alpha, rel=1e-6)
 
 

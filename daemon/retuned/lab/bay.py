@@ -42,12 +42,12 @@ class LabSettings:
     final_s: float = 5.0
     """Timing of one finalist until the first look."""
     final_blocks: int = 12
-    """Blocks per shape of a finalist at the first look; further processes add as many each."""
+    """Blocks per shape of a finalist at the first look; a further process adds its part of them."""
     final_units: int = 2
     """Least ABBA units of candidate and incumbent per block of a finalist; two pairs each."""
-    processes: int = 2
-    """Fresh processes per finalist before anybody looks."""
-    most_processes: int = 8
+    processes: int = 6
+    """Fresh processes per finalist before anybody looks; with fewer no bound of 99 % is finite."""
+    most_processes: int = 24
     """Most of them, where looking does not decide sooner and there is time."""
     launch_timeout_s: float | None = None
     """Bound of one launch, beyond twenty times the incumbent's time; None takes the language's."""

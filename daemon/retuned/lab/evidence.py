@@ -81,9 +81,9 @@ def final_timing(
     are parts, the whole and the parts share the chance of a mistake in halves. Bounds and p-values
     hold at whichever look the measuring ended.
     """
-    blocks = _blocks(timed)
+    units = _units(timed)
     shapes = [
-        _shape_result(samples, workload, floor(workload.axes), blocks=blocks)
+        _shape_result(samples, workload, floor(workload.axes), units=units)
         for samples, workload in zip(timed.samples, workloads, strict=True)
     ]
     known = [shape for shape in shapes if shape is not None]
@@ -102,13 +102,13 @@ def final_timing(
                 members,
                 adjusted_p=min(1.0, halves * adjusted_p),
                 family=halves * finalists * max(1, len(groups) - 1),
-                blocks=blocks,
+                units=units,
                 settings=settings,
             )
             for members in groups
         ),
         noise_floor_ratio=noise,
-        blocks=blocks,
+        blocks=min(len(np.unique(samples.block)) for samples in timed.samples),
         pairs=min(len(samples.block) for samples in timed.samples),
         processes=timed.processes,
         looks=timed.looks,
@@ -123,7 +123,7 @@ def adjusted_p_values(finals: Sequence[Timed], settings: JudgeSettings) -> tuple
 def p_value(timed: Timed, settings: JudgeSettings) -> float:
     """p-value of one finalist over all shapes, before it is adjusted; 1 where nothing is known."""
     weighted = combine(timed.samples) if timed.passed else None
-    return _p(weighted, settings, blocks=_blocks(timed)) if weighted is not None else 1.0
+    return _p(weighted, settings, units=_units(timed)) if weighted is not None else 1.0
 
 
 def gather(
@@ -148,13 +148,13 @@ def gather(
     )
 
 
-def _blocks(timed: Timed) -> int:
-    """Fewest blocks of any shape."""
-    return min((len(np.unique(samples.block)) for samples in timed.samples), default=0)
+def _units(timed: Timed) -> int:
+    """Fewest independent units of any shape: processes, or blocks of one."""
+    return min((len(samples.ratios()) for samples in timed.samples), default=0)
 
 
 def _shape_result(
-    samples: ShapeSamples, workload: Workload, floor: float, *, blocks: int
+    samples: ShapeSamples, workload: Workload, floor: float, *, units: int
 ) -> ShapeResult | None:
     own = estimate(samples)
     if own is None:
@@ -164,7 +164,7 @@ def _shape_result(
         weight=workload.weight,
         incumbent_us=float(np.median(samples.incumbent_us)),
         candidate_us=float(np.median(samples.candidate_us)),
-        speedup=own.anytime_interval(_SHAPE_CONFIDENCE, blocks=blocks),
+        speedup=own.anytime_interval(_SHAPE_CONFIDENCE, units=units),
         floor_us=floor,
     )
 
@@ -175,7 +175,7 @@ def _group(
     *,
     adjusted_p: float,
     family: int,
-    blocks: int,
+    units: int,
     settings: JudgeSettings,
 ) -> GroupTiming:
     chosen = [samples[index] for index in members]
@@ -183,10 +183,10 @@ def _group(
     assert weighted is not None, "every shape has an estimate by now"
     confidence = 1.0 - settings.alpha
     whole = len(members) == len(samples)
-    own_p = _p(weighted, settings, blocks=blocks)
+    own_p = _p(weighted, settings, units=units)
     return GroupTiming(
         members=members,
-        speedup=_cautious(weighted.anytime_interval(confidence, blocks=blocks), chosen, confidence),
+        speedup=_cautious(weighted.anytime_interval(confidence, units=units), chosen, confidence),
         # A part picked after the fact had as many chances as there are parts.
         p_value=adjusted_p if whole else min(1.0, family * own_p),
     )
@@ -200,6 +200,6 @@ def _cautious(speedup: Interval, samples: Sequence[ShapeSamples], confidence: fl
     return speedup.model_copy(update={"lower": min(speedup.lower, max(lower, 1e-9))})
 
 
-def _p(weighted: Estimate, settings: JudgeSettings, *, blocks: int) -> float:
+def _p(weighted: Estimate, settings: JudgeSettings, *, units: int) -> float:
     threshold = -math.log1p(-min(settings.min_gain_ratio, 0.99))
-    return weighted.anytime_p_value(threshold, blocks=blocks, alpha=settings.alpha)
+    return weighted.anytime_p_value(threshold, units=units, alpha=settings.alpha)

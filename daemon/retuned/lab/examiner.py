@@ -11,23 +11,21 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from retuned.contract import Digest, Solution
 from retuned.errors import CandidateError
+from retuned.lab.admitting import admitted, check_form
 from retuned.lab.bay import Bay, units_within
 from retuned.lab.captured import WithCaptured, is_captured
 from retuned.lab.harness.cases import CaseBook, Cell, Seeds
 from retuned.lab.harness.checks import check_memory, check_numerics, failed_check
 from retuned.lab.harness.schedule import CANDIDATE, CLONE
 from retuned.lab.harness.timing import Duel, samples_of, units_for
-from retuned.lab.harness.variant import Variant, parts_of
-from retuned.lab.languages.cpp_contract import ContractViolated
+from retuned.lab.harness.variant import Variant
 from retuned.lab.oracle import bit_equal
-from retuned.lab.reference.incumbent import JUDGED_BY_INCUMBENT
 from retuned.lab.statistics import ShapeSamples
 from retuned.lab.subject import Array
 from retuned.stages.verdict import Check, Reason
@@ -35,8 +33,25 @@ from retuned.stages.verdict import Check, Reason
 _FRESH, _LAUNCHES = 3, 3
 """What a race decides may be fixed for a process: processes, and launches in each."""
 
+_CLOCKS_EVERY = 4
+"""Clocks are compared in every process before the first look, and by this chance in later ones: a
+secret draw, and the question comes last."""
+
 Pairs = list[list[tuple[int, float, float]]]
 """Per block: (other side, incumbent's us, other's us)."""
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """What was timed at one shape."""
+
+    pairs: Pairs = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)
+    """Of each block."""
+
+    def add(self, pairs: Pairs, *, process: int) -> None:
+        self.pairs += pairs
+        self.processes += [process] * len(pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +87,7 @@ class Examiner:
 
     def admit(self, solution: Solution) -> tuple[Variant | None, tuple[Check, ...]]:
         """Gates G1 and G2: contract, compile, audit."""
-        try:
-            self._check_form(solution)
-            variant = self._bay.compiled(solution)
-        except ContractViolated as error:
-            return None, (failed_check("G1", error),)
-        except CandidateError as error:
-            return None, (Check(gate="G1"), failed_check("G2", error))
-        figures: dict[str, Any] = {"audit": list(variant.audit)} if variant.audit else {}
-        return variant, (
-            Check(gate="G1"),
-            Check(gate="G2", detail=variant.note, figures=figures),
-        )
+        return admitted(lambda: self._compiled(solution))
 
     def correct(self, variant: Variant, *, book: CaseBook | None = None) -> tuple[Check, ...]:
         """Gates G3 and G4 in a fresh child; the first failure ends them."""
@@ -162,13 +166,13 @@ class Examiner:
         """
         seeds = Seeds()
         result = Timed(checks=(self._hold_out(variant, seeds),), commitment=seeds.commitment)
-        pairs: list[Pairs] = [[] for _ in self._bay.workloads]
+        timed = [_Blocks() for _ in self._bay.workloads]
         most, looks = max(self._bay.settings.processes, self._bay.settings.most_processes), 0
         for process in range(most):
             if not result.passed:
                 break
             begin_s = time.monotonic()
-            result = self._final_process(variant, seeds, pairs, before=result, process=process)
+            result = self._final_process(variant, seeds, timed, before=result, process=process)
             if not result.passed or process + 1 < self._bay.settings.processes:
                 continue
             looks += 1
@@ -184,7 +188,7 @@ class Examiner:
         self,
         variant: Variant,
         seeds: Seeds,
-        pairs: list[Pairs],
+        timed: list[_Blocks],
         *,
         before: Timed,
         process: int,
@@ -195,7 +199,7 @@ class Examiner:
             with bay.duel([bay.incumbent, variant, bay.clone()]) as duel:
                 for index in bay.by_cost():
                     blocks, check = self._final_shape(duel, index, seeds, process=process)
-                    pairs[index] += blocks
+                    timed[index].add(blocks, process=process)
                     checks.append(check)
                     if check.reason is not None:
                         break
@@ -206,9 +210,9 @@ class Examiner:
             return result
         return replace(
             result,
-            samples=self._collect(pairs, CANDIDATE),
-            clones=self._collect(pairs, CLONE),
-            shapes=tuple(range(len(pairs))),
+            samples=self._collect(timed, CANDIDATE),
+            clones=self._collect(timed, CLONE),
+            shapes=tuple(range(len(timed))),
         )
 
     def _search_shape(self, duel: Duel, index: int) -> ShapeSamples:
@@ -248,7 +252,9 @@ class Examiner:
         clones = max(1, units // 3)
         found = [duel.block(units_for(units - clones, clones)) for _ in range(blocks)]
         check = duel.check_outputs(gate="G6")
-        if check.reason is None and index == bay.by_cost()[0]:
+        early = process < settings.processes
+        clocks_too = early or seeds.seed("clocks", process) % _CLOCKS_EVERY == 0
+        if check.reason is None and clocks_too and index == bay.by_cost()[0]:
             samples = samples_of(found, side=CANDIDATE, weight=1.0)
             clocks = duel.check_clocks(
                 candidate_us=float(np.median(samples.candidate_us)),
@@ -284,10 +290,10 @@ class Examiner:
         detail = f"held-out seeds, equal bits from {_FRESH} processes of {_LAUNCHES} launches"
         return Check(gate="G6", detail=detail)
 
-    def _collect(self, pairs: Sequence[Pairs], side: int) -> tuple[ShapeSamples, ...]:
+    def _collect(self, timed: Sequence[_Blocks], side: int) -> tuple[ShapeSamples, ...]:
         return tuple(
-            samples_of(blocks, side=side, weight=workload.weight)
-            for blocks, workload in zip(pairs, self._bay.workloads, strict=True)
+            samples_of(each.pairs, side=side, weight=workload.weight, processes=each.processes)
+            for each, workload in zip(timed, self._bay.workloads, strict=True)
         )
 
     def _memory_cells(self) -> list[Cell]:
@@ -301,22 +307,12 @@ class Examiner:
         ratio = float(np.median(samples.incumbent_us) / np.median(samples.candidate_us))
         return ratio < self._bay.settings.hopeless_ratio
 
-    def _check_form(self, solution: Solution) -> None:
-        definition = self._bay.subject.definition
-        if solution.definition != definition.name:
-            raise ContractViolated(f"is for '{solution.definition}', not '{definition.name}'")
-        self._check_oracle(solution)
-        parts, cores = parts_of(solution), len(self._bay.cores)
-        if cores and parts > cores:
-            raise ContractViolated(f"wants {parts} threads, the lab may use {cores} cores")
-
-    def _check_oracle(self, solution: Solution) -> None:
-        """Refuse other sources where the incumbent alone says what is right."""
-        if JUDGED_BY_INCUMBENT not in self._bay.subject.definition.tags:
-            return
-        incumbent = self._bay.production
-        if (solution.entry, solution.sources) != (incumbent.entry, incumbent.sources):
-            raise ContractViolated(
-                "is another source, and there is no reference: only parameters of the source "
-                "that runs are judged by what runs; attach a float64 reference for others"
-            )
+    def _compiled(self, solution: Solution) -> Variant:
+        bay = self._bay
+        check_form(
+            solution,
+            definition=bay.subject.definition,
+            incumbent=bay.production,
+            cores=len(bay.cores),
+        )
+        return bay.compiled(solution)

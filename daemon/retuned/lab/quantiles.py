@@ -10,34 +10,34 @@ import math
 from functools import lru_cache
 
 
-def anytime_quantile(confidence: float, *, blocks: int, dof: float, tune_at: int = 10) -> float:
+def anytime_quantile(confidence: float, *, units: int, dof: float, tune_at: int = 10) -> float:
     """Return how many standard errors from the mean a bound must keep to hold at every look.
 
     The t statistic's likelihood ratio, mixed over normally distributed effect sizes, is a test
     martingale for normal data of any variance (Lai; Perez-Ortiz and others), so it ever exceeds
     1 / alpha with a chance of at most alpha. The bound is where it does. With a known variance it
-    is the normal mixture of Robbins. Infinite while too few blocks are in.
+    is the normal mixture of Robbins. Infinite while too few units are in.
 
     Parameters
     ----------
     confidence
         Of the bound, one-sided.
-    blocks
-        Blocks so far.
+    units
+        Independent ones so far: processes, or blocks of one.
     dof
-        Degrees of freedom of the standard error: blocks - 1 for one shape.
+        Degrees of freedom of the standard error: units - 1 for one shape.
     tune_at
-        Blocks at which the bound is about tightest; must not depend on what was seen.
+        Units at which the bound is about tightest; must not depend on what was seen.
 
     Examples
     --------
-    >>> round(anytime_quantile(0.99, blocks=12, dof=11), 2), round(t_quantile(0.99, 11), 2)
+    >>> round(anytime_quantile(0.99, units=12, dof=11), 2), round(t_quantile(0.99, 11), 2)
     (4.3, 2.72)
     """
-    if blocks < 2 or dof <= 0.0:
+    if units < 2 or dof <= 0.0:
         return math.inf
     alpha = 2.0 * (1.0 - confidence)
-    scale = _scale(alpha, blocks=blocks, tune_at=tune_at)
+    scale = _scale(alpha, units=units, tune_at=tune_at)
     log_ratio = 2.0 / (dof + 1.0) * (0.5 * math.log(scale) - math.log(alpha))
     if log_ratio >= math.log(scale):
         return math.inf
@@ -46,26 +46,26 @@ def anytime_quantile(confidence: float, *, blocks: int, dof: float, tune_at: int
 
 
 def anytime_p_value(
-    statistic: float, *, blocks: int, dof: float, alpha: float, tune_at: int = 10
+    statistic: float, *, units: int, dof: float, alpha: float, tune_at: int = 10
 ) -> float:
     """One-sided p of "the mean is not above", given its distance in standard errors.
 
     It is `alpha` where the distance is `anytime_quantile` of confidence 1 - `alpha`: both come from
     one test, tuned for this `alpha`.
     """
-    if statistic <= 0.0 or blocks < 2 or dof <= 0.0:
+    if statistic <= 0.0 or units < 2 or dof <= 0.0:
         return 1.0
-    scale = _scale(2.0 * alpha, blocks=blocks, tune_at=tune_at)
+    scale = _scale(2.0 * alpha, units=units, tune_at=tune_at)
     squared = statistic * statistic
     grown = math.log1p(squared / dof) - math.log1p(squared / (dof * scale))
     log_evidence = 0.5 * (dof + 1.0) * grown - 0.5 * math.log(scale)
     return min(1.0, 0.5 * math.exp(-log_evidence))
 
 
-def _scale(alpha: float, *, blocks: int, tune_at: int) -> float:
-    """One plus blocks times the variance of the mixed effect sizes (Howard and others)."""
+def _scale(alpha: float, *, units: int, tune_at: int) -> float:
+    """One plus units times the variance of the mixed effect sizes (Howard and others)."""
     log = -2.0 * math.log(alpha)
-    return 1.0 + blocks * (log + math.log(log + 1.0)) / tune_at
+    return 1.0 + units * (log + math.log(log + 1.0)) / tune_at
 
 
 @lru_cache(maxsize=512)

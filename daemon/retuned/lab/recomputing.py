@@ -16,6 +16,7 @@ from retuned.stages.verdict import (
     Interval,
     JudgeSettings,
     RawSamples,
+    RawTiming,
     Status,
     Timing,
     raw_digest,
@@ -93,7 +94,7 @@ def _timing(document: EvidenceDocument) -> Timing | None:
         samples=tuple(map(samples_from, raw.candidate)),
         clones=tuple(map(samples_from, raw.clone)),
         shapes=tuple(range(len(raw.candidate))),
-        processes=said.processes,
+        processes=_processes(raw) or said.processes,
         looks=said.looks,
     )
     floors = {tuple(sorted(shape.axes.items())): shape.floor_us for shape in said.shapes}
@@ -110,8 +111,13 @@ def _timing(document: EvidenceDocument) -> Timing | None:
     )
 
 
+def _processes(raw: RawTiming) -> int:
+    """Fewest processes that timed a shape; 0 in a document that does not name them."""
+    return min((len(set(rows.process)) for rows in raw.candidate), default=0)
+
+
 def _differences(said: Timing, again: Timing) -> Iterator[str]:
-    counts = ("blocks", "pairs")
+    counts = ("blocks", "pairs", "processes")
     for name in counts:
         if getattr(said, name) != getattr(again, name):
             yield f"{name}: it says {getattr(said, name)}, there are {getattr(again, name)}"

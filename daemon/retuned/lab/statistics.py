@@ -1,9 +1,11 @@
 """Is it faster, and how sure are we? Pure functions over paired, interleaved times.
 
-The unit is the block: pairs inside a block share clock, temperature and neighbours, so each block
-counts once, by its median log ratio ln(t_incumbent / t_candidate). Sequential measurement of one
-variant after the other has 46 % false positives under slow drift; pairs on block medians have the
-nominal rate.
+Pairs inside a block share clock, temperature and neighbours, so each block counts once, by its
+median log ratio ln(t_incumbent / t_candidate). Blocks inside a process share where code and objects
+lie, and who else ran at that time: where several processes were timed, each of them counts once, by
+the mean of its blocks, over all shapes together. Sequential measurement of one variant after the
+other has 46 % false positives under slow drift; pairs on block medians have the nominal rate where
+blocks are independent, and means of processes where they are not.
 """
 
 from __future__ import annotations
@@ -36,10 +38,18 @@ class ShapeSamples:
     """Time per launch of the candidate, one per pair."""
     block: npt.NDArray[np.int64]
     """Which block each pair belongs to."""
+    process: npt.NDArray[np.int64] | None = None
+    """In which process each block was timed, in order of the blocks; None where one process was
+    asked, or where that is not known: then blocks are the units."""
 
-    def block_ratios(self) -> Floats:
-        """Median ln(incumbent / candidate) of each block, in order of the blocks."""
-        return _medians(np.log(self.incumbent_us / self.candidate_us), self.block)
+    def ratios(self) -> Floats:
+        """ln(incumbent / candidate) of each unit: means over processes, or medians of blocks."""
+        blocks = _medians(np.log(self.incumbent_us / self.candidate_us), self.block)
+        if self.process is None:
+            return blocks
+        _, place = np.unique(self.process, return_inverse=True)
+        means: Floats = np.bincount(place, weights=blocks) / np.bincount(place)
+        return means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +73,12 @@ class Estimate:
             confidence=confidence,
         )
 
-    def anytime_interval(self, confidence: float, *, blocks: int, tune_at: int = 10) -> Interval:
+    def anytime_interval(self, confidence: float, *, units: int, tune_at: int = 10) -> Interval:
         """Two one-sided bounds of this confidence that hold however often one looks.
 
-        `blocks` is the fewest blocks of any shape so far.
+        `units` is the fewest processes, or blocks of one process, of any shape so far.
         """
-        factor = anytime_quantile(confidence, blocks=blocks, dof=self.dof, tune_at=tune_at)
+        factor = anytime_quantile(confidence, units=units, dof=self.dof, tune_at=tune_at)
         reach = factor * self.error if math.isfinite(factor) else math.inf
         return Interval(
             lower=_exp(self.mean - reach),
@@ -78,7 +88,7 @@ class Estimate:
         )
 
     def anytime_p_value(
-        self, threshold: float = 0.0, *, blocks: int, alpha: float, tune_at: int = 10
+        self, threshold: float = 0.0, *, units: int, alpha: float, tune_at: int = 10
     ) -> float:
         """One-sided p of "the log ratio is at most `threshold`", valid however often one looks.
 
@@ -86,12 +96,15 @@ class Estimate:
         threshold: both come from one test.
         """
         ratio = (self.mean - threshold) / max(self.error, 1e-12)
-        return anytime_p_value(ratio, blocks=blocks, dof=self.dof, alpha=alpha, tune_at=tune_at)
+        return anytime_p_value(ratio, units=units, dof=self.dof, alpha=alpha, tune_at=tune_at)
 
 
 def estimate(samples: ShapeSamples) -> Estimate | None:
-    """Estimate one shape; None below two blocks, where no error is known."""
-    ratios = samples.block_ratios()
+    """Estimate one shape; None below two units, where no error is known."""
+    return _estimate(samples.ratios())
+
+
+def _estimate(ratios: Floats) -> Estimate | None:
     if len(ratios) < 2:
         return None
     # A clock's step or equal medians must not pretend certainty.
@@ -102,9 +115,10 @@ def estimate(samples: ShapeSamples) -> Estimate | None:
 def combine(shapes: Sequence[ShapeSamples]) -> Estimate | None:
     """Production-weighted speedup: sum of w * t_incumbent over sum of w * t_candidate, as a log.
 
-    Delta method over the shapes' block estimates; degrees of freedom by Welch and Satterthwaite.
-    Never a geometric mean, which one cheap shape driven to zero would win. None where any shape
-    lacks blocks.
+    Where the same processes timed all shapes, what one of them saw of all shapes is one number;
+    else by the delta method over the shapes' estimates. Degrees of freedom by Welch and
+    Satterthwaite. Never a geometric mean, which one cheap shape driven to zero would win. None
+    where any shape lacks units.
     """
     parts = [estimate(shape) for shape in shapes]
     known = [part for part in parts if part is not None]
@@ -116,9 +130,13 @@ def combine(shapes: Sequence[ShapeSamples]) -> Estimate | None:
     before = [each / sum(cost) for each in cost]
     left = [share * math.exp(-part.mean) for share, part in zip(before, known, strict=True)]
     after = [each / sum(left) for each in left]
+    together = _together(shapes, before)
+    whole = None if together is None else _estimate(together)
     terms = [
         ((share * part.error) ** 2, part.dof) for share, part in zip(after, known, strict=True)
     ]
+    if whole is not None:
+        terms = [(whole.error**2, whole.dof)]
     # Shares of the time are measured as well, and matter where speedups differ between shapes.
     terms += [
         (((new - old) * _cost_error(shape)) ** 2, part.dof)
@@ -127,7 +145,23 @@ def combine(shapes: Sequence[ShapeSamples]) -> Estimate | None:
     variance = sum(term for term, _ in terms)
     spread = sum(term**2 / dof for term, dof in terms)
     dof = variance**2 / spread if spread > 0.0 else min(part.dof for part in known)
-    return Estimate(mean=-math.log(sum(left)), error=math.sqrt(variance), dof=dof)
+    mean = whole.mean if whole is not None else -math.log(sum(left))
+    return Estimate(mean=mean, error=math.sqrt(variance), dof=dof)
+
+
+def _together(shapes: Sequence[ShapeSamples], before: Sequence[float]) -> Floats | None:
+    """Return each process's log ratio over all shapes; None where they were not timed together.
+
+    `before` are the shapes' shares of the incumbent's time. Shapes of one process err together,
+    which independent estimates of them would deny.
+    """
+    seen = [shape.process for shape in shapes]
+    known = [np.unique(each) for each in seen if each is not None]
+    if len(known) < len(seen) or any(not np.array_equal(each, known[0]) for each in known):
+        return None
+    ratios = np.stack([shape.ratios() for shape in shapes])
+    together: Floats = -np.log(np.asarray(before) @ np.exp(-ratios))
+    return together
 
 
 def _cost_error(shape: ShapeSamples) -> float:
@@ -165,21 +199,26 @@ def bootstrap_saving(
     """Bound the weighted saving, microseconds per second: lower, point, upper.
 
     S = sum over shapes of w * (t_incumbent - t_candidate).
-    Stratified bootstrap over blocks within each shape. A percentile interval over few blocks is too
-    narrow (10 % instead of 5 % at ten blocks), so deviations are widened by the t quantile over the
-    normal one and by sqrt(n / (n - 1)).
+    Bootstrap over processes where the same ones timed all shapes, else over each shape's blocks. A
+    percentile interval over few units is too narrow (10 % instead of 5 % at ten blocks), so
+    deviations are widened by the t quantile over the normal one and by sqrt(n / (n - 1)).
     """
     generator = np.random.default_rng(seed)
     point = 0.0
     draws = np.zeros(rounds)
+    shared: npt.NDArray[np.int64] | None = None
+    if _together(shapes, [1.0 / len(shapes)] * len(shapes)) is not None:
+        count = len(shapes[0].ratios())
+        shared = generator.integers(0, count, size=(rounds, count))
     for shape in shapes:
-        ratios = shape.block_ratios()
+        ratios = shape.ratios()
         count = len(ratios)
         if count < 2:
-            raise ValueError("a bootstrap needs at least two blocks per shape")
+            raise ValueError("a bootstrap needs at least two units per shape")
         base = shape.weight * float(np.median(shape.incumbent_us))
         centre = base * (1.0 - math.exp(-float(ratios.mean())))
-        picks = ratios[generator.integers(0, count, size=(rounds, count))].mean(axis=1)
+        drawn = generator.integers(0, count, size=(rounds, count)) if shared is None else shared
+        picks = ratios[drawn].mean(axis=1)
         wide = math.sqrt(count / (count - 1))
         wide *= t_quantile(confidence, count - 1) / NormalDist().inv_cdf(confidence)
         draws += centre + wide * (base * (1.0 - np.exp(-picks)) - centre)
@@ -201,7 +240,7 @@ def confidence_sequence(
         return -math.inf, math.inf
     values = np.asarray(ratios, dtype=np.float64)
     error = max(float(values.std(ddof=1)) / math.sqrt(count), 1e-6)
-    reach = error * anytime_quantile(confidence, blocks=count, dof=count - 1, tune_at=tune_at)
+    reach = error * anytime_quantile(confidence, units=count, dof=count - 1, tune_at=tune_at)
     centre = float(values.mean())
     return centre - reach, centre + reach
 

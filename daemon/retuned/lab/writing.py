@@ -162,6 +162,7 @@ def samples_from(rows: RawSamples) -> ShapeSamples:
         incumbent_us=np.array(rows.incumbent_us),
         candidate_us=np.array(rows.candidate_us),
         block=np.array(rows.block, dtype=np.int64),
+        process=np.array(rows.process, dtype=np.int64) if rows.process else None,
     )
 
 
@@ -172,4 +173,5 @@ def _samples(samples: ShapeSamples, axes: dict[str, int]) -> RawSamples:
         incumbent_us=tuple(round(time, _DIGITS) for time in samples.incumbent_us.tolist()),
         candidate_us=tuple(round(time, _DIGITS) for time in samples.candidate_us.tolist()),
         block=tuple(samples.block.tolist()),
+        process=() if samples.process is None else tuple(samples.process.tolist()),
     )

@@ -22,8 +22,14 @@ def pairs_of(block: Block, times_ns: Sequence[int]) -> list[Pair]:
     return [(other, each[left], each[right]) for other, left, right in block.pairs]
 
 
-def samples_of(pairs: Sequence[Sequence[Pair]], *, side: int, weight: float) -> ShapeSamples:
-    """Collect one side's pairs over blocks."""
+def samples_of(
+    pairs: Sequence[Sequence[Pair]],
+    *,
+    side: int,
+    weight: float,
+    processes: Sequence[int] | None = None,
+) -> ShapeSamples:
+    """Collect one side's pairs over blocks; `processes` names the process of each block."""
     rows = [
         (index, left, right)
         for index, block in enumerate(pairs)
@@ -35,6 +41,7 @@ def samples_of(pairs: Sequence[Sequence[Pair]], *, side: int, weight: float) -> 
         incumbent_us=np.array([row[1] for row in rows]),
         candidate_us=np.array([row[2] for row in rows]),
         block=np.array([row[0] for row in rows], dtype=np.int64),
+        process=None if processes is None else np.array(processes, dtype=np.int64),
     )
 
 

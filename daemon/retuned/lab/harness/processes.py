@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,6 +153,12 @@ def fresh(script: Path) -> Starter:
     return start
 
 
+def _ended(server: subprocess.Popen[bytes], ours: socket.socket) -> None:
+    ours.close()
+    server.kill()
+    server.wait()
+
+
 class ForkServer:
     """Forks children of one warmed interpreter; started when first needed.
 
@@ -174,7 +181,7 @@ class ForkServer:
         self._script = script
         self._paths = [path for path in paths if path and Path(path).is_dir()]
         self._environment = {**_ENVIRONMENT, **environment}
-        self._server: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] | None = None
         self._socket: socket.socket | None = None
         self._ready = False
 
@@ -211,14 +218,13 @@ class ForkServer:
         return Child(number, stdin=to_child[1], stdout=from_child[0]), 3
 
     def close(self) -> None:
-        """End the server; its children live on until they are closed."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._server is not None:
-            self._server.kill()
-            self._server.wait()
-            self._server = None
+        """End the server; its children live on until they are closed.
+
+        It is called when the program ends, too: a toolchain lives as long as its process.
+        """
+        if self._end is not None:
+            self._end()
+        self._end = self._socket = None
 
     def warm(self) -> None:
         """Begin to import, unless that was begun; `start` waits until it is done."""
@@ -230,7 +236,7 @@ class ForkServer:
         with theirs:
             number = str(theirs.fileno())
             words = [number, str(os.getpid()), *self._paths]
-            self._server = subprocess.Popen(
+            server = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", str(self._script), "serve", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -241,6 +247,7 @@ class ForkServer:
                 start_new_session=True,
             )
         self._socket, self._ready = ours, False
+        self._end = weakref.finalize(self, _ended, server, ours)
 
     def _receive(self, timeout_s: float) -> bytes:
         assert self._socket is not None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AwareDatetime, Field, JsonValue, model_validator
 
 from retuned.contract import (
     Digest,
@@ -161,11 +161,16 @@ class RawSamples(Record):
     """Per pair, microseconds a launch."""
     block: tuple[int, ...]
     """Which block each pair belongs to."""
+    process: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """In which process each block was timed, in order of the blocks; empty where one process was
+    asked, and in documents that are older than this."""
 
     @model_validator(mode="after")
     def _one_row_a_pair(self) -> RawSamples:
         if not len(self.incumbent_us) == len(self.candidate_us) == len(self.block):
             raise ValueError("every pair has two times and a block")
+        if self.process and len(self.process) != len(set(self.block)):
+            raise ValueError("every block has a process, or none has")
         return self
 
 
@@ -189,9 +194,15 @@ class RawTiming(Record):
 
 def raw_digest(search: RawTiming | None, final: RawTiming | None) -> Digest:
     """Name raw numbers by their content, as `Evidence.raw` does inside a document."""
-    return digest_of(
-        [None if each is None else each.model_dump(mode="json") for each in (search, final)]
-    )
+    return digest_of([None if each is None else _plain(each) for each in (search, final)])
+
+
+def _plain(raw: RawTiming) -> dict[str, JsonValue]:
+    body = raw.model_dump(mode="json")
+    for rows in (*body["candidate"], *body["clone"]):
+        if not rows["process"]:
+            del rows["process"]  # the name that older documents have
+    return body
 
 
 class EvidenceDocument(Record):
