@@ -278,6 +278,24 @@ requests.recv(1)
     server.close()
 
 
+def test_a_fork_server_that_nobody_closes_ends_in_order_with_its_program(tmp_path: Path) -> None:
+    script = tmp_path / "serve.py"
+    script.write_text("import signal\nsignal.pause()\n")
+    program = f"""
+from pathlib import Path
+from retuned.lab.harness.processes import ForkServer
+kept = ForkServer(Path({str(script)!r}), paths=[], environment={{}})
+kept.warm()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_forked_child_dies_with_its_parent(folder: Path) -> None:
     path = compiled(softmax(), folder).library
     script = f"""
