@@ -45,6 +45,20 @@ def _file(world: PodWorld, number: int) -> TraceBatch:
     )
 
 
+def test_the_log_says_how_far_the_baseline_is_and_no_window_is_the_sixth_of_five(
+    tmp_path: Path,
+) -> None:
+    ctx = PodWorld(tmp_path).ctx
+    needed = ctx.settings.baseline_windows
+    said = []
+    for number in range(needed + 1):
+        ctx.store.add(WINDOW, f"{number:020d}.0", {}, phase="new")
+        said.append(windows._standing(ctx))
+    assert said[0] == f"1 of at least {needed} windows for the baseline"
+    assert said[-2] == f"{needed} of at least {needed} windows for the baseline"
+    assert said[-1].startswith(f"window {needed + 1}; the baseline waits for {needed} that can be")
+
+
 def test_a_window_of_many_files_has_all_launches_and_takes_the_memory_of_a_few(
     tmp_path: Path,
 ) -> None:

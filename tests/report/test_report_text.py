@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from retuned.report import story
 from retuned.report.text import analyze_text, demo_text, diff_text
 
 HOSTILE = "[bold red]gemm[/]\x1b]0;owned\x07\x1b[2J\u202e<script>"
@@ -120,6 +121,28 @@ def test_an_interval_that_holds_one_shows_no_difference(samples: ModuleType) -> 
     assert "No difference shown: " in page
     assert "Proven" not in page
     assert "proven faster" not in page
+    assert "was swapped in while serving; in the whole server no difference was shown." in page
     data["swap_gain"]["speedup"] = samples.interval(0.8)
     page = rendered(demo_text(data, width=140), width=140)
     assert "1 pair: slower, 0.800" in page
+    assert "the whole server is slower with that" in page
+
+
+def test_the_headline_says_what_kernels_and_what_the_whole_server_gained(
+    samples: ModuleType,
+) -> None:
+    data = samples.demo()
+    data["swaps"] = [{**data["swaps"][0], "kernel": name} for name in ("a", "b", "c")]
+    data["swap_gain"] = {"pairs": 6, "speedup": samples.interval(1.45)}
+    assert story.headline(data) == (
+        "Traffic drifted, and a and 2 more kernels, each proven faster, were swapped in while "
+        "serving; the whole server is 1.450\N{MULTIPLICATION SIGN} as fast with that."
+    )
+
+
+def test_windows_that_were_not_judged_are_not_drawn_and_it_is_said(samples: ModuleType) -> None:
+    data = samples.demo()
+    drawn = len(story.windows(data, "distance"))
+    data["drift_windows"][0] |= {"distance": 0.0, "skipped": "not-counted"}
+    assert len(story.windows(data, "distance")) == drawn - 1
+    assert story.unjudged(data) == "1 window not judged, and not drawn"

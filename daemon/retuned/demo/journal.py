@@ -54,13 +54,14 @@ class Journal:
         return None
 
     def drift_windows(self, *, origin_s: float) -> list[dict[str, Any]]:
-        """Return every judged window: distance, CUSUM and action over time."""
+        """Return every window: distance, CUSUM and action over time; why where not judged."""
         return [
             {
                 "t_s": s.created_at.timestamp() - origin_s,
                 "distance": s.body["distance"],
                 "cusum": s.body["cusum"],
                 "action": s.body["action"],
+                "skipped": s.body.get("skipped", ""),
             }
             for s in self._store.list("drift")
         ]

@@ -165,25 +165,27 @@ def _standing(ctx: Observing) -> str:
     """Say how far the baseline is."""
     if ctx.store.get(DETECTOR, "state") is not None:
         return "to be judged"
-    fresh = len(ctx.store.ids(WINDOW, phase="new"))
-    return f"window {fresh} of {ctx.settings.baseline_windows} that the baseline needs"
+    fresh, needed = len(ctx.store.ids(WINDOW, phase="new")), ctx.settings.baseline_windows
+    if fresh <= needed:
+        return f"{fresh} of at least {needed} windows for the baseline"
+    return f"window {fresh}; the baseline waits for {needed} that can be compared with each other"
 
 
 def _learn(ctx: Observing, fresh: Sequence[Stored]) -> None:
     if len(fresh) < ctx.settings.baseline_windows:
         return
     profiles = [WorkloadProfile.model_validate(window.body["profile"]) for window in fresh]
-    if len(drift_stage.comparable(profiles)) < ctx.settings.baseline_windows:
+    used = len(drift_stage.comparable(profiles))
+    if used < ctx.settings.baseline_windows:
         return
     state = drift_stage.learn(profiles, settings=ctx.settings.drift)
     with ctx.store.transaction():
         ctx.store.add(DETECTOR, "state", state.model_dump(mode="json"), phase="current")
         for window in fresh:
             ctx.store.advance(WINDOW, window.id, expect="new", to="baseline")
-        ctx.store.record(
-            _event(ctx, DETECTOR, "state", what="baseline-learned", windows=len(fresh))
-        )
-    log.info("baseline learned from %d windows", state.baseline_windows)
+        ctx.store.record(_event(ctx, DETECTOR, "state", what="baseline-learned", windows=used))
+    left_out = f", {len(fresh) - used} that say too little left out" if len(fresh) > used else ""
+    log.info("baseline learned from %d windows%s", used, left_out)
 
 
 def _keep_report(ctx: Observing, window: Stored, report: DriftReport, state: DetectorState) -> None:

@@ -113,7 +113,8 @@ def drift(data: Json, key: str) -> Figure:
             width=width,
             height=120,
         ),
-        caption=f"One dot per window: {said[key]}. Dashed: what the detector made of it.",
+        caption=f"One dot per window: {said[key]}. Dashed: what the detector made of it."
+        f"{f' {skipped}.' if (skipped := story.unjudged(data)) else ''}",
     )
 
 

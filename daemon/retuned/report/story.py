@@ -83,8 +83,22 @@ def headline(data: Json) -> str:
         names[0] if len(names) == 1 else f"{names[0]} and {plural(len(names) - 1, 'more kernel')}"
     )
     gains = [speedup(swap) for swap in swaps]
-    proven = "" if any(gain and gain.shown != "faster" for gain in gains) else "a proven faster "
-    return f"{drifted}, and {proven}{what} was swapped in while serving."
+    faster = all(gain is not None and gain.shown == "faster" for gain in gains)
+    proven = (", each proven faster," if len(names) > 1 else ", proven faster,") if faster else ""
+    were = "was" if len(names) == 1 else "were"
+    return f"{drifted}, and {what}{proven} {were} swapped in while serving{_whole_server(data)}."
+
+
+def _whole_server(data: Json) -> str:
+    """Return what the swaps did to the whole server, as the end of a sentence about them."""
+    gain = speedup(section(data, "swap_gain"))
+    if gain is None:
+        return ""
+    if gain.shown == "faster":
+        return f"; the whole server is {times(gain.point)} as fast with that"
+    if gain.shown == "slower":
+        return f"; the whole server is slower with that, {times(gain.point)}"
+    return "; in the whole server no difference was shown"
 
 
 def _gains(data: Json) -> str:
@@ -192,8 +206,14 @@ def timeline(data: Json) -> list[tuple[float, float]]:
 
 
 def windows(data: Json, key: str) -> list[tuple[float, float]]:
-    """Seconds and `distance` or `cusum` of the drift windows."""
-    return _points(records(data, "drift_windows"), key)
+    """Seconds and `distance` or `cusum` of the drift windows; one not judged has neither."""
+    return _points([row for row in records(data, "drift_windows") if not row.get("skipped")], key)
+
+
+def unjudged(data: Json) -> str:
+    """Say how many windows were not judged; empty where all were."""
+    count = sum(bool(row.get("skipped")) for row in records(data, "drift_windows"))
+    return f"{plural(count, 'window')} not judged, and not drawn" if count else ""
 
 
 def _points(rows: Sequence[Json], key: str) -> list[tuple[float, float]]:

@@ -108,23 +108,25 @@ def roof_figure(document: EvidenceDocument, roofs: Roofs | None) -> Figure | Non
 
 
 def drift_figure(lines: Sequence[DriftLine], what: str) -> Figure:
-    """Draw ``distance`` or ``cusum`` over time; hours before the newest report."""
+    """Draw ``distance`` or ``cusum`` over time before the newest report; what was judged only."""
     shown = sorted(lines, key=lambda line: line.at)[-_WINDOWS:]
-    newest = shown[-1].at if shown else None
+    ages_s = [(line.at - shown[-1].at).total_seconds() for line in shown]
+    unit, unit_s = _unit(-ages_s[0] if ages_s else 0.0)
     points, marks = [], []
-    for line in shown:
-        assert newest is not None, "there are lines"
-        hours = (line.at - newest).total_seconds() / 3600
+    for line, age_s in zip(shown, ages_s, strict=True):
+        at = age_s / unit_s
         value = line.report.distance if what == "distance" else line.report.cusum
-        if words.finite(value) is not None:
-            points.append((hours, value))
+        if not line.report.skipped and words.finite(value) is not None:
+            points.append((at, value))
         if line.report.action in (DriftAction.RETUNE, DriftAction.ALARM):
-            marks.append(Mark(name=line.report.action.value, at=hours))
+            marks.append(Mark(name=line.report.action.value, at=at))
+    left_out = sum(bool(line.report.skipped) for line in shown)
+    unjudged = f" {words.plural(left_out, 'window')} not judged, and not drawn." if left_out else ""
     said = {"distance": "distance to the nearest tuned profile", "cusum": "accumulated excess"}
     return figure(
         lambda width: series(
             points,
-            x_label="hours before the newest window",
+            x_label=f"{unit} before the newest window",
             y_label=said[what],
             title=f"Drift: {said[what]}",
             desc=f"{len(points)} windows; {len(marks)} of them asked for something",
@@ -133,8 +135,20 @@ def drift_figure(lines: Sequence[DriftLine], what: str) -> Figure:
             height=130,
         ),
         caption=f"One point a window: {said[what]}. Dashed: the newest that asked for a retune or "
-        "raised an alarm.",
+        f"raised an alarm.{unjudged}",
     )
+
+
+def _unit(span_s: float) -> tuple[str, float]:
+    """Return the unit in which a span reads best, with its seconds.
+
+    Examples
+    --------
+    >>> _unit(90.0)[0], _unit(1800.0)[0], _unit(7200.0)[0], _unit(6 * 86_400.0)[0]
+    ('seconds', 'minutes', 'hours', 'days')
+    """
+    units = (("days", 86_400.0, 3.0), ("hours", 3600.0, 2.0), ("minutes", 60.0, 2.0))
+    return next(((n, s) for n, s, least in units if span_s >= least * s), ("seconds", 1.0))
 
 
 def kernels_figure(profile: WorkloadProfile) -> Figure:

@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from retuned.report import words
 from retuned.report.pages import environment, style_sheet
 from retuned.report.profiles import geometry
+from retuned.stages.drift import answer
 from retuned.stages.profile import SignatureStat
 from retuned.terminal.freezes import freeze_line
 from retuned.terminal.moments import ago
@@ -69,6 +70,7 @@ def _environment() -> Environment:
     made = environment("retuned.web", "retuned.report", undefined=StrictUndefined)
     made.filters.update(
         ago=ago,
+        answer=answer,
         event=event_words,
         freeze=freeze_line,
         key_name=key_name,

@@ -21,6 +21,7 @@ from retuned.stages.drift.state import (
     LibraryProfile,
     SizeClass,
 )
+from retuned.stages.drift.words import answer
 
 __all__ = [
     "DEMO_SETTINGS",
@@ -37,6 +38,7 @@ __all__ = [
     "SizeClass",
     "adopt",
     "alike",
+    "answer",
     "comparable",
     "compare",
     "detect",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason
+from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason, DriftReport
 from retuned.stages.drift.state import Library, Reading
 from retuned.stages.profile import OTHER, Signature
 
@@ -12,6 +12,8 @@ REASONS_MAX = 8
 """Reasons a report names."""
 _NAME_CHARS = 60
 _SHARE_MIN = 0.01
+KNOWN = "The workload is one that is known."
+LEANING = "The workload may be leaving the known ones; one window alone does not tell."
 
 
 def shape_text(signature: Signature) -> str:
@@ -112,6 +114,33 @@ def _reason(key: Signature, was: float, now: float, *, new: bool) -> DriftReason
     )
 
 
+def answer(report: DriftReport) -> str:
+    """Say what a window asks for, in a word or two.
+
+    Its action where it has one; else whether it was judged at all, and whether more windows have to
+    come before it can be told.
+
+    Examples
+    --------
+    >>> def report(**body):
+    ...     body = {"detected": False, "action": "none", "reasons": (), "distance": 0.0} | body
+    ...     return DriftReport(window_start_ns=0, **body)
+    >>> answer(report(sentence=KNOWN)), answer(report(sentence=LEANING))
+    ('known', 'waiting')
+    >>> answer(report(sentence="", skipped="not-counted"))
+    'not judged'
+    >>> answer(report(sentence="", detected=True, action="retune"))
+    'retune'
+    """
+    if report.skipped:
+        return "not judged"
+    if report.action is not DriftAction.NONE:
+        return str(report.action)
+    if report.detected:
+        return "cooling down"
+    return "waiting" if report.sentence == LEANING else "known"
+
+
 def sentence(
     *,
     detected: bool,
@@ -130,9 +159,9 @@ def sentence(
     'The workload is one that is known.'
     """
     if not detected and leaning:
-        return "The workload may be leaving the known ones; one window alone does not tell."
+        return LEANING
     if not detected:
-        return "The workload is one that is known."
+        return KNOWN
     told = [r.detail for r in reasons if r.code is not DriftCode.NOVEL_MIX] or [
         r.detail for r in reasons
     ]
