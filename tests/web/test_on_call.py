@@ -1,0 +1,172 @@
+"""The whole way with real programs: traffic drifts, somebody is called, looks, and says yes.
+
+Server, client and daemon are those of ``retuned demo``; Prometheus, Alertmanager and Chromium are
+Debian's. What is played is the person, and Slack's end of the wire. It takes some 90 s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.channels.heard import Ear, listening
+from tests.channels.monitoring import Monitoring, monitoring_of
+from tests.plane.control_plane import free_ports
+from tests.web.browsing import ARGUMENTS, CHROMIUM
+
+from retuned.adapters.approvals import Approvals
+from retuned.adapters.sqlite_store import SqliteStore
+from retuned.cli import demo
+from retuned.demo.options import DemoOptions
+from retuned.demo.story import Story
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.monitoring,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not CHROMIUM.exists(), reason=f"{CHROMIUM} is missing; scripts/browser-packages installs it"
+    ),
+]
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+SAID = {"proposed", "alert-firing", "decision-approve", "swapped", "alert-resolved"}
+TOKEN = "a-token-of-alertmanager"
+SHORT = {
+    "baseline_windows": 4,
+    "explain_windows": 2,
+    "max_shapes": 3,
+    "experiment_s_per_day": 180.0,
+}
+"""What makes the demo's turn shorter: less is learned and measured, nothing is played. Where one
+experiment ends without a winner, which happens on a busy machine, there is time for another."""
+_PATIENCE_S = 180.0
+"""For each scene; the lab shares two cores with everything else here."""
+
+
+@pytest.fixture
+def ear() -> Iterator[Ear]:
+    with listening() as found:
+        yield found
+
+
+def config(folder: Path, **more: object) -> Path:
+    """Write what ``retuned demo`` has its daemon run with, and what people are reached by."""
+    path = demo._write_config(folder, demo._POLICY, demo.Device.CPU)
+    path.write_text(json.dumps(json.loads(path.read_text()) | SHORT | more))
+    return path
+
+
+class OnCall:
+    """Somebody whose phone rings, with a browser."""
+
+    def __init__(self, ear: Ear, there: Monitoring, chromium: Browser) -> None:
+        self.ear, self.there, self.chromium = ear, there, chromium
+        self.proposal: Mapping[str, Any] = {}
+        self.shown = ""
+
+    def alerts(self) -> list[Any]:
+        """Return what stands in Alertmanager about the proposal."""
+        id = self.proposal["id"]
+        return [each for each in self.there.alerts() if each["labels"].get("proposal") == id]
+
+    def called(self, proposal: Mapping[str, Any]) -> None:
+        """Wait for the alert and for the message, open its link, look and agree."""
+        self.proposal = proposal
+        self.there.until(self.alerts, "the alert stands")
+        (alert,) = self.alerts()
+        assert alert["labels"]["alertname"] == "RetunedSwapAwaitingApproval"
+        assert proposal["artifact"] in alert["annotations"]["approve_command"]
+        self.there.until(lambda: self.ear.took, "Slack is told")
+        buttons = self.ear.took[0].body["blocks"][-1]["elements"]
+        (link,) = [each["url"] for each in buttons if each["action_id"] == "retuned-review"]
+        with self.chromium.new_context(java_script_enabled=False) as context:
+            page = context.new_page()
+            page.goto(link)
+            self.shown = page.inner_text("main")
+            page.get_by_label(re.compile("I have looked at artifact")).first.check()
+            page.get_by_role("button", name="Approve").click()
+            page.wait_for_url(re.compile("#said"))
+            assert page.get_by_text(f"Approved by {ME}").is_visible()
+
+    def rest(self, history: Callable[[], list[str]]) -> None:
+        """Wait until the alert has resolved and the proposal's history says so."""
+        self.there.until(lambda: not self.alerts(), "the alert resolves")
+        self.there.until(lambda: "alert-resolved" in history(), "the history has it")
+
+
+class Evening(Story):
+    """The demo's story up to the first swap that a person agreed to."""
+
+    def play(self, person: OnCall) -> dict[str, Any]:
+        """Tell it; return what the server runs in the kernel's slot, and how its requests went."""
+        with ExitStack() as stack:
+            self._cast(stack)
+            self._learn_baseline()
+            self._drift()
+            proposal = self._wait(
+                "a proposal", lambda: next(iter(self._journal.gated()), None), timeout_s=_PATIENCE_S
+            )
+            person.called(proposal)
+            self._wait("the swap", lambda: self._serving(proposal), timeout_s=_PATIENCE_S)
+            active = self._active(str(proposal["definition"]))
+            person.rest(lambda: self._words(str(proposal["id"])))
+            self._client.say("stop")
+            ended = self._client.answer(timeout_s=90)
+            return {**ended, "active": active, "history": self._words(str(proposal["id"]))}
+
+    def _serving(self, proposal: Mapping[str, Any]) -> bool | None:
+        found = self._journal.proposals("watching", "promoted")
+        return any(each["id"] == proposal["id"] for each in found) or None
+
+    def _words(self, id: str) -> list[str]:
+        return [event.what for event in self._store.events(id=id)]
+
+
+def test_a_drift_becomes_an_alert_a_message_a_look_a_yes_a_swap_and_an_alert_that_resolves(
+    monitoring: Path, tmp_path: Path, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from playwright.sync_api import sync_playwright
+
+    monkeypatch.setenv("A_HOOK", ear.url)
+    monkeypatch.setenv("A_TOKEN", TOKEN)
+    metrics, review, heard = free_ports(3)
+    path = config(
+        tmp_path,
+        metrics_port=metrics,
+        review=f"127.0.0.1:{review}",
+        slack_webhook="env:A_HOOK",
+        channels_listen=f"127.0.0.1:{heard}",
+        alertmanager_webhook_token="env:A_TOKEN",
+    )
+    options = DemoOptions(folder=tmp_path, config=path, approve=None, measure_s=0.5, ramp_s=0.0)
+    hook = f"http://127.0.0.1:{heard}/alertmanager"
+    with ExitStack() as stack:
+        there = stack.enter_context(
+            monitoring_of(monitoring, tmp_path, metrics_port=metrics, webhook=hook, token=TOKEN)
+        )
+        driver = stack.enter_context(sync_playwright())
+        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        stack.callback(chromium.close)
+        person = OnCall(ear, there, chromium)
+        ended = Evening(options, lambda _: None).play(person)
+    proposal, history = person.proposal, ended["history"]
+    assert str(proposal["definition"]) in person.shown
+    assert (ended["active"], ended["failed"]) == (proposal["artifact"], 0)
+    assert ended["ok"] > 0
+    said = [what for what in history if what in SAID]
+    assert said[:3] == ["proposed", "alert-firing", "decision-approve"]
+    assert sorted(said[3:]) == ["alert-resolved", "swapped"], "one waits for nobody's other"
+    with closing(SqliteStore(tmp_path / "state")) as store:
+        (word,) = Approvals(store).decisions(str(proposal["id"]))
+    assert (word.user, word.channel) == (ME, "review-page")
