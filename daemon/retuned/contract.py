@@ -277,6 +277,9 @@ class Language(StrEnum):
     CPU_CPP = "cpu_cpp"
     TRITON = "triton"
     GPU_CPP = "gpu_cpp"
+    LIBRARY = "library"
+    """Nothing that is compiled: a solution of a library that servers have, named by a row of a
+    table. No toolchain of ours measures it."""
 
 
 class TrustClass(StrEnum):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from tests.local.local_world import Lab, World
 from tests.local.proofs import MACHINE, interval, measured
@@ -19,6 +19,7 @@ from retuned.adapters.approvals import Approvals
 from retuned.adapters.runtime_files import FilesSwapper, RuntimeFiles
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.signing import Ed25519Notary
+from retuned.configured.records import Format
 from retuned.contract import Digest, Language, Solution, digest_of
 from retuned.local.configured import ConfiguredKernels, StoredChanges
 from retuned.local.context import Files, Kind
@@ -53,9 +54,10 @@ class FileLab(Lab):
     """Finds one better row."""
 
     found: Solution
+    definition: str = DEFINITION
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
-        if plan.definition != DEFINITION or self.found.digest in known:
+        if plan.definition != self.definition or self.found.digest in known:
             return
         evidence = measured(
             self.found.digest, plan.incumbent, interval(2.0), workloads=plan.workloads
@@ -135,12 +137,18 @@ class FileWorld:
     folder: Path
     servers: list[Server] = field(default_factory=list)
     found: Solution = field(default_factory=winner)
+    definition: ClassVar[str] = DEFINITION
+    kernel: ClassVar[str] = "fused_moe_kernel"
+    types: ClassVar[tuple[str, ...]] = TYPES
+    name: ClassVar[str] = NAME
+    content: ClassVar[str] = json.dumps(ROWS, indent=4) + "\n"
+    measured: ClassVar[frozenset[Format]] = frozenset({"moe-vllm", "moe-sglang"})
 
     def __post_init__(self) -> None:
         for name in ("sockets", "configs", "package"):
             (self.folder / name).mkdir(mode=0o700)
-        self.file = self.folder / "configs" / NAME
-        self.file.write_text(json.dumps(ROWS, indent=4) + "\n")
+        self.file = self.folder / "configs" / self.name
+        self.file.write_text(self.content)
         self.original = self.file.read_bytes()
         self.notary = Ed25519Notary(self.folder / "keys")
         self.world = World(self.folder)
@@ -153,6 +161,7 @@ class FileWorld:
         bench = FileLab(script={}, root=self.folder)
         lab: Any = ctx.bench
         bench.paid, bench.boundary, bench.found = self.world.paid, self.world.boundary, self.found
+        bench.definition = self.definition
         bench.clock, bench.documents, bench.failures = lab.clock, lab.documents, {}
         self.world.loop = Loop(
             replace(
@@ -167,7 +176,9 @@ class FileWorld:
                     key=self.notary.public_hex,
                 ),
                 catalog=ConfiguredKernels(ctx.catalog, ctx.store, buckets=ctx.settings.profile),
-                files=Files(tap=RuntimeFiles(path), folder=self.folder / "files"),
+                files=Files(
+                    tap=RuntimeFiles(path), folder=self.folder / "files", measured=self.measured
+                ),
             )
         )
 
@@ -188,19 +199,23 @@ class FileWorld:
         self.world.restart()
         self.connect()
 
+    def dims(self, tokens: int) -> tuple[tuple[int, ...], ...]:
+        """Return the tensors of a launch."""
+        return ((tokens, 256), (8, 256, 256), (8, 256, 128), (tokens, 2), (tokens, 2))
+
     def window(self, tokens: int) -> None:
         """Let a window of traffic go by whose mixtures of experts have so many tokens."""
         world = self.world
         world.clock.advance(5.0)
         number = len(world.files)
-        dims = ((tokens, 256), (8, 256, 256), (8, 256, 128), (tokens, 2), (tokens, 2))
+        dims = self.dims(tokens)
         launches = tuple(
             LaunchRecord(
-                kernel="fused_moe_kernel",
+                kernel=self.kernel,
                 start_ns=i * 1000,
                 duration_ns=tokens * 100 + (i * 7919 + number) % 13,
                 dims=dims,
-                dtypes=TYPES,
+                dtypes=self.types,
                 shape_source=ShapeSource.OP,
                 shape_confidence=1.0,
             )

@@ -11,7 +11,8 @@ import json
 from typing import Any
 
 from retuned.configured.records import MAX_M, FileChange, Look, Row, Subject
-from retuned.configured.rows import row_of
+from retuned.configured.tables import TABLES, body_of
+from retuned.configured.variants import row_of
 from retuned.contract import Guard, Solution
 from retuned.errors import CandidateError
 
@@ -47,21 +48,14 @@ def change_of(
     if not under and not _picks(look, low, high, subject.run.row):
         detail = f"{look.path} is not what was measured against: it has changed since"
         raise CandidateError("file-changed", detail=detail[:500])
-    row = row_of(solution, today=subject.run.row)
+    row = row_of(solution, subject)
     if _picks(look, low, high, row):
         raise CandidateError("nothing-to-change", detail=f"{look.path} says this already"[:500])
-    body: dict[str, Any] = {
-        "format": subject.format,
-        "guard": [[low, None if high == MAX_M else high]],
-        "rows": [{"M": low, "config": row}],
-        "lookup": subject.lookup,
-        "before": look.digest,
-    }
-    if look.digest is None:
-        body["defaults"] = [
-            [run.first, None if run.last == MAX_M else run.last, run.row] for run in look.runs
-        ]
-    text = json.dumps(body, sort_keys=True)
+    table = subject.format in TABLES
+    body = body_of(subject, row, look=look, low=low, high=high) if table else None
+    text = json.dumps(
+        {**(body or _of_moe(subject, row, look, low, high)), "before": look.digest}, sort_keys=True
+    )
     return FileChange(
         definition=subject.definition,
         format=subject.format,
@@ -70,6 +64,20 @@ def change_of(
         path=look.path,
         under=under,
     )
+
+
+def _of_moe(subject: Subject, row: Row, look: Look, low: int, high: int) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "format": subject.format,
+        "guard": [[low, None if high == MAX_M else high]],
+        "rows": [{"M": low, "config": row}],
+        "lookup": subject.lookup,
+    }
+    if look.digest is None:
+        body["defaults"] = [
+            [run.first, None if run.last == MAX_M else run.last, run.row] for run in look.runs
+        ]
+    return body
 
 
 def _range(guard: Guard, subject: Subject) -> tuple[int, int]:

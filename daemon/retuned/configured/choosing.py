@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from retuned.configured.records import Format, Look, PickedRun, Subject
-from retuned.configured.rows import incumbent_of
+from retuned.configured.tables import TABLES, choices_of
+from retuned.configured.variants import incumbent_of
 from retuned.contract import Digest
 from retuned.errors import CandidateError
+
+_LEAST_CHOICES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +62,9 @@ def choose(
     Raises
     ------
     CandidateError
-        ``no-step-covers`` where every bucket straddles a step, or ``row-does-not-map`` where the
-        lab's kernel cannot be launched with the row of any step that is used.
+        ``no-step-covers`` where every bucket straddles a step, ``row-does-not-map`` where the lab's
+        kernel cannot be launched with the row of any step that is used, or ``no-other-row`` of a
+        table that has nothing else to try.
     """
     spent = [
         (sum(c.gpu_time_ns for c in costs if inside(run, low=c.low, high=c.high)), run)
@@ -70,11 +74,17 @@ def choose(
     if not used:
         detail = f"no launch of {definition} lies within one step of {look.path}"
         raise CandidateError("no-step-covers", detail=detail[:500])
+    choices = choices_of(look.runs) if format in TABLES else ()
+    if format in TABLES and len(choices) < _LEAST_CHOICES:
+        detail = f"{look.path} has no other row for {definition} that could be tried"
+        raise CandidateError("no-other-row", detail=detail[:500])
     problem: CandidateError | None = None
     possible: list[tuple[bool, PickedRun]] = []
     for _, run in used:
         try:
-            possible.append((incumbent_of(definition, run.row).digest in tested, run))
+            possible.append(
+                (incumbent_of(definition, run.row, format=format).digest in tested, run)
+            )
         except CandidateError as error:
             problem = problem or error
     if not possible:
@@ -87,4 +97,5 @@ def choose(
         path=look.path,
         digest=look.digest,
         run=min(possible, key=lambda each: each[0])[1],
+        choices=choices,
     )

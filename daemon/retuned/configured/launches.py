@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retuned import catalog
+from retuned.configured import tables
+from retuned.configured.records import Format
 from retuned.errors import UsageError
 
 KERNEL = "fused_moe_kernel"
@@ -31,6 +33,8 @@ class Launch:
     """Batch size that the file's rows are picked by, or its bucket's upper edge."""
     lookup: dict[str, Any] = field(hash=False)
     """What the server's lookup is asked with."""
+    formats: tuple[Format, ...] = ("moe-vllm", "moe-sglang")
+    """Files that may configure it, in the order in which they are looked at."""
 
 
 def read_launch(
@@ -55,6 +59,12 @@ def read_launch(
     >>> found.definition, found.tokens, found.lookup["N"]
     ('fused_moe_bf16_e8_t2_f128_k256', 64, 128)
     """
+    product = tables.read_product(kernel, dims, dtypes)
+    if product is not None:
+        lookup = tables.lookup_of(product[0])
+        return Launch(
+            definition=product[0], tokens=product[1], lookup=lookup, formats=tables.TABLES
+        )
     if kernel != KERNEL or len(dims) < _TENSORS or not _types_fit(dtypes):
         return None
     bound = catalog.recognise(_OPERATOR, dims[:_TENSORS], _TYPES)

@@ -10,9 +10,9 @@ from pydantic import Field, ValidationError, model_validator
 from retuned.contract import Digest, Name, Record
 from retuned.errors import UnreadableInput
 
-Format = Literal["moe-vllm", "moe-sglang"]
+Format = Literal["moe-vllm", "moe-sglang", "aiter", "tunable-op"]
 """Files that the daemon orders changes of."""
-FORMATS: tuple[Format, ...] = ("moe-vllm", "moe-sglang")
+FORMATS: tuple[Format, ...] = ("moe-vllm", "moe-sglang", "aiter", "tunable-op")
 MAX_M = 2**31 - 1
 """Stands for all batch sizes that follow, as in the runtime."""
 MOST_RUNS = 2048
@@ -32,7 +32,7 @@ class PickedRun(Record):
     last: int = Field(ge=1, le=MAX_M)
     """Largest; `MAX_M` is without end."""
     row: Row = Field(max_length=64)
-    """What is picked."""
+    """What is picked; of a table empty where it has no row, and the server takes its default."""
 
 
 class Look(Record):
@@ -46,6 +46,12 @@ class Look(Record):
     """Steps, from size 1 without a gap to `MAX_M`."""
     reload: Literal["now", "at-restart"] = "now"
     """When the server reads what is written."""
+    rule: Annotated[str, Field(max_length=64)] = ""
+    """How AITER pads batch sizes; empty for others."""
+    cells: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
+        Field(default_factory=dict, max_length=64)
+    )
+    """Of a table: what new rows have beside what is chosen."""
 
     @model_validator(mode="after")
     def _whole(self) -> Look:
@@ -74,6 +80,8 @@ class Subject(Record):
     """Of the file that the step was read from; None is no file."""
     run: PickedRun
     """The step: its batch sizes and its row."""
+    choices: tuple[Row, ...] = Field(default=(), max_length=64)
+    """Of a table: rows that it has for this product, which are all that may be tried."""
 
 
 class FileChange(Record):
@@ -107,6 +115,8 @@ def read_look(answer: Mapping[str, Any]) -> Look:
                 "path": answer.get("path"),
                 "digest": answer.get("digest"),
                 "reload": answer.get("reload", "now"),
+                "rule": answer.get("rule", ""),
+                "cells": answer.get("cells", {}),
                 "runs": [_run(each) for each in _list(answer.get("runs"))],
             }
         )

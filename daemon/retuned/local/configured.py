@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from retuned.adapters.artifact_folder import MANIFEST, sign_artifact
 from retuned.configured.changing import change_of
 from retuned.configured.choosing import Cost, choose, inside
-from retuned.configured.launches import read_launch
+from retuned.configured.launches import Launch, read_launch
 from retuned.configured.records import FileChange, Format, Subject
-from retuned.configured.rows import STRUCTURE, incumbent_of
+from retuned.configured.variants import incumbent_of, structure_of
 from retuned.contract import Digest, Solution
 from retuned.errors import CandidateError, RetunedError, TemporaryError, UsageError
 from retuned.local import asking
@@ -99,7 +99,7 @@ class ConfiguredKernels:
         subject = subject_of(self._store, definition)
         if subject is None:
             return self._kernels.incumbent(definition)
-        return incumbent_of(definition, subject.run.row)
+        return incumbent_of(definition, subject.run.row, format=subject.format)
 
     def family(self, definition: str) -> str:
         """Return the operator type."""
@@ -107,14 +107,16 @@ class ConfiguredKernels:
 
     def audited(self, definition: str) -> tuple[str, ...]:
         """Return the structure that runs in production."""
-        if subject_of(self._store, definition) is not None:
-            return (STRUCTURE,)
+        subject = subject_of(self._store, definition)
+        if subject is not None:
+            return (structure_of(subject.format),)
         return self._kernels.audited(definition)
 
     def structures(self, definition: str) -> tuple[str, ...]:
         """Return all structures: a row can say no other than the one that runs."""
-        if subject_of(self._store, definition) is not None:
-            return (STRUCTURE,)
+        subject = subject_of(self._store, definition)
+        if subject is not None:
+            return (structure_of(subject.format),)
         return self._kernels.structures(definition)
 
     def floor_ns(self, definition: str, axes: Mapping[str, int]) -> int:
@@ -146,7 +148,8 @@ def incumbent_named(store: Store, digest: Digest) -> Solution | None:
     """Return a server's row as a variant, by its digest; None where it is nobody's."""
     for subject in subjects(store):
         try:
-            found = incumbent_of(subject.definition, subject.run.row)
+            row, kind = subject.run.row, subject.format
+            found = incumbent_of(subject.definition, row, format=kind)
         except (CandidateError, UsageError) as error:
             log.warning("%s is left out: %s", subject.definition, error)
             continue
@@ -167,17 +170,18 @@ def observe(ctx: Context) -> None:
     if not launched:
         return
     try:
-        formats = sorted(ctx.files.formats())
-        for definition, (lookup, costs) in list(launched.items())[:MOST_LOOKED_AT]:
+        formats = ctx.files.formats()
+        for definition, (launch, costs) in list(launched.items())[:MOST_LOOKED_AT]:
             if not _is_under_way(ctx, definition):
-                _look(ctx, definition, lookup, costs, formats=formats)
+                here = [each for each in launch.formats if each in formats]
+                _look(ctx, definition, launch.lookup, costs, formats=here)
     except RetunedError as error:
         log.info("files are looked at later: %s", error)
 
 
-def _launched(ctx: Context) -> dict[str, tuple[dict[str, object], list[Cost]]]:
+def _launched(ctx: Context) -> dict[str, tuple[Launch, list[Cost]]]:
     """Return what the last windows spent on kernels that a file configures."""
-    found: dict[str, tuple[dict[str, object], list[Cost]]] = {}
+    found: dict[str, tuple[Launch, list[Cost]]] = {}
     for window in ctx.store.list(Kind.WINDOW, limit=_WINDOWS):
         for stat in WorkloadProfile.model_validate(window.body["profile"]).stats:
             signature = stat.signature
@@ -189,7 +193,7 @@ def _launched(ctx: Context) -> dict[str, tuple[dict[str, object], list[Cost]]]:
                 high=launch.tokens,
                 gpu_time_ns=stat.gpu_time_ns,
             )
-            found.setdefault(launch.definition, (launch.lookup, []))[1].append(cost)
+            found.setdefault(launch.definition, (launch, []))[1].append(cost)
     return found
 
 
@@ -218,6 +222,10 @@ def _look(
     }
     problem: CandidateError | None = None
     for kind in formats:
+        if kind not in ctx.files.measured:  # then nobody needs to ask the server either
+            detail = f"no lab here has the library that carries out rows of {kind} files"
+            problem = CandidateError("not-measurable", detail=detail)
+            continue
         try:
             look = ctx.files.look(kind, lookup)
             chosen = choose(definition, look, costs, format=kind, lookup=lookup, tested=tested)

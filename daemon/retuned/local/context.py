@@ -219,6 +219,9 @@ class Files:
     """The server's end."""
     folder: Path
     """Where changes are put down, signed, for the server."""
+    measured: frozenset[Format] = frozenset({"moe-vllm", "moe-sglang"})
+    """Files whose rows the lab can measure. Rows of tables name solutions of the server's own
+    libraries, which no lab of ours launches: such files are looked at, and left."""
 
     def formats(self) -> frozenset[Format]:
         """Return the files that the server reads; see `FileTap.formats`."""

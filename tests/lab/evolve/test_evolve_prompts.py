@@ -28,6 +28,7 @@ from retuned.lab.generators.evolve.dialects import dialect_of
 from retuned.lab.generators.evolve.knowledge import choose, parse_pattern, patterns
 from retuned.lab.generators.evolve.prompts import Section, fit, system
 from retuned.lab.generators.evolve.roofline import moved_bytes, reduction_flops, shape_table
+from retuned.lab.toolchain import measured
 from retuned.ports import ChatRequest
 from retuned.stages.verdict import Reason
 
@@ -141,7 +142,7 @@ def test_what_matters_least_is_left_out_first() -> None:
     assert fit(sections, 3) == "rules"
 
 
-@pytest.mark.parametrize("language", list(Language))
+@pytest.mark.parametrize("language", measured())
 def test_every_language_has_rules_and_notes(language: Language) -> None:
     text = system(dialect_of(language))
     assert "exactly two fenced blocks" in text

@@ -93,7 +93,9 @@ def test_a_server_that_picks_by_something_else_than_its_file_is_not_looked_at(
     [
         ({}, "bad-request"),
         ({"format": "moe-vllm"}, "bad-request"),
-        ({"format": "aiter", "lookup": {}}, "format-unsupported"),
+        ({"format": "aiter", "lookup": {"N": 1, "K": 1, "table": "FMOE"}}, "format-unsupported"),
+        ({"format": "aiter", "lookup": {}}, "lookup-invalid"),
+        ({"format": "tunable-op", "lookup": {"N": 1, "K": True}}, "lookup-invalid"),
         ({"format": "moe-sglang", "lookup": LOOKUP}, "server-not-here"),
         ({"format": "moe-vllm", "lookup": {"E": -1}}, "lookup-invalid"),
     ],

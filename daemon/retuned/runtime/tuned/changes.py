@@ -30,7 +30,7 @@ MAX_NEW_ROWS = 256
 """Most rows of a change."""
 _MAX_RANGES = 64
 _MAX_DEFAULTS = 1024
-_PERFORMANCE = frozenset(
+PERFORMANCE = frozenset(
     ("us", "us1", "us2", "tflops", "bw", "err_ratio", "errRatio", "err1", "err2")
 )
 """Columns that nothing is chosen by."""
@@ -224,7 +224,7 @@ def deciding(table: Table, row: Row) -> dict[str, str]:
     return {
         column: row[index]
         for index, column in enumerate(table.header)
-        if index not in table.key and index != table.m and column not in _PERFORMANCE
+        if index not in table.key and index != table.m and column not in PERFORMANCE
     }
 
 

@@ -6,6 +6,7 @@ server's own lookup has to agree at the ends of every step, else nothing is told
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,27 +18,31 @@ from retuned.runtime.tuned.moe_json import check_config, read_moe, same
 from retuned.runtime.tuned.nearest import Run, joined, runs_of
 from retuned.runtime.tuned.servers import Server, find
 from retuned.runtime.tuned.strict import MAX_M, digest_of
+from retuned.runtime.tuned.tables import Picked, picked_of, server_of, wrong
 
 ASKED = 16_384
 """Batch sizes that a server without a file is asked about one by one."""
 _SHOWN = 4
+_TABLE = "GEMM_BF16"
 
 
 def look(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return which file a lookup reads, its digest, and what is picked from which size to which.
 
+    Of a table, ``rule`` and ``cells`` are what a new row needs besides; see `tables.Picked`.
+
     Raises
     ------
     Refused
-        ``format-unsupported`` for tables that are not picked from by size, ``picks-differ`` where
-        the server does something else than its file says, ``default-unknown``, or as `find`,
-        `read_file` and `read_moe`.
+        ``picks-differ`` where the server does something else than its file says,
+        ``default-unknown``, ``file-missing`` of a table, ``format-unsupported`` for tables that no
+        lookup here can be asked about, or as `find`, `read_file`, `read_moe` and `picked_of`.
     """
     kind, lookup = request.get("format"), request.get("lookup")
     if kind not in FORMATS or not isinstance(lookup, Mapping) or len(lookup) > 32:
         raise Refused("bad-request", detail=f"'format' is none of {list(FORMATS)}, or no 'lookup'")
     if kind not in (MOE_VLLM, MOE_SGLANG):
-        raise Refused("format-unsupported", detail=f"{kind} can be changed, and not looked at")
+        return _look_at_table(str(kind), lookup)
     server = find(Change(format=str(kind), rows=(), lookup=dict(lookup)))
     pick = server.pick
     data = _read(server)
@@ -56,6 +61,45 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
         "runs": [[run.first, run.last, dict(run.config)] for run in runs],
         "reload": "now" if pick is not None else "at-restart",
     }
+
+
+def _look_at_table(kind: str, lookup: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = [lookup.get(name) for name in ("N", "K")]
+    if not all(type(size) is int and 0 < size <= MAX_M for size in sizes):
+        raise Refused("lookup-invalid", detail="'N' and 'K' are no whole numbers above 0")
+    if lookup.get("table", _TABLE) != _TABLE:
+        detail = f"of AITER's tables {_TABLE} can be looked at; others can be changed"
+        raise Refused("format-unsupported", detail=detail)
+    server, rule = server_of(kind, lookup)
+    data = _read(server)
+    if data is None:
+        raise Refused("file-missing", detail=f"{server.target} is not there")
+    found = picked_of(server, data, lookup=lookup, rule=rule)
+    by_size = server if rule else _by_size(server, found)
+    mismatches = wrong(by_size, found.runs)
+    if mismatches:
+        detail = f"the server picks by something else than its table: {mismatches[:_SHOWN]}"
+        raise Refused("picks-differ", detail=detail[:1000])
+    return {
+        "path": str(server.target),
+        "digest": digest_of(data),
+        "runs": [[run.first, run.last, dict(run.config)] for run in found.runs],
+        "reload": "now" if server.pick is not None else "at-restart",
+        "rule": found.rule,
+        "cells": dict(found.cells),
+    }
+
+
+def _by_size(server: Server, found: Picked) -> Server:
+    """Return PyTorch's results as something that is asked by batch size."""
+    pick, cells = server.pick, found.cells
+    if pick is None:
+        return server
+
+    def picked(m: Hashable) -> dict[str, Any]:
+        return {"solution": pick((cells["operator"], f"{cells['before']}{m}{cells['after']}"))}
+
+    return dataclasses.replace(server, pick=picked)
 
 
 def _read(server: Server) -> bytes | None:

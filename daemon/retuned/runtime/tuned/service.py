@@ -324,7 +324,9 @@ class TunedFiles:
         if server.pick is not None:
             try:
                 server.clear()
-                wrong = [*wrong_picks(server, found.inside), *changed_picks(server, before)]
+                wrong = wrong_picks(server, {**found.inside, **found.outside})
+                defaults = {m: was for m, was in before.items() if found.outside[m] is None}
+                wrong += changed_picks(server, defaults)  # of which the file says nothing
             except Refused as error:
                 wrong, reason = [error.detail], error.reason
             except BaseException:  # what was written and is not known to be picked does not stay
