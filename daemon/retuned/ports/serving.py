@@ -1,0 +1,221 @@
+"""The server: what its slots serve, and what its launches show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from retuned.contract import Definition, Digest
+from retuned.stages.swap import SwapOrder
+from retuned.stages.verdict import ServerEnvironment
+from retuned.stages.watch import WatchSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """One slot of one server, as the runtime reports it."""
+
+    definition: str
+    """Name of the definition, also the slot's name."""
+    active: Digest | None
+    """Artifact in use; None is the original."""
+    epoch: int
+    """Last order carried out; 0 before the first."""
+    newest_epoch: int = 0
+    """Last order that any process carried out; 0 says no more than `epoch`."""
+    launches: Mapping[tuple[int, ...], int]
+    """Launches since start, per lengths of the variable axes in declaration order."""
+    other_launches: int = 0
+    """Launches of shapes beyond those counted one by one, and of inputs without a shape."""
+    tripped: str = ""
+    """Why the runtime took the order back by itself; empty if it did not."""
+    bypassed: bool = False
+    """Whether the original serves for a while although an order is in force."""
+    counted: bool = True
+    """Whether launches pass it; of a kernel that a file configures none does."""
+
+
+class Swapper(Protocol):
+    """A running server's control socket. Every order is idempotent by epoch."""
+
+    def slots(self) -> Sequence[SlotState]:
+        """Report every slot.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer; it may be starting or gone.
+        """
+        ...
+
+    def environments(self) -> Sequence[ServerEnvironment]:
+        """Return what each process says that it runs on.
+
+        Raises
+        ------
+        TemporaryError
+            If the server, or one of its processes that listen, does not answer.
+        """
+        ...
+
+    def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
+        """Fetch, verify, load, repack and self-check; nothing is active yet.
+
+        Raises
+        ------
+        CandidateError
+            If the runtime refuses the artifact; the incumbent stays.
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+    def commit(self, order: SwapOrder) -> int:
+        """Make a prepared order active and return how long the flip took, ns.
+
+        A rollback to the original, or to an artifact still loaded, needs no prepare.
+
+        Raises
+        ------
+        CandidateError
+            If the runtime refuses: ``not-prepared``, ``stale-epoch``, ``unknown-slot``.
+        PartialCommit
+            If some processes have carried it out and others have not.
+        TemporaryError
+            If the server does not answer; it may or may not have carried the order out.
+        """
+        ...
+
+    def abort(self, order: SwapOrder) -> None:
+        """Drop what was prepared for an order that will not be committed; the rest stays.
+
+        Processes that do not answer drop it by themselves after a while.
+        """
+        ...
+
+    def bypass(self, definition: str, *, on: bool) -> None:
+        """Serve the original for a while (`on`), or the order in force again, for comparison.
+
+        The order, its epoch and its counts stay; where no variant is in force nothing happens.
+
+        Raises
+        ------
+        CandidateError
+            ``unknown-slot``.
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+    def ramp(
+        self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Change the share of launches that run an order in force, and the buckets left out.
+
+        Parameters
+        ----------
+        order
+            In force; another epoch is refused.
+        fraction
+            Share of launches, 0 to 1; 0 only shadows the artifact.
+        excluded
+            All shape buckets that the original serves although they are within the guard.
+
+        Raises
+        ------
+        CandidateError
+            ``stale-epoch`` if another order is in force.
+        TemporaryError
+            If the server, or one of its processes, does not answer.
+        """
+        ...
+
+    def samples(self) -> Sequence[WatchSample]:
+        """Return what was counted per slot since its last order.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRule:
+    """How much is taken of the inputs of one slot."""
+
+    every: int
+    """One launch in so many, per shape."""
+    samples: int
+    """Kept per shape."""
+    max_bytes: int
+    """Kept in one process of the server."""
+    sample_bytes: int
+    """Largest sample; launches with larger inputs give none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedTensor:
+    """One activation, as a stranger's server sent it."""
+
+    dtype: str
+    """Element type without the ``torch.`` prefix."""
+    shape: tuple[int, ...]
+    """Lengths."""
+    data: bytes
+    """Its bytes, contiguous."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedInputs:
+    """Activations of one launch."""
+
+    axes: Mapping[str, int]
+    """Lengths of the variable axes."""
+    tensors: Mapping[str, CapturedTensor]
+    """By input; weights are never taken."""
+
+
+class KernelTap(Protocol):
+    """What a server's runtime saw of Triton launches; nothing of it is believed unread."""
+
+    def observed(self) -> Sequence[Mapping[str, Any]]:
+        """Return one record per kind of launch; see `retuned.lifting.records`.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+
+class InputTap(Protocol):
+    """Samples of what launches are given, for experiments; nothing is taken unless asked for."""
+
+    def listen(self, definition: str, rule: CaptureRule | None) -> None:
+        """Begin to sample a slot; None ends it and forgets what was taken. Safe to call again.
+
+        Raises
+        ------
+        CandidateError
+            ``unknown-slot``, ``unknown-op`` (an older runtime) or ``capture-forbidden``.
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+    def captured(self, definition: Definition, *, max_bytes: int) -> Sequence[CapturedInputs]:
+        """Return what was taken, of at most so many bytes; what does not fit is left out.
+
+        Raises
+        ------
+        CandidateError
+            As `listen`.
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
