@@ -66,7 +66,7 @@ class Reports:
     archive
         Takes windows and drift, for good.
     changed
-        Called with the target of a pod that said something which decisions read.
+        Called with the target of a pod that said something new which decisions read.
     """
 
     def __init__(self, archive: Inbox, *, changed: Callable[[str], None] = lambda _: None) -> None:
@@ -87,7 +87,8 @@ class Reports:
             self._said.move_to_end(receipt.pod.uid)
             while len(self._said) > MAX_PODS:
                 self._said.popitem(last=False)
-        self._changed(receipt.pod.target)
+        if _is_news(before, after, said):
+            self._changed(receipt.pod.target)
 
     def of(self, uid: str) -> PodSaid | None:
         """Return what a pod said last; None where nothing was heard of it."""
@@ -125,6 +126,29 @@ def _with(known: PodSaid, receipt: Receipt, said: Said) -> PodSaid:
             return replace(known, profiled_at=receipt.at, kernels=len(kernels))
         case DriftPost() | DefinitionPost():
             return known
+
+
+def _is_news(before: PodSaid | None, after: PodSaid, said: Said) -> bool:
+    """Whether a decision could read what it did not before.
+
+    How slots stand is told every few seconds by every pod, and is mostly as it was.
+    """
+    if not isinstance(said, WatchPost) or before is None or before.pod != after.pod:
+        return True
+    if before.watch is None or before.watched_at is None:
+        return True
+    stale = after.heard_at - before.watched_at > FRESH
+    return stale or _essence(before.watch) != _essence(said)
+
+
+def _essence(watch: WatchPost) -> object:
+    """Return what decisions read of a post: no counts, and no words for people."""
+    slots = [
+        (s.definition, s.active, s.epoch, s.newest_epoch, s.tripped, s.proposal)
+        + ((s.report.action, s.report.reason) if s.report is not None else ())
+        for s in watch.slots
+    ]
+    return slots, [(each.order, each.final, each.reason) for each in watch.held]
 
 
 def pod_fact(
