@@ -6,9 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,54 +16,36 @@ from retuned.runtime.captures import Reservoir, chunk, listing, parse_rule
 from retuned.runtime.chores import Chores
 from retuned.runtime.compiling import Compiling
 from retuned.runtime.delivery import ArtifactCache
-from retuned.runtime.epochs import Fence, Ledger, new_instance, rank_of_environment
+from retuned.runtime.epochs import Fence, new_instance, rank_of_environment
 from retuned.runtime.graphs.hosting import HostedGraphs
-from retuned.runtime.inforce import Swapped, Variant
+from retuned.runtime.inforce import Swapped
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.intercept.slot import KernelSlot
 from retuned.runtime.intercept.variant import KernelVariant
 from retuned.runtime.loaded import LoadedVariant
 from retuned.runtime.orders import Order, parse_order
-from retuned.runtime.overrides_frames import OperatorSlot
 from retuned.runtime.plugins.ranks import ranks
 from retuned.runtime.reports import slot_sample, slot_state
-from retuned.runtime.selfcheck import self_check
+from retuned.runtime.seats import Seat, drop, drop_expired, is_resident, load, make_room
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused, Tensor, parse_bounds
+from retuned.runtime.spec import Refused, Tensor
 from retuned.runtime.status import process_status
 from retuned.runtime.supervising import Supervision
 from retuned.runtime.surroundings import environment
 from retuned.runtime.trust import Trust
 from retuned.runtime.tuned.service import TunedFiles
 from retuned.runtime.underway import CHECKS
-from retuned.runtime.variant import LOADERS
 from retuned.runtime.weights import PackedWeights
 
 log = logging.getLogger(__name__)
 
 VERSION = "1"
 """Version of the control protocol; fields are added, never renamed."""
-MAX_RESIDENT = 4
-"""Variants kept loaded per slot for instant ways back."""
-
-
 _OF_PEOPLE = frozenset({"status", "rearm"})
 """What commands ask for; all else is a daemon's."""
 _COUNTED = (LoadedVariant, KernelVariant)
 """Variants that say where their code came from."""
-
-
-@dataclass(slots=True)
-class _Seat:
-    """One slot with what was loaded for it."""
-
-    slot: Slot
-    packed: PackedWeights
-    resident: OrderedDict[str, Variant] = field(default_factory=OrderedDict)
-    ledger: Ledger = field(default_factory=Ledger)
-    reservoir: Reservoir | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Host:
@@ -109,7 +89,7 @@ class Host:
         self._may_capture = may_capture
         self._artifacts_dir = artifacts_dir
         self._compare = compare
-        self._seats: dict[str, _Seat] = {}
+        self._seats: dict[str, Seat] = {}
         self._graphs = HostedGraphs(interception)
         self._preparing = threading.Lock()
         self._supervision = Supervision(self._all_slots)
@@ -156,7 +136,7 @@ class Host:
         """
         if slot.spec.name in self._seats:
             raise Refused("slot-exists", detail=f"{slot.spec.name} has a slot already")
-        self._seats[slot.spec.name] = _Seat(slot, PackedWeights(served=self._weights))
+        self._seats[slot.spec.name] = Seat(slot, PackedWeights(served=self._weights))
         self._graphs.add(slot)
 
     @property
@@ -194,7 +174,7 @@ class Host:
             do(f"{name}: packing", partial(self._when_quiet, seat.packed.pack_pending))
             if seat.reservoir is not None:
                 do(f"{name}: samples", partial(self._when_quiet, seat.reservoir.settle))
-            do(f"{name}: never committed", partial(_drop_expired, seat))
+            do(f"{name}: never committed", partial(drop_expired, seat))
             for variant in list(seat.resident.values()):
                 if isinstance(variant, _COUNTED):
                     piece, waiting = variant.prepare_pending, variant.pending
@@ -238,7 +218,7 @@ class Host:
                 if self._interception is not None:
                     self._interception.close(seat.slot)
                 continue
-            self._seats[name] = _Seat(seat.slot, PackedWeights(served=self._weights))
+            self._seats[name] = Seat(seat.slot, PackedWeights(served=self._weights))
             if first_launch is not None:  # a forked child goes on
                 self._graphs.add(seat.slot)
 
@@ -307,7 +287,7 @@ class Host:
             raise Refused("order-invalid", detail="the original needs no prepare")
         with self._preparing:
             seat = self._seats.get(order.definition)
-            if seat is not None and _is_resident(seat, digest):
+            if seat is not None and is_resident(seat, digest):
                 return {"already": True, "shapes": 0, "instance": self._instance}
             if seat is None and not (self._interception is not None and self._interception.on):
                 self._seat(order.definition)
@@ -315,7 +295,13 @@ class Host:
             adopted = seat is None
             seat = seat or self._adopt(order.definition, artifact)
             try:
-                variant, shapes = self._load(seat, order, artifact)
+                variant, shapes = load(
+                    seat,
+                    order,
+                    artifact,
+                    interception=self._interception,
+                    compare=self._compare,
+                )
                 code = variant.counts() if isinstance(variant, _COUNTED) else {}
             except Refused:
                 if adopted:
@@ -326,14 +312,14 @@ class Host:
                 seat.ledger.prepared(digest)
         return {"already": False, "shapes": shapes, "instance": self._instance, **code}
 
-    def _adopt(self, definition: str, artifact: Artifact) -> _Seat:
+    def _adopt(self, definition: str, artifact: Artifact) -> Seat:
         """Make a slot for a kernel whose launches are intercepted, if that is what it is for."""
         if self._interception is None or artifact.intercept is None:
             return self._seat(definition)
         if artifact.spec.name != definition:
             raise Refused("definition-mismatch", detail=f"not made for slot {definition}")
         slot = self._interception.adopt(artifact)
-        self._seats[definition] = _Seat(slot, PackedWeights(served=self._weights))
+        self._seats[definition] = Seat(slot, PackedWeights(served=self._weights))
         self._graphs.add(slot)
         return self._seats[definition]
 
@@ -362,32 +348,6 @@ class Host:
         if not isinstance(folder, str) or not folder or "\0" in folder:
             raise Refused("order-invalid", detail="'artifact_dir' is no path")
         return Path(folder), self._artifacts_dir
-
-    def _load(self, seat: _Seat, order: Order, artifact: Artifact) -> tuple[Variant, int]:
-        slot = seat.slot
-        bounds = parse_bounds(order.guard, slot.spec.variable_axes)
-        if not artifact.spec.same_launch(slot.spec) or artifact.spec.name != slot.spec.name:
-            raise Refused("definition-mismatch", detail=f"not made for slot {slot.spec.name}")
-        if isinstance(slot, KernelSlot):
-            assert self._interception is not None, "it has made the slot"
-            return self._interception.load(artifact, slot)
-        loader = LOADERS.get(artifact.language)
-        if loader is None:
-            raise Refused("language-unsupported", detail=f"no loader for {artifact.language}")
-        variant = loader(artifact, seat.packed)
-        if not isinstance(variant, LoadedVariant):
-            return variant, 0  # loaders of other languages check by themselves
-        for weights in slot.constants():
-            by_input = dict(zip(slot.spec.constant_inputs, weights, strict=True))
-            for index, layout in variant.repacked:
-                seat.packed.pack(by_input[index], layout)
-        shapes = self_check(
-            variant, slot, bounds=bounds, tolerance=order.shadow_tolerance, compare=self._compare
-        )
-        variant.prepare_shipped()
-        if isinstance(slot, OperatorSlot):
-            variant.into = slot.into(variant.allocate())
-        return variant, shapes
 
     def _standing(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Say where this process is with an order; nothing changes."""
@@ -432,7 +392,7 @@ class Host:
             seat.ledger.carried_out(
                 order.id, epoch=order.epoch, artifact=order.artifact, flip_ns=flip_ns
             )
-            _make_room(seat, order)
+            make_room(seat, order)
         log.info("%s: epoch %d, %s", order.definition, order.epoch, order.artifact or "original")
         return {"already": False, "flip_ns": flip_ns}
 
@@ -444,7 +404,7 @@ class Host:
         dropped = False
         with seat.lock:
             if order.artifact is not None and seat.ledger.release(order.artifact):
-                dropped = _drop(seat, order.artifact)
+                dropped = drop(seat, order.artifact)
             committed = seat.ledger.done(order.id) is not None
         return {"dropped": dropped, "committed": committed}
 
@@ -507,54 +467,8 @@ class Host:
             raise Refused("interception-off", detail="this server intercepts no launches")
         return self._interception
 
-    def _seat(self, definition: str) -> _Seat:
+    def _seat(self, definition: str) -> Seat:
         seat = self._seats.get(definition)
         if seat is None:
             raise Refused("unknown-slot", detail=f"this server has no slot {definition!r:.150}")
         return seat
-
-
-def _is_resident(seat: _Seat, digest: str) -> bool:
-    """Whether a variant is loaded; its lease, if it has one, begins anew."""
-    with seat.lock:
-        if digest not in seat.resident:
-            return False
-        seat.ledger.renew(digest)
-        return True
-
-
-def _drop_expired(seat: _Seat) -> None:
-    """Unload what was prepared and never committed."""
-    with seat.lock:
-        for digest in seat.ledger.expired():
-            log.info("%s: %s was never committed", seat.slot.spec.name, digest)
-            _drop(seat, digest)
-
-
-def _make_room(seat: _Seat, order: Order) -> None:
-    """Unload variants that no way back leads to."""
-    for digest in (order.previous, order.artifact):
-        if digest is not None and digest in seat.resident:
-            seat.resident.move_to_end(digest)
-    while len(seat.resident) > MAX_RESIDENT:
-        digest, _ = seat.resident.popitem(last=False)
-        seat.ledger.release(digest)
-    _keep_layouts(seat)
-
-
-def _drop(seat: _Seat, digest: str) -> bool:
-    """Forget one variant that is not in force; False if it is gone already."""
-    if seat.resident.pop(digest, None) is None:
-        return False
-    _keep_layouts(seat)
-    return True
-
-
-def _keep_layouts(seat: _Seat) -> None:
-    layouts = {
-        layout
-        for variant in seat.resident.values()
-        if isinstance(variant, LoadedVariant)
-        for _, layout in variant.repacked
-    }
-    seat.packed.keep_layouts(layouts)
