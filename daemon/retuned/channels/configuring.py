@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from retuned.adapters.urls import check_url
 from retuned.channels.secrets import read_secret
@@ -18,7 +19,90 @@ from retuned.channels.sinks import (
     SlackHook,
 )
 from retuned.errors import UsageError
-from retuned.settings import Settings
+
+
+class Chosen(Protocol):
+    """What was chosen, by the names of `retuned.settings`; secrets are references to them."""
+
+    @property
+    def slack_webhook(self) -> str:
+        """Address of Slack's incoming webhook, by reference."""
+        ...
+
+    @property
+    def slack_token(self) -> str:
+        """Slack bot's token, by reference."""
+        ...
+
+    @property
+    def slack_channel(self) -> str:
+        """Slack channel that the bot posts to."""
+        ...
+
+    @property
+    def slack_signing_secret(self) -> str:
+        """What Slack signs with, by reference."""
+        ...
+
+    @property
+    def slack_team(self) -> str:
+        """Slack workspace."""
+        ...
+
+    @property
+    def slack_users(self) -> Mapping[str, str]:
+        """Our users by Slack's ids."""
+        ...
+
+    @property
+    def pagerduty_key(self) -> str:
+        """Integration key, by reference."""
+        ...
+
+    @property
+    def pagerduty_url(self) -> str:
+        """Address of PagerDuty."""
+        ...
+
+    @property
+    def opsgenie_key(self) -> str:
+        """Integration key, by reference."""
+        ...
+
+    @property
+    def opsgenie_url(self) -> str:
+        """Address of Opsgenie."""
+        ...
+
+    @property
+    def alertmanager_url(self) -> str:
+        """Address of Alertmanager."""
+        ...
+
+    @property
+    def alertmanager_token(self) -> str:
+        """Token for it, by reference."""
+        ...
+
+    @property
+    def alertmanager_webhook_token(self) -> str:
+        """Token that it sends, by reference."""
+        ...
+
+    @property
+    def webhook_url(self) -> str:
+        """Address of one's own."""
+        ...
+
+    @property
+    def webhook_secret(self) -> str:
+        """What requests to it are signed with, by reference."""
+        ...
+
+    @property
+    def channels_listen(self) -> str:
+        """Where answers are heard; empty hears none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +119,7 @@ class Incoming:
     """Alertmanager's; None hears nothing of it."""
 
 
-def sinks_of(settings: Settings) -> tuple[Sink, ...]:
+def sinks_of(settings: Chosen) -> tuple[Sink, ...]:
     """Return the channels that messages go to.
 
     Raises
@@ -55,7 +139,7 @@ def sinks_of(settings: Settings) -> tuple[Sink, ...]:
     return tuple(sink for sink in found if sink is not None)
 
 
-def incoming_of(settings: Settings) -> Incoming | None:
+def incoming_of(settings: Chosen) -> Incoming | None:
     """Return what is heard; None where nobody listens.
 
     Raises
@@ -82,7 +166,7 @@ def incoming_of(settings: Settings) -> Incoming | None:
     )
 
 
-def _secret(settings: Settings, name: str) -> Secret | None:
+def _secret(settings: Chosen, name: str) -> Secret | None:
     """Return how to read a secret, having read it once; None where none is set."""
     reference: str = getattr(settings, name)
     if not reference:
@@ -95,7 +179,7 @@ def _secret(settings: Settings, name: str) -> Secret | None:
     return read
 
 
-def _answers(settings: Settings) -> bool:
+def _answers(settings: Chosen) -> bool:
     """Whether people may decide in Slack."""
     if not settings.slack_signing_secret:
         return False
@@ -106,7 +190,7 @@ def _answers(settings: Settings) -> bool:
     return True
 
 
-def _slack(settings: Settings) -> Sink | None:
+def _slack(settings: Chosen) -> Sink | None:
     buttons = _answers(settings)
     webhook, token = _secret(settings, "slack_webhook"), _secret(settings, "slack_token")
     if webhook is not None and token is not None:
@@ -121,7 +205,7 @@ def _slack(settings: Settings) -> Sink | None:
     return None
 
 
-def _pagerduty(settings: Settings) -> Sink | None:
+def _pagerduty(settings: Chosen) -> Sink | None:
     key = _secret(settings, "pagerduty_key")
     if key is None:
         return None
@@ -129,7 +213,7 @@ def _pagerduty(settings: Settings) -> Sink | None:
     return PagerDuty(key=key, url=settings.pagerduty_url)
 
 
-def _opsgenie(settings: Settings) -> Sink | None:
+def _opsgenie(settings: Chosen) -> Sink | None:
     key = _secret(settings, "opsgenie_key")
     if key is None:
         return None
@@ -137,7 +221,7 @@ def _opsgenie(settings: Settings) -> Sink | None:
     return Opsgenie(key=key, url=settings.opsgenie_url)
 
 
-def _alertmanager(settings: Settings) -> Sink | None:
+def _alertmanager(settings: Chosen) -> Sink | None:
     token = _secret(settings, "alertmanager_token")
     if not settings.alertmanager_url:
         if token is not None:
@@ -147,7 +231,7 @@ def _alertmanager(settings: Settings) -> Sink | None:
     return Alertmanager(url=settings.alertmanager_url, token=token)
 
 
-def _hook(settings: Settings) -> Sink | None:
+def _hook(settings: Chosen) -> Sink | None:
     secret = _secret(settings, "webhook_secret")
     if (secret is None) == bool(settings.webhook_url):
         raise UsageError("webhook_url and webhook_secret are set together, or not at all")

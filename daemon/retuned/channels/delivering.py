@@ -35,10 +35,19 @@ def deliver(
     now: Callable[[], datetime],
     telemetry: Telemetry,
     limit: int = 16,
+    may: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Send what is due and return how many were taken. One that fails keeps no other back."""
+    """Send what is due and return how many were taken. One that fails keeps no other back.
+
+    Parameters
+    ----------
+    may
+        Whether this process is still the one that sends; asked before each message.
+    """
     taken = 0
     for waiting in outbox.due(now=now(), limit=limit):
+        if not may():
+            break
         sink = sinks.get(waiting.channel)
         if sink is None:
             outbox.give_up(waiting.seq, error="channel-not-set", now=now())

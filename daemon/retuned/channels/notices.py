@@ -168,6 +168,33 @@ def rollback_done(
     )
 
 
+def gone(last: Notice, *, round: int, now: datetime) -> Notice:
+    """Say that what was open is about a proposal that is there no more.
+
+    Parameters
+    ----------
+    last
+        What opened it.
+    """
+    failing = last.event is Event.ROLLBACK_FAILED
+    event = Event.ROLLBACK_DONE if failing else Event.SETTLED
+    what = "The way back is asked for" if failing else "Asked for"
+    return last.model_copy(
+        update={
+            "key": f"{last.subject}:{event}:{round}",
+            "event": event,
+            "standing": Standing.CLOSE,
+            "severity": Severity.INFO,
+            "summary": f"{what} no more, the proposal is gone: {last.kernel} on {last.target}",
+            "facts": (("phase", "gone"),),
+            "approve_command": "",
+            "reject_command": "",
+            "at": now,
+            "until": now + 3 * _TELL_FOR,
+        }
+    )
+
+
 def failure_of(proposal: str) -> str:
     """Return the subject of a way back that fails: an incident of its own."""
     return f"{proposal}/rollback"

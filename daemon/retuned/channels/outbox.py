@@ -127,6 +127,18 @@ class Outbox:
             rows = self._db.execute("SELECT subject FROM subjects WHERE open = 1").fetchall()
         return [str(subject) for (subject,) in rows]
 
+    def last_opening(self, subject: str) -> Notice | None:
+        """Return what opened a subject last; None where nothing did that can be read."""
+        found = self._one(
+            "SELECT body FROM messages WHERE subject = ? AND standing = 'open' "
+            "ORDER BY seq DESC LIMIT 1",
+            subject,
+        )
+        try:
+            return Notice.model_validate_json(str(found[0])) if found else None
+        except ValidationError:
+            return None
+
     def put(self, notice: Notice, *, channels: Sequence[str], now: datetime) -> int:
         """Keep what is to be said, and on which channels; return on how many it is new."""
         if self.knows(notice.key, channels=channels):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import pwd
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,13 +17,12 @@ from retuned.adapters.sqlite_store import SqliteStore
 from retuned.channels import incoming_alerts
 from retuned.channels.app import Arrivals
 from retuned.channels.configuring import incoming_of, sinks_of
-from retuned.channels.delivering import deliver, show
 from retuned.channels.incoming_alerts import Alert
 from retuned.channels.incoming_slack import Pressed
 from retuned.channels.notices import Place
 from retuned.channels.outbox import Outbox
-from retuned.channels.sinks import Sink
-from retuned.errors import Refused, RetunedError
+from retuned.channels.running import Channels
+from retuned.errors import Refused
 from retuned.local import people, telling
 from retuned.local.context import Kind
 from retuned.local.people import Voice
@@ -37,10 +35,6 @@ from retuned.terminal.proposals import DECIDED, meaning
 from retuned.web.serving import PageServer, place_of
 
 log = logging.getLogger(__name__)
-
-_LOOK_S = 1.0
-_FORGET_S = 3600.0
-_END_S = 3.0
 
 
 class LocalWords:
@@ -138,77 +132,6 @@ class LocalWords:
         return identity_of_uid(found.pw_uid, self._group_map)
 
 
-class Channels:
-    """Looks at what is to be said, and says it, on a thread of its own.
-
-    Parameters
-    ----------
-    store, outbox
-        Connections of its own.
-    sinks
-        Where it is said.
-    place
-        Where people find proposals.
-    clock
-        Time.
-    telemetry
-        Counts messages.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        outbox: Outbox,
-        sinks: Sequence[Sink],
-        *,
-        place: Place,
-        clock: Clock,
-        telemetry: Telemetry,
-    ) -> None:
-        self._telemetry = telemetry
-        self._store = store
-        self._outbox = outbox
-        self._sinks = tuple(sinks)
-        self._by_name = {sink.name: sink for sink in sinks}
-        self._place = place
-        self._clock = clock
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="channels", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End; what is under way gets a few seconds, and what is not sent is kept."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(_END_S)
-
-    def look(self) -> None:
-        """Do everything once."""
-        now = self._clock.now()
-        telling.look(self._store, self._outbox, self._sinks, place=self._place, now=now)
-        deliver(self._outbox, self._by_name, now=self._clock.now, telemetry=self._telemetry)
-        show(self._outbox, tuple(self._by_name), telemetry=self._telemetry)
-
-    def _run(self) -> None:
-        forgotten_s = float("-inf")
-        while not self._stop.is_set():
-            try:
-                self.look()
-                if self._clock.monotonic_s() - forgotten_s > _FORGET_S:
-                    self._outbox.forget(now=self._clock.now())
-                    forgotten_s = self._clock.monotonic_s()
-            except RetunedError as error:  # a full disk, or a busy one: it is all kept
-                log.warning("channels: %s", error)
-            except Exception:
-                if self._stop.is_set():  # its connections were closed while it hung
-                    return
-                log.exception("channels failed, and are tried again")
-            self._stop.wait(_LOOK_S)
-
-
 @contextmanager
 def channelled(settings: Settings, *, clock: Clock, telemetry: Telemetry) -> Iterator[str]:
     """Run the channels while the daemon runs, and return where they listen; empty for nowhere.
@@ -228,8 +151,13 @@ def channelled(settings: Settings, *, clock: Clock, telemetry: Telemetry) -> Ite
         return
     store = SqliteStore(settings.state_dir, clock=clock)
     outbox = Outbox(settings.state_dir, now=clock.now())
+    place = place_for(settings)
     channels = Channels(
-        store, outbox, sinks, place=place_for(settings), clock=clock, telemetry=telemetry
+        outbox,
+        sinks,
+        say=lambda now: telling.look(store, outbox, sinks, place=place, now=now),
+        clock=clock,
+        telemetry=telemetry,
     )
     server = None
     if incoming is not None:

@@ -111,6 +111,14 @@ def speaking_rules(
     return found
 
 
+def pausing_rules() -> list[dict[str, Any]]:
+    """Return what the operator needs to stop tuning for an alert, and to let it go again.
+
+    Names cannot be told beforehand: the operator deletes those alone that it has made itself.
+    """
+    return [rule(GROUP, ("tuningfreezes",), ("create", "delete"))]
+
+
 def operator_roles(
     account: str, *, namespace: str, watched: Sequence[str], experiments: str
 ) -> tuple[dict[str, Any], ...]:

@@ -20,7 +20,7 @@ from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.tracing import open_spans
-from retuned.errors import RetunedError
+from retuned.errors import RetunedError, UsageError
 from retuned.metrics import Exporter
 from retuned.ports import Clock
 from retuned_operator.agent import AgentServer, Hub, Reports, TokenReviews, agent_app
@@ -33,6 +33,8 @@ from retuned_operator.manifests.names import EXPERIMENT_UID, MANAGER
 from retuned_operator.manifests.roles import LEASE
 from retuned_operator.program.accounting import ClusterAccounts
 from retuned_operator.program.catalog import CatalogKernels
+from retuned_operator.program.channel_settings import channel_settings
+from retuned_operator.program.channelling import ClusterChannels
 from retuned_operator.program.collecting import Collector
 from retuned_operator.program.controlling import controllers_of
 from retuned_operator.program.definitions import learn
@@ -73,6 +75,7 @@ WATCHED = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES)
 _LOOK_S = 0.5
 _SWEEP = timedelta(minutes=10)
 _SHOW_S = 10.0
+_CHANNELS_RETRY_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +170,9 @@ class Operator:
         self._agent: AgentServer | None = None
         self._pages = self._review(settings, notary)
         self._page: AgentServer | None = None
+        self._channels = self._channelled(settings)
+        self._ear: AgentServer | None = None
+        self._channels_at_s = float("-inf")
         self._ended = threading.Event()
         self.health = self._health(settings)
 
@@ -236,6 +242,21 @@ class Operator:
             clock=self._clock,
         )
 
+    def _channelled(self, settings: Settings) -> ClusterChannels:
+        chosen = channel_settings(settings.channels)
+        if chosen.channels_listen and settings.channels_port is None:
+            raise UsageError("channels: answers are heard on channels_port, and none is set")
+        return ClusterChannels(
+            chosen,
+            folder=settings.state_dir / "channels",
+            api=self._reach.api,
+            own=self.manager.writer,
+            caches=self.caches,
+            clock=self._clock,
+            telemetry=self._telemetry,
+            leads=self.manager.is_acting,
+        )
+
     def _health(self, settings: Settings) -> HealthServer:
         return HealthServer(
             self.registry,
@@ -287,6 +308,8 @@ class Operator:
             if self._agent is None and self.manager.is_acting() and pair is not None:
                 self._agent = self._agent_on(*pair)
                 self._page = self._page_on(*pair)
+            if self._agent is not None and pair is not None:
+                self._channels_on(*pair)
             if self._clock.monotonic_s() >= sweep_at and self.manager.is_acting():
                 try:
                     self._sweep()
@@ -332,6 +355,31 @@ class Operator:
         log.info("the review page listens on port %d", server.port)
         return server
 
+    def _channels_on(self, certificate: Path, key: Path) -> None:
+        """Let channels begin once this one leads, and hear what they say.
+
+        Channels that cannot begin keep nothing else from its work, and are tried again.
+        """
+        now_s = self._clock.monotonic_s()
+        if not self._channels.is_any or self._channels.has_begun or now_s < self._channels_at_s:
+            return
+        try:
+            app = self._channels.start()
+            if app is not None and self._settings.channels_port is not None:
+                self._ear = AgentServer(
+                    app,
+                    Certificates(certificate, key),
+                    hub=Hub(),
+                    address=self._settings.address,
+                    port=self._settings.channels_port,
+                )
+                self._ear.start()
+                log.info("channels are heard on port %d", self._ear.port)
+        except RetunedError as error:
+            log.error("nobody is told of proposals, and nobody heard: %s", error)
+            self._channels.stop()
+            self._ear, self._channels_at_s = None, now_s + _CHANNELS_RETRY_S
+
     def _sweep(self) -> None:
         """Forget what pods said that are gone, and results of experiments that are gone."""
         try:
@@ -345,9 +393,10 @@ class Operator:
             self._results.keep_only({str(body["metadata"].get("uid", "")) for body in experiments})
 
     def _end(self) -> None:
-        for server in (self._page, self._agent):
+        for server in (self._ear, self._page, self._agent):
             if server is not None:
                 server.stop()
+        self._channels.stop()
         self._securing.stop()
         self.health.stop()
         self._stack.close()
@@ -365,6 +414,11 @@ class Operator:
     def review_port(self) -> int | None:
         """Port of the review page; None while it does not listen."""
         return self._page.port if self._page is not None else None
+
+    @property
+    def channels_port(self) -> int | None:
+        """Port on which channels are heard; None while it does not listen."""
+        return self._ear.port if self._ear is not None else None
 
     def _heard(self, target: str) -> None:
         for name in ("targets", "proposals", "beliefs"):

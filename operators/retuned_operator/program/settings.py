@@ -68,6 +68,8 @@ class Settings(BaseSettings):
     """How the sidecar looks, see `SidecarSettings`."""
     review: dict[str, Any] = Field(default_factory=dict)
     """How the review page is reached and whom it believes, see `ReviewSettings`."""
+    channels: dict[str, Any] = Field(default_factory=dict)
+    """How people hear of proposals, and may answer, see `ChannelSettings`."""
     state_dir: Path = Path("/var/lib/retuned")
     """Store, keys and certificates."""
     tls_dir: Path | None = None
@@ -84,6 +86,8 @@ class Settings(BaseSettings):
     """Port of the webhook; None serves none."""
     review_port: _Port | None = None
     """Port of the review page; None serves none."""
+    channels_port: _Port | None = None
+    """Port on which channels are heard; None hears none."""
     pod_name: str = "retuned-operator"
     """Name of this pod; whoever leads is known by it."""
     pod_namespace: str = "retuned"

@@ -36,9 +36,12 @@ class ClusterDeciding:
         The API server; everything here is asked in the person's name, reading included.
     clock
         Time.
+    channel
+        How the words came.
     """
 
-    def __init__(self, api: Speaks, *, clock: Clock) -> None:
+    def __init__(self, api: Speaks, *, clock: Clock, channel: str = "review-page") -> None:
+        self._channel = channel
         self._api = api
         self._clock = clock
 
@@ -76,7 +79,7 @@ class ClusterDeciding:
                     "another policy is in force than the one that you were shown",
                 )
             gate = check_policy(found, desk.policy(found), kind=kind, comment=comment)
-        word = decision_of(found, who, kind=kind, comment=comment, gate=gate, channel="review-page")
+        word = decision_of(found, who, kind=kind, comment=comment, gate=gate, channel=self._channel)
         body = write(word)
         body.pop("status", None)
         with explained("create", DECISIONS, namespace=desk.namespace):
