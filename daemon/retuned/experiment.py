@@ -26,6 +26,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -34,6 +35,7 @@ from pydantic import ValidationError
 
 from retuned import catalog
 from retuned.adapters.compiling_lab import CompilingLab
+from retuned.adapters.generating_lab import GeneratingLab
 from retuned.adapters.lab_wire import LabTask, done_line, failed_line, finding_line
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.pod_lab import Means, run_pod
@@ -282,11 +284,28 @@ def _hide_key(task: Task) -> None:
 
 def _pod_lab(task: Task, role: PodRole) -> Bench:
     _hide_key(task)
+    if role is PodRole.GENERATE:
+        return _generating_lab(task)
     if role is PodRole.COMPILE:
         return _compiling_lab(task)
     if role is PodRole.SEARCH:
         return lab_of(task, written=task.written)
     return lab_of(task, generators={Handed.name: lambda _plan: Handed(handed_of(task))})
+
+
+def _generating_lab(task: Task) -> GeneratingLab:
+    """Return the lab that has variants written; nobody is asked where the task names no model."""
+    incumbent, config = _incumbent(task), task.evolve
+    subject = catalog.get(task.plan.definition, language=incumbent.language)
+    if config is None:
+        return GeneratingLab(subject, None)
+    from retuned.adapters.evolution import open_evolution
+
+    cores = len(task.cores) or os.cpu_count() or 1
+    occasion = occasion_of(task.plan, incumbent, cores=cores, arch=task.arch)
+    until = time.monotonic() + task.plan.budget.max_seconds
+    occasion = dataclasses.replace(occasion, left_s=lambda: until - time.monotonic())
+    return GeneratingLab(subject, open_evolution(config, occasion, arch=task.arch))
 
 
 def _compiling_lab(task: Task) -> CompilingLab:

@@ -35,6 +35,7 @@ RESERVED = frozenset(
         "RETUNED_CAPTURE",
         "RETUNED_COMPILE",
         "RETUNED_CONFIG",
+        "RETUNED_ENDPOINT_KEY",
         "RETUNED_EXPERIMENT_UID",
         "RETUNED_GRAPHS",
         "RETUNED_JOB",

@@ -106,7 +106,20 @@ def test_default_values_are_the_defaults_of_the_records(reader: Reader) -> None:
 def test_every_value_is_carried_over(reader: Reader) -> None:
     found = reader(FULL)
     jobs = found.job_settings()
-    assert jobs.endpoint == Endpoint(cidr="203.0.113.7/32", port=8443)
+    assert jobs.endpoint == Endpoint(
+        cidr="203.0.113.7/32",
+        port=8443,
+        url="https://models.example.org:8443/v1",
+        model="name-of-the-model",
+        prompt_usd_per_mtok=1.5,
+        completion_usd_per_mtok=6.0,
+        max_tokens=200_000,
+        max_usd=1.0,
+        max_usd_per_day=4.5,
+        variants=9,
+        max_s=600,
+    )
+    assert jobs.asks_model
     assert jobs.device_groups[Vendor.AMD] == (44, 1000680000)
     assert (jobs.queue, jobs.endpoint_secret) == ("experiments", "model-key")
     assert (jobs.runtime_class, jobs.pull_secrets) == ("kata", ("registry-key",))

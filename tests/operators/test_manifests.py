@@ -61,6 +61,15 @@ def job(request: JobRequest = REQUEST, settings: JobSettings = SETTINGS) -> dict
     return job_objects(request, settings)[1]
 
 
+MODEL = Endpoint(
+    cidr="203.0.113.7/32",
+    url="https://models.example.org/v1",
+    model="m",
+    prompt_usd_per_mtok=0.0,
+    completion_usd_per_mtok=0.0,
+)
+
+
 def pod(request: JobRequest = REQUEST, settings: JobSettings = SETTINGS) -> dict[str, Any]:
     spec: dict[str, Any] = job(request, settings)["spec"]["template"]["spec"]
     return spec
@@ -264,6 +273,39 @@ class TestAnExperimentJob:
         for role in JobRole:
             text = json.dumps(pod(replace(REQUEST, role=role), settings))
             assert ("model-key" in text) is (role is JobRole.GENERATE)
+
+    def test_that_asks_a_model_knows_its_name_and_no_other_and_nobody_else_does(self) -> None:
+        settings = replace(SETTINGS, endpoint=MODEL)
+        for role in JobRole:
+            aliases = pod(replace(REQUEST, role=role), settings).get("hostAliases")
+            known = [{"ip": "203.0.113.7", "hostnames": ["models.example.org"]}]
+            assert aliases == (known if role is JobRole.GENERATE else None)
+        plain = replace(MODEL, url="https://203.0.113.7/v1", cidr="203.0.113.0/24")
+        spec = pod(replace(REQUEST, role=JobRole.GENERATE), replace(SETTINGS, endpoint=plain))
+        assert "hostAliases" not in spec
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"model": ""}, "name the model"),
+            ({"prompt_usd_per_mtok": None}, "a price is not"),
+            ({"max_usd": -1.0}, "not below 0"),
+            ({"variants": 0}, "at least 1"),
+            ({"url": "ftp://models.example.org"}, "no http or https address"),
+            ({"cidr": "203.0.113.0/24"}, "pods have no name server"),
+        ],
+    )
+    def test_a_model_that_could_not_be_asked_is_refused_at_the_start(
+        self, change: dict[str, Any], says: str
+    ) -> None:
+        with pytest.raises(ValueError, match=says):
+            replace(MODEL, **change)
+
+    def test_a_key_is_sent_over_https_only(self) -> None:
+        in_the_clear = replace(MODEL, url="http://models.example.org/v1")
+        assert replace(SETTINGS, endpoint=in_the_clear).asks_model
+        with pytest.raises(ValueError, match="https only"):
+            replace(SETTINGS, endpoint=in_the_clear, endpoint_secret="model-key")
 
     def test_is_owned_by_its_experiment_where_an_owner_counts(self) -> None:
         assert "ownerReferences" not in job()["metadata"]  # another namespace

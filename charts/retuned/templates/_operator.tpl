@@ -18,6 +18,19 @@
 {{- $endpoint := dict }}
 {{- with $jobs.endpoint }}
 {{- if .cidr }}{{ $endpoint = dict "cidr" .cidr "port" (int .port) }}{{ end }}
+{{- if .url }}
+{{- $endpoint = merge $endpoint (dict
+  "url" .url
+  "model" .model
+  "prompt_usd_per_mtok" .promptUsdPerMtok
+  "completion_usd_per_mtok" .completionUsdPerMtok
+  "max_tokens" (int .maxTokens)
+  "max_usd" .maxUsd
+  "max_usd_per_day" .maxUsdPerDay
+  "variants" (int .variants)
+  "max_s" (int .maxSeconds)
+) }}
+{{- end }}
 {{- end }}
 {{- $tuning := dict
   "image" (include "retuned.image" (list . $jobs.image))
@@ -74,7 +87,40 @@
 {{- with .proxy.secret }}{{ $_ := set $review "secretFile" "/etc/retuned-review/secret" }}{{ end }}
 {{- end }}
 {{- end }}
-{{- toYaml (merge (dict "jobs" $tuning "sidecar" $sidecar "review" $review) $body) }}
+{{- $channels := dict }}
+{{- with .Values.channels }}
+{{- range $setting, $key := dict
+  "slackWebhook" .slack.webhookKey
+  "slackToken" .slack.tokenKey
+  "slackSigningSecret" .slack.signingSecretKey
+  "pagerdutyKey" .pagerduty.key
+  "opsgenieKey" .opsgenie.key
+  "alertmanagerToken" .alertmanager.tokenKey
+  "alertmanagerWebhookToken" .alertmanager.webhookTokenKey
+  "webhookSecret" .webhook.secretKey
+}}
+{{- if $key }}{{ $_ := set $channels $setting (printf "/etc/retuned-channels/%s" $key) }}{{ end }}
+{{- end }}
+{{- if or $channels .alertmanager.url }}
+{{- $channels = merge $channels (dict
+  "slackChannel" .slack.channel
+  "slackTeam" .slack.team
+  "slackPeople" .slack.people
+  "pagerdutyUrl" .pagerduty.url
+  "opsgenieUrl" .opsgenie.url
+  "alertmanagerUrl" .alertmanager.url
+  "alertmanagerPauseSeconds" (int .alertmanager.pauseSeconds)
+  "webhookUrl" .webhook.url
+  "reviewUrl" .reviewUrl
+) }}
+{{- end }}
+{{- end }}
+{{- toYaml (merge (dict "jobs" $tuning "sidecar" $sidecar "review" $review "channels" $channels) $body) }}
+{{- end }}
+
+{{/* Whether Slack or Alertmanager is heard; empty where nobody is. */}}
+{{- define "retuned.hears" -}}
+{{- if or .Values.channels.slack.signingSecretKey .Values.channels.alertmanager.webhookTokenKey }}yes{{ end -}}
 {{- end }}
 
 {{/* What differs from pod to pod, and where things are. */}}
@@ -89,6 +135,9 @@
 {{- end }}
 {{- if .Values.review.enabled }}
 - {name: RETUNED_OPERATOR_REVIEW_PORT, value: {{ .Values.review.port | quote }}}
+{{- end }}
+{{- if include "retuned.hears" . }}
+- {name: RETUNED_OPERATOR_CHANNELS_PORT, value: {{ .Values.channels.port | quote }}}
 {{- end }}
 {{- if or (include "retuned.definitions" .) .Values.definitions.existingClaim }}
 - {name: RETUNED_OPERATOR_DEFINITIONS_DIR, value: /etc/retuned-definitions}

@@ -16,6 +16,7 @@ from retuned.adapters.chat_ledger import LEDGER, DayLedger
 from retuned.adapters.chat_model import PaidChatModel
 from retuned.adapters.chat_transcript import Transcript, spent_since
 from retuned.adapters.clock import SystemClock
+from retuned.contract import Environment
 from retuned.errors import MissingDependency, UsageError
 from retuned.lab.generators.evolve import (
     EvolveConfig,
@@ -98,9 +99,14 @@ def config_of(
 
 
 def open_evolution(
-    config: EvolveConfig, occasion: Occasion, *, clock: Clock | None = None
+    config: EvolveConfig, occasion: Occasion, *, clock: Clock | None = None, arch: str = ""
 ) -> Generator:
     """Return the generator of one plan; its transcript is taken up where it ended.
+
+    Parameters
+    ----------
+    arch
+        What variants are for, where that is not this machine; empty is this machine.
 
     Raises
     ------
@@ -113,7 +119,8 @@ def open_evolution(
     """
     definition, incumbent = occasion.tunable.definition, occasion.incumbent
     chat = open_chat(config, occasion, clock=clock or SystemClock())
-    facts = brief_of(incumbent.language, environment_of(incumbent.language), cores=occasion.cores)
+    there = Environment(arch=arch) if arch else environment_of(incumbent.language)
+    facts = brief_of(incumbent.language, there, cores=occasion.cores)
     hint = read_hint(config.hints, definition.name, definition.op_type)
     task = Task(
         definition=definition,

@@ -205,7 +205,15 @@ def planned_for(
     most = chosen.policy.spec.experiments.budget.max_trials
     if most < budget.max_candidates:
         budget = budget.model_copy(update={"max_candidates": most})
-    return plan(belief, incumbent=live, environment=environment, budget=budget)
+    # a server's own kernel goes to nobody, and no other source of it could be judged
+    alone = world.kernels.is_live(belief.definition, target=target)
+    return plan(
+        belief,
+        incumbent=live,
+        environment=environment,
+        budget=budget,
+        generators=("search",) if alone else world.generators,
+    )
 
 
 def asked_for(planned: ExperimentPlan, target: TuningTarget, chosen: PolicyFact, why: Drift) -> Obj:

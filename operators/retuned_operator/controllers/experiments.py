@@ -37,13 +37,18 @@ from retuned_operator.machine import (
     SetSuspend,
     experiments,
 )
-from retuned_operator.machine.records import ExperimentAction
+from retuned_operator.machine.records import ExperimentAction, PolicyFact
 from retuned_operator.manifests import JobRequest, JobSettings, job_objects, proposal_name
 from retuned_operator.manifests.jobs import wants_device
 from retuned_operator.manifests.names import labels, owner
 from retuned_operator.runtime.resources import CONFIG_MAPS, EXPERIMENTS, JOBS, PROPOSALS, TARGETS
 
-__all__ = ["Experiments"]
+__all__ = ["EVOLVE", "Experiments"]
+
+EVOLVE = "evolve"
+"""Generator of a plan that asks a language model."""
+_AROUND_ASKING_S = 120
+"""A pod's start and end beside the time in which a model is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +256,7 @@ class Experiments:
             ),
             vendor=target.spec.gpu.vendor,
             model=target.spec.gpu.model,
-            deadline_s=trials.deadline_s(resource, chosen),
+            deadline_s=self._deadline_s(action.role, resource, chosen),
             priority_class=chosen.policy.spec.experiments.priority_class_name if chosen else "",
             traceparent=turns.last_span(resource),
         )
@@ -279,6 +284,14 @@ class Experiments:
             self._acting.make(PROPOSALS, proposal_body(name, write(spec), target=target))
         return name
 
+    def _deadline_s(
+        self, role: JobRole, resource: KernelExperiment, chosen: PolicyFact | None
+    ) -> int:
+        endpoint = self._jobs.endpoint
+        if role is JobRole.GENERATE and endpoint is not None:
+            return endpoint.max_s + _AROUND_ASKING_S
+        return trials.deadline_s(resource, chosen)
+
     def _pipeline(
         self, resource: KernelExperiment, target: TuningTarget | None
     ) -> tuple[JobRole, ...]:
@@ -286,7 +299,7 @@ class Experiments:
         vendor = target.spec.gpu.vendor if target is not None else Vendor.CPU
         scarce = wants_device(JobRole.SEARCH, vendor, self._jobs)
         return experiments.pipeline_of(
-            generates=False,
+            generates=self._jobs.asks_model and EVOLVE in resource.spec.search.generators,
             compiles=self._jobs.compile_first and scarce,
         )
 

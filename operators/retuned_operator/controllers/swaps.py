@@ -58,6 +58,8 @@ class World:
     """Time."""
     environment: str = ""
     """Value of the label ``env`` of targets that have none."""
+    generators: tuple[str, ...] = ("search",)
+    """Who proposes variants of kernels that have a reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

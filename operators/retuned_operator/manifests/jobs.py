@@ -46,6 +46,8 @@ _GRACE_S = 10
 TASK_DIR = "/retuned/task"
 WORK_DIR = "/retuned/work"
 RESULTS_DIR = "/retuned/results"
+ENDPOINT_KEY = "RETUNED_ENDPOINT_KEY"
+"""Variable with the key of the model's endpoint, in ``generate`` pods alone."""
 MESSAGE_PATH = "/dev/termination-log"
 
 
@@ -210,8 +212,18 @@ def _pod(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
         "tolerations": [dict(each) for each in settings.tolerations] if gpu else [],
         "nodeSelector": nodes_of(request.model, settings) if gpu else {},
         "affinity": affinity(request.avoid_nodes),
+        "hostAliases": _aliases(request, settings),
     }
     return spec | without_empty(optional)
+
+
+def _aliases(request: JobRequest, settings: JobSettings) -> list[dict[str, Any]]:
+    """Return the one name that a ``generate`` pod knows: it has no name server."""
+    alias = settings.endpoint.alias if settings.endpoint is not None else None
+    if request.role is not JobRole.GENERATE or alias is None:
+        return []
+    address, name = alias
+    return [{"ip": address, "hostnames": [name]}]
 
 
 def _runner(request: JobRequest, settings: JobSettings, *, gpu: bool) -> dict[str, Any]:
@@ -282,7 +294,7 @@ def _environment(request: JobRequest, settings: JobSettings) -> list[dict[str, A
         found.append({"name": "TRACEPARENT", "value": request.traceparent})
     if request.role is JobRole.GENERATE and settings.endpoint_secret:
         secret = {"name": settings.endpoint_secret, "key": "key"}
-        found.append({"name": "RETUNED_ENDPOINT_KEY", "valueFrom": {"secretKeyRef": secret}})
+        found.append({"name": ENDPOINT_KEY, "valueFrom": {"secretKeyRef": secret}})
     return found
 
 

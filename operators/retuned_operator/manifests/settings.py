@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 from retuned_operator.crds.experiment_status import JobRole
 from retuned_operator.crds.target import Vendor
@@ -44,6 +46,79 @@ class Endpoint:
     """Addresses, such as ``203.0.113.7/32``."""
     port: int = 443
     """TCP port."""
+    url: str = ""
+    """Base of an OpenAI-compatible endpoint, ``https://host/v1``; empty asks nobody."""
+    model: str = ""
+    """Name of the model, as the endpoint knows it."""
+    prompt_usd_per_mtok: float | None = None
+    """Price of what is read, dollars per million tokens; 0 for a server of one's own."""
+    completion_usd_per_mtok: float | None = None
+    """Price of what is written, dollars per million tokens."""
+    max_tokens: int = 400_000
+    """Most tokens of one experiment, read and written."""
+    max_usd: float = 2.0
+    """Most money of one experiment, dollars; set aside before it asks."""
+    max_usd_per_day: float = 10.0
+    """Most money set aside by all experiments within 24 hours, dollars."""
+    variants: int = 12
+    """Most variants that are written for one experiment."""
+    max_s: int = 900
+    """Longest time that writing them may take, seconds."""
+
+    def __post_init__(self) -> None:
+        if not self.url:
+            return
+        if not self.model:
+            raise ValueError("endpoint.url is set and endpoint.model is not: name the model")
+        if self.prompt_usd_per_mtok is None or self.completion_usd_per_mtok is None:
+            raise ValueError("endpoint.url is set and a price is not: 0 is a server of your own")
+        if not 1 <= self.max_s <= 80_000 or self.variants < 1 or self.max_tokens < 1:
+            raise ValueError("the endpoint's bounds are at least 1, its time at most 80000 s")
+        if min(self.prompt_usd_per_mtok, self.completion_usd_per_mtok, self.max_usd) < 0.0:
+            raise ValueError("prices and money are not below 0")
+        if self.host is None:
+            raise ValueError(f"endpoint.url: {self.url[:80]!r} is no http or https address")
+        if not _is_address(self.host) and self.address is None:
+            raise ValueError(
+                "pods have no name server: where endpoint.url names a host, endpoint.cidr is its "
+                "one address, such as 203.0.113.7/32"
+            )
+
+    @property
+    def host(self) -> str | None:
+        """Host of the address; None where it is none."""
+        parts = urlsplit(self.url)
+        return parts.hostname if parts.scheme in ("http", "https") else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether others could read along: it is neither https nor the pod itself."""
+        host = self.host
+        if host is None or self.url.startswith("https://"):
+            return False
+        return not (_is_address(host) and ip_address(host).is_loopback)
+
+    @property
+    def address(self) -> str | None:
+        """The one address that is let through; None where there are several."""
+        network = ip_network(self.cidr, strict=False)
+        return str(network.network_address) if network.num_addresses == 1 else None
+
+    @property
+    def alias(self) -> tuple[str, str] | None:
+        """Address and name that a pod is told, which has no name server; None without a name."""
+        host, address = self.host, self.address
+        if host is None or address is None or _is_address(host):
+            return None
+        return address, host
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +172,13 @@ class JobSettings:
     def __post_init__(self) -> None:
         if self.user_id <= 0:
             raise ValueError("experiment pods never run as root")
+        if self.endpoint is not None and self.endpoint_secret and self.endpoint.is_open:
+            raise ValueError("endpoint.url: a key is sent over https only")
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether variants are written by a model."""
+        return self.endpoint is not None and bool(self.endpoint.url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,13 @@ from retuned_operator.agent import AgentServer, Hub, Reports, TokenReviews, agen
 from retuned_operator.agent.serving import Certificates
 from retuned_operator.controllers import Acting, World
 from retuned_operator.controllers.caches import INDICES, StoreCaches
+from retuned_operator.controllers.experiments import EVOLVE
 from retuned_operator.controllers.ports import BY_LABEL, BY_SIDECAR
 from retuned_operator.crds import KernelExperiment
 from retuned_operator.manifests.names import EXPERIMENT_UID, MANAGER
 from retuned_operator.manifests.roles import LEASE
 from retuned_operator.program.accounting import ClusterAccounts
+from retuned_operator.program.asking import Asking
 from retuned_operator.program.catalog import CatalogKernels
 from retuned_operator.program.channel_settings import channel_settings
 from retuned_operator.program.channelling import ClusterChannels
@@ -158,6 +160,7 @@ class Operator:
             live=live,
             heard=self._accounts.heard,
             spans=self._spans,
+            asking=Asking(self._store, settings.job_settings(), clock=self._clock),
         )
         self.reports = Reports(self._ledger, changed=self._heard)
         self._fleet = CachedFleet(
@@ -209,6 +212,7 @@ class Operator:
             kernels=self._kernels,
             clock=self._clock,
             environment=settings.environment,
+            generators=("search", EVOLVE) if settings.job_settings().asks_model else ("search",),
         )
         acting = Acting(
             self.manager.writer,

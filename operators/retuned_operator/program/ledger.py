@@ -22,7 +22,7 @@ from retuned.agent_wire import DefinitionPost, DriftPost, ProfileReport
 from retuned.catalog import own_definition
 from retuned.catalog.own import OwnDefinition
 from retuned.catalog.own.intercepting import launch_data_of
-from retuned.contract import Digest, Record, Solution, digest_of
+from retuned.contract import Digest, Record, Solution, TrustClass, digest_of
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.lab.countersigning import wrong_with
 from retuned.ports import Finding, Spans, Store
@@ -45,6 +45,7 @@ from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.machine import ResultFact
 from retuned_operator.manifests.jobs import WORK_DIR
 from retuned_operator.program.artifacts import ArtifactFolders, is_bound
+from retuned_operator.program.asking import Asking
 from retuned_operator.program.collecting import Collector
 from retuned_operator.program.live_kernels import LiveKernels
 from retuned_operator.program.results import PodResult, ResultFolder
@@ -82,6 +83,8 @@ class StoreLedger:
         Brings it in; None where somebody else does.
     spans
         What is being done, for traces; off by default.
+    asking
+        How pods ask a model for variants; None where none does.
     """
 
     def __init__(
@@ -95,7 +98,9 @@ class StoreLedger:
         live: LiveKernels | None = None,
         heard: Callable[[PodRecord, WorkloadProfile], None] = lambda _pod, _profile: None,
         spans: Spans | None = None,
+        asking: Asking | None = None,
     ) -> None:
+        self._asking = asking
         self._spans = spans or NoSpans()
         self._heard = heard
         self._live = live or LiveKernels(store)
@@ -153,7 +158,7 @@ class StoreLedger:
         solutions = [self._solution(plan.incumbent)]
         if role is JobRole.VERIFY:
             solutions += self._finalists(experiment)
-        body = {
+        body: dict[str, Any] = {
             "plan": plan.model_dump(mode="json"),
             "root": WORK_DIR,
             "solutions": [each.model_dump(mode="json") for each in solutions if each],
@@ -161,6 +166,15 @@ class StoreLedger:
         }
         if role is not JobRole.VERIFY:
             body["arch"] = arch
+        if role is JobRole.GENERATE and self._asking is not None:
+            budget = plan.budget.model_copy(update=self._asking.bounds())
+            body["plan"] = plan.model_copy(update={"budget": budget}).model_dump(mode="json")
+            before = sum(ref.role is role for ref in experiment.status.job_refs)
+            attempt = f"{experiment.metadata.uid}/{before}"
+            # who does not know what it writes for would be told of another device
+            body["evolve"] = self._asking.config(attempt) if arch else None
+        if role in (JobRole.COMPILE, JobRole.SEARCH):
+            body["written"] = _fitting(self._written(experiment))
         if role is JobRole.SEARCH:
             body["refused"] = _fitting(FindingRecord.of(f) for f in self._refused(experiment))
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
@@ -286,6 +300,14 @@ class StoreLedger:
             for result in self._of(experiment, ref.name)
             if result.pod_uid == ref.result
             for finding in result.findings
+        ]
+
+    def _written(self, experiment: KernelExperiment) -> list[Solution]:
+        """Return what a model has written; whatever the pod says, a stranger is its author."""
+        return [
+            each.solution.model_copy(update={"trust": TrustClass.GENERATED})
+            for each in self._told(experiment, JobRole.GENERATE)
+            if each.solution.definition == experiment.spec.kernel.name
         ]
 
     def _refused(self, experiment: KernelExperiment) -> list[Finding]:

@@ -54,6 +54,7 @@ from retuned_operator.controllers import (
     reading,
 )
 from retuned_operator.controllers.caches import INDICES, StoreCaches
+from retuned_operator.controllers.experiments import EVOLVE
 from retuned_operator.controllers.targets import environment_of
 from retuned_operator.crds import JobRole, KernelExperiment, SwapProposal, TuningTarget, read
 from retuned_operator.machine import ResultFact
@@ -124,6 +125,8 @@ class Cluster:
         self.skew = timedelta(0)
         self.wins = True
         """Whether searches find anything."""
+        endpoint = self.jobs.endpoint
+        self.generators = ("search", EVOLVE) if endpoint else ("search",)
         self._count = 0
         for namespace in ("default", "serving", "lab"):
             self.put(
@@ -418,6 +421,7 @@ class Operator:
             ledger=cluster.ledger,
             kernels=FakeKernels(),
             clock=cluster.clock,
+            generators=cluster.generators,
         )
         acting, world = self.acting, self.world
         self.controllers = (

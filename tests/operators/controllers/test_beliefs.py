@@ -13,6 +13,8 @@ from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned_operator.controllers.ports import Drifted
 from retuned_operator.crds import ExperimentPhase
+from retuned_operator.manifests import JobSettings
+from retuned_operator.manifests.settings import Endpoint
 from retuned_operator.runtime.resources import POLICIES, TARGETS
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
@@ -55,6 +57,28 @@ def test_drift_becomes_an_experiment_under_the_policy_that_allows_it_and_then_a_
     assert cluster.ledger.reports == []
     cluster.until(lambda: cluster.experiments()[0].status.phase is ExperimentPhase.SUCCEEDED)
     assert len(cluster.proposals()) == 1
+
+
+MODEL = Endpoint(
+    cidr="203.0.113.7/32",
+    url="https://203.0.113.7/v1",
+    model="m",
+    prompt_usd_per_mtok=0.0,
+    completion_usd_per_mtok=0.0,
+)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_model_is_asked_about_kernels_with_a_reference_and_never_about_a_servers_own(
+    live: bool,
+) -> None:
+    cluster = Cluster(OPEN, jobs=JobSettings(image="lab", endpoint=MODEL))
+    windows = tuple(a_live_window(64, n * MINUTE_NS) for n in range(2))
+    told = replace(drifted(), windows=windows) if live else drifted()
+    cluster.ledger.reports.append(told)
+    cluster.until(lambda: bool(cluster.experiments()))
+    (experiment,) = cluster.experiments()
+    assert experiment.spec.search.generators == (("search",) if live else ("search", "evolve"))
 
 
 def test_shapes_that_slots_counted_and_no_trace_saw_are_tried_too() -> None:

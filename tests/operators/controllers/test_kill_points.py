@@ -129,6 +129,7 @@ FAULTS: list[tuple[str, str, Callable[[], None], int]] = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a story for every write: minutes where others use the machine, too
 @pytest.mark.parametrize(
     ("when", "hook", "every"), [each[1:] for each in FAULTS], ids=[each[0] for each in FAULTS]
 )

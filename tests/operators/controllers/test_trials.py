@@ -11,6 +11,7 @@ from tests.operators.controllers.cluster import WORLD, Cluster
 
 from retuned_operator.crds import ExperimentPhase as P
 from retuned_operator.manifests import JobSettings
+from retuned_operator.manifests.settings import Endpoint
 from retuned_operator.runtime.resources import CONFIG_MAPS, EXPERIMENTS, JOBS, PODS, PROPOSALS, Obj
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
@@ -261,6 +262,32 @@ def test_a_pod_that_compiles_helps_the_search_and_never_stands_in_its_way(ends: 
     assert len(without) == (ends == "Failed")
     assert all(note.startswith("goes on without compile: job-failed") for note in without)
     assert all(body["spec"]["suspend"] is False for body in cluster.all(JOBS))
+
+
+MODEL = Endpoint(
+    cidr="203.0.113.7/32",
+    url="https://models.example.org/v1",
+    model="m",
+    prompt_usd_per_mtok=0.0,
+    completion_usd_per_mtok=0.0,
+)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_model_is_asked_first_where_the_plan_names_it_and_there_is_one(asked: bool) -> None:
+    cluster = Cluster(OPEN, jobs=replace(HERE, endpoint=MODEL if asked else None))
+    body = examples.an_experiment(
+        environment=WORLD, search={"generators": ["search", "evolve"], "structures": []}
+    )
+    cluster.put(EXPERIMENTS, body)
+    cluster.until(lambda: phases(cluster) == [P.SUCCEEDED])
+    roles = ["generate", "compile", "search", "verify"]
+    assert [str(role) for _, role, _ in cluster.ledger.tasks] == roles[0 if asked else 1 :]
+    deadlines = {
+        body["metadata"]["labels"]["retuned.dev/role"]: body["spec"]["activeDeadlineSeconds"]
+        for body in cluster.all(JOBS)
+    }
+    assert deadlines.get("generate", 1020) == 1020
 
 
 def test_where_no_accelerator_is_asked_for_nobody_compiles_beforehand() -> None:

@@ -4,7 +4,8 @@ Beside the container that works runs the one that tells the results; its log is 
 the manifest mounts lies below one folder; paths in the command, the environment and the task are
 changed to lie there and nothing else is. Like in a pod, the programs are nobody's user (where the
 tests are root's, and there is a Python outside of root's home), have no way out, and can write to
-their volumes only (where the kernel can hold them to that).
+their volumes only (where the kernel can hold them to that). A pod that asks a model is only the
+first of these.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from retuned.lab.harness.landlock import Allowed, restrict
+from retuned_operator.crds import JobRole
 from retuned_operator.manifests.jobs import MESSAGE_PATH, TASK_KEY
 
 _USER = 65532
@@ -162,6 +164,8 @@ class ExperimentPod:
             os.setgroups([])
             os.setgid(_USER)
             os.setuid(_USER)
+        if own and self.environment.get("RETUNED_ROLE") == JobRole.GENERATE:
+            return  # it alone has a way out, which Landlock would close
         restrict(
             Allowed(
                 programs=("/",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import signal
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.lab.evolve.scripted_endpoint import Received, Reply, chat, endpoint
 from tests.operators import examples
 from tests.operators.program.experiment_pod import ExperimentPod
 
@@ -37,6 +39,8 @@ from retuned_operator.crds.target import Vendor
 from retuned_operator.machine import ResultFact
 from retuned_operator.manifests import JobRequest, JobSettings, job_objects
 from retuned_operator.manifests.jobs import FINAL_EXIT_CODES, TELLER
+from retuned_operator.manifests.settings import Endpoint
+from retuned_operator.program.asking import Asking
 from retuned_operator.program.collecting import Collector
 from retuned_operator.program.ledger import SOLUTION, StoreLedger
 from retuned_operator.program.results import ResultFolder
@@ -86,7 +90,7 @@ class Cluster:
         self.started: dict[str, tuple[JobRef, ExperimentPod]] = {}
         self.store = SqliteStore(place / "state", clock=FakeClock())
         self.store.add(SOLUTION, INCUMBENT.digest, INCUMBENT.model_dump(mode="json"), phase="final")
-        folder = ResultFolder(place / "kept")
+        self.folder = folder = ResultFolder(place / "kept")
         self.ledger = StoreLedger(
             self.store,
             Ed25519Notary(place / "keys"),
@@ -95,6 +99,29 @@ class Cluster:
             collector=Collector(folder, pods=lambda _: self.ended(), logs=self, clock=FakeClock()),
         )
         self.refs: tuple[JobRef, ...] = ()
+        self.jobs = JobSettings(image="an-image")
+
+    def asks(self, url: str, **bounds: Any) -> None:
+        """Let pods ask a model at an address."""
+        model = Endpoint(
+            cidr="127.0.0.1/32",
+            url=url,
+            model="scripted",
+            prompt_usd_per_mtok=1.0,
+            completion_usd_per_mtok=2.0,
+            **bounds,
+        )
+        self.jobs = JobSettings(image="an-image", endpoint=model, endpoint_secret="model-key")
+        self.ledger = StoreLedger(
+            self.store,
+            Ed25519Notary(self.place / "keys"),
+            artifacts=self.place / "artifacts",
+            results=self.folder,
+            collector=Collector(
+                self.folder, pods=lambda _: self.ended(), logs=self, clock=FakeClock()
+            ),
+            asking=Asking(self.store, self.jobs, clock=FakeClock()),
+        )
 
     def ended(self) -> list[dict[str, Any]]:
         """Return the pods as the API server tells of them."""
@@ -169,7 +196,7 @@ class Cluster:
         self.refs = (*self.refs, found)
         place = self.place / f"{role}-{uid}"
         place.mkdir()
-        objects = job_objects(request, JobSettings(image="an-image"))
+        objects = job_objects(request, self.jobs)
         pod = ExperimentPod(place, objects, uid=uid)
         self.started[uid] = (found, pod)
         return pod
@@ -268,6 +295,80 @@ def test_a_trusted_pod_that_finds_only_bad_variants_says_by_its_code_what_they_a
     (fact,) = cluster.results()  # it came to its end and is complete
     assert (fact.tried, fact.correct, fact.winner) == (1, 0, None)
     assert reason in pod.stdout
+
+
+def a_model(received: Received) -> Reply:
+    """Write the same kernel again and again, each time with another comment."""
+    if "You advise" in str(received.body["messages"][0]["content"]):
+        return chat(block("json", json.dumps({"ideas": ["fewer passes"]})))
+    source = variant("any").sources[0].content + f"// {secrets.token_hex(4)}"
+    return chat(block("json", "{}") + block("cpp", source))
+
+
+def block(word: str, text: str) -> str:
+    return f"```{word}\n{text.rstrip()}\n```\n"
+
+
+@pytest.mark.slow
+def test_what_a_model_writes_in_one_pod_is_compiled_and_measured_by_others(
+    cluster: Cluster,
+) -> None:
+    arch, key = environment_of(Language.CPU_CPP).arch, "k" * 40
+    with endpoint(a_model) as server:
+        cluster.asks(server.url, variants=3)
+        resource = cluster.experiment()
+        task = cluster.ledger.task(resource, JobRole.GENERATE, arch=arch)
+        pod = cluster.pod(JobRole.GENERATE, task=task)
+        assert pod.run(RETUNED_ENDPOINT_KEY=key) == 0, pod.stdout + pod.stderr
+    assert {each.headers.get("authorization") for each in server.received} == {f"Bearer {key}"}
+    (fact,) = cluster.results()
+    assert (fact.tried, fact.correct, fact.finalists, fact.winner) == (3, 0, 0, None)
+    told = task + pod.log.decode() + pod.stdout + pod.message_file.read_text()
+    assert key not in told
+    assert pod.left == [FINDINGS]
+    assert not list(pod.work.rglob("compiled"))  # it neither compiles nor runs
+    for role in (JobRole.COMPILE, JobRole.SEARCH):
+        handed = json.loads(cluster.ledger.task(cluster.experiment(), role, arch=arch))
+        assert len(handed["written"]) == 3
+        assert {each["trust"] for each in handed["written"]} == {"L"}
+        assert not handed.get("evolve")
+    verifying = json.loads(cluster.ledger.task(cluster.experiment(), JobRole.VERIFY, arch=arch))
+    assert "written" not in verifying
+
+
+def test_a_model_that_does_not_answer_ends_its_pod_without_a_result(cluster: Cluster) -> None:
+    with endpoint(lambda _: Reply(status=403, length=0)) as server:
+        cluster.asks(server.url)
+        arch = environment_of(Language.CPU_CPP).arch
+        task = cluster.ledger.task(cluster.experiment(), JobRole.GENERATE, arch=arch)
+        pod = cluster.pod(JobRole.GENERATE, task=task)
+        assert pod.run(RETUNED_ENDPOINT_KEY="k" * 40) == 5
+    assert pod.message["code"] == "harness-failed"
+    assert "the model wrote nothing" in pod.message["message"]
+    assert "403" in pod.message["message"]
+    assert cluster.results() == ()
+
+
+def test_who_does_not_know_the_servers_or_has_no_money_asks_no_model(cluster: Cluster) -> None:
+    cluster.asks("http://127.0.0.1:9/v1", max_usd=2.0, max_usd_per_day=3.0)
+    resource, arch = cluster.experiment(), "gfx942"
+
+    def asked(**named: str) -> bool:
+        task = json.loads(cluster.ledger.task(resource, JobRole.GENERATE, **named))
+        return task["evolve"] is not None
+
+    assert not asked()
+    assert asked(arch=arch)
+    assert asked(arch=arch)  # the same try, after a crash
+    ref = JobRef(name="generate-1", uid="u", role=JobRole.GENERATE)
+    status = resource.status.model_copy(update={"job_refs": (ref,)})
+    resource = resource.model_copy(update={"status": status})
+    assert not asked(arch=arch)
+    task = cluster.ledger.task(resource, JobRole.GENERATE, arch=arch)
+    pod = cluster.pod(JobRole.GENERATE, task=task)
+    assert pod.run() == 0, pod.stdout + pod.stderr
+    (fact,) = cluster.results()
+    assert fact.tried == 0
 
 
 def test_a_pod_with_nothing_to_verify_refuses_its_task(cluster: Cluster) -> None:
