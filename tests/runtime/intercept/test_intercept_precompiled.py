@@ -22,8 +22,7 @@ from tests.runtime.intercept.test_intercept_swapping import World
 
 from retuned.contract import Definition, Solution
 from retuned.lab.languages.triton_precompile import precompile
-from retuned.runtime import host as host_module
-from retuned.runtime import precompiled_triton
+from retuned.runtime import precompiled_triton, seats
 from retuned.runtime.host import Host
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.precompiled import PRECOMPILED_FILE, Entry, pack
@@ -454,7 +453,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Host:
         variant.prepare((5,))
         return 1
 
-    monkeypatch.setattr(host_module, "self_check", prepared)
+    monkeypatch.setattr(seats, "self_check", prepared)
     host = Host("server")
     host.add(Slot(parse_spec(SUMS), original=lambda x: x.sum(1)))
     return host
