@@ -26,6 +26,11 @@ from tests.sidecar.sidecar_world import FIRST, SECOND, PodWorld, swap
 from retuned.adapters.approvals import Approvals
 from retuned.adapters.gpu_devices import FakeDevices
 from retuned.adapters.telemetry import PrometheusTelemetry
+from retuned.channels import delivering
+from retuned.channels.notices import Place
+from retuned.channels.outbox import Outbox
+from retuned.channels.sinks import Alertmanager
+from retuned.local import telling
 from retuned.local.context import Kind
 from retuned.local.program import Loop
 from retuned.metrics import Exporter
@@ -63,6 +68,7 @@ class OneMachine:
     """The daemon's real loop, from first traffic to a swap and its way back."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.world = World(folder)
         self.telemetry = PrometheusTelemetry(Exporter.DAEMON)
         shown.begin(self.telemetry, self.world.clock)
@@ -90,8 +96,20 @@ class OneMachine:
             world.window(m)
             world.loop.turn()
             if world.store.ids(Kind.PROPOSAL, phase="awaiting"):
-                return
+                return self.tell()
         raise AssertionError("nothing was proposed")
+
+    def tell(self) -> None:
+        """Let the channels say it, to an Alertmanager that is not there."""
+        store, now = self.world.store, self.world.clock.now
+        sink = Alertmanager(url="http://127.0.0.1:1", token=None)
+        outbox = Outbox(self.folder, now=now())
+        try:
+            assert telling.look(store, outbox, [sink], place=Place(), now=now()) == 1
+            delivering.deliver(outbox, {sink.name: sink}, now=now, telemetry=self.telemetry)
+            delivering.show(outbox, [sink.name], telemetry=self.telemetry)
+        finally:
+            outbox.close()
 
     def swap(self) -> None:
         """Let the policies be away for a look; then approve, swap, and let the variant serve."""
