@@ -65,6 +65,55 @@ def _swiglu_forward_kernel(
     tl.store(c_ptr + col_offsets, c_row, mask=mask)
 """
 
+LAYER_NORM = """
+@triton.jit
+def layer_norm_fwd(
+    X, Y, W, B, Mean, Rstd, stride, N, eps, SAVE: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
+    X += row * stride
+    Y += row * stride
+    cols = tl.arange(0, BLOCK)
+    mask = cols < N
+    x = tl.load(X + cols, mask=mask, other=0.0).to(tl.float32)
+    mean = tl.sum(x, axis=0) / N
+    x_zm = tl.where(mask, x - mean, 0.0)
+    var = tl.sum(x_zm * x_zm, axis=0) / N
+    rstd = 1 / tl.sqrt(var + eps)
+    if SAVE:
+        tl.store(Mean + row, mean)
+        tl.store(Rstd + row, rstd)
+    w = tl.load(W + cols, mask=mask).to(tl.float32)
+    b = tl.load(B + cols, mask=mask).to(tl.float32)
+    tl.store(Y + cols, x_zm * rstd * w + b, mask=mask)
+"""
+BARE_LAYER_NORM = (
+    LAYER_NORM.replace("Mean, Rstd, ", "")
+    .replace("SAVE: tl.constexpr, ", "")
+    .replace(
+        "    if SAVE:\n        tl.store(Mean + row, mean)\n        tl.store(Rstd + row, rstd)\n", ""
+    )
+)
+
+ADD_RMS_NORM = """
+@triton.jit
+def _fused_add_rms_norm(
+    Y_ptr, S_ptr, X_ptr, R_ptr, W_ptr, stride, n_cols, eps, BLOCK_SIZE: tl.constexpr
+):
+    row_idx = tl.program_id(0).to(tl.int64)
+    col_offsets = tl.arange(0, BLOCK_SIZE)
+    mask = col_offsets < n_cols
+    X_row = tl.load(X_ptr + row_idx * stride + col_offsets, mask=mask, other=0)
+    R_row = tl.load(R_ptr + row_idx * stride + col_offsets, mask=mask, other=0)
+    S_row = X_row + R_row
+    tl.store(S_ptr + row_idx * stride + col_offsets, S_row, mask=mask)
+    W_row = tl.load(W_ptr + col_offsets, mask=mask, other=0)
+    S_wide = S_row.to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(S_wide * S_wide, axis=0) / n_cols + eps)
+    Y_row = (S_wide * rstd).to(S_row.dtype) * W_row
+    tl.store(Y_ptr + row_idx * stride + col_offsets, Y_row, mask=mask)
+"""
+
 MATMUL = """
 @triton.jit
 def matmul_kernel(
@@ -256,6 +305,32 @@ def rmsnorm(rows: int, cols: int = 256, **more: Any) -> dict[str, Any]:
         const("casting_mode", 0), const("BLOCK_SIZE", block),
     ]  # fmt: skip
     return launch(RMSNORM, "_rms_norm_forward", params, [rows], **more)
+
+
+def layer_norm(
+    rows: int, cols: int = 384, *, text: str = LAYER_NORM, dtype: str = "bfloat16", **more: Any
+) -> dict[str, Any]:
+    saved = "Mean" in text
+    params = [
+        pointer("X", dtype, rows * cols), pointer("Y", dtype, rows * cols),
+        pointer("W", dtype, cols), pointer("B", dtype, cols),
+        *(pointer(name, "float32", rows) for name in ("Mean", "Rstd") if saved),
+        number("stride", cols), number("N", cols), real("eps", 1e-5),
+        *([const("SAVE", True)] if saved else []), const("BLOCK", 512),
+    ]  # fmt: skip
+    return launch(text, "layer_norm_fwd", params, [rows], **more)
+
+
+def add_rms_norm(
+    rows: int, cols: int = 384, *, text: str = ADD_RMS_NORM, **more: Any
+) -> dict[str, Any]:
+    names = ("Y_ptr", "S_ptr", "X_ptr", "R_ptr")
+    params = [
+        *(pointer(name, "float16", rows * cols) for name in names),
+        pointer("W_ptr", "float16", cols), number("stride", cols), number("n_cols", cols),
+        real("eps", 1e-6), const("BLOCK_SIZE", 512),
+    ]  # fmt: skip
+    return launch(text, "_fused_add_rms_norm", params, [rows], **more)
 
 
 def swiglu(rows: int, cols: int = 384, **more: Any) -> dict[str, Any]:

@@ -39,6 +39,60 @@ def lifted(make: Any, **more: Any) -> Lifted:
     return one
 
 
+def softmax(rows: int, *, text: str = live.SOFTMAX) -> dict[str, Any]:
+    launched = live.softmax(rows, 256)
+    return live.launch(text, "softmax_kernel", launched["params"], launched["grid"])
+
+
+def bare(rows: int, *, text: str = live.BARE_LAYER_NORM) -> dict[str, Any]:
+    return live.layer_norm(rows, text=text, dtype="fp32")
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "numbers"),
+    [
+        (softmax, "softmax", {}),
+        (live.layer_norm, "layernorm", {"eps": "eps"}),
+        (bare, "layernorm", {"eps": "eps"}),
+        (live.add_rms_norm, "add_rmsnorm", {"eps": "eps"}),
+    ],
+)
+def test_other_rows_are_recognised_by_what_they_give(
+    make: Any, name: str, numbers: dict[str, str]
+) -> None:
+    one = lifted(make)
+    found = recognise(one.own, draws_of(one.own))
+    assert found is not None
+    assert (found.pattern.name, dict(found.numbers)) == (name, numbers)
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "old", "new"),
+    [
+        (softmax, live.SOFTMAX, "(v - running) / total", "(v - running) / (total + 1.0)"),
+        (softmax, live.SOFTMAX, "tl.exp(v - running) / total", "v - running - tl.log(total)"),
+        (bare, live.BARE_LAYER_NORM, "axis=0) / N\n    rstd", "axis=0) / (N - 1)\n    rstd"),
+        (live.layer_norm, live.LAYER_NORM, "1 / tl.sqrt(var + eps)", "1 / (tl.sqrt(var) + eps)"),
+        (live.layer_norm, live.LAYER_NORM, "* w + b", "* (1.0 + w) + b"),
+        (live.add_rms_norm, live.ADD_RMS_NORM, "S_row.to(tl.float32)", "X_row.to(tl.float32)"),
+        (live.add_rms_norm, live.ADD_RMS_NORM, "col_offsets, S_row", "col_offsets, R_row"),
+    ],
+)
+def test_what_differs_in_one_detail_is_not_recognised(
+    make: Any, text: str, old: str, new: str
+) -> None:
+    assert old in text
+    one = lifted(make, text=text.replace(old, new))
+    assert list(assignments(one.own)), "by its shapes alone it could be one"
+    assert with_structures(one) is one
+
+
+def test_of_two_tensors_that_are_added_one_order_is_looked_at() -> None:
+    one = lifted(live.add_rms_norm)
+    orders = {tuple(a.tensors[role] for role in ("x", "residual")) for a in assignments(one.own)}
+    assert orders == {("X_ptr", "R_ptr")}
+
+
 @pytest.fixture(scope="module")
 def norm() -> Lifted:
     return lifted(live.rmsnorm)
@@ -118,15 +172,12 @@ def test_where_two_readings_explain_everything_none_is_believed(
     assert recognise(own, exact) is None
 
 
-@pytest.mark.parametrize(
-    "make", [live.softmax, live.quantised, lambda rows: live.rope(rows, in_place=True)]
-)
+@pytest.mark.parametrize("make", [live.quantised, lambda rows: live.rope(rows, in_place=True)])
 def test_other_kernels_have_no_reading_and_are_not_even_run(make: Any) -> None:
     def never(_: OwnDefinition) -> tuple[Draw, ...]:
         raise AssertionError("it was run")
 
-    launches = [make(rows, 256) if make is live.softmax else make(rows) for rows in ROWS]
-    for one in lift_all(launches).lifted:
+    for one in lift_all([make(rows) for rows in ROWS]).lifted:
         assert with_structures(one, never) is one
 
 
@@ -157,7 +208,9 @@ def points(entry: Entry) -> Iterator[tuple[str, dict[str, Any]]]:
         yield space.name, dict(space.starts({"rows": 3})[0])
 
 
-@pytest.mark.parametrize("make", [live.rmsnorm, live.swiglu])
+@pytest.mark.parametrize(
+    "make", [live.rmsnorm, live.swiglu, softmax, live.layer_norm, live.add_rms_norm]
+)
 def test_fitted_structures_compile_for_both_vendors_and_pass_the_lab(
     make: Any, tmp_path: Path
 ) -> None:

@@ -174,9 +174,14 @@ def _tensors(pattern: Pattern, own: OwnDefinition) -> Iterator[dict[str, str]]:
     if len(inputs) != len(pattern.inputs):
         return
     spare = len(outputs) - len(roles)
-    if not 0 <= spare <= len(optional):
+    if spare not in (0, len(optional)):
         return
+    places = {name: place for place, name in enumerate(inputs)}
     for given in permutations(inputs):
+        order = dict(zip(pattern.inputs, given, strict=True))
+        alike = [places[order[role]] for role in pattern.alike]
+        if alike != sorted(alike):
+            continue
         for left in permutations(outputs):
             yield {
                 **dict(zip(pattern.inputs, given, strict=True)),
