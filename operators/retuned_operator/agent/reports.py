@@ -160,7 +160,7 @@ def pod_fact(
     kernel: str,
     proposal: str,
     now: datetime,
-    crashed: bool = False,
+    ends: int = 0,
 ) -> PodFact:
     """Return what a step of a proposal reads of one pod.
 
@@ -168,7 +168,7 @@ def pod_fact(
     ----------
     said
         What it said last; None where it never did.
-    name, uid, ready, crashed
+    name, uid, ready, ends
         As the cluster knows it.
     kernel
         Slot that the proposal is about.
@@ -181,7 +181,7 @@ def pod_fact(
     slot = _slot(said, kernel)
     held = held_fact(said, kernel=kernel, proposal=proposal)
     if said is None or slot is None:
-        return PodFact(name=name, uid=uid, ready=ready, crashed=crashed, held=held)
+        return PodFact(name=name, uid=uid, ready=ready, ends=ends, held=held)
     return PodFact(
         name=name,
         uid=uid,
@@ -190,7 +190,7 @@ def pod_fact(
         epoch=slot.epoch,
         newest_epoch=slot.newest_epoch,
         tripped=slot.tripped if slot.proposal in ("", proposal) else "",
-        crashed=crashed,
+        ends=ends,
         report=_report(said, slot, proposal=proposal, now=now),
         held=held,
     )

@@ -52,8 +52,8 @@ class PodSeen:
     """Its uid."""
     ready: bool
     """Whether it serves and is not on its way out."""
-    ended_at: datetime | None
-    """When its server last ended; None where it did not, and was not restarted."""
+    ends: int = 0
+    """How often the container that serves has ended."""
 
 
 def all_of(model: type[R], bodies: Iterable[Obj]) -> tuple[tuple[R, ...], tuple[str, ...]]:
@@ -195,17 +195,20 @@ def pod_seen(body: Mapping[str, Any], *, container: str) -> PodSeen | None:
         name=str(metadata.get("name", "")),
         uid=str(metadata["uid"]),
         ready=conditions.get("Ready") == "True" and not metadata.get("deletionTimestamp"),
-        ended_at=_ended_at(status, container),
+        ends=_ends(status, container),
     )
 
 
-def _ended_at(status: Mapping[str, Any], container: str) -> datetime | None:
+def _ends(status: Mapping[str, Any], container: str) -> int:
+    """Count how often a container has ended: restarts, and once more where it does not run now."""
     for each in _parts(status, "containerStatuses"):
         if each.get("name") == container:
-            states = (_part(each, "state"), _part(each, "lastState"))
-            times = [_part(state, "terminated").get("finishedAt") for state in states]
-            return max(filter(None, map(moment, times)), default=None)
-    return None
+            restarts = each.get("restartCount")
+            counted = restarts if isinstance(restarts, int) and restarts > 0 else 0
+            state, last = _part(each, "state"), _part(each, "lastState")
+            over = "terminated" in state or ("waiting" in state and "terminated" in last)
+            return counted + over
+    return 0
 
 
 def job_fact(body: Mapping[str, Any]) -> JobFact | None:

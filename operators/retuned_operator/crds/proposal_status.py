@@ -173,6 +173,8 @@ class PodOrder(ApiModel):
     """Of the order; a sidecar carries out an epoch once."""
     since: AwareDatetime
     """When it was told."""
+    ends: int | None = Field(default=None, ge=0)
+    """How often the server's container had ended by then; None in orders of older operators."""
     done: bool = False
     """Whether it says that it has done so."""
     held: Code = ""

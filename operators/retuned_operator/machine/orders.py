@@ -120,7 +120,9 @@ def tell(
 ) -> RolloutStatus:
     """Return the rollout with some pods told something new."""
     new = {
-        pod.uid: PodOrder(name=pod.name, uid=pod.uid, wants=wants, epoch=epoch, since=now)
+        pod.uid: PodOrder(
+            name=pod.name, uid=pod.uid, wants=wants, epoch=epoch, since=now, ends=pod.ends
+        )
         for pod in pods
     }
     if not new:

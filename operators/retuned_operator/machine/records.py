@@ -66,8 +66,8 @@ class PodFact:
     """Last order that any process has carried out."""
     tripped: str = ""
     """Why the runtime took the order back by itself; empty if it did not."""
-    crashed: bool = False
-    """Whether the server's container has ended since the order."""
+    ends: int = 0
+    """How often the server's container has ended."""
     report: WatchReport | None = None
     """What stage 10 says of its samples; None where its sidecar does not report."""
     held: HeldFact | None = None

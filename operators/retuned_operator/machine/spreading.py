@@ -15,6 +15,7 @@ from retuned_operator.crds.proposal_status import (
     AnalysisStatus,
     LookOutcome,
     LookStatus,
+    PodOrder,
     PodState,
     ProposalPhase,
     RolloutStatus,
@@ -104,7 +105,7 @@ def harm_in_pods(resource: SwapProposal, facts: RolloutFacts, rule: Rollout | No
     where no policy is known.
     """
     rollout = resource.status.rollout
-    told = {t.uid for t in rollout.pods if t.wants is PodState.SWAP} if rollout else set()
+    told = {t.uid: t for t in rollout.pods if t.wants is PodState.SWAP} if rollout else {}
     mine = [
         pod for pod in facts.pods if pod.uid in told or pod.active == resource.spec.artifact.digest
     ]
@@ -116,12 +117,17 @@ def harm_in_pods(resource: SwapProposal, facts: RolloutFacts, rule: Rollout | No
     if rule is not None and not rule.auto_rollback.enabled:
         return None
     causes = set(RollbackCause) if rule is None else set(rule.auto_rollback.on)
-    crashed = [pod.name for pod in mine if pod.crashed]
+    crashed = [pod.name for pod in mine if _has_ended(pod, told.get(pod.uid))]
     if crashed and RollbackCause.POD_CRASH in causes:
         return Harm(reason="pod-crash", detail=", ".join(crashed[:8]))
     if facts.slo_firing and mine and RollbackCause.SLO_ALERT in causes:
         return Harm(reason="slo-alert", detail="an alert on the service level fires")
     return None
+
+
+def _has_ended(pod: PodFact, told: PodOrder | None) -> bool:
+    """Whether a server's container ended since it was told: counted, clocks may be apart."""
+    return told is not None and told.ends is not None and pod.ends > told.ends
 
 
 def look_is_due(status: SwapProposalStatus, rule: Rollout, *, now: datetime) -> bool:

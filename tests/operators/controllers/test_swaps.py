@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -13,10 +14,11 @@ from tests.operators.controllers.memory import ANOTHER, LIVE
 
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.controllers import Proposals, swaps
-from retuned_operator.controllers.reading import PodSeen
+from retuned_operator.controllers.reading import PodSeen, pod_seen
 from retuned_operator.crds import ProposalPhase as P
 from retuned_operator.crds import SwapProposal, proposal_spec
 from retuned_operator.machine.measuring import Compared
+from retuned_operator.manifests.sidecar import SIDECAR
 from retuned_operator.runtime.resources import (
     DECISIONS,
     FREEZES,
@@ -193,17 +195,60 @@ def test_an_operator_that_begins_anew_does_not_take_silence_for_a_swap_that_neve
     assert len(swapped.swaps) == 1
 
 
-def test_a_server_that_crashes_after_its_swap_takes_everybody_back() -> None:
+def ended(cluster: Cluster, pod: str, *, clock_apart: timedelta) -> None:
+    """Let the server of a pod end once, on a node whose clock is apart from the operator's."""
+    at = (cluster.clock.now() + clock_apart).strftime("%Y-%m-%dT%H:%M:%SZ")
+    last = {"terminated": {"exitCode": 139, "finishedAt": at}}
+    containers = [
+        {"name": "server", "restartCount": 1, "state": {"running": {}}, "lastState": last}
+    ]
+    cluster.change(PODS, pod, {"status": {"containerStatuses": containers}}, subresource="status")
+
+
+APART = pytest.mark.parametrize("hours", [-2, 0, 2], ids=["behind", "alike", "ahead"])
+
+
+@APART
+def test_a_server_that_crashes_after_its_swap_takes_everybody_back(hours: int) -> None:
     cluster = at_canary(pods=2)
     (swapped,) = (each for each in cluster.servers.values() if each.active == NEW)
-    at = cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-    ended = {"terminated": {"exitCode": 139, "finishedAt": at}}
-    containers = [{"name": "server", "restartCount": 1, "lastState": ended}]
-    cluster.change(
-        PODS, swapped.name, {"status": {"containerStatuses": containers}}, subresource="status"
-    )
+    ended(cluster, swapped.name, clock_apart=timedelta(hours=hours))
     reached(cluster, P.ROLLED_BACK)
     assert [q.digest for q in cluster.target().status.quarantine] == [NEW]
+
+
+@APART
+def test_a_server_that_crashed_before_its_swap_says_nothing_against_it(hours: int) -> None:
+    cluster = Cluster(OPEN)
+    for name in [each.name for each in cluster.servers.values()]:
+        ended(cluster, name, clock_apart=timedelta(hours=hours))
+    propose(cluster)
+    agree(cluster)
+    reached(cluster, P.PROMOTED)
+
+
+@pytest.mark.parametrize(
+    ("status", "ends"),
+    [
+        ({"restartCount": 0, "state": {"running": {}}}, 0),
+        ({"restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}, 0),
+        ({"restartCount": 0, "state": {"terminated": {"exitCode": 1}}}, 1),
+        ({"restartCount": 1, "state": {"waiting": {}}, "lastState": {"terminated": {}}}, 2),
+        ({"restartCount": 2, "state": {"running": {}}, "lastState": {"terminated": {}}}, 2),
+        ({"restartCount": "many"}, 0),
+    ],
+)
+def test_the_ends_of_a_server_are_counted_however_it_stands(
+    status: dict[str, Any], ends: int
+) -> None:
+    body = {
+        "metadata": {"name": "chat-0", "uid": "u-0"},
+        "spec": {"containers": [{"name": "server"}], "initContainers": [{"name": SIDECAR}]},
+        "status": {"containerStatuses": [{"name": "other"}, {"name": "server", **status}]},
+    }
+    seen = pod_seen(body, container="server")
+    assert seen is not None
+    assert seen.ends == ends
 
 
 def going_back(cluster: Cluster, *, turns: int = 4) -> SwapProposal:
@@ -472,7 +517,7 @@ def test_a_pod_whose_live_kernel_has_no_slot_yet_can_be_told_and_others_that_say
     resource = mock.Mock()
     resource.spec.kernel = LIVE
     resource.status.rollout = None
-    seen = PodSeen(name="chat-0", uid="u-0", ready=True, ended_at=None)
+    seen = PodSeen(name="chat-0", uid="u-0", ready=True)
     watch = mock.Mock(slots=(), held=())
     said = mock.Mock(watch=watch)
 

@@ -27,7 +27,7 @@ def heard(name: str, *runs_on: ProcessEnvironment, minutes: int = 0) -> PodSaid:
 
 
 def ready(*said: PodSaid | None) -> Condition:
-    pods = [PodSeen(name=f"p{n}", uid=f"p{n}", ready=True, ended_at=None) for n in range(len(said))]
+    pods = [PodSeen(name=f"p{n}", uid=f"p{n}", ready=True) for n in range(len(said))]
     status = observed(read(TuningTarget, a_target()), pods, said, now=NOW)
     (condition,) = status.conditions
     assert (status.environment is not None) == (condition.status.value == "True")
