@@ -227,8 +227,6 @@ def _pod(
     rollout, kernel = resource.status.rollout, resource.spec.kernel
     orders: Mapping[str, PodOrder] = {o.uid: o for o in rollout.pods} if rollout else {}
     said, told = world.reports.of(pod.uid), orders.get(pod.uid)
-    since = told.since if told else rollout.started_at if rollout else None
-    crashed = since is not None and pod.ended_at is not None and pod.ended_at > since
     slots = said.watch.slots if said is not None and said.watch is not None else ()
     proposal = resource.stage_proposal().id
     if all(slot.definition != kernel for slot in slots):
@@ -237,7 +235,7 @@ def _pod(
         if is_live and said is not None and said.watch is not None:
             # its slot comes with the first variant: until then, and after a restart, it has none
             fact = PodFact(name=pod.name, uid=pod.uid, ready=pod.ready)
-        return replace(fact, crashed=crashed, held=held)
+        return replace(fact, ends=pod.ends, held=held)
     return pod_fact(
         said,
         name=pod.name,
@@ -246,7 +244,7 @@ def _pod(
         kernel=kernel,
         proposal=proposal,
         now=now,
-        crashed=crashed,
+        ends=pod.ends,
     )
 
 
