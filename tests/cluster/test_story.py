@@ -289,7 +289,7 @@ def test_an_artifact_that_was_tampered_with_is_loaded_nowhere_though_two_people_
     with fleet.store.tampered(fleet.proposal()["spec"]["artifact"]["digest"]):
         approve(fleet, ben)
         report.seconds["approval to tampering seen"] = fleet.cluster.eventually(
-            lambda: held() == ["artifact-damaged"], "the pod waits for a sound one", within_s=120
+            lambda: held() == ["artifact-damaged"], "the pod waits for a sound one", within_s=300
         )
         assert all(slot["active"] is None for slot in fleet.slots().values())
         fleet.cluster.eventually(fleet.client.served(10), "the server serves", within_s=120)
