@@ -163,6 +163,9 @@ COMPUTES = {
     "_swiglu_forward_kernel": "silu_mul",
     "_swiglu_forward_kernel_tiled": "silu_mul",
     "_swiglu_fused_gate_up_forward_kernel": "silu_mul_packed",
+    "_softmax_single_block_forward_kernel": "softmax",
+    "_layer_norm_forward_kernel": "layernorm",
+    "_fused_add_rms_norm_forward_kernel": "add_rmsnorm",
 }
 
 
