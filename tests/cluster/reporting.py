@@ -57,7 +57,8 @@ class Report:
         made = datetime.fromisoformat(proposal["metadata"]["creationTimestamp"])
         for number, step in enumerate(proposal["status"]["history"]):
             after_s = (datetime.fromisoformat(step["at"]) - made).total_seconds()
-            self.phases[f"{number} {step['to']} {step.get('reason', '')}".strip()] = round(after_s, 1)
+            name = f"{number} {step['to']} {step.get('reason', '')}".strip()
+            self.phases[name] = round(after_s, 1)
 
     def body(self) -> Mapping[str, Any]:
         """Return all of it, with the machine that it was on."""
