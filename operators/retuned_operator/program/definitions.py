@@ -8,6 +8,7 @@ also no longer send back what does harm.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from itertools import islice
 from pathlib import Path
 
 from retuned import catalog
-from retuned.agent_wire import MAX_DEFINITION_CHARS
 from retuned.catalog.own import OwnDefinition, definition_files, load_definition
 from retuned.errors import Refused, RetunedError
 from retuned_operator.program.live_kernels import PREFIX
 
 log = logging.getLogger(__name__)
 
+MAX_CHARS = 160 << 10
+"""Longest definition with its sources, as JSON: a task, which is an object of at most 1 MiB, has it
+beside the incumbent and three finalists, and each of these may be most of it again."""
 MAX_FILES = 256
 """Most definition files that are read: a launch is held against every definition."""
 _MAX_SAID = 1_000
@@ -103,10 +106,10 @@ def _learn_one(path: Path) -> str:
     own = load_definition(path)
     if own.name.startswith(PREFIX):
         raise _refused("name-reserved", f"names from '{PREFIX}' on are those of live kernels")
-    if _length(own) > MAX_DEFINITION_CHARS:
+    if _length(own) > MAX_CHARS:
         raise _refused(
             "definition-too-large",
-            f"is longer than {MAX_DEFINITION_CHARS >> 10} KiB with its sources, and a task "
+            f"is longer than {MAX_CHARS >> 10} KiB with its sources, and a task "
             "of an experiment has to hold it; give it fewer variants",
         )
     catalog.learn([own])
@@ -114,7 +117,7 @@ def _learn_one(path: Path) -> str:
 
 
 def _length(own: OwnDefinition) -> int:
-    return len(own.model_dump_json())
+    return len(json.dumps(own.model_dump(mode="json")))
 
 
 def _left(path: Path, error: RetunedError) -> LeftOut:

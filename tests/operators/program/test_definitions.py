@@ -150,7 +150,7 @@ def test_of_two_of_one_name_the_first_is_known(folder: Path) -> None:
 
 
 def test_what_no_task_could_hold_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definitions, "MAX_DEFINITION_CHARS", 2_000)
+    monkeypatch.setattr(definitions, "MAX_CHARS", 2_000)
     (left,) = learn(folder).left_out
     assert left.code == "definition-too-large"
 
