@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from tests.operators.security import violations
 from tests.operators.test_manifests import SIDECAR, server_pod
 
+from retuned.settings import Settings
+from retuned.stages.gate.values import parse_quantity
 from retuned_operator.manifests import NotInjected, inject
 from retuned_operator.manifests.injection import SITE
 from retuned_operator.manifests.settings import SidecarSettings
@@ -120,6 +122,11 @@ def test_every_folder_has_a_limit() -> None:
     pod = inject(server_pod(), settings=SIDECAR).pod
     for volume in pod["spec"]["volumes"]:
         assert "projected" in volume or volume["emptyDir"]["sizeLimit"]
+    # past it the kubelet evicts the server: the sidecar, which empties the folder, has to be first
+    (traces,) = (each for each in pod["spec"]["volumes"] if each["name"] == "retuned-traces")
+    limit = parse_quantity(traces["emptyDir"]["sizeLimit"])
+    assert isinstance(limit, int)
+    assert limit >= 8 * Settings.model_fields["max_folder_bytes"].default
 
 
 def test_once_is_enough() -> None:

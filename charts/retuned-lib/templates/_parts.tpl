@@ -14,6 +14,7 @@ windowSeconds: 300
 settleSeconds: 30
 baselineWindows: 6
 detector: production
+tracesUrl: ''
 metricsAddress: 127.0.0.1
 {{- end }}
 {{- define "retuned-lib.parts" -}}
@@ -51,7 +52,7 @@ volumes:
     sizeLimit: 1Mi
 - name: retuned-traces
   emptyDir:
-    sizeLimit: {{ .artifacts | quote }}
+    sizeLimit: 4Gi
 - name: retuned-state
   emptyDir:
     sizeLimit: {{ .artifacts | quote }}

@@ -208,7 +208,7 @@ class SidecarSettings:
     memory: str = "128Mi"
     """Memory, requested and limited alike."""
     artifacts: str = "1Gi"
-    """Disk for sockets, traces and artifacts that both containers see."""
+    """Disk for artifacts, and for reports that the operator has not taken yet."""
     window_s: int = 300
     """Length of a window of the workload, seconds."""
     settle_s: int = 30

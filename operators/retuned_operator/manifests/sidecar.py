@@ -21,6 +21,9 @@ SOCKET_DIR = "/retuned/sockets"
 TRACE_DIR = "/retuned/traces"
 STATE_DIR = "/retuned/state"
 TOKEN_DIR = "/var/run/secrets/retuned.dev"
+_TRACES_LIMIT = "4Gi"
+"""Eight times what the sidecar lets lie there: past the limit the kubelet evicts the whole pod, its
+server included, and it has to be out of reach while a sidecar is started again."""
 
 
 def server_mounts() -> list[dict[str, Any]]:
@@ -51,7 +54,7 @@ def volumes(settings: SidecarSettings) -> list[dict[str, Any]]:
     return [
         {"name": DELIVERY, "emptyDir": {"sizeLimit": "64Mi"}},
         {"name": "retuned-sockets", "emptyDir": {"sizeLimit": "1Mi"}},
-        {"name": "retuned-traces", "emptyDir": {"sizeLimit": settings.artifacts}},
+        {"name": "retuned-traces", "emptyDir": {"sizeLimit": _TRACES_LIMIT}},
         {"name": "retuned-state", "emptyDir": {"sizeLimit": settings.artifacts}},
         {"name": "retuned-token", "projected": {"sources": [token, authority]}},
     ]
