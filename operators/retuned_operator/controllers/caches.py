@@ -31,7 +31,7 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
-from retuned_operator.runtime.store import Index, Store, key_of
+from retuned_operator.runtime.store import Index, Store, key_of, made_of
 
 INDICES: Mapping[Resource, Mapping[str, Index]] = {
     TARGETS: {BY_SELECTOR: reading.selector_words},
@@ -100,6 +100,25 @@ class StoreCaches:
                 found[key] = self._newest(resource, body)
         words = INDICES[resource][index]
         return [body for _, body in sorted(found.items()) if word in words(body)]
+
+    def dated(self, resource: Resource, index: str, word: str) -> Mapping[str, str] | None:
+        """Return by key when what an index finds was made; None while that is not known.
+
+        Nothing is copied but what was just written: thousands of objects can be put in order.
+        """
+        if not self.knows(resource):
+            return None
+        store, words = self._stores[resource], INDICES[resource][index]
+        found = store.dated(index, word)
+        with self._lock:
+            keys = [key for plural, key in self._written if plural == resource.plural]
+        for key in keys:
+            found.pop(key, None)
+            body = store.get(key)
+            newest = None if body is None else self._newest(resource, body)
+            if newest is not None and word in words(newest):
+                found[key] = made_of(newest)
+        return found
 
     def _prune(self) -> None:
         """Forget objects that no store has: they were deleted before a watch brought them."""

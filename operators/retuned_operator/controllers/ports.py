@@ -65,6 +65,10 @@ class Caches(Protocol):
         """Return what an index finds; None while that is not known."""
         ...
 
+    def dated(self, resource: Resource, index: str, word: str) -> Mapping[str, str] | None:
+        """Return by key when what an index finds was made; None while that is not known."""
+        ...
+
 
 class Writes(Protocol):
     """The writes of an API server that controllers make; errors are those of the runtime."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from retuned.errors import TemporaryError, UnreadableInput
@@ -35,7 +35,6 @@ from retuned_operator.runtime.resources import (
     POLICIES,
     PROPOSALS,
     TARGETS,
-    Obj,
 )
 
 KEEP_S = 5.0
@@ -80,7 +79,7 @@ class ClusterReview:
         self._clock = clock
         self._place = place
         self._price = usd_per_gpu_hour
-        self._orders = _Orders(self._bodies, clock=clock)
+        self._orders = _Orders(self._dates, clock=clock)
 
     def overview(self, viewer: Person) -> Overview:
         """Return what stands on every page."""
@@ -207,8 +206,8 @@ class ClusterReview:
         known |= {key.partition("/")[0] for each in Standing for key in self._orders.of(each)}
         return self._sight.namespaces(viewer, sorted(known))
 
-    def _bodies(self, phase: str) -> Sequence[Obj]:
-        found = self._caches.by(PROPOSALS, BY_PHASE, phase)
+    def _dates(self, phase: str) -> Mapping[str, str]:
+        found = self._caches.dated(PROPOSALS, BY_PHASE, phase)
         if found is None:
             raise TemporaryError("the proposals are not known yet", delay_s=_RETRY_S)
         return found
@@ -258,8 +257,8 @@ class ClusterReview:
 class _Orders:
     """Keys of proposals by standing, newest first, kept for a moment."""
 
-    def __init__(self, bodies: Callable[[str], Sequence[Obj]], *, clock: Clock) -> None:
-        self._bodies = bodies
+    def __init__(self, dates: Callable[[str], Mapping[str, str]], *, clock: Clock) -> None:
+        self._dates = dates
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: dict[Standing, tuple[float, list[tuple[str, str]]]] = {}
@@ -280,10 +279,10 @@ class _Orders:
         if kept is not None and now_s - kept[0] < _keep_s(standing):
             return kept[1]
         found = [
-            _dated(body)
+            (made, key)
             for phase in ProposalPhase
             if standing_of(phase) is standing
-            for body in self._bodies(phase.value)
+            for key, made in self._dates(phase.value).items()
         ]
         found.sort(reverse=True)
         with self._lock:
@@ -294,11 +293,3 @@ class _Orders:
 def _keep_s(standing: Standing) -> float:
     """Return how long an order is kept: what is decided on is never shown as it was."""
     return KEEP_S if standing in (Standing.ENDED, Standing.IN_PLACE) else 0.0
-
-
-def _dated(body: Mapping[str, object]) -> tuple[str, str]:
-    metadata = body.get("metadata")
-    if not isinstance(metadata, Mapping):
-        return "", ""
-    key = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
-    return str(metadata.get("creationTimestamp", "")), key

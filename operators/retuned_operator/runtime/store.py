@@ -36,6 +36,17 @@ def key_of(body: Mapping[str, Any]) -> str:
     return f"{namespace}/{name}" if namespace else str(name)
 
 
+def made_of(body: Mapping[str, Any]) -> str:
+    """Return when an object was made, as the API server writes it; empty where it does not say.
+
+    Examples
+    --------
+    >>> made_of({"metadata": {"name": "x", "creationTimestamp": "2026-03-02T12:00:00Z"}})
+    '2026-03-02T12:00:00Z'
+    """
+    return str(body["metadata"].get("creationTimestamp") or "")
+
+
 def split(key: str) -> tuple[str, str]:
     """Return namespace and name of a key; the namespace may be empty.
 
@@ -67,6 +78,8 @@ class Store:
         """By key: index and word, for every word."""
         self._found: dict[str, dict[str, set[str]]] = {name: {} for name in self._indices}
         """By index and word: keys."""
+        self._made: dict[str, str] = {}
+        """By key: when the object was made, as the API server writes it."""
 
     def get(self, key: str) -> Obj | None:
         """Return a copy of an object; None if it is not there."""
@@ -101,6 +114,18 @@ class Store:
             texts = [self._texts[key] for key in sorted(found.get(word, ()))]
         return tuple(map(_decoded, texts))
 
+    def dated(self, index: str, word: str) -> dict[str, str]:
+        """Return by key when the objects under a word were made, without copying them.
+
+        Raises
+        ------
+        KeyError
+            If there is no such index.
+        """
+        found = self._index(index)
+        with self._lock:
+            return {key: self._made[key] for key in found.get(word, ())}
+
     def words(self, index: str) -> tuple[str, ...]:
         """Return the words under which an index finds anything, sorted.
 
@@ -134,6 +159,7 @@ class Store:
                 return False
             self._forget(key)
             self._texts[key] = text
+            self._made[key] = made_of(body)
             self._words[key] = words
             for index, word in words:
                 self._found[index].setdefault(word, set()).add(key)
@@ -157,6 +183,7 @@ class Store:
 
     def _forget(self, key: str) -> None:
         self._texts.pop(key, None)
+        self._made.pop(key, None)
         for index, word in self._words.pop(key, ()):
             keys = self._found[index][word]
             keys.discard(key)

@@ -5,9 +5,9 @@ from typing import Any
 from tests.operators import examples
 
 from retuned_operator.controllers.caches import INDICES, StoreCaches
-from retuned_operator.controllers.ports import BY_SELECTOR, BY_TARGET
+from retuned_operator.controllers.ports import BY_PHASE, BY_SELECTOR, BY_TARGET
 from retuned_operator.runtime.resources import PROPOSALS, TARGETS, Obj
-from retuned_operator.runtime.store import Store
+from retuned_operator.runtime.store import Store, key_of, made_of
 
 
 def a_swap(version: int, **more: Any) -> Obj:
@@ -24,7 +24,9 @@ class Kept:
 
     def versions(self) -> list[str]:
         found = self.caches.by(PROPOSALS, BY_TARGET, "serving/chat")
+        dated = self.caches.dated(PROPOSALS, BY_TARGET, "serving/chat")
         assert found is not None
+        assert dated == {key_of(body): made_of(body) for body in found}
         return [body["metadata"]["resourceVersion"] for body in found]
 
 
@@ -63,6 +65,17 @@ def test_what_is_not_current_is_not_known() -> None:
     kept.known = False
     assert kept.caches.list(PROPOSALS) is None
     assert kept.caches.by(PROPOSALS, BY_TARGET, "serving/chat") is None
+    assert kept.caches.dated(PROPOSALS, BY_TARGET, "serving/chat") is None
+
+
+def test_what_was_just_written_is_dated_in_the_phase_that_it_has_now() -> None:
+    kept = Kept()
+    made = {"creationTimestamp": "2026-03-02T12:00:00Z"}
+    kept.stores[PROPOSALS].put(a_swap(9, **made) | {"status": {"phase": "AwaitingApproval"}})
+    kept.caches.wrote(PROPOSALS, a_swap(10, **made) | {"status": {"phase": "Approved"}})
+    assert kept.caches.dated(PROPOSALS, BY_PHASE, "AwaitingApproval") == {}
+    found = kept.caches.dated(PROPOSALS, BY_PHASE, "Approved")
+    assert found == {"serving/swp-1": "2026-03-02T12:00:00Z"}
 
 
 def test_a_target_is_found_by_a_label_of_its_pods() -> None:

@@ -25,6 +25,7 @@ from retuned_operator.program.catalog import CatalogKernels
 from retuned_operator.program.reviewing import review_app, review_settings
 from retuned_operator.program.shelf import StoreShelf
 from retuned_operator.runtime.resources import Obj, Resource
+from retuned_operator.runtime.store import key_of, made_of
 
 HOST = "tuning.example.com"
 SECRET = "correct-horse-battery"
@@ -53,6 +54,9 @@ class Looking:
     def by(self, resource: Resource, index: str, word: str) -> Sequence[Obj]:
         words = INDICES[resource][index]
         return [body for body in self.list(resource) if word in words(body)]
+
+    def dated(self, resource: Resource, index: str, word: str) -> Mapping[str, str]:
+        return {key_of(body): made_of(body) for body in self.by(resource, index, word)}
 
 
 def _name(body: Mapping[str, Any]) -> str:
