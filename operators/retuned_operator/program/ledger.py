@@ -43,7 +43,7 @@ from retuned_operator.agent.ports import PodRecord, Receipt, Said
 from retuned_operator.controllers.ports import Drifted, Win
 from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.machine import ResultFact
-from retuned_operator.manifests.jobs import WORK_DIR
+from retuned_operator.manifests.jobs import MAX_TASK_BYTES, WORK_DIR
 from retuned_operator.program.artifacts import ArtifactFolders, is_bound
 from retuned_operator.program.asking import Asking
 from retuned_operator.program.collecting import Collector
@@ -58,8 +58,8 @@ _PASSING = frozenset({"key-unreadable", "blob-unreadable"})
 _RETRY_S = 15.0
 _MAX_SOLUTIONS = 8
 _MAX_WINDOWS = 64
-_ROOM_BYTES = 350_000
-"""Of a task, for what another pod has told; twice that, incumbent and definition are below 1 MB."""
+_NAMES_BYTES = 1024
+"""Of a task, for names of lists that are empty yet."""
 
 
 class StoreLedger:
@@ -174,9 +174,10 @@ class StoreLedger:
             # who does not know what it writes for would be told of another device
             body["evolve"] = self._asking.config(attempt) if arch else None
         if role in (JobRole.COMPILE, JobRole.SEARCH):
-            body["written"] = _fitting(self._written(experiment))
+            body["written"] = _fitting(body, self._written(experiment))
         if role is JobRole.SEARCH:
-            body["refused"] = _fitting(FindingRecord.of(f) for f in self._refused(experiment))
+            refused = map(FindingRecord.of, self._refused(experiment))
+            body["refused"] = _fitting(body, refused)
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
     def doubt(
@@ -361,13 +362,13 @@ class StoreLedger:
         return self._spans.span("heard", after=receipt.traceparent, about=about)
 
 
-def _fitting(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return records as JSON, the first ones, as many as a task has room for."""
+def _fitting(task: Mapping[str, Any], records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return records as JSON, the first ones, as many as there is still room for in a task."""
     found: list[dict[str, Any]] = []
-    left = _ROOM_BYTES
+    left = MAX_TASK_BYTES - _NAMES_BYTES - len(json.dumps(task))
     for each in records:
         body = each.model_dump(mode="json")
-        left -= len(json.dumps(body))
+        left -= len(json.dumps(body)) + 1
         if left < 0:
             break
         found.append(body)

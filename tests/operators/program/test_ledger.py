@@ -20,16 +20,17 @@ from retuned.adapters.clock import FakeClock
 from retuned.adapters.lab_wire import done_line, failed_line, finding_line
 from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
-from retuned.contract import Workload
+from retuned.contract import SourceFile, Workload
 from retuned.ports import Finding
 from retuned.runtime.artifact import MANIFEST_FILE
 from retuned.stages.experiment import ExperimentPlan, plan
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.proposal import Proposal, propose
-from retuned.stages.verdict import EvidenceFault, JudgeSettings, ServerEnvironment
+from retuned.stages.verdict import EvidenceFault, JudgeSettings, Reason, ServerEnvironment, Status
 from retuned_operator.controllers.ports import Win
 from retuned_operator.crds import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
 from retuned_operator.crds.experiment_status import JobRef
+from retuned_operator.manifests.jobs import MAX_TASK_BYTES
 from retuned_operator.program.ledger import StoreLedger
 from retuned_operator.program.results import FINDINGS, ResultFolder
 
@@ -257,6 +258,37 @@ def test_the_trusted_job_gets_the_finalists_and_nobodys_numbers(
     assert searching["solutions"] == []
     assert [each["name"] for each in verifying["solutions"]] == [WINNER.name]
     assert "speedup" not in json.dumps(verifying)
+
+
+def test_a_task_has_as_much_of_what_other_pods_told_as_a_config_map_holds(
+    ledger: StoreLedger, pod: Pod
+) -> None:
+    long = "// " + "\N{BUG}" * 4_000  # twelve bytes each in JSON
+    refused = [
+        replace(
+            LOST,
+            solution=LOST.solution.model_copy(
+                update={"sources": (SourceFile(path="k.cpp", content=f"{long}{n}"),)}
+            ),
+            verdict=LOST.verdict.model_copy(
+                update={"status": Status.REJECT, "reason": Reason.COMPILE_FAILED, "gate": "G2"}
+            ),
+        )
+        for n in range(40)
+    ]
+    timed = LOST.verdict.model_copy(update={"gate": "G5", "status": Status.REJECT})
+    lie = replace(LOST, verdict=timed)  # a pod that compiles has timed nothing
+    pod.writes(*map(finding_line, [lie, *refused]), done_line())
+    resource = an_experiment()
+    ref = JobRef(name=JOB, uid="uid-job", role=JobRole.COMPILE, result=POD)
+    status = resource.status.model_copy(update={"job_refs": (ref,)})
+    resource = resource.model_copy(update={"status": status})
+    text = ledger.task(resource, JobRole.SEARCH)
+    assert 900_000 < len(text.encode()) < MAX_TASK_BYTES
+    kept = json.loads(text)["refused"]
+    assert 10 < len(kept) < 40
+    assert {each["verdict"]["reason"] for each in kept} == {"compile-failed"}
+    assert ledger.findings(resource) == ()
 
 
 def test_without_results_nothing_is_proven(tmp_path: Path) -> None:
