@@ -249,6 +249,16 @@ def test_an_image_is_named_by_digest_before_tag_and_below_the_registry(helm: Hel
         ({"definitions": {"files": {"../a.yaml": "a"}}}, "'../a.yaml'"),
         ({"definitions": {"files": {"a.yaml": {"name": "a"}}}}, "/definitions/files/a.yaml"),
         ({"definitions": {"files": {"a.yaml": "a"}, "configMap": "b"}}, "one folder is read"),
+        ({"channels": {"pagerduty": {"key": "k"}}}, "channels.secret"),
+        (
+            {"channels": {"secret": "s", "slack": {"signingSecretKey": "k", "team": "T1"}}},
+            "channels.slack",
+        ),
+        (
+            {"channels": {"slack": {"people": {"U1": {"user": "system:admin"}}}}},
+            "/channels/slack/people/U1/user",
+        ),
+        ({"tracing": {"url": "collector:4318"}}, "/tracing/url"),
         ({"review": {"enabled": True}}, "review.hosts"),
         ({"review": {"enabled": True, "hosts": ["t.example"]}}, "review.proxy.secret"),
         ({"review": {"hosts": ["https://t.example"]}}, "/review/hosts/0"),

@@ -20,7 +20,7 @@ from retuned_operator.manifests import (
     priority_class,
     quota,
 )
-from retuned_operator.manifests.roles import speaking_rules
+from retuned_operator.manifests.roles import pausing_rules, speaking_rules
 
 FULL = values_of(CHART / "ci" / "full-values.yaml")
 Body = dict[str, Any]
@@ -133,8 +133,8 @@ class TestRightsThatAreRendered:
                 forbidden = {"pods/exec", "pods/attach", "pods/portforward", "nodes", "deployments"}
                 assert not forbidden & set(rule["resources"])
                 assert not {"escalate", "bind"} & set(rule["verbs"])
-                if "impersonate" in rule["verbs"]:  # the page speaks for people who are named
-                    assert role["metadata"]["name"] == "retuned-review"
+                if "impersonate" in rule["verbs"]:  # page and Slack speak for people who are named
+                    assert role["metadata"]["name"] in ("retuned-review", "retuned-channels")
                     assert rule["resourceNames"]
                 if "secrets" in rule["resources"]:
                     assert rule["resourceNames"] == ["retuned-webhook-cert"]
@@ -165,6 +165,29 @@ class TestRightsThatAreRendered:
             for each in helm.objects(nobody)
             if each["kind"] == "ClusterRole" and each["metadata"]["name"] == "retuned-review"
         ]
+
+    def test_of_channels_are_for_who_is_mapped_and_for_stop_signs_where_alerts_are_heard(
+        self, helm: Helm
+    ) -> None:
+        values = values_of(CHART / "ci" / "channels-values.yaml")
+
+        def rules(changed: dict[str, Any]) -> list[dict[str, Any]]:
+            return [
+                rule
+                for each in helm.objects(changed)
+                if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", "retuned-channels")
+                for rule in each["rules"]
+            ]
+
+        people = values["channels"]["slack"]["people"].values()
+        users = sorted(each["user"] for each in people)
+        groups = sorted({group for each in people for group in each["groups"]})
+        assert rules(values) == [*speaking_rules(users, groups), *pausing_rules()]
+        channels = values["channels"]
+        unheard = channels | {"alertmanager": {}}
+        assert rules(values | {"channels": unheard}) == speaking_rules(users, groups)
+        silent = channels | {"slack": channels["slack"] | {"signingSecretKey": ""}}
+        assert rules(values | {"channels": silent}) == pausing_rules()
 
     def test_let_nobody_approve_who_is_not_bound_to_it(self, helm: Helm) -> None:
         can_approve = {

@@ -19,6 +19,7 @@ from retuned_operator.manifests import (
     inject,
     job_objects,
 )
+from retuned_operator.program.channel_settings import channel_settings
 from retuned_operator.program.definitions import learn
 from retuned_operator.program.reviewing import review_settings
 from retuned_operator.program.settings import CONFIG, Settings, load_settings
@@ -228,6 +229,34 @@ def mounted(helm: Helm, values: dict[str, Any]) -> tuple[dict[str, Any], dict[st
     (place,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "definitions")
     (volume,) = (each for each in pod["volumes"] if each["name"] == "definitions")
     return place, volume
+
+
+def test_there_are_no_channels_unless_chosen(reader: Reader) -> None:
+    settings = reader({})
+    assert (settings.channels, settings.channels_port) == ({}, None)
+
+
+def test_channels_are_those_of_the_values_and_secrets_are_files(reader: Reader) -> None:
+    settings = reader(values_of(CHART / "ci" / "channels-values.yaml"))
+    assert settings.channels_port == 8446
+    channels = channel_settings(settings.channels)
+    assert channels.slack_users == {
+        "U012AB3CD": "ada@example.com",
+        "U045EF6GH": "grace@example.com",
+    }
+    assert channels.slack_people["U045EF6GH"].groups == ("sre-oncall", "gpu-platform")
+    assert channels.slack_token == "/etc/retuned-channels/slack-token"
+    assert channels.pagerduty_url == "https://events.eu.pagerduty.com"
+    assert channels.alertmanager_webhook_token.endswith("/alertmanager-webhook-token")
+    assert channels.review_url == "https://tuning.example.com"
+
+
+def test_traces_go_from_operator_and_sidecars_unless_those_are_left_out(reader: Reader) -> None:
+    url = "http://collector.observability:4318/v1/traces"
+    both = reader({"tracing": {"url": url}})
+    assert (both.traces_url, both.sidecar_settings().traces_url) == (url, url)
+    alone = reader({"tracing": {"url": url, "sidecars": False}})
+    assert (alone.traces_url, alone.sidecar_settings().traces_url) == (url, "")
 
 
 def test_there_is_no_review_page_unless_chosen(reader: Reader) -> None:
