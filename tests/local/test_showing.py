@@ -154,3 +154,30 @@ def test_a_rollback_is_counted_with_its_reason_and_its_arrival(world: World) -> 
     assert shown.total("retuned_swaps_total", kind="rollback") == 1
     assert shown.total("retuned_swap_phases_total", phase="rolled-back") == 1
     assert shown.row("retuned_proposals", phase="rolled-back") == 1.0
+    (id,) = world.store.ids(Kind.PROPOSAL, phase="rolled-back")
+    about = {"namespace": "", "proposal": id, "target": "demo", "kernel": KERNEL}
+    back = "retuned_swap_rolled_back"
+    assert shown.row(back, **about, reason="shadow-mismatch") == 1.0
+    world.clock.advance(901.0)
+    world.loop.show()
+    assert shown.tables[back] == {}
+
+
+def test_a_way_back_that_fails_is_named_until_it_arrives(world: World) -> None:
+    id = until_it_waits(world)
+    world.clock.advance(1.0)
+    world.approve_what_waits()
+    world.loop.turn()
+    failed = "retuned_swap_rollback_failed"
+    assert world.telemetry.tables[failed] == {}
+    world.server.unknown = frozenset({KERNEL})
+    people = Approvals(world.store)
+    people.request("rollback", target=id, who="ada", at=world.clock.now())
+    for _ in range(3):
+        world.loop.turn()
+    about = {"namespace": "", "proposal": id, "target": "demo", "kernel": KERNEL, "server": ""}
+    assert world.telemetry.row(failed, **about) == 1.0
+    world.server.unknown = frozenset()
+    for _ in range(2):
+        world.loop.turn()
+    assert world.telemetry.tables[failed] == {}

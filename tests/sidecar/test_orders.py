@@ -230,6 +230,26 @@ def test_a_way_back_whose_artifact_cannot_be_had_ends_at_the_original(world: Pod
     assert world.active() is None
 
 
+def test_a_server_that_refuses_its_original_is_named_until_it_takes_it(world: PodWorld) -> None:
+    failed = "retuned_swap_rollback_failed"
+    world.order(swap())
+    assert world.telemetry.tables[failed] == {}
+    world.swapper.refuse_commit[None] = "slot-broken"  # type: ignore[index]
+    world.order(back(swap(), epoch=3))
+    world.turn()
+    about = {"namespace": "", "proposal": "", "target": "chat", "kernel": "gemm"}
+    assert world.telemetry.row(failed, **about, server="chat-0") == 1.0
+    world.swapper.away = True
+    with pytest.raises(TemporaryError):
+        world.turn()
+    assert world.telemetry.tables[failed], "who does not answer is not back"
+    world.swapper.away = False
+    world.swapper.refuse_commit.clear()
+    world.turn()
+    assert world.active() is None
+    assert world.telemetry.tables[failed] == {}
+
+
 def test_some_processes_with_a_swap_and_others_without_all_go_back(world: PodWorld) -> None:
     world.swapper.partial = True
     world.order(swap())

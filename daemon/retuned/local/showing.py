@@ -14,9 +14,18 @@ from retuned.local.ordered import IN_PLACE, in_phases
 from retuned.local.reading import proposals, understood
 from retuned.metrics import Row
 from retuned.metrics.labels import EXPERIMENT_PHASES, HYPOTHESIS_PHASES, PHASES, kebab
-from retuned.metrics.rows import Waiting, is_waiting, standing, waiting_rows
+from retuned.metrics.rows import (
+    NEWS,
+    Subject,
+    Waiting,
+    failing_rows,
+    is_waiting,
+    standing,
+    waiting_rows,
+)
+from retuned.metrics.swapped import PENDING_ROWS
 from retuned.observing import shown
-from retuned.ports import Finding
+from retuned.ports import Finding, Stored
 from retuned.stages.gate import GateDecision, GateReason, SwapDecision, TuningFreeze
 
 log = logging.getLogger(__name__)
@@ -27,6 +36,7 @@ _ALL = (
     "awaiting", "approved", "swapping", "watching", "promoted", "rolling-back", "rollback-failed",
     "rolled-back", "rejected", "expired", "aborted", "refused", "superseded",
 )  # fmt: skip
+_BACK = ("rolling-back", "rollback-failed", "rolled-back")
 _EXPERIMENT = {
     "running": "running", "failed": "failed", "done": "no-improvement", "won": "succeeded",
     "proposed": "succeeded", "refused": "succeeded", "lapsed": "succeeded",
@@ -61,6 +71,7 @@ class Standing:
         _policies(self._ctx)
         _waiting(self._ctx)
         _in_force(self._ctx)
+        _going_back(self._ctx)
         self._count_decisions()
         _freezes(self._ctx)
 
@@ -175,6 +186,32 @@ def _in_force(ctx: Context) -> None:
             names = {"namespace": "", "target": ctx.settings.target, "kernel": kernel}
             rows.append((names, saving))
     ctx.telemetry.table("retuned_swap_in_force_saving_ratio", rows)
+
+
+def _going_back(ctx: Context) -> None:
+    """Show what went back not long ago, and what does not; no record is too broken for that."""
+    store, now = ctx.store, ctx.clock.now()
+    back: list[Row] = []
+    for stored in store.page(Kind.PROPOSAL, phases=_BACK, limit=PENDING_ROWS):
+        if stored.updated_at < now - NEWS:
+            continue
+        alarms = [each for each in store.events(id=stored.id) if each.what == "alarm"]
+        if alarms and alarms[-1].at >= now - NEWS:
+            reason = str(alarms[-1].detail.get("reason", ""))
+            back.append(({**_subject(ctx, stored).labels, "reason": reason}, 1.0))
+    ctx.telemetry.table("retuned_swap_rolled_back", back)
+    failing = store.list(Kind.PROPOSAL, phase="rollback-failed")
+    rows = failing_rows({_subject(ctx, stored): () for stored in failing})
+    ctx.telemetry.table("retuned_swap_rollback_failed", rows)
+
+
+def _subject(ctx: Context, stored: Stored) -> Subject:
+    return Subject(
+        namespace="",
+        proposal=stored.id,
+        target=ctx.settings.target,
+        kernel=str(stored.body.get("definition", "")),
+    )
 
 
 def _freezes(ctx: Context) -> None:

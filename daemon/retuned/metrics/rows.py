@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import chain, zip_longest
 
 from retuned.metrics.records import Row
 from retuned.stages.gate import GateDecision, GateReason, GateState
 from retuned.stages.proposal import Proposal
 
+NEWS = timedelta(minutes=15)
+"""How long a way back is shown after it began."""
+_SERVERS = 16
+"""Servers that are told apart where a way back fails."""
 _PERSON = frozenset({GateReason.MISSING_APPROVALS, GateReason.NEEDS_PERSON})
 
 
@@ -29,6 +34,53 @@ class Waiting:
     """Accelerator that it was measured on; empty where nobody has written it down."""
     pods: int | None = None
     """Server pods that it would change; None where there are no pods."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Which swap something is about."""
+
+    namespace: str
+    """Of the object; empty on one machine, and where the scrape says it."""
+    proposal: str
+    """What commands take; empty where that is not known."""
+    target: str
+    """Server or TuningTarget."""
+    kernel: str
+    """Slot."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that every table about swaps has."""
+        return {
+            "namespace": self.namespace,
+            "proposal": self.proposal,
+            "target": self.target,
+            "kernel": self.kernel,
+        }
+
+
+def failing_rows(found: Mapping[Subject, Sequence[str]]) -> list[Row]:
+    """Return a row for each server that does not go back; the first of each subject come first.
+
+    Parameters
+    ----------
+    found
+        By swap: pods that are not back. None where nobody knows which, and then it has a row too.
+
+    Examples
+    --------
+    >>> one = Subject(namespace="s", proposal="p", target="chat", kernel="gemm")
+    >>> [labels["server"] for labels, _ in failing_rows({one: ["chat-0", "chat-1"]})]
+    ['chat-0', 'chat-1']
+    >>> [labels["server"] for labels, _ in failing_rows({one: []})]
+    ['']
+    """
+    by_subject = [
+        [({**subject.labels, "server": server}, 1.0) for server in (servers or ("",))[:_SERVERS]]
+        for subject, servers in found.items()
+    ]
+    return [row for row in chain.from_iterable(zip_longest(*by_subject)) if row is not None]
 
 
 def waits_for_person(state: GateState, reason: GateReason) -> bool:

@@ -32,6 +32,8 @@ from retuned.stages.swap import SwapKind
 PENDING_ROWS = 200
 """Most proposals that wait and are told apart."""
 _OPEN = (NAMESPACE, PROPOSAL)
+_SUBJECT = (NAMESPACE, PROPOSAL, TARGET, KERNEL)
+_DIGEST = Label(name="digest", most=256, meaning="artifact; every decision names it")
 _PROPOSED = Book(Stage.PROPOSAL, JUDGES)
 _GATE = Book(Stage.GATE, JUDGES)
 _SWAP = Book(Stage.SWAP, BESIDE)
@@ -49,12 +51,9 @@ PROPOSED: tuple[Metric, ...] = (
     _PROPOSED.table(
         "retuned_swap_proposal_awaiting_approval",
         "1 for each proposal that waits for a person; it is there only while it waits.",
-        NAMESPACE,
-        PROPOSAL,
-        TARGET,
-        KERNEL,
+        *_SUBJECT,
         Label(name="gpu_model", most=64, meaning="accelerator that it was measured on"),
-        Label(name="digest", most=256, meaning="artifact; every decision names it"),
+        _DIGEST,
         RISK,
         most_rows=PENDING_ROWS,
     ),
@@ -165,6 +164,30 @@ SWAPPED: tuple[Metric, ...] = (
         "Ways back that the server refused, by why; each is tried again and again.",
         GOING_BACK,
         by=ALL,
+    ),
+    _SWAP.table(
+        "retuned_swap_rolled_back",
+        "1 for each swap that was taken back not long ago, for a quarter of an hour, by why.",
+        *_SUBJECT,
+        GOING_BACK,
+        by=JUDGES,
+        most_rows=PENDING_ROWS,
+    ),
+    _SWAP.table(
+        "retuned_swap_rollback_failed",
+        "1 for each server whose way back fails; a sidecar knows no proposal's name.",
+        *_SUBJECT,
+        Label(name="server", most=256, meaning="pod; empty on one machine"),
+        by=ALL,
+        most_rows=PENDING_ROWS,
+    ),
+    _SWAP.table(
+        "retuned_swap_paused",
+        "1 for each rollout that is paused: a person has to say how to go on.",
+        *_SUBJECT,
+        _DIGEST,
+        by=OPERATOR,
+        most_rows=PENDING_ROWS,
     ),
     _SWAP.counter(
         "retuned_pages_total",

@@ -11,7 +11,7 @@ import logging
 from retuned import spans
 from retuned.agent_wire import Outcome
 from retuned.errors import CandidateError, PartialCommit, Refused, TemporaryError, UnreadableInput
-from retuned.sidecar import holding
+from retuned.sidecar import holding, showing
 from retuned.sidecar.accepting import Refusal, may_begin
 from retuned.sidecar.context import OPEN, Context, Kind
 from retuned.sidecar.kept import Kept, about, fail, fresh_epoch, harmful, latest, slot_facts, tell
@@ -35,14 +35,17 @@ def carry_out(ctx: Context, *, only: str | None = None) -> frozenset[str]:
     """
     told: set[str] = set()
     with ctx.lock:
-        for _ in range(_PASSES):
+        for number in range(_PASSES):
             facts = slot_facts(ctx) if latest(ctx) else None
             if facts is None:
                 break
+            if number == 0 and only is None:
+                ctx.standing.stuck.clear()  # what is still refused is so again in a moment
             due = _due(ctx, facts, only)
             told |= {kept.order.id for kept in due}
             if not any([_drive(ctx, kept, facts) for kept in due]):
                 break
+        showing.stuck(ctx)
     return frozenset(told)
 
 
@@ -127,6 +130,7 @@ def _cause(error: TemporaryError) -> str:
 def _carried_out(ctx: Context, order: SwapOrder, took_ns: int | None) -> None:
     """Write that the server has an order, and tell; the second time nothing is told."""
     ctx.standing.behind.pop(order.id, None)
+    ctx.standing.stuck.pop(order.definition, None)
     holding.go(ctx, order)
     stored = ctx.store.get(Kind.ORDER, order.id)
     if stored is None or stored.phase not in OPEN:
@@ -282,6 +286,7 @@ def _lead_to_original(ctx: Context, order: SwapOrder, *, reason: str, detail: st
     if order.artifact is None:
         log.error("the server refuses the original of %s: %s %s", order.definition, reason, detail)
         ctx.telemetry.count("retuned_rollbacks_failed_total", reason=_code(reason))
+        ctx.standing.stuck[order.definition] = order.id
         return False  # told again, on and on
     log.error("no way back of %s to %s: %s", order.definition, order.artifact, detail)
     return _replace(ctx, order, swap_stage.to_original(order, epoch=fresh_epoch(ctx)))

@@ -133,6 +133,8 @@ class Standing:
     """By slot: why its newest order cannot be carried out yet."""
     behind: dict[str, float] = field(default_factory=dict)
     """Orders that some process has not followed, and since when, monotonic seconds."""
+    stuck: dict[str, str] = field(default_factory=dict)
+    """By slot: order back to the original that the server refused last."""
     history: History = field(default_factory=History)
     """Samples of orders in force."""
     news: threading.Event = field(default_factory=threading.Event)

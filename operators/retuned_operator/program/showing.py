@@ -13,7 +13,16 @@ from datetime import datetime
 from retuned.errors import UnreadableInput
 from retuned.metrics import Row
 from retuned.metrics.labels import EXPERIMENT_PHASES, PHASES, kebab
-from retuned.metrics.rows import Waiting, pod_rows, standing, waiting_rows, waits_for_person
+from retuned.metrics.rows import (
+    NEWS,
+    Subject,
+    Waiting,
+    failing_rows,
+    pod_rows,
+    standing,
+    waiting_rows,
+    waits_for_person,
+)
 from retuned.ports import Clock, Telemetry
 from retuned.stages.gate import GateReason
 from retuned_operator.controllers.counted import is_waiting
@@ -35,6 +44,8 @@ log = logging.getLogger(__name__)
 
 _AWAITING = "AwaitingApproval"
 _OPEN = frozenset({"AwaitingApproval", "Approved", "Scheduled"})
+_STUCK = "RollbackFailed"
+_BACK = frozenset({"RollingBack", _STUCK, "RolledBack"})
 
 
 class Shown:
@@ -113,6 +124,12 @@ class Shown:
             table(name, rows)
         table("retuned_swap_proposal_pods", pod_rows(waiting))
         table("retuned_swap_in_force_saving_ratio", _in_force(proposals, targets))
+        table("retuned_swap_paused", _paused(proposals))
+        failing = failing_rows(
+            {_subject(b): _late(b) for b in proposals if _phase_word(b) == _STUCK}
+        )
+        table("retuned_swap_rollback_failed", failing)
+        table("retuned_swap_rolled_back", _rolled_back(proposals, self._clock.now()))
 
     def _experiments(self) -> None:
         found = self._caches.list(EXPERIMENTS)
@@ -190,6 +207,44 @@ def _in_force(proposals: Sequence[Obj], targets: Sequence[Obj]) -> list[Row]:
                 saving = float(by["spec"].get("expectedSaving", 0.0))
                 rows.append(({**names, "kernel": str(entry.get("kernel", ""))}, saving))
     return rows
+
+
+def _paused(proposals: Sequence[Obj]) -> list[Row]:
+    """Return each rollout that is paused, with what a decision on it has to name."""
+    return [
+        ({**_subject(body).labels, "digest": str(body["spec"]["artifact"]["digest"])}, 1.0)
+        for body in proposals
+        if _phase_word(body) == "Paused"
+    ]
+
+
+def _rolled_back(proposals: Sequence[Obj], now: datetime) -> list[Row]:
+    """Return what began to go back not long ago, and why."""
+    rows: list[Row] = []
+    for body in proposals:
+        if _phase_word(body) not in _BACK:
+            continue
+        steps = [each for each in body["status"].get("history", ()) if each["to"] == "RollingBack"]
+        if steps and datetime.fromisoformat(steps[-1]["at"]) >= now - NEWS:
+            reason = str(steps[-1].get("reason", ""))
+            rows.append(({**_subject(body).labels, "reason": reason}, 1.0))
+    return rows
+
+
+def _late(body: Obj) -> list[str]:
+    """Return the pods that were told and are not back."""
+    told = (body["status"].get("rollout") or {}).get("pods", ())
+    return [str(each["name"]) for each in told if not each.get("done", False)]
+
+
+def _subject(body: Obj) -> Subject:
+    spec, metadata = body["spec"], body["metadata"]
+    return Subject(
+        namespace=metadata.get("namespace", ""),
+        proposal=metadata["name"],
+        target=str(spec["targetRef"]["name"]),
+        kernel=str(spec["kernel"]),
+    )
 
 
 def _names(body: Obj) -> dict[str, str]:

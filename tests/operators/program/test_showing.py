@@ -8,11 +8,19 @@ import pytest
 from tests.operators import examples
 from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.memory import KERNEL
-from tests.operators.controllers.test_swaps import OPEN, agree, at_canary, propose, reached
+from tests.operators.controllers.test_swaps import (
+    OPEN,
+    agree,
+    at_canary,
+    measured,
+    propose,
+    reached,
+)
 
 from retuned.adapters.telemetry import FakeTelemetry, PrometheusTelemetry
 from retuned.metrics import Exporter
 from retuned.metrics.swapped import PENDING_ROWS
+from retuned.stages.gate import DecisionKind
 from retuned_operator.controllers.counted import experiment_moved
 from retuned_operator.crds import ExperimentPhase as E
 from retuned_operator.crds import KernelExperimentStatus
@@ -21,6 +29,8 @@ from retuned_operator.program.showing import Shown
 from retuned_operator.runtime.resources import FREEZES, POLICIES, Resource
 
 AWAITING = "retuned_swap_proposal_awaiting_approval"
+BACK, FAILED = "retuned_swap_rolled_back", "retuned_swap_rollback_failed"
+PAUSED = "retuned_swap_paused"
 
 
 def look(cluster: Cluster) -> FakeTelemetry:
@@ -81,6 +91,36 @@ def test_a_way_back_that_does_not_arrive_is_counted_as_failed() -> None:
     shown = look(cluster)
     assert shown.row("retuned_proposals", phase="rollback-failed") == 1.0
     assert shown.total("retuned_rollbacks_failed_total") == 1
+    about = {"namespace": "serving", "proposal": "swp-1", "target": "chat", "kernel": KERNEL}
+    assert shown.row(FAILED, **about, server="chat-0") == 1.0
+    for server in cluster.servers.values():
+        server.says = "rollback"
+    reached(cluster, P.ROLLED_BACK)
+    assert look(cluster).tables[FAILED] == {}
+
+
+def test_a_swap_that_went_back_is_named_for_a_quarter_of_an_hour() -> None:
+    cluster = at_canary()
+    assert look(cluster).tables[BACK] == {}
+    for server in cluster.servers.values():
+        server.says = "rollback"
+    reached(cluster, P.ROLLED_BACK)
+    (step,) = [s for s in cluster.proposals()[0].status.history if s.to is P.ROLLING_BACK]
+    about = {"namespace": "serving", "proposal": "swp-1", "target": "chat", "kernel": KERNEL}
+    assert look(cluster).row(BACK, **about, reason=step.reason) == 1.0
+    cluster.clock.advance(901.0)
+    assert look(cluster).tables[BACK] == {}
+
+
+def test_a_paused_rollout_is_named_with_what_an_approval_has_to_name() -> None:
+    cluster = measured(now=None)
+    assert look(cluster).tables[PAUSED] == {}
+    reached(cluster, P.PAUSED)
+    about = {"namespace": "serving", "proposal": "swp-1", "target": "chat", "kernel": KERNEL}
+    assert look(cluster).row(PAUSED, **about, digest=examples.ARTIFACT) == 1.0
+    cluster.say("ada", DecisionKind.REJECT)
+    cluster.until(lambda: cluster.proposals()[0].status.phase is not P.PAUSED)
+    assert look(cluster).tables[PAUSED] == {}
 
 
 def test_experiments_are_counted_from_begin_to_end() -> None:
