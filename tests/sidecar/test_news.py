@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.sidecar.sidecar_world import CLEAN, FIRST, PodWorld, swap
 
-from retuned.agent_wire import Outcome
+from retuned.agent_wire import Outcome, ProfileReport, WatchPost
 from retuned.sidecar import program
+from retuned.sidecar.reporting import flush
 from retuned.stages.watch import WatchAction
 
 _NEVER_S = 3600.0
@@ -55,6 +56,16 @@ def until(seen: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def silence(world: PodWorld) -> None:
+    """Let the operator be away for eight windows."""
+    world.turn()
+    world.operator.said.clear()
+    world.operator.away = True
+    for number in range(8):
+        world.trace(number=number)
+        world.turn(70.0)
+
+
 def test_an_order_and_harm_are_told_without_waiting_for_the_next_report(
     world: PodWorld, running: threading.Event
 ) -> None:
@@ -76,9 +87,35 @@ def test_an_answer_that_is_judged_as_before_is_no_news(world: PodWorld) -> None:
     world.order(swap())
     world.swapper.counts["gemm"] = dict(CLEAN)
     world.turn(5.0)
-    world.turn(15.0)
     news = world.ctx.standing.news
+    assert not news.is_set(), "it was told"
+    world.clock.advance(15.0)
+    world.sidecar.steer()
     assert news.is_set(), "now it may be kept"
-    news.clear()
-    world.turn(5.0)
+    world.sidecar.tell()
+    world.clock.advance(5.0)
+    world.sidecar.steer()
     assert not news.is_set()
+
+
+def test_after_a_silence_how_slots_stand_is_told_before_windows_that_have_waited(
+    world: PodWorld,
+) -> None:
+    silence(world)
+    waited = len(world.ctx.spool)
+    assert waited > 6
+    world.operator.away = False
+    world.sidecar.tell()
+    kinds = [type(each) for each in world.operator.said]
+    assert kinds.index(WatchPost) == 1 + program._FIRST_WINDOWS, "hello, and a few windows"
+    assert kinds.count(ProfileReport) == waited
+    assert len(world.ctx.spool) == 0
+
+
+def test_windows_let_pass_what_is_news_meanwhile(world: PodWorld) -> None:
+    silence(world)
+    world.operator.away = False
+    world.ctx.standing.news.set()
+    assert flush(world.ctx) == 0
+    world.ctx.standing.news.clear()
+    assert flush(world.ctx, most_windows=3) == 3

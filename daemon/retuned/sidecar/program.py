@@ -22,6 +22,8 @@ _WAIT_S = 30.0
 _RETRY_S = 10.0
 _MOST_RETRY_S = 15.0
 """An operator that is back hears of every pod within it; asking costs no more than telling does."""
+_FIRST_WINDOWS = 4
+"""Windows that are told before how slots stand now, which decisions wait for."""
 _LEAST_TELL_S = 1.0
 """Of what comes all at once the operator hears once."""
 _STOP_S = 5.0
@@ -57,9 +59,12 @@ class Sidecar:
 
     def tell(self) -> None:
         """Tell the operator what there is to tell; an error in one part ends all: it is away."""
+        self.ctx.standing.news.clear()  # what is news by now is told below
         reporting.say_hello(self.ctx)
-        reporting.flush(self.ctx)  # first: it needs no server that answers
+        # first: it needs no server that answers; but after a silence many windows wait
+        reporting.flush(self.ctx, most_windows=_FIRST_WINDOWS)
         reporting.tell_slots(self.ctx)
+        reporting.flush(self.ctx)
         lifting.tell(self.ctx)  # last: an operator of an older release does not know of it
 
     def listen(self, *, wait_s: float = _WAIT_S) -> bool:
@@ -204,7 +209,6 @@ def _patiently(
         if news is not None:
             stop.wait(min(delay_s, _LEAST_TELL_S))
             news.wait(max(0.0, delay_s - _LEAST_TELL_S))
-            news.clear()
         elif delay_s > 0.0:
             stop.wait(delay_s)
 

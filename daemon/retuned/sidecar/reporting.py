@@ -120,18 +120,29 @@ def tell_slots(ctx: Context) -> None:
     ctx.operator.post(WatchPost(pod=ctx.pod, target=ctx.target, at=at, slots=said, held=held))
 
 
-def flush(ctx: Context) -> int:
+def flush(ctx: Context, *, most_windows: int | None = None) -> int:
     """Tell what waits in the spool, until something keeps it; return how much was told.
+
+    Windows come last, and may be many after a silence: they let pass what is news meanwhile.
+
+    Parameters
+    ----------
+    most_windows
+        Windows that are told; None tells all.
 
     Raises
     ------
     TemporaryError, Refused
         As `Operator.post`; what was not told stays.
     """
-    told = 0
+    told = windows = 0
     ctx.telemetry.gauge("retuned_spool_reports", len(ctx.spool))
     for waiting in ctx.spool.waiting():
         report = waiting.report
+        if isinstance(report, ProfileReport):
+            if windows == most_windows or ctx.standing.news.is_set():
+                break
+            windows += 1
         try:
             found_in = _found_in(ctx, report)
             if isinstance(report, OrderDone):
