@@ -9,7 +9,6 @@ compiles what was asked for.
 from __future__ import annotations
 
 import copy
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +16,17 @@ from typing import Any
 from retuned.runtime.grid import Grid, parse_expression, parse_grid
 from retuned.runtime.inforce import Ineligible
 from retuned.runtime.intercept.arguments import ALIGN, Observation, dtype_name, is_pointer
+from retuned.runtime.intercept.binding import (
+    Arguments,
+    asked_for,
+    bind_live,
+    bind_source,
+    mismatch,
+    names_in,
+    other_places,
+    place_of,
+    places_of,
+)
 from retuned.runtime.intercept.call import Call, GridNumbers
 from retuned.runtime.intercept.codes import specialisation_of
 from retuned.runtime.intercept.held import Held
@@ -114,13 +124,13 @@ class Plan:
         self._codes: dict[Code, Any] = {}
         self.jit: Any = kernel.target() if entry is None else getattr(module, entry)
         self.live = entry is None
-        order = {each.name: place for place, each in enumerate(kernel.parameters)}
+        order = places_of(kernel)
         self._order = order
         self.options = {name: value for name, value in params.items() if name in LAUNCH_OPTIONS}
         constants = {name: value for name, value in params.items() if name not in self.options}
-        self.stores = {_place(order, name): how for name, how in rule.stores.items()}
-        self._pointers = [(_place(order, name), dtype) for name, dtype in rule.dtypes.items()]
-        self._fixed = [(_place(order, name), value) for name, value in rule.constexprs.items()]
+        self.stores = {place_of(order, name): how for name, how in rule.stores.items()}
+        self._pointers = [(place_of(order, name), dtype) for name, dtype in rule.dtypes.items()]
+        self._fixed = [(place_of(order, name), value) for name, value in rule.constexprs.items()]
         self._known: dict[Any, str] = {}
         self.watched: list[tuple[Mapping[str, Any], str, Any]] = []
         """Globals that the server's code was compiled with, as (names, name, value)."""
@@ -128,11 +138,16 @@ class Plan:
         torch = sys.modules.get("torch")
         self.limited = torch is not None and getattr(torch.version, "hip", None) is not None
         self.ready: dict[Signature, Ready] = {}
-        if self.live:
-            self._bind_live(rule, constants)
+        self._arguments: Arguments
+        if entry is None:
+            self._arguments, taken = bind_live(kernel, rule, constants)
+            self.changed = dict(constants)
         else:
-            assert entry is not None, "of the artifact"
-            self._bind_source(rule, check_source(source, entry=entry).parameters, constants)
+            parameters = check_source(source, entry=entry).parameters
+            self._arguments, taken = bind_source(
+                kernel, rule, parameters=parameters, constants=constants
+            )
+            self.changed = {}
         numbers = {name: value for name, value in constants.items() if isinstance(value, int)}
         self._numbers = numbers
         axes = [name for name, _ in spec.axes]
@@ -140,14 +155,17 @@ class Plan:
         self._grid: Grid | None = parse_grid(grid, names) if grid else None
         if self._grid is None and not rule.keeps_grid:
             raise Refused("grid-invalid", detail="neither a rule nor 'kept' says the grid")
-        self._scalars = self._other_places()
+        settled = {place for place, _ in (*self._pointers, *self._fixed)}
+        self._scalars = other_places(
+            kernel, settled=settled | {order[name] for name in self.changed}
+        )
         self._held: Held | None = None
-        if not self.live:
+        if entry is not None:
             self._held = Held(
                 rule,
                 places=order,
                 scalars=self._scalars,
-                parameters=self._parameters,
+                parameters=parameters,
                 wanted=self._arguments,
             )
             self.jit = unspecialised(self.jit, self._held.free)
@@ -155,12 +173,12 @@ class Plan:
         own = {*order, *numbers, *axes}
         self._spec = spec
         self._ints = [
-            (order[n], parse_expression(rule.ints[n], axes)) for n in _in(order, rule.ints)
+            (order[n], parse_expression(rule.ints[n], axes)) for n in names_in(order, rule.ints)
         ]
         self._numels = [
-            (order[n], parse_expression(rule.numels[n], axes)) for n in _in(order, rule.numels)
+            (order[n], parse_expression(rule.numels[n], axes)) for n in names_in(order, rule.numels)
         ]
-        asked = {*used, *_asked_for(rule, kernel)}
+        asked = {*used, *asked_for(rule, kernel)}
         self.asks_for_grid = self._grid is None or not asked.isdisjoint(GRID_NAMES)
         """Whether the server's own grid decides anything of a launch."""
         self.sized = tuple(
@@ -171,58 +189,9 @@ class Plan:
         """Places of the tensors whose size does."""
         self._settled = self._grid is not None and used <= {*own, *GRID_NAMES}
         self._by_grid = not used.isdisjoint(GRID_NAMES)
-        idle = sorted(constants.keys() - self._taken - used)
+        idle = sorted(constants.keys() - taken - used)
         if idle:
-            raise _mismatch(f"the params {idle} are neither the entry's nor in the grid")
-
-    def _bind_live(self, rule: LaunchRule, constants: Mapping[str, Any]) -> None:
-        """Give the server's function its own arguments, but for some constexprs."""
-        if rule.bind:
-            raise _mismatch("the server's own code binds by its own names")
-        kinds = {each.kind for each in inspect.signature(self.kernel.function).parameters.values()}
-        if kinds != {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
-            raise _mismatch("the kernel takes other than plain parameters")
-        by_name = {each.name: each for each in self.kernel.parameters}
-        for name in constants:
-            if name not in by_name or not by_name[name].constexpr:
-                raise _mismatch(f"'{name}' is no constexpr of the kernel")
-        self.changed = dict(constants)
-        self._taken = set(constants)
-        self._arguments: list[tuple[bool, Any]] = [
-            (True, constants[each.name]) if each.name in constants else (False, place)
-            for place, each in enumerate(self.kernel.parameters)
-        ]
-
-    def _bind_source(
-        self, rule: LaunchRule, parameters: Sequence[Any], constants: Mapping[str, Any]
-    ) -> None:
-        """Give another source what it names: arguments of the launch, and its own constexprs."""
-        self.changed = {}
-        self._taken = {each.name for each in parameters}
-        self._parameters = parameters
-        self._arguments = []
-        for each in parameters:
-            if each.name in constants:
-                if not each.constexpr:
-                    raise _mismatch(f"the param '{each.name}' is not annotated tl.constexpr")
-                self._arguments.append((True, constants[each.name]))
-                continue
-            wanted = rule.bind.get(each.name, each.name)
-            place = _place(self._order, wanted)
-            if self.kernel.parameters[place].constexpr and not each.constexpr:
-                raise _mismatch(f"'{each.name}' would get the constexpr '{wanted}'")
-            self._arguments.append((False, place))
-
-    def _other_places(self) -> list[int]:
-        """Return what is neither a pointer nor a checked or changed constexpr; all ints matter."""
-        settled = {place for place, _ in self._pointers} | {place for place, _ in self._fixed}
-        settled |= {self._order[name] for name in self.changed}
-        rest = [place for place in range(len(self._order)) if place not in settled]
-        loose = [p for p in rest if self.kernel.parameters[p].constexpr]
-        if loose:
-            names = [self.kernel.parameters[place].name for place in loose]
-            raise _mismatch(f"nothing says what the constexprs {names} must be")
-        return rest
+            raise mismatch(f"the params {idle} are neither the entry's nor in the grid")
 
     @property
     def pointers(self) -> list[int]:
@@ -478,33 +447,11 @@ class Plan:
         return self.ready.setdefault(signature, Ready(compiled))
 
 
-def _asked_for(rule: LaunchRule, kernel: Kernel) -> set[str]:
-    """Return all that the lengths of a launch are made of."""
-    names = known_names(kernel)
-    return {name for text in rule.axes.values() for name in parse_grid([text], names).names}
-
-
-def _in(order: Mapping[str, int], names: Mapping[str, str]) -> list[str]:
-    for name in names:
-        _place(order, name)
-    return list(names)
-
-
-def _place(order: Mapping[str, int], name: str) -> int:
-    if name not in order:
-        raise _mismatch(f"the kernel has no parameter '{name}'")
-    return order[name]
-
-
 def _scalar(value: object) -> object:
     """Return what Triton specialises on: a whole number itself, of a float that it is one."""
     if isinstance(value, int):
         return value
     return float if type(value) is float else None
-
-
-def _mismatch(detail: str) -> Refused:
-    return Refused("launch-mismatch", detail=detail)
 
 
 def raw_of(call: Call) -> tuple[Any, ...]:
