@@ -269,7 +269,7 @@ def _state(row: Row, *, now: datetime) -> str:
 
 def _worth(proposal: Proposal, fleet: Fleet) -> Iterator[tuple[str, str]]:
     share, hours = saving_of(proposal), monthly_hours(proposal, fleet)
-    yield "Kernel time", f"{share.point:.2%} less ({share.lower:.2%} to {share.upper:.2%})"
+    yield "kernel time", f"{share.point:.2%} less ({share.lower:.2%} to {share.upper:.2%})"
     if hours is None:
         yield "GPU-hours", "not known: no profile says how busy the GPU is"
         return
