@@ -11,6 +11,7 @@ import pytest
 import yaml
 from tests.channels.heard import listening
 from tests.fakeapi.server import FakeApi
+from tests.operators import examples
 from tests.operators.program.test_program import (
     _authority,
     asked,
@@ -21,6 +22,7 @@ from tests.operators.program.test_program import (
 )
 
 from retuned_operator.program.settings import Settings, load_settings
+from retuned_operator.runtime.resources import PROPOSALS
 
 __all__ = ["fake", "settings"]
 _WAITING = 'retuned_channel_messages_waiting{channel="webhook"} 0.0'
@@ -28,7 +30,7 @@ _REFUSED = 'retuned_channel_arrivals_total{channel="alertmanager",outcome="refus
 pytestmark = pytest.mark.slow
 
 
-def test_who_leads_looks_for_what_to_tell_and_hears_by_the_certificate_of_the_agent_api(
+def test_who_leads_tells_and_hears_by_the_certificate_of_the_agent_api(
     fake: FakeApi, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del settings  # its environment and its file are what counts
@@ -52,3 +54,6 @@ def test_who_leads_looks_for_what_to_tell_and_hears_by_the_certificate_of_the_ag
             assert answer.status_code == 401
             eventually(lambda: _WAITING in asked(operator, "/metrics").text)
             assert _REFUSED in asked(operator, "/metrics").text
+            swap = examples.a_swap(expiresAt="2099-01-01T00:00:00Z")
+            fake.make(PROPOSALS, swap, phase="RollbackFailed")  # no pod is left that could not
+            eventually(lambda: "rolled-back" in [took.body["event"] for took in ear.took])
