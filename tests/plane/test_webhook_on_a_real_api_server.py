@@ -70,7 +70,7 @@ class Webhook:
         self._keeper = Keeper(api=api, namespace=PLACE, names=NAMES, servers=lambda: (PLACE,))
 
     def keep(self, *, now: datetime) -> None:
-        self.server.serve_with(self._keeper.step(now=now))
+        self.server.serve_with(self._keeper.step(now=now).pair)
 
 
 @pytest.fixture(scope="module")
