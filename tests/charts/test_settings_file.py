@@ -133,7 +133,7 @@ def test_every_value_is_carried_over(reader: Reader) -> None:
     assert sidecar.metrics_address == "0.0.0.0"
     assert (found.namespaces, found.environment) == (("serving", "chat"), "prod")
     assert found.prometheus_url == "http://prometheus.observability.svc:9090"
-    assert found.log_level == "debug"
+    assert (found.log_level, found.log_format, sidecar.log_format) == ("debug", "json", "json")
 
 
 def test_users_of_large_numbers_stay_whole_numbers(reader: Reader) -> None:

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from retuned.adapters.clock import FakeClock
-from retuned.cli import logs
 from retuned.cli import run as command
 from retuned.contract import Language
 from retuned.errors import RetunedError
 from retuned.local import wiring
+from retuned.terminal import logs
 
 LOOP = SimpleNamespace(ctx=SimpleNamespace(clock=FakeClock()))
 POLICIES = Path(__file__).resolve().parents[2] / "policies"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.tracing.receiver import collecting
 
 from retuned.adapters.tracing import open_spans
-from retuned.cli.logs import Framed, JsonLines, TextLines
 from retuned.spans import NoSpans
+from retuned.terminal.logs import Framed, JsonLines, TextLines
 
 
 class Written:

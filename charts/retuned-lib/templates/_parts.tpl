@@ -16,6 +16,7 @@ baselineWindows: 6
 detector: production
 tracesUrl: ''
 metricsAddress: 127.0.0.1
+logFormat: text
 {{- end }}
 {{- define "retuned-lib.parts" -}}
 site: /retuned/runtime/retuned/runtime/site
@@ -136,6 +137,8 @@ initContainers:
     value: {{ .metricsAddress | quote }}
   - name: RETUNED_METRICS_PORT
     value: '9475'
+  - name: RETUNED_LOG_FORMAT
+    value: {{ .logFormat | quote }}
   - name: TMPDIR
     value: /retuned/state
   - name: RETUNED_POD_NAME

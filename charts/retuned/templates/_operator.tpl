@@ -68,6 +68,7 @@
   "baselineWindows" (int .Values.sidecar.baselineWindows)
   "detector" .Values.sidecar.detector
   "metricsAddress" .Values.sidecar.metricsAddress
+  "logFormat" .Values.sidecar.logFormat
   "tracesUrl" (ternary .Values.tracing.url "" .Values.tracing.sidecars)
 }}
 {{- $review := dict }}
@@ -128,6 +129,7 @@
 - {name: RETUNED_OPERATOR_CONFIG, value: /etc/retuned/operator.yaml}
 - {name: RETUNED_OPERATOR_STATE_DIR, value: /var/lib/retuned}
 - {name: RETUNED_OPERATOR_LOG_LEVEL, value: {{ .Values.operator.logLevel | quote }}}
+- {name: RETUNED_OPERATOR_LOG_FORMAT, value: {{ .Values.operator.logFormat | quote }}}
 - {name: RETUNED_OPERATOR_AGENT_PORT, value: {{ .Values.operator.ports.agent | quote }}}
 - {name: RETUNED_OPERATOR_METRICS_PORT, value: {{ .Values.operator.ports.metrics | quote }}}
 {{- if .Values.webhook.enabled }}

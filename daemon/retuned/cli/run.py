@@ -10,13 +10,13 @@ import typer
 
 from retuned.adapters.policy_files import load_policies
 from retuned.catalog.own import load_definitions
-from retuned.cli.logs import log_to_stderr
 from retuned.cli.places import cautions
 from retuned.contract import Language
 from retuned.lab.harness.sandbox import hide_memory
 from retuned.local.lock import only_one
 from retuned.local.program import serve
 from retuned.settings import Settings, load_settings
+from retuned.terminal.logs import log_to_stderr
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def run(
         config,
         {"state_dir": state_dir, "watch_dirs": watch, "policy_files": policy, "review": review},
     )
-    log_to_stderr(settings)
+    log_to_stderr(level=settings.log_level, form=settings.log_format)
     hide_memory()  # it signs evidence and knows the endpoint's key; candidates run as its user
     from retuned.local.channelling import channelled
     from retuned.local.review_page import served  # after the settings: a typo answers at once

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from retuned.cli.logs import log_to_stderr
 from retuned.errors import RetunedError
 from retuned.settings import load_settings
+from retuned.terminal.logs import log_to_stderr
 from retuned.terminal.output import say_error
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def sidecar(config: Path | None = None) -> None:
     """
     _stay_small()
     settings = load_settings(config)
-    log_to_stderr(settings)
+    log_to_stderr(level=settings.log_level, form=settings.log_format)
     from retuned.sidecar.program import serve
     from retuned.sidecar.wiring import build  # after the settings: a typo answers at once
 

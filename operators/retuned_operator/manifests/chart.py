@@ -37,6 +37,7 @@ from retuned_operator.manifests.settings_data import value_name
 HEADER = "# Made by scripts/chart_sync.py from retuned_operator.manifests; do not edit.\n"
 _TOKEN_S, _USER_ID = 86_399, 1_999_999_937
 _WINDOW_S, _SETTLE_S, _WINDOWS, _DETECTOR = 86_397, 3_593, 9_973, "demo"
+_LOG_FORMAT = "json"
 """Stand for values: numbers that no setting has by chance."""
 _TEXTS = {
     "image": "VALUE-image",
@@ -84,6 +85,7 @@ def sidecar_template() -> str:
         settle_s=_SETTLE_S,
         baseline_windows=_WINDOWS,
         detector=_DETECTOR,
+        log_format=_LOG_FORMAT,
         **_TEXTS,
     )
     annotations = {INJECT: "true", TARGET: _TARGET}
@@ -150,6 +152,7 @@ def _with_values(text: str) -> str:
         for stands, name in counts.items()
     }
     holes[f"value: {_DETECTOR}\n"] = f"value: {_quoted('detector')}\n"
+    holes[f"value: {_LOG_FORMAT}\n"] = f"value: {_quoted('logFormat')}\n"
     holes |= {stands: _quoted(value_name(name)) for name, stands in _TEXTS.items()}
     holes[_TARGET] = _quoted("target")
     for stands, expression in holes.items():

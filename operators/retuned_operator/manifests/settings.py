@@ -14,6 +14,7 @@ from retuned_operator.crds.target import Vendor
 
 Selector = Mapping[str, str]
 _DETECTORS = ("production", "demo")
+_LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +223,8 @@ class SidecarSettings:
     none."""
     metrics_address: str = "127.0.0.1"
     """Address that its metrics are served on; they name kernels. ``0.0.0.0`` lets Prometheus in."""
+    log_format: str = "text"
+    """How it logs: ``text`` for people, ``json`` for machines, one object a line."""
 
     def __post_init__(self) -> None:
         if self.user_id <= 0:
@@ -236,3 +239,6 @@ class SidecarSettings:
             raise ValueError("a baseline is made of 1 to 10000 windows")
         if self.detector not in _DETECTORS:
             raise ValueError(f"detector is {' or '.join(_DETECTORS)}, not {self.detector[:40]!r}")
+        if self.log_format not in _LOG_FORMATS:
+            known = " or ".join(_LOG_FORMATS)
+            raise ValueError(f"the log's format is {known}, not {self.log_format[:40]!r}")

@@ -102,6 +102,7 @@ def sidecar(settings: SidecarSettings, *, target: str) -> dict[str, Any]:
         "RETUNED_TRACES_URL": settings.traces_url,
         "RETUNED_METRICS_ADDRESS": settings.metrics_address,
         "RETUNED_METRICS_PORT": str(METRICS_PORT),
+        "RETUNED_LOG_FORMAT": settings.log_format,
         "TMPDIR": STATE_DIR,
     }
     fields = {

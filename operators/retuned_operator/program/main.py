@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from retuned.errors import RetunedError, UsageError
+from retuned.terminal.logs import log_to_stderr
 from retuned_operator.program.assembly import Operator
 from retuned_operator.program.settings import load_settings
 
@@ -24,11 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         settings = load_settings(_config(words))
-        logging.basicConfig(
-            level=settings.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        )
-        logging.getLogger("httpx").setLevel(logging.WARNING)
+        log_to_stderr(level=settings.log_level, form=settings.log_format)
         operator = Operator(settings)
         stop = threading.Event()
         _until_told(stop)

@@ -76,6 +76,8 @@ class Settings(BaseSettings):
     """Mounted certificate, of cert-manager; None keeps certificates of our own."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe line in the log."""
+    log_format: Literal["text", "json"] = "text"
+    """``text`` for people, ``json`` for machines: one object a line."""
     address: str = "0.0.0.0"
     """Where to listen."""
     agent_port: _Port = 8443

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from typing import Literal
 
-from retuned.settings import Settings
 from retuned.spans import spoken
 from retuned.terminal.output import lines
 
@@ -49,16 +49,24 @@ class JsonLines(logging.Formatter):
         return json.dumps(body)
 
 
-def log_to_stderr(settings: Settings) -> None:
-    """Begin to log, as the settings say."""
+def log_to_stderr(*, level: str, form: Literal["text", "json"]) -> None:
+    """Begin to log.
+
+    Parameters
+    ----------
+    level
+        Least severity that is logged, such as ``info``.
+    form
+        Whether people or machines read it.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonLines()
-        if settings.log_format == "json"
+        if form == "json"
         else TextLines("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     )
     handler.addFilter(Framed())
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     # a step that still runs when its next turn comes is ordinary: an experiment takes minutes
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     # a line for each request would be most of a sidecar's log
