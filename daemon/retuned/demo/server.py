@@ -199,7 +199,9 @@ def _operators(
     from retuned.demo.kernels import slotted_operators
     from retuned.runtime import attach
 
-    runtime = attach(server="demo", socket_dir=options.socket_dir)
+    runtime = attach(
+        server="demo", socket_dir=options.socket_dir, windows=options.trace_dir is None
+    )
     slotted = slotted_operators(shape, runtime, cache_dir=options.cache_dir, device=options.device)
     if not options.allow_fault:
         return slotted.operators, None

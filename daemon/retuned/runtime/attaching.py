@@ -22,6 +22,8 @@ from retuned.runtime.overrides_taken import Operators
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Key, Refused
+from retuned.runtime.windows.pacing import Rule, rule_of
+from retuned.runtime.windows.service import Windows
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ class Runtime:
         Tells the user id of a peer of the control socket.
     at_once
         False listens only once there is something to swap: for processes that others made.
+    windows
+        Folder for profiler windows and how they are paced; None takes none.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Runtime:
         enabled: bool = True,
         credentials: PeerUid = peer_uid,
         at_once: bool = True,
+        windows: tuple[Path, Rule] | None = None,
     ) -> None:
         self.enabled = enabled
         self.at_once = at_once
@@ -63,6 +68,7 @@ class Runtime:
         self._operators = Operators(self._adopt)
         host.reports["operators"] = self._operators.states
         self._control: ControlSocket | None = None
+        self._windows = _windows(host, windows) if windows and enabled else None
         self._intercepts = False
         self._starting = threading.Lock()
         self._settled = not enabled
@@ -182,6 +188,8 @@ class Runtime:
         _ATTACHED.discard(self)
         atexit.unregister(self.close)
         self._settled = True
+        if self._windows is not None:
+            self._windows.close()
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -207,6 +215,13 @@ class Runtime:
             if not self._settled:
                 self._settled = True  # whatever comes of it, it is not tried with every launch
                 self._listen()
+                if self._windows is not None:
+                    self._windows.start()
+
+    def before_fork(self) -> None:
+        """Leave nothing open that a child would go on with."""
+        if self._windows is not None:
+            self._windows.before_fork()
 
     def after_fork(self) -> None:
         """Start over in a forked child: no orders, no counts, own socket at its first launch.
@@ -216,6 +231,8 @@ class Runtime:
         """
         self._starting = threading.Lock()  # another thread of the parent may have held it
         self._operators.renew()
+        if self._windows is not None:
+            self._windows.after_fork()
         if self._control is not None:
             self._control.abandon()
             self._control = None
@@ -252,6 +269,7 @@ def attach(
     credentials: PeerUid = peer_uid,
     triton: bool | None = None,
     at_once: bool = True,
+    windows: bool = True,
 ) -> Runtime:
     """Attach Retuned to this process.
 
@@ -277,6 +295,9 @@ def attach(
     at_once
         False listens only once there is something to swap. What was attached so, by a plugin, gives
         way to who attaches by hand: a process has one socket.
+    windows
+        Whether the runtime profiles now and then, where ``RETUNED_TRACE_DIR`` names a folder for it
+        (``docs/running.md``); False for a server that profiles itself.
     """
     folder = socket_dir or os.environ.get("RETUNED_SOCKET_DIR")
     artifacts = artifacts_dir or os.environ.get("RETUNED_ARTIFACTS_DIR")
@@ -305,6 +326,7 @@ def attach(
         enabled=enabled,
         credentials=credentials,
         at_once=at_once,
+        windows=_windows_wanted() if windows else None,
     )
     if enabled:
         if triton if triton is not None else _is_asked("RETUNED_TRITON"):
@@ -312,6 +334,18 @@ def attach(
         _ATTACHED.add(runtime)
         atexit.register(runtime.close)
     return runtime
+
+
+def _windows_wanted() -> tuple[Path, Rule] | None:
+    rule = rule_of(os.environ)
+    return None if rule is None else (Path(os.environ["RETUNED_TRACE_DIR"].strip()), rule)
+
+
+def _windows(host: Host, wanted: tuple[Path, Rule]) -> Windows:
+    folder, rule = wanted
+    found = Windows(folder, rule, launched=host.launched, quiet=host.graphs.quiet)
+    host.reports["windows"] = found.state
+    return found
 
 
 def attached() -> list[Runtime]:
@@ -347,9 +381,14 @@ _OPAQUE: Mapping[str, Any] = {
 }
 
 
+def _before_fork() -> None:
+    for runtime in list(_ATTACHED):
+        runtime.before_fork()
+
+
 def _after_fork() -> None:
     for runtime in list(_ATTACHED):
         runtime.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -144,6 +144,11 @@ class Host:
         """Captured graphs, which follow the slots."""
         return self._graphs
 
+    def launched(self) -> int:
+        """Return a number that grows with every launch that is seen here, in graphs or not."""
+        stock = 0 if self._interception is None else self._interception.launches()
+        return stock + self._graphs.replays() + sum(slot.total() for slot in self._all_slots())
+
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one request.
 

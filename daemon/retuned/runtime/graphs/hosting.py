@@ -68,6 +68,10 @@ class HostedGraphs:
         """Hold off captures of graphs while entered; raises `Refused` if one is under way."""
         return self._graphs().gate.changing()
 
+    def replays(self) -> int:
+        """Return how often graphs that are followed were launched."""
+        return sum(graph.replays for graph in self._graphs().index)
+
     def state(self, slot: Slot) -> dict[str, Any]:
         """Return what became of a slot's launches in graphs."""
         return slot_graphs(self._graphs(), slot)

@@ -60,6 +60,10 @@ class Interception:
             "next": after + MAX_LISTED if more else None,
         }
 
+    def launches(self) -> int:
+        """Return how often kernels were launched as the server wrote them, since start."""
+        return sum(kernel.total() for kernel in self._interceptor.kernels())
+
     def stock(self) -> dict[str, Any]:
         """Return the kernels that have no slot and run as the server wrote them, as JSON data."""
         every = [each for each in self._interceptor.kernels() if each.slot is None]
