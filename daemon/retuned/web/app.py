@@ -186,16 +186,22 @@ class Pages:
         )
 
     def drifts(self, request: Request) -> Response:
-        """Show drift reports."""
+        """Show drift reports, and plots of one server: lines through several mean nothing."""
         who = self._who(request)
         found = self._source.drifts(who, _slice(request, limit=_DRIFTS))
+        servers = tuple(dict.fromkeys(line.target for line in found.rows))
+        asked = request.query_params.get("server", "")
+        chosen = asked if asked in servers else next(iter(servers), "")
+        lines = [line for line in found.rows if line.target == chosen]
         return self._page(
             request,
             who,
             "drifts.html",
             found=found,
-            distance=drift_figure(found.rows, "distance"),
-            cusum=drift_figure(found.rows, "cusum"),
+            servers=servers,
+            chosen=chosen,
+            distance=drift_figure(lines, "distance"),
+            cusum=drift_figure(lines, "cusum"),
         )
 
     def window(self, request: Request) -> Response:

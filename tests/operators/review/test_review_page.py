@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import html
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -237,6 +239,18 @@ def test_swaps_and_drift_of_the_cluster_have_their_pages(page: Page) -> None:
     page.store.add(PROFILE, "serving/chat/x", {"id": "x", "profile": {}}, phase="new")
     assert "rmsnorm now runs at M=512" in page.get("/drift").text
     assert "is not kept any more" in page.get("/drift/serving/chat/x").text
+
+
+def test_plots_of_drift_are_of_one_server_and_lead_to_the_others(page: Page) -> None:
+    for target in ("chat", "code"):
+        key = f"serving/{target}/x"
+        page.store.add(DRIFT, key, {"id": target, "report": report()}, phase="new")
+    first = page.get("/drift").text
+    (link,) = re.findall(r'href="(/drift\?server=[^"]+)"', first)
+    other = page.get(html.unescape(link)).text
+    chosen = [re.findall(r'<strong aria-current="true">([^<]+)<', each) for each in (first, other)]
+    assert sorted(chosen) == [["serving/chat"], ["serving/code"]]
+    assert all("1 windows" in re.sub(r"\s+", " ", each) for each in (first, other))
 
 
 @pytest.mark.parametrize(
