@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from retuned.metrics import CATALOGUE, OTHER, Exporter, Kind, Label, Metric, Stage
+from retuned.metrics import CATALOGUE, OTHER, Exporter, Kind, Label, Metric, Stage, Unit
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
@@ -43,6 +43,12 @@ _STAGES = {
     Stage.OVERHEAD: "What Retuned itself costs",
     Stage.OPERATOR: "The operator",
 }
+_UNITS = {
+    Unit.NONE: "number",
+    Unit.TIMESTAMP: "seconds since 1970",
+    Unit.CELSIUS: "degrees Celsius",
+}
+"""Where the word of the name needs more."""
 
 
 def page() -> str:
@@ -50,7 +56,7 @@ def page() -> str:
     parts = [_HEAD]
     for stage in Stage:
         metrics = [each for each in CATALOGUE.values() if each.stage is stage]
-        rows = ["| name | type | labels | meaning | by |", "|---|---|---|---|---|"]
+        rows = ["| name | type | unit | labels | meaning | by |", "|---|---|---|---|---|---|"]
         rows += map(_row, metrics)
         parts.append(f"## {_STAGES[stage]}\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
@@ -62,7 +68,8 @@ def _row(metric: Metric) -> str:
     if metric.kind is not Kind.HISTOGRAM and metric.keeper == "table":
         kind += f", table of {metric.most_rows}"
     by = ", ".join(str(each) for each in Exporter if each in metric.exporters)
-    return f"| `{metric.name}` | {kind} | {labels} | {metric.meaning} | {by} |"
+    unit = _UNITS.get(metric.unit, str(metric.unit))
+    return f"| `{metric.name}` | {kind} | {unit} | {labels} | {metric.meaning} | {by} |"
 
 
 def _label(label: Label) -> str:

@@ -39,6 +39,8 @@ ASKED_FOR = {
     "break-glass used": "RetunedBreakGlassUsed",
     "operator not leading": "RetunedOperatorNotLeading",
     "policy invalid": "RetunedPolicyInvalid",
+    "channel hangs": "RetunedChannelHangs",
+    "not scraped": "RetunedNotScraped",
 }
 
 

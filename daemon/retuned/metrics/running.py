@@ -150,7 +150,7 @@ RUNNING: tuple[Metric, ...] = (
     ),
     _OPERATOR.table(
         "retuned_definition_files",
-        "Files of kernels of one's own that the operator read at its start, by whether it uses them.",
+        "Definition files that the operator read at its start, by whether it uses them.",
         closed("state", ("known", "left-out")),
     ),
 )
