@@ -180,6 +180,7 @@ def test_the_notes_warn_of_what_is_switched_off(helm: Helm) -> None:
         "store": {"persistent": False},
     }
     assert helm.files({})["retuned/templates/NOTES.txt"].count("WARNING") == 0
+    assert "experiments.gpuModels is empty" in helm.files({})["retuned/templates/NOTES.txt"]
     assert helm.files(off)["retuned/templates/NOTES.txt"].count("WARNING") == 3
 
 

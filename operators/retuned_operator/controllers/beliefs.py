@@ -23,7 +23,14 @@ from retuned_operator.controllers.acting import Acting
 from retuned_operator.controllers.ports import BY_TARGET, Drifted
 from retuned_operator.controllers.proposals import NOT_KNOWN_S
 from retuned_operator.controllers.swaps import World, baseline, target_of
-from retuned_operator.crds import KernelExperiment, PolicyRef, TuningTarget, experiment_spec, write
+from retuned_operator.crds import (
+    ExperimentPhase,
+    KernelExperiment,
+    PolicyRef,
+    TuningTarget,
+    experiment_spec,
+    write,
+)
 from retuned_operator.crds.experiment import Drift
 from retuned_operator.crds.target import TargetMode
 from retuned_operator.crds.values import API_VERSION
@@ -34,6 +41,8 @@ from retuned_operator.runtime.resources import EXPERIMENTS, POLICIES, TARGETS, O
 
 MIN_WINDOWS = 2
 """The window that raised a report is half old traffic, half new; so many later ones are needed."""
+UNMADE = frozenset({"gpu-model-unknown", "gpu-resource-unknown", "task-too-large"})
+"""Reasons of a refusal that say nothing of the idea."""
 MAX_BELIEFS = 4
 """Most experiments that one report leads to."""
 
@@ -122,13 +131,19 @@ def beliefs_of(
         report=drifted.report,
         total_gpu_time_ns=total_ns,
         observed_ns=profile.observed_ns,
-        known={each.spec.hypothesis for each in earlier},
+        known={each.spec.hypothesis for each in earlier if not _was_never_made(each)},
         worlds={
             name: digest_of([baseline(world, target, name), target.status.environment])
             for name in shapes
         },
     )
     return tuple(found)
+
+
+def _was_never_made(experiment: KernelExperiment) -> bool:
+    """Whether an experiment was refused before any Job of it was there: it says nothing."""
+    status = experiment.status
+    return status.phase is ExperimentPhase.REFUSED and status.reason in UNMADE
 
 
 def costs_of(

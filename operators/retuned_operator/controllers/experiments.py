@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from retuned.errors import Refused, TemporaryError, UsageError
+from retuned.errors import Refused, UsageError
 from retuned.ports import Telemetry
 from retuned.stages.proposal import Proposal
-from retuned_operator.controllers import counted, telling, trials, turns
+from retuned_operator.controllers import counted, telling, trials, turns, wanting
 from retuned_operator.controllers.acting import Acting
 from retuned_operator.controllers.beliefs import asked_for, planned_for
 from retuned_operator.controllers.following import LATER_S, Follow, follow
 from retuned_operator.controllers.ports import BY_EXPERIMENT
 from retuned_operator.controllers.proposals import NOT_KNOWN_S
 from retuned_operator.controllers.swaps import World
+from retuned_operator.controllers.wanting import EVOLVE, MENDED
 from retuned_operator.crds import (
     KernelExperiment,
     KernelExperimentStatus,
@@ -26,8 +27,6 @@ from retuned_operator.crds import (
     read,
     write,
 )
-from retuned_operator.crds.experiment_status import JobRole
-from retuned_operator.crds.target import Vendor
 from retuned_operator.crds.values import API_VERSION, with_condition
 from retuned_operator.machine import (
     CreateJob,
@@ -37,18 +36,19 @@ from retuned_operator.machine import (
     SetSuspend,
     experiments,
 )
-from retuned_operator.machine.records import ExperimentAction, PolicyFact
+from retuned_operator.machine.records import ExperimentAction
 from retuned_operator.manifests import JobRequest, JobSettings, job_objects, proposal_name
-from retuned_operator.manifests.jobs import wants_device
 from retuned_operator.manifests.names import labels, owner
-from retuned_operator.runtime.resources import CONFIG_MAPS, EXPERIMENTS, JOBS, PROPOSALS, TARGETS
+from retuned_operator.runtime.resources import (
+    CONFIG_MAPS,
+    EXPERIMENTS,
+    JOBS,
+    PROPOSALS,
+    TARGETS,
+    Obj,
+)
 
 __all__ = ["EVOLVE", "Experiments"]
-
-EVOLVE = "evolve"
-"""Generator of a plan that asks a language model."""
-_AROUND_ASKING_S = 120
-"""A pod's start and end beside the time in which a model is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +116,7 @@ class Experiments:
         )
         if facts is None:
             return NOT_KNOWN_S
+        facts = replace(facts, unplaced=wanting.no_place(facts.target, self._jobs))
         return self._go(_Looked(resource=resource, facts=facts))
 
     def _orphaned(self, key: str) -> float | None:
@@ -146,6 +147,12 @@ class Experiments:
         if body is None:
             return None
         resource = read(KernelExperiment, body)
+        again = wanting.mended(self._world, resource, self._jobs)
+        if again is not None:
+            if isinstance(again, float):
+                return again
+            self._asked_again(resource, again)
+            return None
         found = follow(self._world, resource, now=now)
         if not isinstance(found, Follow):
             return found
@@ -168,6 +175,23 @@ class Experiments:
         self._acting.status(EXPERIMENTS, resource, status)
         return found.look_again_s
 
+    def _asked_again(self, resource: KernelExperiment, body: Obj) -> None:
+        """Ask for what could not be placed before; the same refusal leads to the same name."""
+        name = body["metadata"]["name"]
+        with self._acting.spans.span("experiment", about={"experiment": name}):
+            self._acting.make(EXPERIMENTS, body)
+        known = telling.condition(
+            MENDED,
+            True,
+            reason="settings-mended",
+            message=f"asked for again as {name}",
+            generation=resource.metadata.generation,
+            now=self._world.clock.now(),
+        )
+        conditions = with_condition(resource.status.conditions, known)
+        status = resource.status.model_copy(update={"conditions": conditions})
+        self._acting.status(EXPERIMENTS, resource, status)
+
     def _asked(self, resource: KernelExperiment, found: Follow) -> bool:
         """Ask for another experiment on what is believed now; the same try has the same name."""
         belief, target, chosen = found.belief, found.target, found.chosen
@@ -187,15 +211,22 @@ class Experiments:
     def _go(self, looked: _Looked) -> float | None:
         """Decide, write the status, and only then act."""
         now, resource = self._world.clock.now(), looked.resource
-        step = experiments.step(
-            resource, looked.facts, now=now, pipeline=self._pipeline(resource, looked.facts.target)
-        )
+        pipeline = wanting.pipeline_of(resource, looked.facts.target, self._jobs)
+        step = experiments.step(resource, looked.facts, now=now, pipeline=pipeline)
+        requests: dict[ExperimentAction, JobRequest] = {}
+        try:
+            requests = self._requests(looked, step)
+        except (Refused, UsageError) as error:
+            step = experiments.unable(resource, looked.facts, error, now=now)
         status = telling.with_experiment_conditions(resource, step.status, now=now)
         with self._turn_of(resource, status, now=now):
             after = self._acting.status(EXPERIMENTS, resource, status)
             self._tell(resource, status)
         for action in step.actions:
-            self._act(_Looked(resource=after, facts=looked.facts), action)
+            if action in requests:
+                self._make(replace(requests[action], traceparent=turns.last_span(after)))
+            else:
+                self._act(_Looked(resource=after, facts=looked.facts), action)
         return _seconds(step, now=now)
 
     def _turn_of(
@@ -219,9 +250,7 @@ class Experiments:
 
     def _act(self, looked: _Looked, action: ExperimentAction) -> None:
         namespace = self._namespace(looked.resource)
-        if isinstance(action, CreateJob):
-            self._make(looked, action)
-        elif isinstance(action, SetSuspend):
+        if isinstance(action, SetSuspend):
             self._acting.suspend_job(action.job, namespace=namespace, suspend=action.suspend)
         elif isinstance(action, DeleteJob):
             uid = next((job.uid for job in looked.facts.jobs if job.name == action.job), "")
@@ -230,36 +259,40 @@ class Experiments:
         else:
             self._propose(looked)
 
-    def _make(self, looked: _Looked, action: CreateJob) -> None:
-        """Make a Job with its task, both suspended and the same after every crash."""
-        target = looked.facts.target
-        assert target is not None, "its absence ends an experiment"
-        request = self._request(looked, action, target)
-        try:
-            task, job = job_objects(request, self._jobs)
-        except (Refused, UsageError) as error:
-            raise TemporaryError(f"{request.experiment}: {error}", delay_s=60.0) from error
+    def _requests(
+        self, looked: _Looked, step: ExperimentStep
+    ) -> dict[ExperimentAction, JobRequest]:
+        """Return the Jobs that a step makes: what cannot be made is known before it is said.
+
+        Raises
+        ------
+        Refused
+            If a Job cannot be made, now or later.
+        TemporaryError
+            If its task cannot be put together now.
+        """
+        resource, target = looked.resource, looked.facts.target
+        found: dict[ExperimentAction, JobRequest] = {}
+        for action in step.actions:
+            if not isinstance(action, CreateJob):
+                continue
+            assert target is not None, "its absence ends an experiment"
+            found[action] = wanting.request_of(
+                self._world,
+                resource,
+                action,
+                target=target,
+                chosen=trials.chosen_for(resource, looked.facts.policies, target),
+                settings=self._jobs,
+            )
+            job_objects(found[action], self._jobs)
+        return found
+
+    def _make(self, request: JobRequest) -> None:
+        """Make a Job with its task, suspended, and the same after every crash."""
+        task, job = job_objects(request, self._jobs)
         self._acting.make(CONFIG_MAPS, task)
         self._acting.make(JOBS, job)
-
-    def _request(self, looked: _Looked, action: CreateJob, target: TuningTarget) -> JobRequest:
-        resource = looked.resource
-        chosen = trials.chosen_for(resource, looked.facts.policies, target)
-        return JobRequest(
-            role=action.role,
-            experiment=resource.metadata.name,
-            experiment_uid=resource.metadata.uid,
-            experiment_namespace=resource.metadata.namespace,
-            attempt=action.attempt,
-            task=self._world.ledger.task(
-                resource, action.role, arch=trials.arch_of(self._world, target)
-            ),
-            vendor=target.spec.gpu.vendor,
-            model=target.spec.gpu.model,
-            deadline_s=self._deadline_s(action.role, resource, chosen),
-            priority_class=chosen.policy.spec.experiments.priority_class_name if chosen else "",
-            traceparent=turns.last_span(resource),
-        )
 
     def _propose(self, looked: _Looked) -> None:
         """Write the proposal of a win; its name follows from what it is about."""
@@ -283,25 +316,6 @@ class Experiments:
         with self._acting.spans.span("proposal", after=turns.last_span(resource), about=about):
             self._acting.make(PROPOSALS, proposal_body(name, write(spec), target=target))
         return name
-
-    def _deadline_s(
-        self, role: JobRole, resource: KernelExperiment, chosen: PolicyFact | None
-    ) -> int:
-        endpoint = self._jobs.endpoint
-        if role is JobRole.GENERATE and endpoint is not None:
-            return endpoint.max_s + _AROUND_ASKING_S
-        return trials.deadline_s(resource, chosen)
-
-    def _pipeline(
-        self, resource: KernelExperiment, target: TuningTarget | None
-    ) -> tuple[JobRole, ...]:
-        """Return its Jobs; what saves time of an accelerator, only where there is one."""
-        vendor = target.spec.gpu.vendor if target is not None else Vendor.CPU
-        scarce = wants_device(JobRole.SEARCH, vendor, self._jobs)
-        return experiments.pipeline_of(
-            generates=self._jobs.asks_model and EVOLVE in resource.spec.search.generators,
-            compiles=self._jobs.compile_first and scarce,
-        )
 
     def _namespace(self, resource: KernelExperiment) -> str:
         return self._jobs.namespace or resource.metadata.namespace

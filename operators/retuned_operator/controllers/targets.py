@@ -14,8 +14,10 @@ from retuned_operator.controllers.proposals import NOT_KNOWN_S
 from retuned_operator.controllers.reading import PodSeen
 from retuned_operator.controllers.swaps import World, pods_of, target_of
 from retuned_operator.controllers.telling import condition
+from retuned_operator.controllers.wanting import no_place
 from retuned_operator.crds import TuningTarget, TuningTargetStatus
 from retuned_operator.crds.values import with_condition
+from retuned_operator.manifests import JobSettings
 from retuned_operator.runtime.resources import TARGETS
 
 LOOK_AGAIN_S = 60.0
@@ -31,11 +33,14 @@ class Targets:
         What is observed.
     acting
         What is done.
+    jobs
+        Which accelerators experiments can be placed on.
     """
 
-    def __init__(self, world: World, acting: Acting) -> None:
+    def __init__(self, world: World, acting: Acting, *, jobs: JobSettings) -> None:
         self._world = world
         self._acting = acting
+        self._jobs = jobs
 
     def reconcile(self, key: str) -> float | None:
         """Write what is seen of a target; return when to look again, seconds.
@@ -52,7 +57,9 @@ class Targets:
         if pods is None:
             return NOT_KNOWN_S
         heard = [self._world.reports.of(pod.uid) for pod in pods]
-        status = observed(target, pods, heard, now=self._world.clock.now())
+        now = self._world.clock.now()
+        status = observed(target, pods, heard, now=now)
+        status = with_place(target, status, no_place(target, self._jobs), now=now)
         self._acting.status(TARGETS, target, status)
         return again_s(key) if pods else None
 
@@ -112,6 +119,28 @@ def observed(
             "conditions": with_condition(status.conditions, known),
         }
     )
+
+
+def with_place(
+    target: TuningTarget, status: TuningTargetStatus, why: tuple[str, str] | None, *, now: datetime
+) -> TuningTargetStatus:
+    """Return the status with whether experiments for a target can be placed.
+
+    Parameters
+    ----------
+    why
+        Why they cannot, stable code and a sentence; None where they can.
+    """
+    reason, message = why or ("placeable", "")
+    known = condition(
+        "ExperimentsPlaceable",
+        why is None,
+        reason=reason,
+        message=message,
+        generation=target.metadata.generation,
+        now=now,
+    )
+    return status.model_copy(update={"conditions": with_condition(status.conditions, known)})
 
 
 def readiness(fresh: Sequence[PodSaid], *, pods: int) -> tuple[bool, str, str]:

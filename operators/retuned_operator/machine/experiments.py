@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from retuned.errors import RetunedError
 from retuned_operator.crds.experiment import KernelExperiment
 from retuned_operator.crds.experiment_status import (
     Best,
@@ -93,6 +94,16 @@ def step(
         case = replace(case, actions=_cleared(facts.jobs))
         return ExperimentStep(status=case.status, actions=case.actions)
     return ExperimentStep(status=case.status, actions=case.actions, look_again_at=now + _LOOK_AGAIN)
+
+
+def unable(
+    resource: KernelExperiment, facts: ExperimentFacts, error: RetunedError, *, now: datetime
+) -> ExperimentStep:
+    """End an experiment whose next Job cannot be made: trying again would not change that."""
+    case = Trial(
+        resource=resource, facts=facts, now=now, pipeline=PIPELINE, status=resource.status
+    ).to(_P.REFUSED, error.code, str(error))
+    return ExperimentStep(status=case.status, actions=_cleared(facts.jobs))
 
 
 def _cleared(jobs: Sequence[JobFact]) -> tuple[ExperimentAction, ...]:
@@ -209,6 +220,8 @@ def _driven(case: Trial, role: JobRole, job: JobFact | None, *, attempt: int, he
         case = case.having(preemptions=case.status.preemptions + 1)
         return case.to(_P.PREEMPTED, "preempted").doing(DeleteJob(job=job.name))
     if job is None:
+        if case.facts.unplaced is not None:
+            return case.to(_P.REFUSED, *case.facts.unplaced)
         if held:
             return case.to(_P.QUEUED, held)
         return case.to(_P.QUEUED, "job-made").doing(CreateJob(role=role, attempt=attempt))

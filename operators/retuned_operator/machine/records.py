@@ -239,6 +239,8 @@ class ExperimentFacts:
     """SwapProposal that its win has become; None where there is none yet."""
     refusal: str | None = None
     """Why stage 7 does not propose its win, stable code; None where it does or was not asked."""
+    unplaced: tuple[str, str] | None = None
+    """Why no pod of it can be placed, stable code and a sentence; None where one can."""
     leading: bool = True
     """Whether this process holds the lease; otherwise nothing is done."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from retuned.errors import UsageError
+from retuned.errors import Refused, UsageError
 from retuned_operator.crds.experiment_status import JobRole
 from retuned_operator.crds.target import Vendor
 from retuned_operator.crds.values import GROUP, TRACEPARENT
@@ -93,17 +93,33 @@ def job_objects(request: JobRequest, settings: JobSettings) -> tuple[dict[str, A
     ------
     Refused
         ``gpu-model-unknown`` or ``gpu-resource-unknown``: no node is known to have it.
+        ``task-too-large``: a ConfigMap does not hold it.
     UsageError
-        If the task is larger than a ConfigMap, or the deadline is out of bounds.
+        If the deadline is out of bounds.
     """
-    if len(request.task.encode()) > MAX_TASK_BYTES:
-        raise UsageError(
-            f"the task of {request.experiment} is larger than {MAX_TASK_BYTES} bytes; "
-            "plan fewer shapes or candidates"
+    size = len(request.task.encode())
+    if size > MAX_TASK_BYTES:
+        error = Refused(
+            f"the task of the Job {request.role} has {size} bytes and a ConfigMap holds "
+            f"{MAX_TASK_BYTES}; shorten the kernel's definition, or plan fewer shapes"
         )
+        error.code = "task-too-large"
+        raise error
     if not 1 <= request.deadline_s <= _LONGEST_DEADLINE_S:
         raise UsageError(f"a Job's deadline is 1 to {_LONGEST_DEADLINE_S} s")
     return _task_map(request, settings), _job(request, settings)
+
+
+def unplaced(vendor: Vendor, model: str, settings: JobSettings) -> Refused | None:
+    """Return why no pod that measures can be placed; None where one can, as far as settings say."""
+    if not wants_device(JobRole.SEARCH, vendor, settings):
+        return None
+    try:
+        nodes_of(model, settings)
+        gpu_resource(vendor, settings)
+    except Refused as error:
+        return error
+    return None
 
 
 def wants_device(role: JobRole, vendor: Vendor, settings: JobSettings) -> bool:

@@ -21,8 +21,10 @@ def nodes_of(model: str, settings: JobSettings) -> dict[str, str]:
     found = settings.gpu_models.get(model)
     if not found:
         error = Refused(
-            f"no node labels are known for the accelerator {model[:63]!r}; "
-            "add it to experiments.gpuModels"
+            f"no node labels are known for the accelerator {model[:63]!r}: "
+            "no pod of an experiment can be placed; "
+            "name them in the chart's value experiments.gpuModels, as "
+            f"`{model[:63]}: {{LABEL: VALUE}}`"
         )
         error.code = "gpu-model-unknown"
         raise error
@@ -53,7 +55,10 @@ def gpu_resource(vendor: Vendor, settings: JobSettings) -> str:
     """
     name = settings.gpu_resources.get(vendor, "")
     if not name:
-        error = Refused(f"no resource is named for accelerators of {vendor}")
+        error = Refused(
+            f"no resource is named for accelerators of {vendor}: no pod of an experiment can ask "
+            f"for one; name it in the chart's value experiments.gpuResources.{vendor}"
+        )
         error.code = "gpu-resource-unknown"
         raise error
     return name

@@ -73,7 +73,7 @@ def controllers_of(
             name="targets",
             primary=TARGETS.plural,
             watches={TARGETS.plural: itself, PODS.plural: pods},
-            reconcile=Targets(world, acting).reconcile,
+            reconcile=Targets(world, acting, jobs=jobs).reconcile,
         ),
         Controller(
             name="experiments",

@@ -427,7 +427,7 @@ class Operator:
         self.controllers = (
             (POLICIES, Policies(world, acting)),
             (FREEZES, Freezes(world, acting)),
-            (TARGETS, Targets(world, acting)),
+            (TARGETS, Targets(world, acting, jobs=cluster.jobs)),
             (TARGETS, Beliefs(world, acting, telemetry=telemetry)),
             (EXPERIMENTS, Experiments(world, acting, jobs=cluster.jobs, telemetry=telemetry)),
             (TARGETS, Proposals(world, acting, telemetry=telemetry)),

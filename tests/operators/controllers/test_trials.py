@@ -10,6 +10,7 @@ from tests.operators import examples
 from tests.operators.controllers.cluster import WORLD, Cluster
 
 from retuned_operator.crds import ExperimentPhase as P
+from retuned_operator.crds.values import camel
 from retuned_operator.manifests import JobSettings
 from retuned_operator.manifests.settings import Endpoint
 from retuned_operator.runtime.resources import CONFIG_MAPS, EXPERIMENTS, JOBS, PODS, PROPOSALS, Obj
@@ -295,3 +296,68 @@ def test_where_no_accelerator_is_asked_for_nobody_compiles_beforehand() -> None:
     cluster.experiment()
     cluster.until(lambda: phases(cluster) == [P.SUCCEEDED])
     assert [str(role) for _, role, _ in cluster.ledger.tasks] == ["search", "verify"]
+
+
+UNPLACED = [
+    (replace(HERE, gpu_models={}), "gpu-model-unknown", "experiments.gpuModels"),
+    (replace(HERE, gpu_resources={}), "gpu-resource-unknown", "experiments.gpuResources.amd"),
+]
+
+
+@pytest.mark.parametrize(("jobs", "code", "value"), UNPLACED)
+def test_an_experiment_that_no_node_is_known_for_ends_and_says_which_value_to_set(
+    jobs: JobSettings, code: str, value: str
+) -> None:
+    cluster = Idle(OPEN, jobs=jobs, compile_first=True)
+    cluster.experiment()
+    for _ in range(3):
+        cluster.turn()
+    (experiment,) = cluster.experiments()
+    assert (experiment.status.phase, experiment.status.reason) == (P.REFUSED, code)
+    assert value in experiment.status.detail
+    assert cluster.all(JOBS) == cluster.all(CONFIG_MAPS) == []  # nobody compiles in vain
+    assert cluster.events("Queued") == []
+    (note,) = cluster.events("Refused")
+    assert value in note
+    (place,) = [c for c in cluster.target().status.conditions if c.type == "ExperimentsPlaceable"]
+    assert (place.status, place.reason) == ("False", camel(code))
+    assert value in place.message
+    assert cluster.operator.errors == []
+
+
+def test_what_was_refused_for_settings_is_asked_for_once_more_when_they_are_mended() -> None:
+    cluster = Cluster(OPEN, jobs=replace(HERE, gpu_models={}))
+    cluster.experiment()
+    for _ in range(4):
+        cluster.turn()
+    assert phases(cluster) == [P.REFUSED]
+    cluster.jobs = HERE
+    cluster.restart()
+    cluster.until(lambda: P.SUCCEEDED in phases(cluster))
+    for _ in range(4):
+        cluster.turn()
+    assert sorted(phases(cluster)) == [P.REFUSED, P.SUCCEEDED]
+    refused = next(e for e in cluster.experiments() if e.status.phase is P.REFUSED)
+    (again,) = [c for c in refused.status.conditions if c.type == "AskedAgain"]
+    won = next(e for e in cluster.experiments() if e.status.phase is P.SUCCEEDED)
+    assert again.message == f"asked for again as {won.metadata.name}"
+    assert won.spec.plan == refused.spec.plan
+    places = [
+        c.status for c in cluster.target().status.conditions if c.type == "ExperimentsPlaceable"
+    ]
+    assert places == ["True"]
+
+
+def test_a_task_that_no_config_map_holds_ends_its_experiment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Idle(OPEN)
+    monkeypatch.setattr(cluster.ledger, "task", lambda *_, **__: "x" * 1_000_001)
+    cluster.experiment()
+    for _ in range(3):
+        cluster.turn()
+    (experiment,) = cluster.experiments()
+    assert (experiment.status.phase, experiment.status.reason) == (P.REFUSED, "task-too-large")
+    assert "1000001 bytes" in experiment.status.detail
+    assert cluster.all(JOBS) == []
+    assert cluster.operator.errors == []
