@@ -117,6 +117,8 @@ def test_every_setting_is_the_records(helm: Helm, server_chart: Path) -> None:
         window_s=60,
         settle_s=15,
         baseline_windows=12,
+        profile_every_s=0,
+        profile_milliseconds=20,
         detector="demo",
         metrics_address="0.0.0.0",
     )
@@ -125,6 +127,7 @@ def test_every_setting_is_the_records(helm: Helm, server_chart: Path) -> None:
         audience="example.org", tokenSeconds=7200, userId=1000690000, trustedKeys="ab,cd",
         cpu="50m", cpuLimit="1", memory="256Mi", artifacts="4Gi",
         windowSeconds=60, settleSeconds=15, baselineWindows=12, detector="demo",
+        profileEverySeconds=0, profileMilliseconds=20,
         metricsAddress="0.0.0.0",
     )  # fmt: skip
     assert found == inject(pod(), settings=chosen).pod

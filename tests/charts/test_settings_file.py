@@ -129,6 +129,7 @@ def test_every_value_is_carried_over(reader: Reader) -> None:
     sidecar = found.sidecar_settings()
     assert sidecar.trusted_keys == "ab" * 32
     assert (sidecar.window_s, sidecar.settle_s, sidecar.baseline_windows) == (600, 45, 144)
+    assert (sidecar.profile_every_s, sidecar.profile_milliseconds) == (120, 50)
     assert sidecar.detector == "demo"
     assert sidecar.metrics_address == "0.0.0.0"
     assert (found.namespaces, found.environment) == (("serving", "chat"), "prod")

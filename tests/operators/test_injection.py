@@ -229,6 +229,8 @@ def test_no_field_of_a_container_makes_it_raise(env: Any, mounts: Any, volumes: 
         {"window_s": 0},
         {"settle_s": -1},
         {"baseline_windows": 0},
+        {"profile_every_s": -1},
+        {"profile_milliseconds": 4},
         {"detector": "eager"},
     ],
 )

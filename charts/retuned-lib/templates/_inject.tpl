@@ -12,7 +12,12 @@ A pod template with sidecar and runtime in it: the same pod that the webhook mak
 {{- $pod := deepCopy .pod }}
 {{- $metadata := $pod.metadata | default dict }}
 {{- $annotations := $metadata.annotations | default dict }}
-{{- $settings := merge (dict "target" (get $annotations "retuned.dev/target")) .settings (include "retuned-lib.defaults" . | fromYaml) }}
+{{- /* not by merge, which takes a 0 that somebody wrote for nothing */ -}}
+{{- $settings := include "retuned-lib.defaults" . | fromYaml }}
+{{- range $name, $value := .settings }}
+{{- if not (or (kindIs "invalid" $value) (eq (toString $value) "")) }}{{ $_ := set $settings $name $value }}{{ end }}
+{{- end }}
+{{- $_ := set $settings "target" (get $annotations "retuned.dev/target" | default (get .settings "target")) }}
 {{- $_ := required "retuned-lib: settings.image is the image of the sidecar" $settings.image }}
 {{- if not (hasPrefix "https://" ($settings.agentUrl | default "")) }}
 {{- fail "retuned-lib: settings.agentUrl is the address of the agent API, https://..." }}

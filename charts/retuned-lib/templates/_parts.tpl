@@ -13,6 +13,8 @@ artifacts: 1Gi
 windowSeconds: 300
 settleSeconds: 30
 baselineWindows: 6
+profileEverySeconds: 90
+profileMilliseconds: 200
 detector: production
 tracesUrl: ''
 metricsAddress: 127.0.0.1
@@ -32,6 +34,10 @@ env:
   value: {{ .userId | int64 | quote }}
 - name: RETUNED_TRACE_DIR
   value: /retuned/traces
+- name: RETUNED_PROFILE_EVERY_S
+  value: {{ .profileEverySeconds | int64 | quote }}
+- name: RETUNED_PROFILE_MS
+  value: {{ .profileMilliseconds | int64 | quote }}
 - name: RETUNED_SERVER
   value: {{ .target | quote }}
 - name: RETUNED_TRUSTED_KEY

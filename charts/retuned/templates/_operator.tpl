@@ -66,6 +66,8 @@
   "windowSeconds" (int .Values.sidecar.windowSeconds)
   "settleSeconds" (int .Values.sidecar.settleSeconds)
   "baselineWindows" (int .Values.sidecar.baselineWindows)
+  "profileEverySeconds" (int .Values.sidecar.profileEverySeconds)
+  "profileMilliseconds" (int .Values.sidecar.profileMilliseconds)
   "detector" .Values.sidecar.detector
   "metricsAddress" .Values.sidecar.metricsAddress
   "logFormat" .Values.sidecar.logFormat

@@ -37,6 +37,7 @@ from retuned_operator.manifests.settings_data import value_name
 HEADER = "# Made by scripts/chart_sync.py from retuned_operator.manifests; do not edit.\n"
 _TOKEN_S, _USER_ID = 86_399, 1_999_999_937
 _WINDOW_S, _SETTLE_S, _WINDOWS, _DETECTOR = 86_397, 3_593, 9_973, "demo"
+_PROFILE_S, _PROFILE_MS = 86_389, 4_993
 _LOG_FORMAT = "json"
 """Stand for values: numbers that no setting has by chance."""
 _TEXTS = {
@@ -84,6 +85,8 @@ def sidecar_template() -> str:
         window_s=_WINDOW_S,
         settle_s=_SETTLE_S,
         baseline_windows=_WINDOWS,
+        profile_every_s=_PROFILE_S,
+        profile_milliseconds=_PROFILE_MS,
         detector=_DETECTOR,
         log_format=_LOG_FORMAT,
         **_TEXTS,
@@ -147,6 +150,7 @@ def _with_values(text: str) -> str:
     holes = {f"'{_USER_ID}'": f"{{{{ {number} | quote }}}}", str(_USER_ID): f"{{{{ {number} }}}}"}
     holes[str(_TOKEN_S)] = "{{ .tokenSeconds | int64 }}"
     counts = {_WINDOW_S: "window_s", _SETTLE_S: "settle_s", _WINDOWS: "baseline_windows"}
+    counts |= {_PROFILE_S: "profile_every_s", _PROFILE_MS: "profile_milliseconds"}
     holes |= {
         f"'{stands}'": f"{{{{ .{value_name(name)} | int64 | quote }}}}"
         for stands, name in counts.items()

@@ -243,6 +243,8 @@ def _server_environment(
         "RETUNED_SOCKET_DIR": SOCKET_DIR,
         "RETUNED_ALLOWED_UIDS": str(settings.user_id),
         "RETUNED_TRACE_DIR": TRACE_DIR,
+        "RETUNED_PROFILE_EVERY_S": str(settings.profile_every_s),
+        "RETUNED_PROFILE_MS": str(settings.profile_milliseconds),
         "RETUNED_SERVER": str(annotations.get(TARGET, "")),
         "RETUNED_TRUSTED_KEY": settings.trusted_keys,
     }

@@ -216,6 +216,10 @@ class SidecarSettings:
     """How long after a window's end its traces may still land, seconds."""
     baseline_windows: int = 6
     """Windows that make the first baseline."""
+    profile_every_s: int = 90
+    """How often the runtime profiles the server by itself, seconds; 0 never."""
+    profile_milliseconds: int = 200
+    """Longest time that one such window records."""
     detector: str = "production"
     """How eager the drift detector is: ``production`` for days of traffic, ``demo`` for minutes."""
     traces_url: str = ""
@@ -237,6 +241,11 @@ class SidecarSettings:
             raise ValueError("a window is 1 to 86400 seconds long, and settles for 0 to 3600")
         if not 1 <= self.baseline_windows <= 10_000:
             raise ValueError("a baseline is made of 1 to 10000 windows")
+        if not 0 <= self.profile_every_s <= 86_400 or not 5 <= self.profile_milliseconds <= 5_000:
+            raise ValueError(
+                "a profiler window comes every 1 to 86400 seconds, 0 is never, and records 5 to "
+                "5000 milliseconds"
+            )
         if self.detector not in _DETECTORS:
             raise ValueError(f"detector is {' or '.join(_DETECTORS)}, not {self.detector[:40]!r}")
         if self.log_format not in _LOG_FORMATS:

@@ -29,7 +29,8 @@ from retuned_operator.manifests import JobSettings, SidecarSettings
 PREFIX = "RETUNED_OPERATOR_"
 CONFIG = f"{PREFIX}CONFIG"
 """Variable that names the file."""
-_RENAMED = {f"{name}_seconds": f"{name}_s" for name in ("keep", "token", "window", "settle")}
+_IN_SECONDS = ("keep", "token", "window", "settle", "profile_every")
+_RENAMED = {f"{name}_seconds": f"{name}_s" for name in _IN_SECONDS}
 _Port = Annotated[int, Field(ge=0, le=65_535)]
 D = TypeVar("D", JobSettings, SidecarSettings)
 

@@ -49,7 +49,7 @@ def test_the_first_window_is_short_and_replicas_do_not_coincide() -> None:
     assert 10.0 <= first_pause(rule, 0.999) <= 100.0
 
 
-@pytest.mark.parametrize("said", ["soon", "0", "-5", "nan", "1e9", "90; rm"])
+@pytest.mark.parametrize("said", ["soon", "0.0", "-5", "nan", "1e9", "90; rm"])
 def test_a_value_that_cannot_be_used_is_said_and_the_default_stands(
     said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -63,3 +63,4 @@ def test_nothing_is_profiled_where_it_is_switched_off_or_no_folder_is_named(said
     assert rule_of({"RETUNED_TRACE_DIR": "/traces", "RETUNED_PROFILE": said}) is None
     assert rule_of({"RETUNED_TRACE_DIR": " "}) is None
     assert rule_of({"RETUNED_PROFILE": "on"}) is None
+    assert rule_of({"RETUNED_TRACE_DIR": "/traces", "RETUNED_PROFILE_EVERY_S": "0"}) is None

@@ -46,7 +46,9 @@ def rule_of(variables: Mapping[str, str]) -> Rule | None:
     True
     """
     switch = variables.get("RETUNED_PROFILE", "").strip().lower()
-    if switch in ("off", "0", "false") or not variables.get("RETUNED_TRACE_DIR", "").strip():
+    never = variables.get("RETUNED_PROFILE_EVERY_S", "").strip() == "0"
+    folder = variables.get("RETUNED_TRACE_DIR", "").strip()
+    if never or not folder or switch in ("off", "0", "false"):
         return None
     default = Rule()
     return Rule(
