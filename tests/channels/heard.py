@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -81,6 +83,39 @@ def listening() -> Iterator[Ear]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def hanging(*, drip: bytes = b"", every_s: float = 0.05) -> Iterator[str]:
+    """Take connections and requests, and never answer them; a drip is sent byte by byte first."""
+    over = threading.Event()
+
+    def hold(taken: socket.socket) -> None:
+        with taken, suppress(OSError):
+            for byte in itertools.chain(drip, itertools.repeat(ord("x"))) if drip else ():
+                if over.wait(every_s):
+                    return
+                taken.sendall(bytes([byte]))
+            over.wait(60.0)
+
+    def listen() -> None:
+        while not over.is_set():
+            with suppress(OSError):
+                taken = server.accept()[0]
+                held.append(threading.Thread(target=hold, args=(taken,), daemon=True))
+                held[-1].start()
+
+    held: list[threading.Thread] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.05)
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            over.set()
+            for each in (thread, *held):
+                each.join()
 
 
 def proposal(**changes: Any) -> Proposal:

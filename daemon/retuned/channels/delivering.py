@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from retuned.channels.outbox import Outbox, Waiting
@@ -30,37 +30,50 @@ def say(outbox: Outbox, notice: Notice, sinks: Sequence[Sink], *, now: datetime)
 
 def deliver(
     outbox: Outbox,
-    sinks: Mapping[str, Sink],
+    sink: Sink,
     *,
     now: Callable[[], datetime],
     telemetry: Telemetry,
     limit: int = 16,
     may: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Send what is due and return how many were taken. One that fails keeps no other back.
+    """Send what is due on one channel and return how many were taken.
+
+    What comes next is asked anew after each message: what presses need not wait until a channel
+    that hangs has been asked to take all the rest.
 
     Parameters
     ----------
+    limit
+        Messages at most.
     may
         Whether this process is still the one that sends; asked before each message.
     """
     taken = 0
-    for waiting in outbox.due(now=now(), limit=limit):
-        if not may():
+    for _ in range(limit):
+        waiting = outbox.due(sink.name, now=now()) if may() else None
+        if waiting is None:
             break
-        sink = sinks.get(waiting.channel)
-        if sink is None:
-            outbox.give_up(waiting.seq, error="channel-not-set", now=now())
-            outcome = "given-up"
-        elif waiting.notice.until <= now():
+        if waiting.notice.until <= now():
             outbox.give_up(waiting.seq, error="too-late", now=now())
             log.warning("%s: not said in time: %s", sink.name, clean(waiting.notice.summary))
             outcome = "given-up"
         else:
             outcome = "sent" if _deliver(outbox, sink, waiting, now=now) else "failed"
         taken += outcome == "sent"
-        telemetry.count("retuned_channel_messages_total", channel=waiting.channel, outcome=outcome)
+        telemetry.count("retuned_channel_messages_total", channel=sink.name, outcome=outcome)
     return taken
+
+
+def give_up_unset(
+    outbox: Outbox, channels: Sequence[str], *, now: datetime, telemetry: Telemetry
+) -> None:
+    """Give up what is for channels that are set no more."""
+    for name, count in outbox.give_up_unset(channels, now=now).items():
+        log.warning("%s is not set any more: %d messages are not said", name, count)
+        telemetry.count(
+            "retuned_channel_messages_total", float(count), channel=name, outcome="given-up"
+        )
 
 
 def show(outbox: Outbox, channels: Sequence[str], *, telemetry: Telemetry) -> None:

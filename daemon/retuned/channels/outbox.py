@@ -1,9 +1,9 @@
 """What is to be said to channels, in a SQLite file of its own: lost in no crash, kept once.
 
 A message is written before anything is sent and marked after it was taken. Per channel and subject
-they go in their order, so that nothing is closed before it was opened; what was neither sent nor
-tried is dropped with what closes it. A kill between sending and marking sends again, under the same
-key: channels that know keys take it once.
+they go in their order, so that nothing is closed before it was opened; of several subjects the one
+that presses most goes first. What was neither sent nor tried is dropped with what closes it. A kill
+between sending and marking sends again, under the same key: channels that know keys take it once.
 """
 
 from __future__ import annotations
@@ -54,6 +54,16 @@ _SCHEMA = (
     "CREATE TABLE tokens (token TEXT PRIMARY KEY, until_s REAL NOT NULL) STRICT",
     "CREATE TABLE begun (at TEXT NOT NULL) STRICT",
 )
+_NEXT = """
+    SELECT seq, body, attempts FROM messages AS m
+    WHERE channel = ? AND phase IN ('waiting', 'standing') AND next_s <= ? AND NOT EXISTS (
+        SELECT 1 FROM messages AS o WHERE o.channel = m.channel AND o.subject = m.subject
+        AND o.seq < m.seq AND o.phase = 'waiting'
+    )
+    ORDER BY CASE CASE WHEN json_valid(body) THEN json_extract(body, '$.severity') END
+        WHEN 'critical' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END, next_s, seq
+    LIMIT 1
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,25 +164,36 @@ class Outbox:
             rows = self._db.execute("SELECT channel FROM messages WHERE key = ?", (key,)).fetchall()
         return set(channels) <= {str(channel) for (channel,) in rows}
 
-    def due(self, *, now: datetime, limit: int = 16) -> Sequence[Waiting]:
-        """Return what may be sent now, the oldest of each channel and subject."""
-        with self._lock, self._translated():
-            rows = self._db.execute(
-                "SELECT seq, channel, body, attempts FROM messages AS m "
-                "WHERE phase IN ('waiting', 'standing') AND next_s <= ? AND NOT EXISTS ("
-                "SELECT 1 FROM messages AS o WHERE o.channel = m.channel AND o.subject = m.subject "
-                "AND o.seq < m.seq AND o.phase = 'waiting') ORDER BY next_s, seq LIMIT ?",
-                (now.timestamp(), limit),
-            ).fetchall()
-        found = []
-        for seq, channel, body, attempts in rows:
+    def due(self, channel: str, *, now: datetime) -> Waiting | None:
+        """Return what is to be sent next, of each subject its oldest; None where nothing is due."""
+        while True:
+            found = self._one(_NEXT, channel, now.timestamp())
+            if found is None:
+                return None
+            seq, body, attempts = (int(str(found[0])), str(found[1]), int(str(found[2])))
             try:
                 notice = Notice.model_validate_json(body)
             except ValidationError:
                 self.give_up(seq, error="unreadable", now=now)
                 continue
-            found.append(Waiting(seq=seq, channel=channel, notice=notice, attempts=attempts))
-        return found
+            return Waiting(seq=seq, channel=channel, notice=notice, attempts=attempts)
+
+    def give_up_unset(self, channels: Sequence[str], *, now: datetime) -> dict[str, int]:
+        """Give up what is for other channels than these; return how many messages, by channel."""
+        lost = {
+            channel: 0
+            for channel, phase in self.counts()
+            if phase in ("waiting", "standing") and channel not in channels
+        }
+        for name in lost:
+            with self._transaction():
+                done = self._db.execute(
+                    "UPDATE messages SET phase = 'given-up', error = 'channel-not-set', "
+                    "changed_s = ? WHERE channel = ? AND phase IN ('waiting', 'standing')",
+                    (now.timestamp(), name),
+                )
+                lost[name] = done.rowcount
+        return lost
 
     def trying(self, seq: int) -> None:
         """Note that a message is about to be sent: from here on it may have arrived."""

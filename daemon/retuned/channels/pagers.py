@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from retuned.channels.records import Call, Event, Notice, Severity, Standing
+from retuned.channels.records import Call, Notice, Severity, Standing
 
 _PRIORITY = {Severity.INFO: "P4", Severity.WARNING: "P3", Severity.CRITICAL: "P1"}
 
@@ -71,11 +71,6 @@ def details(notice: Notice) -> Mapping[str, str]:
         if text:
             found[name] = text
     return found
-
-
-def wakes(notice: Notice) -> bool:
-    """Whether it is about something that somebody must do."""
-    return notice.standing is not Standing.TELL or notice.event is Event.ROLLED_BACK
 
 
 def _description(notice: Notice) -> str:

@@ -1,10 +1,14 @@
 """One message to one address: bounded in time and size, no redirects, no proxy of the environment.
 
+The bound in time is on the whole of it, from the name's look-up to the last byte: a peer that drips
+bytes gets no longer than one that says nothing.
+
 What goes wrong is said without the address, which may be a secret.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from dataclasses import dataclass
@@ -13,7 +17,8 @@ import httpx
 
 from retuned.channels.records import Call
 
-_TIMEOUT_S = 10.0
+WITHIN_S = 10.0
+"""A message is sent and answered within so long, or counts as not taken."""
 _ANSWER_BYTES = 64 * 1024
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _SHOWN = 120
@@ -39,7 +44,7 @@ def send(
     *,
     headers: tuple[tuple[str, str], ...] = (),
     says_ok: bool = False,
-    transport: httpx.BaseTransport | None = None,
+    within_s: float = WITHIN_S,
 ) -> Answer:
     """Send a message once.
 
@@ -53,20 +58,16 @@ def send(
         Credentials and signatures.
     says_ok
         Whether the answer is JSON that says ``ok``, as Slack's methods do with every status.
-    transport
-        For tests.
+    within_s
+        How long all of it may take, seconds.
     """
     sent = [("content-type", "application/json; charset=utf-8"), *call.headers, *headers]
     try:
-        with (
-            httpx.Client(
-                timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False, transport=transport
-            ) as client,
-            client.stream(
-                call.method, url.rstrip("/") + call.path, content=call.body, headers=sent
-            ) as response,
-        ):
-            body = _beginning(response)
+        response, body = asyncio.run(
+            _exchange(url.rstrip("/") + call.path, call, headers=sent, within_s=within_s)
+        )
+    except TimeoutError:
+        return Answer(taken=False, again=True, detail=f"no whole answer within {within_s:g} s")
     except httpx.TransportError as error:
         return Answer(taken=False, again=True, detail=f"no answer: {type(error).__name__}")
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, UnicodeError) as error:
@@ -82,9 +83,24 @@ def send(
     return _said(body) if says_ok else Answer(taken=True)
 
 
-def _beginning(response: httpx.Response) -> bytes:
+async def _exchange(
+    url: str, call: Call, *, headers: list[tuple[str, str]], within_s: float
+) -> tuple[httpx.Response, bytes]:
+    """Return the answer and the beginning of its body.
+
+    Time-outs of a connection count from its last byte on, so the deadline is set around it all.
+    """
+    async with (
+        asyncio.timeout(within_s),
+        httpx.AsyncClient(timeout=None, follow_redirects=False, trust_env=False) as client,
+        client.stream(call.method, url, content=call.body, headers=headers) as response,
+    ):
+        return response, await _beginning(response)
+
+
+async def _beginning(response: httpx.Response) -> bytes:
     body = bytearray()
-    for chunk in response.iter_raw():
+    async for chunk in response.aiter_raw():
         body += chunk
         if len(body) >= _ANSWER_BYTES:
             break

@@ -87,13 +87,12 @@ class Site:
         )
 
     def begun(self) -> tuple[ClusterChannels, Http]:
-        """Let an operator lead; its thread does nothing, `look` is called by the test."""
+        """Let an operator lead; its threads do nothing, `look` is called by the test."""
         channels = self.channels()
         app = channels.start()
         assert app is not None
         assert channels._running is not None
-        channels._running._stop.set()
-        channels._running._thread.join()
+        channels._running.stop()
         self.started.append(channels)
         return channels, Http(app)
 
