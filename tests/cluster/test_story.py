@@ -20,6 +20,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import TAG
 from tests.cluster.fleet import (
     ASKING,
+    EXPERIMENTS,
     NAMESPACE,
     TARGET,
     Fleet,
@@ -35,6 +36,7 @@ from tests.cluster.strangers import other_pod, said_by, token_of
 
 from retuned.agent_wire import PodRef
 from retuned_operator.crds import ExperimentPhase
+from retuned_operator.manifests.names import ROLE
 from retuned_operator.manifests.sidecar import SIDECAR
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -169,15 +171,22 @@ def test_traffic_that_changes_is_found_and_asks_for_an_experiment(
     )
 
 
+def asked_for(pod: Mapping[str, Any]) -> list[str]:
+    """Return how many accelerators each container of a pod asks for, of those that do."""
+    limits = [each["resources"]["limits"] for each in pod["spec"]["containers"]]
+    return [each["amd.com/gpu"] for each in limits if "amd.com/gpu" in each]
+
+
 def test_the_experiment_runs_in_a_pod_that_asks_for_an_accelerator(
     fleet: Fleet, report: Report
 ) -> None:
     report.seconds["experiment to pod"] = fleet.cluster.eventually(
-        lambda: bool(fleet.running()), "its pod runs", within_s=180
+        lambda: any(map(asked_for, fleet.running())), "a pod on an accelerator runs", within_s=240
     )
-    pod = fleet.running()[0]["spec"]
-    limits = [each["resources"]["limits"].get("amd.com/gpu") for each in pod["containers"]]
-    assert "1" in limits
+    for each in fleet.cluster.get("pods", "-n", EXPERIMENTS)["items"]:
+        role = each["metadata"]["labels"][ROLE]
+        assert asked_for(each) == ([] if role == "compile" else ["1"])
+    pod = next(filter(asked_for, fleet.running()))["spec"]
     assert pod["automountServiceAccountToken"] is False
     assert pod["priorityClassName"] == "retuned-experiment"
 
