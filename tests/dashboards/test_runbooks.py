@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer
-from tests.dashboards.rules import RUNBOOKS
+from tests.dashboards.rules import RUNBOOKS, cases
 from tests.plane.control_plane import tools
 from typer.core import TyperGroup
 
@@ -34,7 +34,20 @@ def commands(page: Path) -> list[list[str]]:
     ]
 
 
-ALL = sorted({tuple(words) for page in PAGES for words in commands(page)})
+def in_alerts() -> set[tuple[str, ...]]:
+    """Return the commands that alerts carry, as their tests expect them."""
+    return {
+        tuple(shlex.split(text))
+        for _, block in cases()
+        for look in block["alert_rule_test"]
+        for alert in look["exp_alerts"]
+        for name, text in alert["exp_annotations"].items()
+        if name.endswith("_command")
+    }
+
+
+ALERTED = in_alerts()
+ALL = sorted({tuple(words) for page in PAGES for words in commands(page)} | ALERTED)
 OURS = [each for each in ALL if each[0] == "retuned" or each[:2] == ("kubectl", "retuned")]
 THEIRS = [each for each in ALL if each[0] == "kubectl" and each[1] != "retuned"]
 
@@ -66,6 +79,24 @@ def test_a_runbook_has_its_parts_in_order_and_commands_to_look_and_to_mend(page:
     assert all(words[0] in ("retuned", "kubectl") for words in commands(page))
     for link in re.findall(r"\]\((\w+\.md)\)", text):
         assert (RUNBOOKS / link).is_file()
+
+
+def test_alerts_that_ask_a_person_to_act_carry_commands() -> None:
+    asking = {
+        each["alertname"]
+        for _, block in cases()
+        for each in block["alert_rule_test"]
+        for alert in each["exp_alerts"]
+        if any(name.endswith("_command") for name in alert["exp_annotations"])
+    }
+    assert asking == {
+        "RetunedSwapApprovalExpiringSoon",
+        "RetunedSwapAwaitingApproval",
+        "RetunedSwapPaused",
+        "RetunedSwapRollbackFailed",
+        "RetunedSwapRolledBack",
+    }
+    assert {words[0] for words in ALERTED} == {"kubectl", "retuned"}
 
 
 @pytest.mark.parametrize("words", OURS, ids=" ".join)
