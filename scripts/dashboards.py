@@ -27,10 +27,10 @@ class Panel:
     """What it shows, in a few words."""
     says: str
     """What to read from it, in a sentence or two."""
-    queries: tuple[tuple[str, str], ...]
-    """PromQL, and the legend of its series."""
+    queries: tuple[tuple[str, str, str], ...]
+    """PromQL, the legend of its series, and their unit; empty for the panel's."""
     unit: str
-    """Grafana's name of the unit."""
+    """Grafana's name of the unit; series of another have an axis of their own, on the right."""
     kind: str = "timeseries"
     """``timeseries``, ``stat``, ``table`` or ``bargauge``."""
     width: int = 12
@@ -72,11 +72,17 @@ def read_all() -> tuple[Dashboard, ...]:
     for path in sorted((FOLDER / "panels").glob("*.yaml")):
         body = yaml.safe_load(path.read_text("utf-8"))
         panels = tuple(
-            Panel(**{**each, "queries": tuple((q["expr"], q["legend"]) for q in each["queries"])})
+            Panel(**{**each, "queries": tuple(map(_query, each["queries"]))})
             for each in body.pop("panels")
         )
         found.append(Dashboard(name=path.stem, panels=panels, **body))
     return tuple(found)
+
+
+def _query(body: dict[str, str]) -> tuple[str, str, str]:
+    if unknown := body.keys() - {"expr", "legend", "unit"}:
+        raise KeyError(f"a query has no {', '.join(sorted(unknown))}")
+    return body["expr"], body["legend"], body.get("unit", "")
 
 
 def text_of(dashboard: Dashboard) -> str:
@@ -154,7 +160,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
     return {
         "datasource": _SOURCE,
         "description": panel.says,
-        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
         "gridPos": place,
         "id": number,
         "options": _options(panel),
@@ -166,13 +172,30 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
                 "instant": instant,
                 "legendFormat": legend,
                 "range": not instant,
-                "refId": chr(ord("A") + index),
+                "refId": _letter(index),
             }
-            for index, (query, legend) in enumerate(panel.queries)
+            for index, (query, legend, _) in enumerate(panel.queries)
         ],
         "title": panel.title,
         "type": panel.kind,
     }
+
+
+def _letter(index: int) -> str:
+    return chr(ord("A") + index)
+
+
+def _overrides(panel: Panel) -> list[dict[str, Any]]:
+    """Give series of another unit that unit, and in a picture over time an axis on the right."""
+    axis = [{"id": "custom.axisPlacement", "value": "right"}] if panel.kind == "timeseries" else []
+    return [
+        {
+            "matcher": {"id": "byFrameRefID", "options": _letter(index)},
+            "properties": [{"id": "unit", "value": unit}, *axis],
+        }
+        for index, (_, _, unit) in enumerate(panel.queries)
+        if unit not in ("", panel.unit)
+    ]
 
 
 def _defaults(panel: Panel) -> dict[str, Any]:

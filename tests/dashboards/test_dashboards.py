@@ -20,7 +20,7 @@ from retuned.metrics import CATALOGUE, Kind
 
 ALL = dict(dashboards())
 QUERIES = queries()
-UNITS = {"short", "percentunit", "s", "bytes", "ops"}
+UNITS = {"short", "percentunit", "s", "bytes", "ops", "Bps", "hertz", "watt", "celsius"}
 ADDED = {"program", "version", "le"}
 """Labels that a query may take from `retuned_build_info`, and that histograms have."""
 by_file = pytest.mark.parametrize("name", ALL)
@@ -96,6 +96,32 @@ def _overlap(one: dict[str, int], other: dict[str, int]) -> bool:
         or other["y"] + other["h"] <= one["y"]
     )
     return not apart
+
+
+@by_file
+def test_an_axis_has_one_unit(name: str) -> None:
+    for panel in ALL[name]["panels"]:
+        own = panel["fieldConfig"]["defaults"]["unit"]
+        others = {
+            each["matcher"]["options"]: {p["id"]: p["value"] for p in each["properties"]}
+            for each in panel["fieldConfig"]["overrides"]
+        }
+        measured: dict[str, set[str]] = {}
+        for target in panel["targets"]:
+            shown = others.get(target["refId"], {"unit": own})
+            assert shown["unit"] in UNITS
+            if panel["type"] == "timeseries" and shown["unit"] != own:
+                assert shown["custom.axisPlacement"] == "right"
+            measured.setdefault(shown["unit"], set()).update(_measured(target["expr"]))
+        assert len(measured) <= 2, panel["title"]
+        assert all(len(units) <= 1 for units in measured.values()), (panel["title"], measured)
+
+
+def _measured(expr: str) -> set[str]:
+    """Return what the metrics of a query measure; a rate of it is another thing."""
+    rate = "/s" if re.search(r"\brate\(", expr) else ""
+    units = {CATALOGUE[name].unit for name in metrics_in(expr) - {"retuned_build_info"}}
+    return {str(unit).removeprefix("timestamp_") + rate for unit in units}
 
 
 @by_query

@@ -130,7 +130,7 @@ class OneMachine:
         outbox = Outbox(self.folder, now=now())
         try:
             assert telling.look(store, outbox, [sink], place=Place(), now=now()) == 1
-            delivering.deliver(outbox, {sink.name: sink}, now=now, telemetry=self.telemetry)
+            delivering.deliver(outbox, sink, now=now, telemetry=self.telemetry)
             delivering.show(outbox, [sink.name], telemetry=self.telemetry)
         finally:
             outbox.close()
