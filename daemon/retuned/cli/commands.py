@@ -24,6 +24,7 @@ from retuned.cli import (
     rearm,
     report,
     review,
+    rocprof,
     run,
     sidecar,
     status,
@@ -80,6 +81,7 @@ def _sidecar(
 
 app.command("validate")(validate.validate)
 app.command("attach")(attach.attach)
+app.command("rocprof-command")(rocprof.command)
 app.command("audit")(audit.audit)
 for command in (
     review.proposals,
