@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from retuned.runtime.inforce import Swapped
 from retuned.runtime.orders import parse_order
 from retuned.runtime.shadow import compare_tensors
 from retuned.runtime.slots import Slot
+from retuned.runtime.windows.pacing import Rule
+from retuned.runtime.windows.service import Windows
 from retuned.stages.gate import TuningFreeze
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -187,6 +190,21 @@ def test_what_was_compiled_while_serving_is_told_with_its_time(server: Server, r
     (process,) = run("status", "--json")["processes"]
     assert process["compiling"]["compiles"] == 2
     assert "compiled 2 while serving, in 0.8 s, 0.4 s at most." in run("status")
+
+
+def test_what_profiling_brought_and_took_is_told_with_what_was_left_out(
+    server: Server, run: Run, tmp_path: Path
+) -> None:
+    server.slot("double_m")
+    assert "profiled itself" not in run("status")
+    windows = Windows(tmp_path / "nowhere", Rule(), launched=lambda: 0, quiet=nullcontext)
+    server.runtime._host.reports["windows"] = windows.state
+    windows.turn()
+    (process,) = run("status", "--json")["processes"]
+    assert process["windows"]["written"] == 0
+    assert sum(process["windows"]["skipped"].values()) == 1
+    assert "profiled itself 0 times, in 0.0 s; left out: " in run("status")
+    windows.close()
 
 
 def test_every_process_of_a_server_is_a_row(server: Server, run: Run, folder: Path) -> None:

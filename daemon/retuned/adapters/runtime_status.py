@@ -141,6 +141,27 @@ class StockKernel(_Answer):
     """Whether it could be lifted and tuned at all."""
 
 
+class WindowFacts(_Answer):
+    """Profiler windows that the runtime takes of its server."""
+
+    written: int = 0
+    """Files."""
+    kernels: int = 0
+    """Launches on a GPU in them."""
+    skipped: dict[str, int] = Field(default_factory=dict, max_length=64)
+    """Windows that were left out, by reason."""
+    last: str = Field(default="", max_length=64)
+    """``written``, or why the last was left out."""
+    off: str = Field(default="", max_length=64)
+    """Why no more are taken; empty while they are."""
+    every_s: float = 0.0
+    """From one to the next at least, seconds."""
+    spent_s: float = 0.0
+    """Time that they took since start, seconds; what was recorded is charged whole."""
+    stalled_s: float = 0.0
+    """Of that, writing: the server's Python waits for it, seconds."""
+
+
 class ProcessStatus(_Answer):
     """One process of a server."""
 
@@ -180,6 +201,8 @@ class ProcessStatus(_Answer):
     """Pieces of housekeeping that failed and are tried again, by cause."""
     compiling: CompilingFacts = CompilingFacts()
     """What was compiled while serving."""
+    windows: WindowFacts | None = None
+    """What profiling takes; None where the runtime does not profile."""
     slots_left_out: int = 0
     """Kernels beyond those listed."""
 

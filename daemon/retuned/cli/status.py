@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from retuned.adapters.approvals import Approvals
-from retuned.adapters.runtime_status import ProcessStatus, SlotStatus, Standings
+from retuned.adapters.runtime_status import ProcessStatus, SlotStatus, Standings, WindowFacts
 from retuned.adapters.sqlite_store import DATABASE, SqliteStore
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
 from retuned.cli.state import ConfigOption, StateOption
@@ -121,6 +121,9 @@ def _print(folder: Path, processes: Sequence[ProcessStatus]) -> None:
     for each in processes:
         if each.compiling.compiles:
             stdout().print(f"{each.process.removesuffix('.sock')} {_compiled(each)}")
+        if each.windows is not None:
+            line = f"{each.process.removesuffix('.sock')} {_profiled(each.windows)}"
+            stdout().print(safe(line, limit=1000), soft_wrap=True)
     _print_stock(processes)
 
 
@@ -129,6 +132,15 @@ def _compiled(each: ProcessStatus) -> str:
     told = each.compiling
     longest = f", {_seconds(told.longest_s)} at most" if told.compiles > 1 else ""
     return f"compiled {told.compiles} while serving, in {_seconds(told.compile_s)}{longest}."
+
+
+def _profiled(told: WindowFacts) -> str:
+    """Say what the runtime's profiler windows brought and took."""
+    took = f"profiled itself {told.written} times, in {_seconds(told.spent_s)}"
+    if told.off:
+        return f"{took}; no more: {told.off}."
+    left_out = ", ".join(f"{reason} {count}" for reason, count in sorted(told.skipped.items()))
+    return f"{took}; left out: {left_out}." if left_out else f"{took}."
 
 
 def _print_stock(processes: Sequence[ProcessStatus]) -> None:

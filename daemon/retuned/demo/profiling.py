@@ -7,11 +7,8 @@ so that whoever watches the folder sees complete files only.
 
 from __future__ import annotations
 
-import gzip
 import logging
 import os
-import shutil
-import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from retuned.demo.batching import StepReport
+from retuned.runtime.windows.folder import SUFFIX, FolderUnusable, plain_path, publish
+from retuned.runtime.windows.recording import cupti_leaves
 
 log = logging.getLogger(__name__)
 
-_SUFFIX = ".pt.trace.json.gz"
+_MAX_TRACE_BYTES = 1 << 30
+"""Of one window, before it is compressed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,6 @@ class WindowSettings:
     """The oldest files beyond this are removed."""
 
 
-_DETACHES = (12, 6)
-"""From this CUDA on CUPTI can leave a process that has captured graphs."""
-
-
 def detach_afterwards() -> None:
     """Have the profiler leave the process after each window, where that is safe.
 
@@ -51,8 +47,7 @@ def detach_afterwards() -> None:
     """
     import torch
 
-    version = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
-    if version >= _DETACHES:
+    if torch.version.cuda and cupti_leaves(torch.version.cuda, os.environ):
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
 
 
@@ -145,19 +140,16 @@ class ProfilerWindows:
             self._profiler = None
 
     def _write(self, profiler: Any, number: int) -> None:  # noqa: ANN401 - torch.profiler.profile
-        name = f"demo-{os.getpid()}-{number:06d}{_SUFFIX}"
-        hidden = self._dir / f".{name}.part"
+        name = f"demo-{os.getpid()}-{number:06d}{SUFFIX}"
+        plain = plain_path(self._dir, name)
         try:
-            with tempfile.NamedTemporaryFile(suffix=".json") as plain:
-                profiler.export_chrome_trace(plain.name)
-                with open(plain.name, "rb") as source, gzip.open(hidden, "wb", 1) as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-            os.replace(hidden, self._dir / name)
+            profiler.export_chrome_trace(str(plain))
+            publish(plain, self._dir / name, max_bytes=_MAX_TRACE_BYTES)
             self._forget_oldest()
-        except (OSError, RuntimeError):
+        except (OSError, RuntimeError, FolderUnusable):
             log.exception("trace %s could not be written", name)
 
     def _forget_oldest(self) -> None:
-        files = sorted(self._dir.glob(f"demo-*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+        files = sorted(self._dir.glob(f"demo-*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
         for path in files[: -self._settings.keep_files]:
             path.unlink(missing_ok=True)
