@@ -12,7 +12,7 @@ import typer
 
 from retuned.errors import RetunedError
 from retuned.terminal.output import say_error, stdout
-from retuned_operator.kubectl import freezes, injecting, policy, review, status
+from retuned_operator.kubectl import freezes, injecting, policy, report, review, status
 
 app = typer.Typer(
     name="kubectl-retuned",
@@ -55,6 +55,7 @@ for command in (
     review.reject,
     review.abort,
     review.rollback,
+    report.report,
     freezes.freeze,
     freezes.thaw,
     injecting.inject,

@@ -13,6 +13,7 @@ from retuned_operator.crds.definitions import KINDS
 from retuned_operator.crds.values import GROUP
 from retuned_operator.manifests.admission import APPROVE, BREAK_GLASS
 from retuned_operator.manifests.names import labels
+from retuned_operator.manifests.report import REPORT
 
 LEASE = "retuned-operator"
 """Lease of the leader."""
@@ -36,7 +37,8 @@ def rule(group: str, resources: Sequence[str], verbs: Sequence[str], *names: str
 def watching_rules() -> list[dict[str, Any]]:
     """Return what the operator needs where servers are: its own kinds, pods, and its authority.
 
-    Sidecars mount the authority of the agent API from their own namespace.
+    Sidecars mount the authority of the agent API from their own namespace, and people read there
+    what was spent and saved.
     """
     return [
         rule(GROUP, _ALL_KINDS, _READ),
@@ -44,7 +46,7 @@ def watching_rules() -> list[dict[str, Any]]:
         rule(GROUP, [f"{plural}/status" for plural in _ALL_KINDS], ("get", "patch")),
         rule(GROUP, [f"{plural}/finalizers" for plural in _MADE_BY_OPERATOR], ("update",)),
         rule("", ("pods",), _READ),
-        rule("", ("configmaps",), _APPLY, "retuned-agent-ca"),
+        rule("", ("configmaps",), _APPLY, "retuned-agent-ca", REPORT),
         rule("events.k8s.io", ("events",), ("create", "patch")),
     ]
 
@@ -155,6 +157,7 @@ def people_roles() -> tuple[dict[str, Any], ...]:
     """Return the roles that are bound to people; the narrow ones add up to the usual ones."""
     decide = rule(GROUP, ("swapdecisions",), ("create",))
     read = rule(GROUP, _ALL_KINDS, _READ)
+    sums = rule("", ("configmaps",), ("get",), REPORT)
     manage = rule(
         GROUP,
         ("tuningtargets", "kerneltuningpolicies", "tuningfreezes"),
@@ -162,12 +165,15 @@ def people_roles() -> tuple[dict[str, Any], ...]:
     )
     hold = rule(GROUP, _MADE_BY_OPERATOR, ("patch",))
     return (
-        _people("retuned-viewer", [read], aggregate="view"),
-        _people("retuned-approver", [read, decide, rule(GROUP, ("swapproposals",), (APPROVE,))]),
+        _people("retuned-viewer", [read, sums], aggregate="view"),
         _people(
-            "retuned-break-glass", [read, decide, rule(GROUP, ("swapproposals",), (BREAK_GLASS,))]
+            "retuned-approver", [read, sums, decide, rule(GROUP, ("swapproposals",), (APPROVE,))]
         ),
-        _people("retuned-admin", [read, manage, hold]),
+        _people(
+            "retuned-break-glass",
+            [read, sums, decide, rule(GROUP, ("swapproposals",), (BREAK_GLASS,))],
+        ),
+        _people("retuned-admin", [read, sums, manage, hold]),
     )
 
 

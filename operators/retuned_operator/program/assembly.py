@@ -45,6 +45,7 @@ from retuned_operator.program.health import HealthServer
 from retuned_operator.program.ledger import StoreLedger
 from retuned_operator.program.live_kernels import LiveKernels
 from retuned_operator.program.prometheus import Prometheus
+from retuned_operator.program.reporting import write_reports
 from retuned_operator.program.results import ResultFolder
 from retuned_operator.program.reviewing import review_app, review_settings
 from retuned_operator.program.securing import Securing
@@ -385,9 +386,15 @@ class Operator:
             self._ear, self._channels_at_s = None, now_s + _CHANNELS_RETRY_S
 
     def _sweep(self) -> None:
-        """Forget what pods said that are gone, and results of experiments that are gone."""
+        """Tell what was spent and saved; forget what pods and experiments left that are gone."""
         try:
             self._accounts.keep_up()  # before results go
+            keys = self._stores[TARGETS].keys()
+            write_reports(
+                self.manager.writer,
+                self._accounts.accounts(),
+                namespaces={key.partition("/")[0] for key in keys},
+            )
         except RetunedError as error:
             log.warning("accounts: %s", error)
         uids = {str(body["metadata"].get("uid", "")) for body in self._stores[PODS].list()}

@@ -1,0 +1,126 @@
+"""``kubectl retuned report``: GPU-hours spent on experiments against GPU-hours saved.
+
+The operator writes one ConfigMap into each namespace with targets; this reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from retuned.errors import UnreadableInput
+from retuned.stages.watch import Account
+from retuned.terminal.accounts import (
+    accounts_body,
+    check_kernel,
+    check_month,
+    chosen,
+    print_accounts,
+)
+from retuned.terminal.output import say
+from retuned_operator.kubectl.answers import explained
+from retuned_operator.kubectl.connection import open_desk
+from retuned_operator.kubectl.desk import Desk
+from retuned_operator.kubectl.options import (
+    ContextOption,
+    EverywhereOption,
+    Form,
+    FormOption,
+    KubeconfigOption,
+    NamespaceOption,
+    print_answer,
+)
+from retuned_operator.manifests.report import REPORT, read_report
+from retuned_operator.runtime.errors import NotFound
+from retuned_operator.runtime.resources import CONFIG_MAPS, TARGETS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What the ConfigMaps say."""
+
+    accounts: tuple[Account, ...]
+    """Newest month first."""
+    left_out: int
+    """Accounts that found no room."""
+    namespaces: Sequence[str]
+    """Whose were read."""
+    missing: Sequence[str]
+    """Where there is none."""
+    unreadable: Sequence[UnreadableInput]
+    """Why others could not be."""
+
+
+def report(
+    month: Annotated[str, typer.Option(help="Only this month, such as 2026-11.")] = "",
+    kernel: Annotated[str, typer.Option(help="Only this kernel.")] = "",
+    namespace: NamespaceOption = "",
+    all_namespaces: EverywhereOption = False,
+    context: ContextOption = "",
+    kubeconfig: KubeconfigOption = None,
+    output: FormOption = Form.TABLE,
+) -> None:
+    """Say what tuning cost and what it saved, by month, target and kernel."""
+    check_month(month)
+    desk = open_desk(
+        namespace=namespace, everywhere=all_namespaces, context=context, kubeconfig=kubeconfig
+    )
+    read = _look(desk)
+    for error in read.unreadable:
+        say(f"kubectl retuned: cannot be read: {error}")
+    for each in read.missing:
+        say(
+            f"kubectl retuned: namespace {each} has no report: the operator writes it every ten "
+            "minutes where there are targets"
+        )
+    if read.left_out:
+        say(f"kubectl retuned: {read.left_out} older accounts found no room; the store has them")
+    check_kernel(kernel, {each.definition for each in read.accounts})
+    found = chosen(read.accounts, month=month, kernel=kernel)
+    print_answer(
+        output,
+        accounts_body(found, price=None)
+        | {
+            "left_out": read.left_out,
+            "missing": list(read.missing),
+            "unreadable": [str(each) for each in read.unreadable],
+        },
+        names=[f"configmap/{REPORT}" for _ in read.namespaces],
+        text=lambda: print_accounts(found, price=None, keeper="operator"),
+    )
+
+
+def _look(desk: Desk) -> _Read:
+    accounts: list[Account] = []
+    namespaces, missing, unreadable, left_out = [], [], list[UnreadableInput](), 0
+    for namespace in [desk.namespace] if desk.namespace else _with_targets(desk):
+        try:
+            with explained("get", CONFIG_MAPS, namespace=namespace):
+                body = desk.cluster.get(CONFIG_MAPS, REPORT, namespace=namespace)
+            found, more = read_report(body, namespace=namespace)
+        except NotFound:
+            missing.append(namespace)
+        except UnreadableInput as error:
+            unreadable.append(error)
+        else:
+            namespaces.append(namespace)
+            accounts += found
+            left_out += more
+    accounts.sort(key=lambda each: (each.target, each.definition))
+    accounts.sort(key=lambda each: each.month, reverse=True)
+    return _Read(
+        accounts=tuple(accounts),
+        left_out=left_out,
+        namespaces=namespaces,
+        missing=missing,
+        unreadable=unreadable,
+    )
+
+
+def _with_targets(desk: Desk) -> list[str]:
+    with explained("list", TARGETS):
+        listed = desk.cluster.list(TARGETS)
+    return sorted({str(body.get("metadata", {}).get("namespace", "")) for body in listed.items})
