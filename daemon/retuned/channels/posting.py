@@ -1,7 +1,7 @@
 """One message to one address: bounded in time and size, no redirects, no proxy of the environment.
 
-The bound in time is on the whole of it, from the name's look-up to the last byte: a peer that drips
-bytes gets no longer than one that says nothing.
+The bound in time is on the whole of it: a peer that drips bytes gets no longer than one that says
+nothing. Only a name server that hangs may take longer, as long as the system's resolver lets it.
 
 What goes wrong is said without the address, which may be a secret.
 """

@@ -22,6 +22,7 @@ from tests.fakeapi.server import FakeApi
 from tests.operators import examples
 from tests.operators.world import POLICY
 
+from retuned_operator.manifests.report import REPORT
 from retuned_operator.manifests.roles import (
     LEASE,
     experiment_rules,
@@ -164,6 +165,18 @@ def test_a_pod_that_is_injected_where_no_target_is_finds_the_authority(
             return any(each["metadata"]["name"] == "retuned-agent-ca" for each in found.items)
 
         eventually(published, seconds=10.0)  # a look at the certificates comes once a minute
+
+
+def test_what_was_spent_and_saved_is_told_where_targets_are(
+    fake: FakeApi, settings: Settings
+) -> None:
+    with running(fake, settings, []):
+
+        def told() -> bool:
+            found = fake.api().list(CONFIG_MAPS, namespace="serving")
+            return any(each["metadata"]["name"] == REPORT for each in found.items)
+
+        eventually(told)
 
 
 def _authority(fake: FakeApi, folder: Path) -> str:
