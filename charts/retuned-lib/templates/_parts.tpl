@@ -13,7 +13,7 @@ artifacts: 1Gi
 windowSeconds: 300
 settleSeconds: 30
 baselineWindows: 6
-profileEverySeconds: 90
+profileEverySeconds: 0
 profileMilliseconds: 200
 detector: production
 tracesUrl: ''

@@ -216,8 +216,8 @@ class SidecarSettings:
     """How long after a window's end its traces may still land, seconds."""
     baseline_windows: int = 6
     """Windows that make the first baseline."""
-    profile_every_s: int = 90
-    """How often the runtime profiles the server by itself, seconds; 0 never."""
+    profile_every_s: int = 0
+    """How often the runtime profiles the server by itself, seconds; 0 never: no GPU has seen it."""
     profile_milliseconds: int = 200
     """Longest time that one such window records."""
     detector: str = "production"
