@@ -201,7 +201,8 @@ def test_a_pod_past_its_deadline_is_ended(cluster: Cluster) -> None:
     request = wanted("deadline", task="{}", deadline_s=5)
     started(cluster, request, waiting(600))
     assert ending(cluster, request, within_s=60) == "Failed"
-    assert conditions(cluster, request)["Failed"]["reason"] == "DeadlineExceeded"
+    (pod,) = pods(cluster, request)
+    assert pod["status"]["reason"] == "DeadlineExceeded"
 
 
 def test_a_pod_that_was_evicted_is_replaced_and_has_not_failed(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -34,6 +35,12 @@ from retuned_operator.machine.experiments import (
     RESULT_PATIENCE,
     pipeline_of,
 )
+from retuned_operator.machine.placed import (
+    MAX_SPELLS,
+    ROOM_PATIENCE,
+    ROOM_REST,
+    device_seconds,
+)
 from retuned_operator.machine.trial import MAX_PREEMPTIONS
 
 WINNER = examples.ARTIFACT
@@ -45,6 +52,10 @@ class Lab:
 
     def __init__(self, pipeline: tuple[JobRole, ...] = PIPELINE) -> None:
         self.now = examples.NOW
+        self.room = True
+        """Whether a node has room for what is let go."""
+        self.ran_s = 0.0
+        """Time in which a Job that measures ran, seconds."""
         self.pipeline = pipeline
         self.resource = read(KernelExperiment, examples.an_experiment())
         self.facts = ExperimentFacts(
@@ -77,18 +88,32 @@ class Lab:
             )
             jobs.setdefault(name, new)  # the API server says that it is already there
         elif isinstance(action, SetSuspend):
-            state = JobState.SUSPENDED if action.suspend else JobState.RUNNING
-            jobs[action.job] = replace(jobs[action.job], state=state)
+            let_go = JobState.RUNNING if self.room else JobState.WAITING
+            state = JobState.SUSPENDED if action.suspend else let_go
+            began = self.now if state is JobState.RUNNING else None
+            jobs[action.job] = replace(jobs[action.job], state=state, began_at=began)
         elif isinstance(action, DeleteJob):
             jobs.pop(action.job, None)
         self.facts = replace(self.facts, jobs=tuple(jobs.values()))
 
     def becomes(self, name: str, state: JobState, reason: str = "") -> None:
+        found: dict[JobState, dict[str, Any]] = {
+            JobState.RUNNING: {"began_at": self.now},
+            JobState.COMPLETE: {"ended_at": self.now},
+            JobState.FAILED: {"ended_at": self.now},
+            JobState.DISRUPTED: {"ended_at": self.now},
+        }
+        times = found.get(state, {})
         jobs = tuple(
-            replace(job, state=state, reason=reason) if job.name == name else job
+            replace(job, state=state, reason=reason, **times) if job.name == name else job
             for job in self.facts.jobs
         )
         self.facts = replace(self.facts, jobs=jobs)
+
+    def passes(self, time: timedelta) -> None:
+        runs = [job.state is JobState.RUNNING for job in self.facts.jobs if job.role in PIPELINE]
+        self.ran_s += time.total_seconds() if any(runs) else 0.0
+        self.now += time
 
     def result(self, job: str, pod: str = "pod-1", **found: Any) -> None:
         new = ResultFact(job=job, pod_uid=pod, at=found.pop("at", self.now), **found)
@@ -229,6 +254,82 @@ def test_a_job_that_fails_fails_the_experiment_with_its_reason() -> None:
     lab.step()
     assert lab.phase() is P.FAILED
     assert "DeadlineExceeded" in lab.resource.status.detail
+
+
+def test_a_job_without_room_waits_makes_way_and_waits_again_and_nothing_is_charged() -> None:
+    lab = Lab()
+    lab.room = False
+    lab.until_running()
+    lab.becomes("search-1", JobState.WAITING, "0/1 nodes are available")
+    assert lab.step().actions == ()
+    status = lab.resource.status
+    assert (status.phase, status.reason) == (P.QUEUED, "waits-for-room")
+    assert status.detail == "0/1 nodes are available"
+    lab.passes(ROOM_PATIENCE)
+    assert lab.step(kept=True, acted=False).actions == (SetSuspend(job="search-1", suspend=True),)
+    lab.step()  # the operator died before it acted: it waits as long once more
+    lab.passes(ROOM_PATIENCE)
+    assert lab.step().actions == (SetSuspend(job="search-1", suspend=True),)
+    assert lab.resource.status.reason == "no-room"
+    lab.passes(ROOM_REST - timedelta(seconds=1))
+    assert lab.step().actions == ()
+    lab.passes(timedelta(seconds=1))
+    lab.room = True
+    assert lab.step().actions == (SetSuspend(job="search-1", suspend=False),)
+    assert lab.resource.status.started_at is None
+    lab.step()
+    assert lab.phase() is P.RUNNING
+    assert lab.resource.status.started_at == lab.now
+    assert lab.resource.status.preemptions == 0
+
+
+def test_what_waits_for_room_is_held_back_at_once_by_a_freeze() -> None:
+    lab = Lab()
+    lab.room = False
+    lab.until_running()
+    assert lab.step(freezes=frozen()).actions == (SetSuspend(job="search-1", suspend=True),)
+    assert lab.resource.status.reason == "frozen"
+
+
+def test_a_queue_decides_by_itself_how_long_its_jobs_wait_for_room() -> None:
+    lab = Lab()
+    lab.room = False
+    lab.until_running()
+    lab.facts = replace(lab.facts, queued_elsewhere=True)
+    lab.step()
+    lab.passes(10 * ROOM_PATIENCE)
+    assert lab.step().actions == ()
+    assert lab.resource.status.reason == "waits-for-room"
+
+
+def test_more_spells_than_a_status_keeps_are_put_together_and_none_is_forgotten() -> None:
+    lab = Lab()
+    lab.until_running()
+    for _ in range(MAX_SPELLS + 9):
+        lab.step()
+        lab.passes(timedelta(minutes=2))
+        lab.step(freezes=frozen())
+        lab.passes(timedelta(minutes=30))
+        lab.step(freezes=())
+        lab.step()
+    spells = lab.resource.status.device_time
+    assert len(spells) == MAX_SPELLS
+    assert device_seconds(spells, now=lab.now) == lab.ran_s == (MAX_SPELLS + 9) * 120.0
+    assert all(a.started_at <= b.started_at for a, b in pairwise(spells))
+
+
+def test_a_node_whose_clock_is_ahead_charges_nothing_that_has_not_been() -> None:
+    lab = Lab()
+    lab.until_running()
+    ahead = lab.now + timedelta(hours=9)
+    (job,) = lab.facts.jobs
+    lab.step(jobs=(replace(job, began_at=ahead),))
+    lab.passes(timedelta(minutes=1))
+    done = replace(job, state=JobState.COMPLETE, began_at=ahead, ended_at=ahead)
+    lab.step(jobs=(done,))
+    (spell,) = lab.resource.status.device_time
+    assert spell.ended_at == lab.now
+    assert device_seconds((spell,), now=lab.now) == 60.0
 
 
 def test_preempted_is_not_failed_and_is_tried_again() -> None:
@@ -495,6 +596,9 @@ EVENTS = st.sampled_from(
         "cleared-away",
         "aborted",
         "time",
+        "full",
+        "room",
+        "finds-room",
     ]
 )
 
@@ -512,7 +616,13 @@ def happens(lab: Lab, event: str) -> None:
     elif event in ("frozen", "thawed"):
         lab.facts = replace(lab.facts, freezes=frozen() if event == "frozen" else ())
     elif event == "time":
-        lab.now += timedelta(minutes=3)
+        lab.passes(timedelta(minutes=3))
+    elif event in ("full", "room"):
+        lab.room = event == "room"
+    elif event == "finds-room":
+        waiting = [each.name for each in lab.facts.jobs if each.state is JobState.WAITING]
+        for name in waiting:
+            lab.becomes(name, JobState.RUNNING)
     elif event == "cleared-away":
         kept = tuple(each for each in lab.facts.jobs if each.state is not JobState.COMPLETE)
         lab.facts = replace(lab.facts, jobs=kept)
@@ -549,7 +659,12 @@ def test_whatever_happens_one_job_lives_at_a_time_and_none_when_it_is_over(
     proposed = [action for action in final.actions if isinstance(action, Propose)]
     verified = [r for r in lab.facts.results if r.job.startswith("verify") and r.winner]
     assert not proposed or verified  # I7
+    spells = lab.resource.status.device_time
+    if "cleared-away" not in events:  # else nobody knows when it ended
+        assert device_seconds(spells, now=lab.now) <= lab.ran_s
     lab.facts = replace(lab.facts, freezes=())
+    lab.room = True
+    happens(lab, "finds-room")
     for _ in range(200):
         if lab.phase().is_terminal:
             break

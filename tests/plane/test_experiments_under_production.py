@@ -7,6 +7,7 @@ played.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ import yaml
 from tests.plane.control_plane import ControlPlane
 from tests.plane.servers import eventually, real_api
 
+from retuned_operator.controllers import job_pods
 from retuned_operator.crds import JobRole
 from retuned_operator.crds.target import Vendor
+from retuned_operator.machine import JobFact, JobState
 from retuned_operator.manifests import (
     JobRequest,
     JobSettings,
@@ -29,6 +32,7 @@ from retuned_operator.manifests import (
     priority_class,
     quota,
 )
+from retuned_operator.manifests.jobs import RUNNER
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.resources import CONFIG_MAPS, JOBS, NODES, PODS, Obj
 
@@ -46,7 +50,7 @@ class Pool:
     name: str
     """Of node and namespace."""
 
-    def job(self, *, outcome: str = "", exit_code: str = "") -> Obj:
+    def job(self, *, outcome: str = "", exit_code: str = "", deadline_s: int = 1800) -> Obj:
         """Make a Job of an experiment, released at once, and return it."""
         request = JobRequest(
             role=JobRole.SEARCH,
@@ -57,7 +61,7 @@ class Pool:
             task=json.dumps({"plan": {}}),
             vendor=Vendor.AMD,
             model="MI300X",
-            deadline_s=1800,
+            deadline_s=deadline_s,
         )
         settings = JobSettings(
             image="nothing/runs:here",
@@ -79,6 +83,13 @@ class Pool:
     def running(self, job: Obj) -> Obj | None:
         pods = [p for p in self.pods(job) if p.get("status", {}).get("phase") == "Running"]
         return pods[0] if pods else None
+
+    def seen(self, job: Obj) -> JobFact:
+        """Return the Job as the operator sees it."""
+        body = self.api.get(JOBS, job["metadata"]["name"], namespace=self.name)
+        fact = job_pods.job_fact(body)
+        assert fact is not None
+        return job_pods.with_pods(fact, self.pods(job), container=RUNNER)
 
     def ended(self, job: Obj) -> dict[str, str]:
         """Return the conditions that are true, with their reasons."""
@@ -154,6 +165,27 @@ def test_an_experiment_takes_nothing_from_anybody(pool: Pool) -> None:
     assert "nominatedNodeName" not in pending[0].get("status", {})
     pool.api.delete(PODS, server["metadata"]["name"], namespace="default")
     eventually(lambda: "Complete" in pool.ended(job))
+
+
+def test_a_pod_that_no_node_takes_waits_beyond_its_deadline_and_has_not_failed(
+    pool: Pool,
+) -> None:
+    server = pool.serve("server")
+    eventually(lambda: pool.place(server) == pool.name)
+    job = pool.job(outcome="stays", deadline_s=1)
+    eventually(lambda: pool.pods(job) and _unschedulable(pool.pods(job)[0]))
+    begun = time.monotonic()
+    eventually(lambda: time.monotonic() - begun > 3.0)
+    assert pool.ended(job) == {}
+    waits = pool.seen(job)
+    assert waits.state is JobState.WAITING
+    assert "Insufficient" in waits.reason
+    assert waits.began_at is None
+    pool.api.delete(PODS, server["metadata"]["name"], namespace="default")
+    eventually(lambda: pool.running(job))
+    runs = pool.seen(job)
+    assert runs.state is JobState.RUNNING
+    assert runs.began_at is not None
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from retuned_operator.crds import (
     SwapProposalStatus,
 )
 from retuned_operator.crds.proposal_status import Step
+from retuned_operator.machine.placed import device_seconds
 
 
 def proposal_moved(telemetry: Telemetry, step: Step, status: SwapProposalStatus) -> None:
@@ -40,7 +41,8 @@ def experiment_moved(
         return  # it held nothing
     took_s = max(0.0, (after.finished_at - after.started_at).total_seconds())
     telemetry.observe("retuned_experiment_duration_seconds", took_s, outcome=outcome)
-    telemetry.count("retuned_experiment_gpu_seconds_total", took_s)
+    held_s = device_seconds(after.device_time, now=after.finished_at)
+    telemetry.count("retuned_experiment_gpu_seconds_total", held_s)
 
 
 def _has_begun(status: KernelExperimentStatus) -> bool:

@@ -271,7 +271,9 @@ class Experiments:
         TemporaryError
             If its task cannot be put together now.
         """
-        resource, target = looked.resource, looked.facts.target
+        target = looked.facts.target
+        # what a Job is told follows from results that count as of this step
+        resource = looked.resource.model_copy(update={"status": step.status})
         found: dict[ExperimentAction, JobRequest] = {}
         for action in step.actions:
             if not isinstance(action, CreateJob):

@@ -6,16 +6,15 @@ or freeze that cannot be read may be one that forbids.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from retuned.errors import UnreadableInput
 from retuned.stages import gate
 from retuned_operator.crds import (
-    JobRole,
+    ExperimentPhase,
     KernelExperiment,
     PolicyObject,
     SwapDecision,
@@ -25,21 +24,18 @@ from retuned_operator.crds import (
     read,
 )
 from retuned_operator.crds.values import GROUP
-from retuned_operator.machine import JobFact, JobState, PolicyFact
-from retuned_operator.manifests.names import ATTEMPT, EXPERIMENT_UID, ROLE
+from retuned_operator.machine import PolicyFact, placed
+from retuned_operator.manifests.names import EXPERIMENT_UID
 from retuned_operator.manifests.sidecar import SIDECAR
-from retuned_operator.runtime.errors import printable
 from retuned_operator.runtime.resources import Obj
 
 R = TypeVar("R", TuningTarget, PolicyObject, KernelExperiment, SwapProposal, SwapDecision)
 EXPERIMENT = f"{GROUP}/experiment"
 """Annotation of a Job: ``namespace/name`` of its experiment."""
-RELEASED = "released"
-"""Reason of an experiment whose Job was let go a moment ago."""
+LET_GO = ("released", placed.WAITS_FOR_ROOM, placed.STARTING)
+"""Reasons of an experiment whose Job was let go and does not run yet."""
 _FINISHED = ("Succeeded", "Failed")
 _WORKING = ("Running", "Verifying")
-_MAX_WHY = 1024
-"""Characters of why a Job failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +122,14 @@ def target_word(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 def phase_word(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return under which word a proposal is found: its phase, and ``Pending`` before the first."""
-    phase = _part(body, "status").get("phase")
+    phase = part(body, "status").get("phase")
     return (phase if isinstance(phase, str) and phase else "Pending",)
 
 
 def selector_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return under which word a target is found: the first label that it selects by."""
-    namespace = str(_part(body, "metadata").get("namespace", ""))
-    wanted = _part(_part(_part(body, "spec"), "selector"), "matchLabels")
+    namespace = str(part(body, "metadata").get("namespace", ""))
+    wanted = part(part(part(body, "spec"), "selector"), "matchLabels")
     return tuple(f"{namespace}/{key}={wanted[key]}" for key in sorted(wanted)[:1])
 
 
@@ -141,30 +137,36 @@ def label_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return under which words a pod is found: ``namespace/key=value`` of each label."""
     metadata = body.get("metadata", {})
     namespace = str(metadata.get("namespace", ""))
-    return tuple(f"{namespace}/{key}={value}" for key, value in _labels(body).items())
+    return tuple(f"{namespace}/{key}={value}" for key, value in labels_of(body).items())
 
 
 def sidecar_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return under which word a pod with a sidecar is found: its namespace."""
     found = pod_seen(body, container="") is not None
-    return (str(_part(body, "metadata").get("namespace", "")),) if found else ()
+    return (str(part(body, "metadata").get("namespace", "")),) if found else ()
 
 
 def experiment_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return under which words a Job is found: uid of its experiment, and ``namespace/name``."""
-    notes = _part(_part(body, "metadata"), "annotations")
-    words = (_labels(body).get(EXPERIMENT_UID), notes.get(EXPERIMENT))
+    notes = part(part(body, "metadata"), "annotations")
+    words = (labels_of(body).get(EXPERIMENT_UID), notes.get(EXPERIMENT))
     return tuple(word for word in words if isinstance(word, str) and word)
+
+
+def is_over(body: Mapping[str, Any]) -> bool:
+    """Whether an experiment has ended, as far as its status can be read."""
+    phase = part(body, "status").get("phase")
+    return phase in set(ExperimentPhase) and ExperimentPhase(str(phase)).is_terminal
 
 
 def budget_words(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return under which words an experiment is found that has used, or uses, its place."""
-    spec, status = _part(body, "spec"), _part(body, "status")
-    policy = _part(spec, "policyRef").get("name")
-    namespace = str(_part(body, "metadata").get("namespace", ""))
+    spec, status = part(body, "spec"), part(body, "status")
+    policy = part(spec, "policyRef").get("name")
+    namespace = str(part(body, "metadata").get("namespace", ""))
     # a Job may have run to its end between two looks, and then nobody saw it begin
-    ran = any(ref.get("result") for ref in _parts(status, "jobRefs"))
-    works = status.get("phase") in _WORKING or status.get("reason") == RELEASED
+    ran = any(ref.get("result") for ref in parts(status, "jobRefs"))
+    works = status.get("phase") in _WORKING or status.get("reason") in LET_GO
     if not (status.get("startedAt") or works or ran):
         return ()
     ended = moment(status.get("finishedAt"))
@@ -173,7 +175,7 @@ def budget_words(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 def selected(body: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
     """Whether an object carries all of some labels; nobody is selected by none."""
-    labels = _labels(body)
+    labels = labels_of(body)
     return bool(wanted) and all(labels.get(key) == value for key, value in wanted.items())
 
 
@@ -185,12 +187,12 @@ def pod_seen(body: Mapping[str, Any], *, container: str) -> PodSeen | None:
     container
         Container that serves.
     """
-    metadata, spec, status = (_part(body, key) for key in ("metadata", "spec", "status"))
-    containers = [*_parts(spec, "initContainers"), *_parts(spec, "containers")]
+    metadata, spec, status = (part(body, key) for key in ("metadata", "spec", "status"))
+    containers = [*parts(spec, "initContainers"), *parts(spec, "containers")]
     names = {each.get("name") for each in containers}
     if status.get("phase") in _FINISHED or SIDECAR not in names or not metadata.get("uid"):
         return None
-    conditions = {each.get("type"): each.get("status") for each in _parts(status, "conditions")}
+    conditions = {each.get("type"): each.get("status") for each in parts(status, "conditions")}
     return PodSeen(
         name=str(metadata.get("name", "")),
         uid=str(metadata["uid"]),
@@ -201,102 +203,28 @@ def pod_seen(body: Mapping[str, Any], *, container: str) -> PodSeen | None:
 
 def _ends(status: Mapping[str, Any], container: str) -> int:
     """Count how often a container has ended: restarts, and once more where it does not run now."""
-    for each in _parts(status, "containerStatuses"):
+    for each in parts(status, "containerStatuses"):
         if each.get("name") == container:
             restarts = each.get("restartCount")
             counted = restarts if isinstance(restarts, int) and restarts > 0 else 0
-            state, last = _part(each, "state"), _part(each, "lastState")
+            state, last = part(each, "state"), part(each, "lastState")
             over = "terminated" in state or ("waiting" in state and "terminated" in last)
             return counted + over
     return 0
 
 
-def job_fact(body: Mapping[str, Any]) -> JobFact | None:
-    """Return a Job of an experiment; None where it is none, or is on its way out."""
-    metadata, spec, status = (_part(body, key) for key in ("metadata", "spec", "status"))
-    labels = _labels(body)
-    role, attempt = labels.get(ROLE, ""), labels.get(ATTEMPT, "")
-    known = role in set(JobRole) and attempt.isdecimal() and len(attempt) < 10
-    if not known or metadata.get("deletionTimestamp") or not metadata.get("uid"):
-        return None
-    state, reason = _state_of(spec, status)
-    return JobFact(
-        name=str(metadata.get("name", "")),
-        uid=str(metadata["uid"]),
-        role=JobRole(role),
-        attempt=int(attempt),
-        state=state,
-        reason=reason,
-    )
-
-
-def _state_of(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[JobState, str]:
-    conditions = {each.get("type"): each for each in _parts(status, "conditions")}
-    true = {name for name, each in conditions.items() if each.get("status") == "True"}
-    if "Complete" in true:
-        return JobState.COMPLETE, ""
-    for name in ("Failed", "FailureTarget"):
-        if name in true:
-            return JobState.FAILED, str(conditions[name].get("reason", ""))[:128]
-    return (JobState.SUSPENDED if spec.get("suspend") else JobState.RUNNING), ""
-
-
-def with_disruption(fact: JobFact, pods: Iterable[Mapping[str, Any]]) -> JobFact:
-    """Return a Job with what happened to its pods.
-
-    A pod that was evicted or preempted, or whose node went, does not fail its Job; that it was
-    taken away is said by the pod alone.
-    """
-    taken = any(
-        each.get("type") == "DisruptionTarget" and each.get("status") == "True"
-        for body in pods
-        for each in _parts(_part(body, "status"), "conditions")
-    )
-    going = fact.state in (JobState.RUNNING, JobState.SUSPENDED)
-    return replace(fact, state=JobState.DISRUPTED) if taken and going else fact
-
-
-def with_why(fact: JobFact, pods: Iterable[Mapping[str, Any]], *, container: str) -> JobFact:
-    """Return a Job that failed with what its pods say of that, for people.
-
-    Whatever the container runs may have written the message: it is shortened, made harmless, and
-    nothing is decided by it.
-    """
-    if fact.state is not JobState.FAILED:
-        return fact
-    said = dict.fromkeys(each for body in pods if (each := _why(body, container)))
-    return replace(fact, reason="; ".join(filter(None, (fact.reason, *said)))[:_MAX_WHY])
-
-
-def _why(body: Mapping[str, Any], container: str) -> str:
-    status = _part(body, "status")
-    for each in _parts(status, "containerStatuses"):
-        ended = _part(_part(each, "state"), "terminated")
-        if each.get("name") != container or not ended.get("exitCode"):
-            continue
-        try:
-            told = json.loads(str(ended.get("message", "")))
-        except (ValueError, RecursionError):
-            told = None
-        told = told if isinstance(told, Mapping) else {}
-        words = [f"{ended.get('reason', 'Error')} with code {ended['exitCode']}"]
-        words += [str(told[key]) for key in ("code", "message") if told.get(key)]
-        return printable(": ".join(words))[:_MAX_WHY]
-    return printable(": ".join(str(status[key]) for key in ("reason", "message") if key in status))
-
-
 def pod_ended_at(body: Mapping[str, Any]) -> str:
     """Return when the last container of a pod ended, RFC 3339; empty where nobody says."""
-    status = _part(body, "status")
+    status = part(body, "status")
     states = [
-        _part(_part(each, "state"), "terminated") for each in _parts(status, "containerStatuses")
+        part(part(each, "state"), "terminated") for each in parts(status, "containerStatuses")
     ]
     return max((str(each.get("finishedAt") or "") for each in states), default="")
 
 
 def owner_uid(body: Mapping[str, Any]) -> str:
     """Return the uid of the object that controls an object; empty where none does."""
-    owners = _parts(_part(body, "metadata"), "ownerReferences")
+    owners = parts(part(body, "metadata"), "ownerReferences")
     return next((str(each.get("uid", "")) for each in owners if each.get("controller")), "")
 
 
@@ -311,15 +239,18 @@ def moment(text: object) -> datetime | None:
     return found if found.tzinfo else None
 
 
-def _labels(body: Mapping[str, Any]) -> Mapping[str, str]:
-    return _part(_part(body, "metadata"), "labels")
+def labels_of(body: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the labels of an object."""
+    return part(part(body, "metadata"), "labels")
 
 
-def _part(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def part(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a mapping within an object; empty where there is none."""
     found = body.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
-def _parts(body: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+def parts(body: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+    """Return the mappings of a list within an object; none where there is no list."""
     found = body.get(key)
     return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []

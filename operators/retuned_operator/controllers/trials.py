@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from retuned.errors import TemporaryError
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason, propose
-from retuned_operator.controllers import reading
+from retuned_operator.controllers import job_pods, reading
 from retuned_operator.controllers.ports import BY_BUDGET, BY_EXPERIMENT, BY_LABEL, BY_TARGET
 from retuned_operator.controllers.swaps import (
     World,
@@ -19,7 +19,14 @@ from retuned_operator.controllers.swaps import (
 )
 from retuned_operator.crds import ExperimentPhase, JobRole, KernelExperiment, TuningTarget
 from retuned_operator.crds.target import Vendor
-from retuned_operator.machine import ExperimentFacts, JobFact, PolicyFact, ResultFact, gating
+from retuned_operator.machine import (
+    ExperimentFacts,
+    JobFact,
+    PolicyFact,
+    ResultFact,
+    gating,
+    placed,
+)
 from retuned_operator.manifests.jobs import RUNNER
 from retuned_operator.manifests.names import EXPERIMENT_UID, proposal_name
 from retuned_operator.runtime.resources import (
@@ -118,11 +125,10 @@ def jobs_of(
         return None
     found = []
     for body in bodies:
-        fact = reading.job_fact(body)
+        fact = job_pods.job_fact(body)
         mine = [each for each in pods if reading.owner_uid(each) == body["metadata"].get("uid")]
         if fact is not None:
-            fact = reading.with_disruption(fact, mine)
-            found.append(reading.with_why(fact, mine, container=RUNNER))
+            found.append(job_pods.with_pods(fact, mine, container=RUNNER))
     return tuple(found)
 
 
@@ -160,7 +166,9 @@ def chosen_for(
 
 def _is_before(experiment: KernelExperiment, rival: KernelExperiment) -> bool:
     """Whether a rival uses the budget first: who has begun comes to its end before others begin."""
-    waits = rival.status.phase is ExperimentPhase.QUEUED and _has_begun(rival)
+    status = rival.status
+    waits = status.phase is ExperimentPhase.QUEUED and _has_begun(rival)
+    waits = waits and status.reason != placed.NO_ROOM  # it made way
     return _holds(rival) or (waits and not _has_begun(experiment))
 
 
@@ -174,17 +182,13 @@ def _holds(experiment: KernelExperiment) -> bool:
     """Whether an experiment holds an accelerator, or is about to."""
     status = experiment.status
     return status.phase in _HOLDING or (
-        status.phase is ExperimentPhase.QUEUED and status.reason == reading.RELEASED
+        status.phase is ExperimentPhase.QUEUED and status.reason in reading.LET_GO
     )
 
 
 def hours_of(experiment: KernelExperiment, *, now: datetime) -> float:
-    """Return the device time of an experiment in the last day, hours: it has one Job at a time."""
-    started = experiment.status.started_at
-    if started is None:
-        return 0.0
-    ended = experiment.status.finished_at or now
-    return max(0.0, (ended - max(started, now - DAY)).total_seconds()) / 3600.0
+    """Return the device time of an experiment in the last day, hours: what ran, no waiting."""
+    return placed.device_seconds(experiment.status.device_time, since=now - DAY, now=now) / 3600.0
 
 
 def deadline_s(experiment: KernelExperiment, chosen: PolicyFact | None) -> int:

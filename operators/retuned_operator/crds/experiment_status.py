@@ -25,7 +25,7 @@ class ExperimentPhase(StrEnum):
     PENDING = "Pending"
     """Nobody has looked at it yet."""
     QUEUED = "Queued"
-    """It waits: for its budget, a freeze, an alert, or a queue."""
+    """It waits: for its budget, room on a node, the end of a freeze or an alert, or a queue."""
     RUNNING = "Running"
     """Variants are searched."""
     VERIFYING = "Verifying"
@@ -119,6 +119,17 @@ class Best(ApiModel):
     """Uid of the pod that measured it."""
 
 
+class Spell(ApiModel):
+    """One stretch of time in which a Job held an accelerator and worked."""
+
+    job: ObjectName
+    """Job."""
+    started_at: AwareDatetime
+    """When its pod began to run."""
+    ended_at: AwareDatetime | None = None
+    """When it ended, or was taken away or held back; None while it runs."""
+
+
 class KernelExperimentStatus(ApiModel):
     """What came of it."""
 
@@ -145,7 +156,9 @@ class KernelExperimentStatus(ApiModel):
     proposal: ObjectName | None = None
     """SwapProposal that its win became; None where there is none."""
     started_at: AwareDatetime | None = None
-    """When its first Job on an accelerator was released; None before."""
+    """When its first Job on an accelerator began to run; None before."""
+    device_time: tuple[Spell, ...] = Field(default=(), max_length=64)
+    """When its Jobs held an accelerator, oldest first: that, and no waiting, is what it costs."""
     finished_at: AwareDatetime | None = None
     """When it ended; None before."""
     traceparent: Traceparent | None = None

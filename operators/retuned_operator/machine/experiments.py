@@ -22,6 +22,7 @@ from retuned_operator.crds.experiment_status import (
     Trials,
 )
 from retuned_operator.crds.values import Condition, ConditionStatus, with_condition
+from retuned_operator.machine import placed
 from retuned_operator.machine.records import (
     CreateJob,
     DeleteJob,
@@ -89,7 +90,8 @@ def step(
     )
     case = Trial(resource=resource, facts=facts, now=now, pipeline=pipeline, status=status)
     if not case.status.phase.is_terminal:
-        case = _going(_with_results(case))
+        case = _going(placed.with_device_time(_with_results(case)))
+    case = placed.closed(case)
     if case.status.phase.is_terminal:
         case = replace(case, actions=_cleared(facts.jobs))
         return ExperimentStep(status=case.status, actions=case.actions)
@@ -103,6 +105,7 @@ def unable(
     case = Trial(
         resource=resource, facts=facts, now=now, pipeline=PIPELINE, status=resource.status
     ).to(_P.REFUSED, error.code, str(error))
+    case = placed.closed(case)
     return ExperimentStep(status=case.status, actions=_cleared(facts.jobs))
 
 
@@ -227,17 +230,28 @@ def _driven(case: Trial, role: JobRole, job: JobFact | None, *, attempt: int, he
         return case.to(_P.QUEUED, "job-made").doing(CreateJob(role=role, attempt=attempt))
     if held:
         case = case.to(_P.QUEUED, held)
-        if job.state is JobState.RUNNING:
+        if job.state in placed.LET_GO:
             return case.doing(SetSuspend(job=job.name, suspend=True))
         return case
     if job.state is JobState.SUSPENDED:
         if case.facts.queued_elsewhere:
             return case.to(_P.QUEUED, "waits-in-queue")
+        if placed.rests(case):
+            return case
         return case.to(_P.QUEUED, "released").doing(SetSuspend(job=job.name, suspend=False))
+    return _let_go(case, role, job)
+
+
+def _let_go(case: Trial, role: JobRole, job: JobFact) -> Trial:
+    """Say where a Job is that nothing holds back."""
+    if job.state is JobState.WAITING:
+        return placed.waited(case, job)
+    case = placed.found_room(case)
+    if job.state is JobState.STARTING:
+        return case.to(_P.QUEUED, placed.STARTING, job.reason)
     if role in HELPERS:  # nobody pays for an accelerator
         return case.to(_P.RUNNING, HELPERS[role])
-    started = case.status.started_at or case.now
-    return case.having(started_at=started).to(_working(case, role), "running")
+    return case.to(_working(case, role), "running")
 
 
 def _working(case: Trial, role: JobRole) -> ExperimentPhase:

@@ -154,9 +154,13 @@ class RolloutStep:
 
 
 class JobState(StrEnum):
-    """Where a Job is, as its conditions say."""
+    """Where a Job is, as its conditions and its pod say."""
 
     SUSPENDED = "suspended"
+    WAITING = "waiting"
+    """It was let go, and no node has its pod: it costs nothing."""
+    STARTING = "starting"
+    """A node has its pod, which does not run yet."""
     RUNNING = "running"
     COMPLETE = "complete"
     FAILED = "failed"
@@ -179,12 +183,16 @@ class JobFact:
     state: JobState
     """Where it is."""
     reason: str = ""
-    """Why it failed, as its condition says, such as ``DeadlineExceeded``."""
+    """Why it failed, or why its pod does not run, for people."""
+    began_at: datetime | None = None
+    """When its pod began to work, as the node says; None where it says nothing."""
+    ended_at: datetime | None = None
+    """When its pod ended, as the node says; None before, or where it says nothing."""
 
     @property
     def is_live(self) -> bool:
         """Whether it holds, or may come to hold, a place."""
-        return self.state in (JobState.SUSPENDED, JobState.RUNNING, JobState.DISRUPTED)
+        return self.state not in (JobState.COMPLETE, JobState.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

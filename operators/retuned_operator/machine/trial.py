@@ -23,7 +23,7 @@ from retuned_operator.machine.records import (
 
 MAX_PREEMPTIONS = 8
 """After so many the cluster has no room for it now."""
-_NECESSARY = (JobRole.SEARCH, JobRole.VERIFY)
+NECESSARY = (JobRole.SEARCH, JobRole.VERIFY)
 """Without what these find there is no experiment; others only help."""
 _P = ExperimentPhase
 
@@ -71,7 +71,7 @@ def ended(case: Trial) -> Trial | None:
         return case.to(_P.REFUSED, "gpu-model-differs")
     if facts.target.spec.mode is TargetMode.OBSERVE:
         return case.to(_P.REFUSED, "target-mode")
-    failed = [job for job in facts.jobs if job.state is JobState.FAILED and job.role in _NECESSARY]
+    failed = [job for job in facts.jobs if job.state is JobState.FAILED and job.role in NECESSARY]
     if failed:
         detail = f"{failed[0].name}: {failed[0].reason}"
         return case.to(_P.FAILED, "job-failed", detail)

@@ -24,7 +24,7 @@ from retuned_operator.manifests.names import (
     owner,
     without_empty,
 )
-from retuned_operator.manifests.placing import affinity, gpu_resource, nodes_of
+from retuned_operator.manifests.placing import gpu_resource, nodes_of
 from retuned_operator.manifests.sandbox import container_security, pod_security
 from retuned_operator.manifests.settings import JobSettings
 
@@ -72,11 +72,9 @@ class JobRequest:
     model: str
     """Accelerator's model."""
     deadline_s: int
-    """Longest time that it may run, seconds."""
+    """Longest time that its pod may be on a node, seconds; waiting for one does not count."""
     priority_class: str = ""
     """From the policy; empty is the setting."""
-    avoid_nodes: tuple[str, ...] = ()
-    """Nodes whose servers are slow just now."""
     traceparent: str = ""
     """Span that it goes on from; empty where traces are off."""
 
@@ -178,7 +176,6 @@ def _job(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
             "parallelism": 1,
             "completions": 1,
             "backoffLimit": 0,
-            "activeDeadlineSeconds": request.deadline_s,
             "ttlSecondsAfterFinished": settings.keep_s,
             # never two pods of one Job on two accelerators
             "podReplacementPolicy": "Failed",
@@ -212,6 +209,8 @@ def _pod(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _GRACE_S,
+        # the pod's, not the Job's: it begins when a node has the pod, so waiting for room is free
+        "activeDeadlineSeconds": request.deadline_s,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "priorityClassName": request.priority_class or settings.priority_class,
@@ -227,7 +226,6 @@ def _pod(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
         "imagePullSecrets": [{"name": name} for name in settings.pull_secrets],
         "tolerations": [dict(each) for each in settings.tolerations] if gpu else [],
         "nodeSelector": nodes_of(request.model, settings) if gpu else {},
-        "affinity": affinity(request.avoid_nodes),
         "hostAliases": _aliases(request, settings),
     }
     return spec | without_empty(optional)

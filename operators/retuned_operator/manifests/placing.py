@@ -1,9 +1,6 @@
-"""Where pods of experiments may go: nodes with the right accelerator, away from slow servers."""
+"""Where pods of experiments may go: nodes with the right accelerator."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 from retuned.errors import Refused
 from retuned_operator.crds.target import Vendor
@@ -29,20 +26,6 @@ def nodes_of(model: str, settings: JobSettings) -> dict[str, str]:
         error.code = "gpu-model-unknown"
         raise error
     return dict(found)
-
-
-def affinity(avoid: Sequence[str]) -> dict[str, Any]:
-    """Return what keeps a pod off some nodes; empty where it may go anywhere."""
-    if not avoid:
-        return {}
-    term = {
-        "matchFields": [
-            {"key": "metadata.name", "operator": "NotIn", "values": [name]}
-            for name in sorted(set(avoid))
-        ]
-    }
-    required = {"nodeSelectorTerms": [term]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
 def gpu_resource(vendor: Vendor, settings: JobSettings) -> str:

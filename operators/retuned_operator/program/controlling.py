@@ -84,6 +84,8 @@ def controllers_of(
                 PODS.plural: experiment_of_job,
                 TARGETS.plural: lambda body: _experiments_of(caches, key_of(body)),
                 PROPOSALS.plural: _experiment_of_proposal,
+                FREEZES.plural: lambda _: _under_way(caches, target_keys()),
+                POLICIES.plural: lambda body: _under_way(caches, of_namespace(body)),
             },
             reconcile=experiments.reconcile,
         ),
@@ -146,6 +148,16 @@ def _experiment_of_proposal(body: Obj) -> list[str]:
 
 def _experiments_of(caches: Caches, target: str) -> list[str]:
     return [key_of(body) for body in caches.by(EXPERIMENTS, BY_TARGET, target) or ()]
+
+
+def _under_way(caches: Caches, targets: Iterable[str]) -> list[str]:
+    """Return the experiments that something may stop, or let go on."""
+    return [
+        key_of(body)
+        for target in targets
+        for body in caches.by(EXPERIMENTS, BY_TARGET, target) or ()
+        if not reading.is_over(body)
+    ]
 
 
 def _decisions_on(caches: Caches, proposal: str) -> list[str]:

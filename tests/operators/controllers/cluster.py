@@ -123,6 +123,8 @@ class Cluster:
         self.jobs = jobs or JobSettings(image="lab", gpu_models={"MI300X": {"model": "MI300X"}})
         self.servers: dict[str, Server] = {}
         self.skew = timedelta(0)
+        self.full = False
+        """Whether production holds every accelerator, so that pods wait for one."""
         self.wins = True
         """Whether searches find anything."""
         endpoint = self.jobs.endpoint
@@ -277,6 +279,35 @@ class Cluster:
 
     # --- Jobs -------------------------------------------------------------------------------------
 
+    def kubelet(self) -> None:
+        """Let Jobs that were let go have a pod that runs, where there is room; others have none."""
+        pods = {reading.owner_uid(body): body for body in self.all(PODS)}
+        jobs = {body["metadata"]["uid"]: body for body in self.all(JOBS)}
+        for uid, pod in pods.items():
+            if uid and (uid not in jobs or jobs[uid]["spec"]["suspend"]):
+                place = pod["metadata"]
+                self.remove(PODS, place["name"], namespace=place["namespace"])
+        for uid, job in jobs.items():
+            if job["spec"]["suspend"] or job.get("status", {}).get("conditions"):
+                continue
+            pod = pods.get(uid) or self.put(PODS, pod_of(job))
+            status = pod.get("status", {})
+            if not status.get("conditions") and status.get("phase") != "Running":
+                self.pod_is(pod, NO_ROOM if self.full else {"phase": "Running"})
+            elif status.get("phase") == "Pending" and not self.full:
+                self.pod_is(pod, {"phase": "Running", "conditions": []})
+
+    def pod_is(self, pod: Obj, status: Obj) -> None:
+        """Let a pod be in some state."""
+        place = pod["metadata"]
+        self.change(
+            PODS,
+            place["name"],
+            {"status": status},
+            namespace=place["namespace"],
+            subresource="status",
+        )
+
     def work(self) -> None:
         """Let Jobs that were let go run to their end and leave what they found."""
         for body in self.all(JOBS):
@@ -347,6 +378,7 @@ class Cluster:
     def turn(self, *, seconds: float = 30.0) -> None:
         """Let everybody be at work once, and time pass."""
         self.sidecars()
+        self.kubelet()
         self.work()
         with self.virtual_time():
             self.operator.look()
@@ -365,6 +397,38 @@ class Cluster:
     def restart(self) -> None:
         """Begin with an operator that knows nothing."""
         self.operator = Operator(self)
+
+
+NO_ROOM: Obj = {
+    "phase": "Pending",
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/1 nodes are available: 1 Insufficient amd.com/gpu.",
+        }
+    ],
+}
+"""Status of a pod that waits for room."""
+
+
+def pod_of(job: Obj) -> Obj:
+    """Return the pod of a Job, as the Job controller makes it."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "controller": True}
+    metadata = job["metadata"]
+    about = {"name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{metadata['name']}-x",
+            "namespace": metadata["namespace"],
+            "labels": metadata["labels"],
+            "ownerReferences": [owner | about],
+        },
+        "spec": {"containers": [{"name": "runner"}]},
+    }
 
 
 def held(order: SwapOrder, server: Server) -> Held | None:

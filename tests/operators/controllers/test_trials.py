@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.operators import examples
-from tests.operators.controllers.cluster import WORLD, Cluster
+from tests.operators.controllers.cluster import WORLD, Cluster, pod_of
 
+from retuned_operator.controllers.trials import hours_of
 from retuned_operator.crds import ExperimentPhase as P
+from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.crds.values import camel
 from retuned_operator.manifests import JobSettings
 from retuned_operator.manifests.settings import Endpoint
-from retuned_operator.runtime.resources import CONFIG_MAPS, EXPERIMENTS, JOBS, PODS, PROPOSALS, Obj
+from retuned_operator.runtime.resources import (
+    CONFIG_MAPS,
+    EXPERIMENTS,
+    FREEZES,
+    JOBS,
+    PODS,
+    PROPOSALS,
+    Obj,
+)
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
 HERE = JobSettings(image="lab", gpu_models={"MI300X": {"model": "MI300X"}})
@@ -110,36 +120,13 @@ def test_an_alert_on_the_service_level_stops_an_experiment_and_its_end_lets_it_g
     cluster.until(lambda: len(running(cluster)) == 1)
 
 
-def a_pod_of(job: Obj) -> Obj:
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "controller": True}
-    metadata = job["metadata"]
-    about = {"name": metadata["name"], "uid": metadata["uid"]}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"{metadata['name']}-x",
-            "namespace": metadata["namespace"],
-            "labels": metadata["labels"],
-            "ownerReferences": [owner | about],
-        },
-        "spec": {"containers": [{"name": "runner"}]},
-    }
-
-
 def test_a_pod_that_production_took_away_is_tried_again_and_is_no_failure() -> None:
     cluster = Idle(OPEN)
     cluster.experiment()
     cluster.until(lambda: phases(cluster) == [P.RUNNING])
     (job,) = cluster.all(JOBS)
-    made = cluster.put(PODS, a_pod_of(job))
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-    cluster.change(
-        PODS,
-        made["metadata"]["name"],
-        {"status": {"conditions": [condition]}},
-        subresource="status",
-    )
+    cluster.pod_is(pod_of(job), {"phase": "Failed", "conditions": [condition]})
     cluster.until(
         lambda: cluster.experiments()[0].status.preemptions == 1 and phases(cluster) == [P.RUNNING]
     )
@@ -182,9 +169,8 @@ def test_an_experiment_whose_job_failed_says_what_its_pod_says(status: Obj, said
     cluster.experiment()
     cluster.until(lambda: phases(cluster) == [P.RUNNING])
     (job,) = cluster.all(JOBS)
-    name = cluster.put(PODS, a_pod_of(job))["metadata"]["name"]
     found = {"phase": "Failed", "containerStatuses": [{"name": "runner", "state": status}]}
-    cluster.change(PODS, name, {"status": found}, subresource="status")
+    cluster.pod_is(pod_of(job), found)
     cluster.finish(job["metadata"]["name"], type="Failed")
     cluster.until(lambda: phases(cluster) == [P.FAILED])
     detail = cluster.experiments()[0].status.detail
@@ -265,6 +251,12 @@ def test_a_pod_that_compiles_helps_the_search_and_never_stands_in_its_way(ends: 
     assert all(body["spec"]["suspend"] is False for body in cluster.all(JOBS))
 
 
+def deadline_of(job: Obj) -> int:
+    assert "activeDeadlineSeconds" not in job["spec"], "waiting for room would count"
+    deadline_s: int = job["spec"]["template"]["spec"]["activeDeadlineSeconds"]
+    return deadline_s
+
+
 MODEL = Endpoint(
     cidr="203.0.113.7/32",
     url="https://models.example.org/v1",
@@ -285,7 +277,7 @@ def test_a_model_is_asked_first_where_the_plan_names_it_and_there_is_one(asked: 
     roles = ["generate", "compile", "search", "verify"]
     assert [str(role) for _, role, _ in cluster.ledger.tasks] == roles[0 if asked else 1 :]
     deadlines = {
-        body["metadata"]["labels"]["retuned.dev/role"]: body["spec"]["activeDeadlineSeconds"]
+        body["metadata"]["labels"]["retuned.dev/role"]: deadline_of(body)
         for body in cluster.all(JOBS)
     }
     assert deadlines.get("generate", 1020) == 1020
@@ -361,3 +353,134 @@ def test_a_task_that_no_config_map_holds_ends_its_experiment(
     assert "1000001 bytes" in experiment.status.detail
     assert cluster.all(JOBS) == []
     assert cluster.operator.errors == []
+
+
+def cost_s(cluster: Cluster) -> float:
+    (experiment,) = cluster.experiments()
+    return 3600.0 * hours_of(experiment, now=cluster.clock.now())
+
+
+def test_while_production_holds_every_accelerator_an_experiment_waits_at_no_cost() -> None:
+    cluster = Idle(OPEN)
+    cluster.full = True
+    cluster.experiment()
+    reasons = set()
+    for _ in range(60):  # far beyond any deadline, and a day's budget
+        cluster.turn(seconds=480.0)
+        reasons.add(cluster.experiments()[0].status.reason)
+    (experiment,) = cluster.experiments()
+    assert experiment.status.phase is P.QUEUED
+    assert reasons == {"job-made", "released", "waits-for-room", "no-room"}
+    assert "Insufficient amd.com/gpu" in experiment.status.detail
+    assert experiment.status.started_at is None
+    assert cost_s(cluster) == 0.0
+    assert cluster.telemetry.total("retuned_experiments_started_total") == 0
+    assert len(cluster.all(JOBS)) == 1
+    cluster.full = False
+    cluster.until(lambda: phases(cluster) == [P.RUNNING])
+
+
+def test_an_experiment_without_room_makes_way_for_another() -> None:
+    cluster = Idle(OPEN)
+    cluster.full = True
+    cluster.experiment()
+    another(cluster, "exp-2")
+    let_go: set[str] = set()
+    for _ in range(120):
+        cluster.turn()
+        now = running(cluster)
+        assert len(now) <= 1
+        let_go.update(now)
+    assert len(let_go) == 2
+
+
+def test_a_pod_that_a_node_has_taken_is_not_held_back_and_says_what_it_waits_for() -> None:
+    cluster = Idle(OPEN)
+    cluster.full = True
+    cluster.experiment()
+    cluster.until(lambda: cluster.experiments()[0].status.reason == "waits-for-room")
+    (job,) = cluster.all(JOBS)
+    cluster.change(PODS, f"{job['metadata']['name']}-x", {"spec": {"nodeName": "node-1"}})
+    waits = {"reason": "ImagePullBackOff", "message": "no such\u001b[2J image"}
+    placed = {"type": "PodScheduled", "status": "True"}
+    cluster.pod_is(
+        pod_of(job),
+        {
+            "conditions": [placed],
+            "containerStatuses": [{"name": "runner", "state": {"waiting": waits}}],
+        },
+    )
+    for _ in range(60):
+        cluster.turn()
+    (experiment,) = cluster.experiments()
+    assert (experiment.status.phase, experiment.status.reason) == (P.QUEUED, "starting")
+    assert experiment.status.detail == "ImagePullBackOff: no such [2J image"
+    assert running(cluster) == [job["metadata"]["name"]]
+    assert cost_s(cluster) == 0.0
+
+
+def test_a_freeze_of_hours_costs_no_device_time() -> None:
+    cluster = Idle(OPEN)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.RUNNING])
+    for _ in range(4):
+        cluster.turn(seconds=60.0)
+    cluster.freeze()
+    cluster.turn()
+    cluster.turn()
+    before_s = cost_s(cluster)
+    assert 240.0 <= before_s <= 330.0
+    cluster.clock.advance(5 * 3600.0)
+    cluster.turn()
+    assert cost_s(cluster) == before_s
+    cluster.remove(FREEZES, "stop", namespace="")
+    cluster.until(lambda: phases(cluster) == [P.RUNNING])  # its day's budget is not spent
+    cluster.change(EXPERIMENTS, "exp-1", {"spec": {"abort": {"requested": True}}})
+    cluster.until(lambda: phases(cluster) == [P.ABORTED])
+    (experiment,) = cluster.experiments()
+    assert all(each.ended_at is not None for each in experiment.status.device_time)
+    counted_s = cluster.telemetry.total("retuned_experiment_gpu_seconds_total")
+    assert before_s <= counted_s <= before_s + 120.0
+
+
+def test_what_ran_while_no_operator_was_there_costs_what_its_pod_says() -> None:
+    cluster = Idle(OPEN)
+    cluster.full = True
+    cluster.experiment()
+    cluster.until(lambda: cluster.experiments()[0].status.reason == "waits-for-room")
+    (job,) = cluster.all(JOBS)
+    begin = cluster.clock.now()
+    ended = {
+        "exitCode": 0,
+        "startedAt": (begin + timedelta(minutes=5)).isoformat(),
+        "finishedAt": (begin + timedelta(minutes=12)).isoformat(),
+    }
+    cluster.clock.advance(3600.0)
+    cluster.pod_is(
+        pod_of(job),
+        {
+            "phase": "Succeeded",
+            "conditions": [],
+            "containerStatuses": [{"name": "runner", "state": {"terminated": ended}}],
+        },
+    )
+    cluster.finish(job["metadata"]["name"])
+    cluster.turn()
+    cluster.turn()
+    assert cost_s(cluster) == 420.0
+
+
+def test_the_task_of_the_trusted_job_is_made_of_the_results_that_count_as_of_its_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(OPEN)
+    ask, told = cluster.ledger.task, {}
+
+    def task(experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
+        told[str(role)] = [str(r.role) for r in experiment.status.job_refs if r.result]
+        return ask(experiment, role, arch=arch)
+
+    monkeypatch.setattr(cluster.ledger, "task", task)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.SUCCEEDED])
+    assert told == {"compile": [], "search": ["compile"], "verify": ["compile", "search"]}

@@ -25,6 +25,7 @@ from retuned_operator.controllers.counted import experiment_moved
 from retuned_operator.crds import ExperimentPhase as E
 from retuned_operator.crds import KernelExperimentStatus
 from retuned_operator.crds import ProposalPhase as P
+from retuned_operator.crds.experiment_status import Spell
 from retuned_operator.program.showing import Shown
 from retuned_operator.runtime.resources import FREEZES, POLICIES, Resource
 
@@ -138,15 +139,20 @@ def test_what_an_experiment_held_is_counted_at_its_end_and_once() -> None:
     waits = KernelExperimentStatus(phase=E.QUEUED)
     runs = KernelExperimentStatus(phase=E.RUNNING, started_at=OPEN)
     again = runs.model_copy(update={"phase": E.PREEMPTED})
+    minutes = [OPEN + timedelta(minutes=n) for n in range(8)]
+    spells = tuple(
+        Spell(job="search-1", started_at=begin, ended_at=end)
+        for begin, end in ((minutes[0], minutes[1]), (minutes[5], minutes[7]))
+    )
     over = KernelExperimentStatus(
-        phase=E.NO_IMPROVEMENT, started_at=OPEN, finished_at=OPEN + timedelta(minutes=7)
+        phase=E.NO_IMPROVEMENT, started_at=OPEN, finished_at=minutes[7], device_time=spells
     )
     for before, after in ((waits, runs), (runs, again), (again, runs), (runs, over), (over, over)):
         experiment_moved(telemetry, before, after)
     assert telemetry.total("retuned_experiments_started_total") == 1
     assert telemetry.total("retuned_experiment_phases_total") == 4
     assert telemetry.total("retuned_experiments_ended_total", outcome="no-improvement") == 1
-    assert telemetry.total("retuned_experiment_gpu_seconds_total") == 420.0
+    assert telemetry.total("retuned_experiment_gpu_seconds_total") == 180.0, "waiting is free"
     assert list(telemetry.observed.values()) == [[420.0]]
 
 
