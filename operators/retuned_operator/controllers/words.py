@@ -48,21 +48,21 @@ class Decisions:
         if body is None:
             return None
         decision = read(SwapDecision, body)
+        if not decision.status.conditions:
+            kind, channel = kebab(str(decision.spec.decision)), decision.spec.channel
+            self._telemetry.count("retuned_swap_decisions_total", decision=kind, channel=channel)
         counts, reason = counted(decision, self._proposal(decision))
+        self._note(decision, counts, reason)
+        return None
+
+    def _note(self, decision: SwapDecision, counts: bool, reason: str) -> None:
+        """Write whether a decision counts; its spec never changes, so its generation is 1."""
         known = condition(
             "Counted", counts, reason=reason, message="", generation=1, now=self._world.clock.now()
         )
-        if not decision.status.conditions:
-            spec = decision.spec
-            self._telemetry.count(
-                "retuned_swap_decisions_total",
-                decision=kebab(str(spec.decision)),
-                channel=spec.channel,
-            )
         conditions = with_condition(decision.status.conditions, known)
         status = decision.status.model_copy(update={"conditions": conditions})
         self._acting.status(DECISIONS, decision, status)
-        return None
 
     def _proposal(self, decision: SwapDecision) -> SwapProposal | None:
         key = f"{decision.metadata.namespace}/{decision.spec.proposal_ref.name}"
@@ -115,12 +115,16 @@ class Freezes:
         if body is None:
             return None
         freeze, now = read(TuningFreeze, body), self._world.clock.now()
-        stands = is_standing(freeze, now=now)
-        reason = "standing" if stands else "over"
+        stands, until = is_standing(freeze, now=now), freeze.spec.until
+        self._note(freeze, stands, now=now)
+        return (until - now).total_seconds() if stands and until is not None else None
+
+    def _note(self, freeze: TuningFreeze, stands: bool, *, now: datetime) -> None:
+        """Write whether a freeze stands."""
         known = condition(
             "Active",
             stands,
-            reason=reason,
+            reason="standing" if stands else "over",
             message=freeze.spec.reason,
             generation=freeze.metadata.generation,
             now=now,
@@ -128,8 +132,6 @@ class Freezes:
         conditions = with_condition(freeze.status.conditions, known)
         status = freeze.status.model_copy(update={"conditions": conditions})
         self._acting.status(FREEZES, freeze, status)
-        until = freeze.spec.until
-        return (until - now).total_seconds() if stands and until is not None else None
 
 
 def is_standing(freeze: TuningFreeze, *, now: datetime) -> bool:
