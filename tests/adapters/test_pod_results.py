@@ -179,7 +179,7 @@ def test_a_message_that_cannot_be_told_stops_nothing(tmp_path: Path) -> None:
     [
         {"RETUNED_ROLE": "verify"},
         {"RETUNED_ROLE": "verify", "RETUNED_RESULTS_DIR": "here"},
-        {"RETUNED_ROLE": "generate", "RETUNED_RESULTS_DIR": "/results"},
+        {"RETUNED_ROLE": "deploy", "RETUNED_RESULTS_DIR": "/results"},
     ],
 )
 def test_a_manifest_that_says_half_is_wrong_usage(environment: dict[str, str]) -> None:
