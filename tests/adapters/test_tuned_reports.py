@@ -25,7 +25,7 @@ def process(**changed: Any) -> Any:
 
 def test_what_a_newer_runtime_says_beside_it_is_left_out() -> None:
     found = process(files=[STANDS | {"more": 1}], more=2)
-    assert found.formats == {"moe-vllm"}
+    assert found.formats == {"moe-vllm", "aiter"}, "whose server is there"
     assert found.prepared == {"q"}
     assert (found.entries["d"].artifact, found.entries["d"].epoch) == (A, 3)
 

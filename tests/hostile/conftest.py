@@ -22,7 +22,7 @@ from retuned.stages.verdict import Check, Verdict
 QUICK = LabSettings(
     search_s=0.2,
     final_s=0.6,
-    most_processes=10,
+    most_processes=12,
     launch_timeout_s=1.5,
     compile=CompileLimits(wall_s=8.0, cpu_s=8),
 )

@@ -45,8 +45,9 @@ class LabSettings:
     """Blocks per shape of a finalist at the first look; a further process adds its part of them."""
     final_units: int = 2
     """Least ABBA units of candidate and incumbent per block of a finalist; two pairs each."""
-    processes: int = 6
-    """Fresh processes per finalist before anybody looks; with fewer no bound of 99 % is finite."""
+    processes: int = 8
+    """Fresh processes per finalist before anybody looks; with fewer than six no bound of 99 % is
+    finite, and with fewer than eight no part of the shapes can win against the whole."""
     most_processes: int = 24
     """Most of them, where looking does not decide sooner and there is time."""
     launch_timeout_s: float | None = None

@@ -209,9 +209,15 @@ def _allowed(shape: ShapeResult, timing: Timing, settings: JudgeSettings) -> flo
 
 
 def _saving(group: GroupTiming, timing: Timing) -> float:
-    """Microseconds per second saved for sure."""
-    cost = sum(timing.shapes[i].weight * timing.shapes[i].incumbent_us for i in group.members)
-    return cost * (1.0 - 1.0 / group.speedup.lower)
+    """Microseconds per second that its members save, each by its own estimate.
+
+    Groups that win differ by members: what tells them apart is what those members save or lose, not
+    how sure each group's sum happens to be.
+    """
+    members = (timing.shapes[index] for index in group.members)
+    return sum(
+        each.weight * each.incumbent_us * (1.0 - 1.0 / each.speedup.point) for each in members
+    )
 
 
 def _promote(
