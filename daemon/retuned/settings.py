@@ -180,7 +180,8 @@ class Settings(BaseModel):
     explain_windows: int = Field(default=2, ge=1)
     """Windows from a drift report on that show which shapes the new traffic has."""
     detector_preset: Literal["production", "demo"] = "production"
-    """How eager the drift detector is: `production` for days of traffic, `demo` for minutes."""
+    """How eager the drift detector is: `production` for days of traffic, `demo` for minutes, where
+    fewer checks keep a swap of a pod, too."""
     max_trace_bytes: int = Field(default=16 * 2**30, ge=1)
     """Trace files larger than this after decompression are refused, bytes."""
 
