@@ -138,13 +138,14 @@ def with_experiment_conditions(
 def experiment_events(
     resource: KernelExperiment, before: KernelExperimentStatus, after: KernelExperimentStatus
 ) -> tuple[Said, ...]:
-    """Return the Event of a change of phase, and those of Jobs that are done without."""
+    """Return the Event of a change of phase or a lost result, and of Jobs that are done without."""
     given_up = _given_up(resource, before, after)
-    if before.phase is after.phase:
+    stays = before.phase is after.phase
+    if stays and after.lost_results == before.lost_results:
         return given_up
     bad = after.phase in (ExperimentPhase.FAILED, ExperimentPhase.REFUSED)
-    note = f"{before.phase} to {after.phase}: {after.reason}"
-    note += f" ({after.detail})" if after.detail else ""
+    way = f"stays {after.phase}" if stays else f"{before.phase} to {after.phase}"
+    note = f"{way}: {after.reason}" + (f" ({after.detail})" if after.detail else "")
     once = f"{after.phase} {after.preemptions} {after.lost_results}"
     reason = str(after.phase)
     moved = Said(
