@@ -7,6 +7,7 @@ measured, and can never promote it: without evidence of all gates there is no ve
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,15 +19,15 @@ from retuned.stages.experiment import ExperimentPlan, Turn
 from retuned.stages.verdict import Check, Status, judge
 
 
-class UnmeasuredLab:
+class UnmeasuredLab(ABC):
     """A `Bench` without wins: nothing is built for servers, and there is no evidence."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
 
+    @abstractmethod
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
         """Yield a finding per candidate; see `Bench.run`."""
-        raise NotImplementedError
 
     def build(self, solution: Solution) -> Path:
         """Refuse: nothing that was not measured becomes an artifact.

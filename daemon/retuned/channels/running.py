@@ -167,7 +167,7 @@ def _repeat(
             step()
         except RetunedError as error:  # a full disk, or a busy one: it is all kept
             log.warning("channels: %s", error)
-        except Exception:
+        except Exception:  # nobody is told of anything any more if this thread ends
             if stop.is_set():  # its connections were closed while it hung
                 return
             log.exception("channels failed, and are tried again")
