@@ -13,7 +13,7 @@ demo: setup  ## the whole loop on this machine: make demo ARGS=--yes
 	@$(BIN)/retuned demo $(ARGS)
 
 test: setup  ## run all tests: make test ARGS="-k gate"
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 check: setup  ## what CI checks: format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,16 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 collect_ignore = ["data"]
 """Doctests are looked for by importing modules, and hostile kernels and problems would run."""
-_NEVER_SKIPPED = frozenset({"shared", "index", "plane", "browser", "monitoring"})
-_skipped_shared: list[str] = []
+_HELP = {
+    "browser": "make browser-packages",
+    "index": "no package index can be reached",
+    "monitoring": "make monitoring-tools",
+    "plane": "make cluster-tools",
+    "shared": "real traces and traffic are not beside the project",
+}
+"""Marks whose tests CI may not skip, and what brings them back."""
+_NEVER_SKIPPED = frozenset(_HELP)
+_skipped: set[tuple[str, str]] = set()
 
 # CI asks the same questions every time, so that it refuses a change and not a coincidence; whoever
 # works on the project asks new ones with every run
@@ -41,19 +49,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(no_gpu)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Remember tests on real data and on real packages that were skipped."""
-    outcome = yield
-    report = outcome.get_result()  # type: ignore[attr-defined]
-    if report.skipped and _NEVER_SKIPPED & set(item.keywords):
-        _skipped_shared.append(item.nodeid)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember tests on real data, packages and programs that were skipped, whoever ran them."""
+    if report.skipped:
+        _skipped.update((mark, report.nodeid) for mark in _NEVER_SKIPPED & set(report.keywords))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests of each such kind did not run: a skip is easily overlooked."""
+    for mark, count in sorted(Counter(mark for mark, _ in _skipped).items()):
+        terminalreporter.write_line(f"NOT RUN: {count} tests marked {mark!r} ({_HELP[mark]})")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """In CI the real data and the index are there; a skip would be a hole nobody sees."""
-    if os.environ.get("CI") == "true" and _skipped_shared and exitstatus == 0:
-        print(f"CI skipped tests on real data or packages: {_skipped_shared}")  # noqa: T201
+    if os.environ.get("CI") == "true" and _skipped and exitstatus == 0:
+        print(f"CI skipped tests on real data or packages: {sorted(_skipped)}")  # noqa: T201
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
