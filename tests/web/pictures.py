@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import FloatRect, Page, sync_playwright
-from tests.web.browsing import ARGUMENTS, CHROMIUM, PHONE, served
+from playwright.sync_api import FloatRect, Page
+from tests.web.browsing import PHONE, approve, chromium, served
 from tests.web.conftest import NOON, ROOT, TWO_PEOPLE
 from tests.web.test_browser import furnished
 
@@ -33,32 +33,29 @@ def shot(page: Page, path: str, name: str, *, high: int, begin: str = "") -> Non
 def main() -> None:
     """Write them all."""
     FOLDER.mkdir(exist_ok=True)
-    with sync_playwright() as driver, tempfile.TemporaryDirectory() as folder:
-        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
-        with (
-            served(Path(folder), FakeClock(NOON), chromium) as there,
-            only_one(Path(folder) / "state"),
-        ):
-            there.site.policy = TWO_PEOPLE
-            there.site.propose(phase="rollback-failed", target="batch")
-            addresses = furnished(there)
-            grace = there.page("grace", "sre-oncall")
-            grace.goto(addresses["PROPOSAL"])
-            grace.locator("textarea").first.fill("numbers hold on our own replay")
-            grace.locator("input[name=looked]").first.check()
-            grace.locator("button.yes").first.click()
-            for one in there.site.proposed[-3:]:
-                there.site.judge(one)
-            page = there.page("ada", "gpu-platform", size={"width": 1000, "height": 800})
-            shot(page, "/", "review-inbox", high=600)
-            shot(page, addresses["PROPOSAL"], "review-proposal", high=1110)
-            shot(page, addresses["PROPOSAL"], "review-evidence", high=1120, begin="#worth")
-            shot(page, "/savings", "review-savings", high=800)
-            dark = there.page("ada", size={"width": 1000, "height": 800}, dark=True)
-            shot(dark, addresses["WINDOW"], "review-drift", high=900)
-            phone = there.page("ada", "gpu-platform", size=PHONE, dark=True)
-            shot(phone, addresses["PROPOSAL"], "review-phone", high=1180)
-        chromium.close()
+    with (
+        chromium() as browser,
+        tempfile.TemporaryDirectory() as folder,
+        served(Path(folder), FakeClock(NOON), browser) as there,
+        only_one(Path(folder) / "state"),
+    ):
+        there.site.policy = TWO_PEOPLE
+        there.site.propose(phase="rollback-failed", target="batch")
+        addresses = furnished(there)
+        grace = there.page("grace", "sre-oncall")
+        grace.goto(addresses["PROPOSAL"])
+        approve(grace, why="numbers hold on our own replay")
+        for one in there.site.proposed[-3:]:
+            there.site.judge(one)
+        page = there.page("ada", "gpu-platform", size={"width": 1000, "height": 800})
+        shot(page, "/", "review-inbox", high=600)
+        shot(page, addresses["PROPOSAL"], "review-proposal", high=1110)
+        shot(page, addresses["PROPOSAL"], "review-evidence", high=1120, begin="#worth")
+        shot(page, "/savings", "review-savings", high=800)
+        dark = there.page("ada", size={"width": 1000, "height": 800}, dark=True)
+        shot(dark, addresses["WINDOW"], "review-drift", high=900)
+        phone = there.page("ada", "gpu-platform", size=PHONE, dark=True)
+        shot(phone, addresses["PROPOSAL"], "review-phone", high=1180)
 
 
 if __name__ == "__main__":

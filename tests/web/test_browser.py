@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from tests.web.browsing import ARGUMENTS, CHROMIUM, PHONE, Served, served
+from tests.web import browsing
+from tests.web.browsing import NEEDS_CHROMIUM, PHONE, Served, approve, refuse, served, taken
 from tests.web.conftest import SOURCE, TWO_PEOPLE, solution
 
 from retuned.adapters.approvals import Approvals
@@ -17,24 +18,15 @@ from retuned.adapters.clock import FakeClock
 from retuned.local.review_source import key_of
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        not CHROMIUM.exists(), reason=f"{CHROMIUM} is missing; scripts/browser-packages installs it"
-    ),
-]
+pytestmark = [pytest.mark.browser, NEEDS_CHROMIUM]
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+    with browsing.chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -80,9 +72,8 @@ def test_a_rejection_with_a_reason_ends_the_proposal(there: Served) -> None:
     one = there.site.propose()
     page = there.page("grace")
     page.goto(f"/proposals/{key_of(one.id)}")
-    page.locator("#why-no").fill("not before the launch")
-    page.get_by_role("button", name="Reject").click()
-    page.wait_for_url(re.compile("#said"))
+    refuse(page, "Reject", why="not before the launch")
+    taken(page)
     assert page.locator("q", has_text="not before the launch").is_visible()
     assert words(there, one.id) == [("grace", "Reject")]
     assert there.site.judge(one) == "rejected"
@@ -96,20 +87,17 @@ def test_two_people_in_two_browsers(there: Served) -> None:
     for page in (ada, alan):
         page.goto(path)
     approve(ada)
+    taken(ada)
     assert there.site.judge(one) == "waiting"
     approve(alan)
+    taken(alan)
     assert there.site.judge(one) == "waiting", "both are of one group"
     grace = there.page("grace", "sre-oncall")
     grace.goto(path)
     assert grace.get_by_text("1 of 2", exact=False).first.is_visible()
     approve(grace)
+    taken(grace)
     assert there.site.judge(one) == "approved"
-
-
-def approve(page: Page) -> None:
-    page.get_by_label(re.compile("I have looked at artifact")).first.check()
-    page.get_by_role("button", name="Approve").click()
-    page.wait_for_url(re.compile("#said"))
 
 
 def test_a_page_that_stayed_open_past_the_expiry_says_so_and_decides_nothing(
@@ -119,8 +107,7 @@ def test_a_page_that_stayed_open_past_the_expiry_says_so_and_decides_nothing(
     page = there.page("ada")
     page.goto(f"/proposals/{key_of(one.id)}")
     there.site.clock.advance(600)
-    page.get_by_label(re.compile("I have looked")).first.check()
-    page.get_by_role("button", name="Approve").click()
+    approve(page)
     page.get_by_role("heading", name="Nothing was decided").wait_for()
     assert page.get_by_text("expired at", exact=False).is_visible()
     page.get_by_role("link", name="Look at the proposal as it is now").click()
@@ -132,9 +119,8 @@ def test_a_rollback_from_a_swap_in_place(there: Served) -> None:
     one = there.site.propose(phase="promoted")
     page = there.page("ada")
     page.goto(f"/proposals/{key_of(one.id)}")
-    page.locator("#why-no").fill("answers look odd")
-    page.get_by_role("button", name="Roll back").click()
-    page.wait_for_url(re.compile("#said"))
+    refuse(page, "Roll back", why="answers look odd")
+    taken(page)
     (asked,) = there.site.store.list("request", phase="new")
     assert (asked.body["what"], asked.body["who"]) == ("rollback", "ada")
     assert page.get_by_text("rollback asked by ada", exact=False).first.is_visible()
@@ -174,9 +160,8 @@ def test_markup_in_names_comments_and_sources_runs_nothing(there: Served) -> Non
         page.goto(path)
         assert page.title() != "owned"
     assert not [url for url in asked if url.endswith("/x") or url == "dialog"]
-    page.locator("#why-no").fill(evil)
-    page.get_by_role("button", name="Reject").click()
-    page.wait_for_url(re.compile("#said"))
+    refuse(page, "Reject", why=evil)
+    taken(page)
     assert page.title() != "owned"
     assert page.locator("q", has_text="<script>").first.is_visible()
 
@@ -200,31 +185,18 @@ PATHS = (
 def test_axe_finds_nothing_wrong_on_any_page(
     there: Served, dark: bool, size: dict[str, int] | None
 ) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     addresses = furnished(there)
     page = there.page("ada", size=size, dark=dark, bypass_csp=True)
-    axe, faults = Axe(), []
-    for path in PATHS:
-        page.goto(addresses.get(path, path))
-        for fault in axe.run(page).response["violations"]:
-            nodes = [node["html"][:120] for node in fault["nodes"][:3]]
-            faults.append(f"{path}: {fault['id']}: {fault['help']}: {nodes}")
-    assert faults == []
+    assert browsing.faults(page, (addresses.get(path, path) for path in PATHS)) == []
 
 
 def test_a_narrow_phone_shows_everything_without_scrolling_sideways(there: Served) -> None:
     addresses = furnished(there)
     page = there.page("ada", size=PHONE, bypass_csp=True)
-    for path in PATHS:
-        page.goto(addresses.get(path, path))
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= PHONE["width"], path
+    paths = (addresses.get(path, path) for path in PATHS)
+    assert browsing.wider_than(page, PHONE, paths) == []
     page.goto(addresses["PROPOSAL"])
-    for button in page.get_by_role("button").all():
-        if button.is_visible():
-            box: Any = button.bounding_box()
-            assert box["height"] >= 44, "thumbs need room"
+    assert browsing.too_thin(page) == [], "thumbs need room"
 
 
 def furnished(there: Served) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 from tests.channels.heard import Ear, listening
 from tests.channels.monitoring import Monitoring, monitoring_of
 from tests.plane.control_plane import free_ports
-from tests.web.browsing import ARGUMENTS, CHROMIUM
+from tests.web.browsing import NEEDS_CHROMIUM, approve, chromium, taken
 
 from retuned.adapters.approvals import Approvals
 from retuned.adapters.sqlite_store import SqliteStore
@@ -34,9 +33,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.monitoring,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not CHROMIUM.exists(), reason=f"{CHROMIUM} is missing; scripts/browser-packages installs it"
-    ),
+    NEEDS_CHROMIUM,
 ]
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -94,9 +91,8 @@ class OnCall:
             page = context.new_page()
             page.goto(link)
             self.shown = page.inner_text("main")
-            page.get_by_label(re.compile("I have looked at artifact")).first.check()
-            page.get_by_role("button", name="Approve").click()
-            page.wait_for_url(re.compile("#said"))
+            approve(page)
+            taken(page)
             assert page.get_by_text(f"Approved by {ME}").is_visible()
 
     def rest(self, history: Callable[[], list[str]]) -> None:
@@ -137,8 +133,6 @@ class Evening(Story):
 def test_a_drift_becomes_an_alert_a_message_a_look_a_yes_a_swap_and_an_alert_that_resolves(
     monitoring: Path, tmp_path: Path, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from playwright.sync_api import sync_playwright
-
     monkeypatch.setenv("A_HOOK", ear.url)
     monkeypatch.setenv("A_TOKEN", TOKEN)
     metrics, review, heard = free_ports(3)
@@ -156,10 +150,7 @@ def test_a_drift_becomes_an_alert_a_message_a_look_a_yes_a_swap_and_an_alert_tha
         there = stack.enter_context(
             monitoring_of(monitoring, tmp_path, metrics_port=metrics, webhook=hook, token=TOKEN)
         )
-        driver = stack.enter_context(sync_playwright())
-        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
-        stack.callback(chromium.close)
-        person = OnCall(ear, there, chromium)
+        person = OnCall(ear, there, stack.enter_context(chromium()))
         ended = Evening(options, lambda _: None).play(person)
     proposal, history = person.proposal, ended["history"]
     assert str(proposal["definition"]) in person.shown

@@ -1,0 +1,179 @@
+"""A namespace of the real control plane where people decide on swaps, with roles and admission."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.operators.examples import a_decision, a_swap, a_target
+from tests.operators.kubectl.conftest import PEOPLE, POLICY
+from tests.plane.control_plane import ControlPlane
+from tests.plane.servers import eventually, real_api
+
+from retuned.contract import Digest
+from retuned_operator.crds import PolicyObject, SwapDecision, SwapProposal, TuningTarget, read
+from retuned_operator.crds.objects import write
+from retuned_operator.machine import gating
+from retuned_operator.machine.records import PolicyFact, RolloutFacts
+from retuned_operator.manifests import decision_policy, freeze_policy, people_roles
+from retuned_operator.manifests.roles import (
+    pausing_rules,
+    reviewing_rules,
+    speaking_rules,
+    watching_rules,
+)
+from retuned_operator.runtime.client import Api
+from retuned_operator.runtime.errors import ApiError
+from retuned_operator.runtime.resources import DECISIONS, POLICIES, PROPOSALS, TARGETS, Obj
+
+GROUPS = ("gpu-platform", "sre-oncall", "interns")
+BOUND = {
+    "gpu-platform": "retuned-approver",
+    "sre-oncall": "retuned-approver",
+    "interns": "retuned-viewer",
+}
+OPERATOR = "a-program"
+"""The operator's account; it is not of ``system:``, because it comes with a certificate here."""
+RBAC = "rbac.authorization.k8s.io"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One namespace, as the administrator and the operator see it."""
+
+    name: str
+    api: Api
+    """Of who may do all."""
+    page: Api
+    """Of the operator, without the right to write a decision of its own."""
+
+    def proposal(self, name: str, *, phase: str = "AwaitingApproval", **spec: Any) -> str:
+        """Make a proposal that stands so, under the policy; return its key."""
+        expires = (datetime.now(UTC) + timedelta(hours=20)).isoformat()
+        body = a_swap(expiresAt=expires, **spec) | {"metadata": self._metadata(name)}
+        self.api.create(PROPOSALS, body)
+        history = [{"from": "Pending", "to": phase, "at": _stamp(), "by": "retuned"}]
+        self._stand(name, phase=phase, history=history)
+        self.judge(name)
+        return f"{self.name}/{name}"
+
+    def digest(self) -> Digest:
+        """Return the digest of the policy in force."""
+        return self._policy().stage_policy().digest
+
+    def judge(self, name: str) -> str:
+        """Ask the gate and keep what it says, as the operator does at its next look."""
+        found = read(SwapProposal, self.api.get(PROPOSALS, name, namespace=self.name))
+        policy = self._policy()
+        stage = PolicyFact(policy=policy.stage_policy(), generation=policy.metadata.generation)
+        words = self.api.list(DECISIONS, namespace=self.name).items
+        facts = RolloutFacts(
+            target=read(TuningTarget, self.api.get(TARGETS, "chat", namespace=self.name)),
+            policies=(stage,),
+            decisions=tuple(read(SwapDecision, each) for each in words),
+        )
+        asked = gating.ask(found, facts, now=datetime.now(UTC))
+        assert asked is not None, "nothing is missing"
+        self._stand(name, gate=write(gating.gate_status(asked)))
+        return asked.answer.state.value
+
+    def said(self, name: str) -> list[Obj]:
+        """Return what people said about a proposal."""
+        found = self.api.list(DECISIONS, namespace=self.name).items
+        return [each["spec"] for each in found if each["spec"]["proposalRef"]["name"] == name]
+
+    def _stand(self, name: str, **status: Any) -> None:
+        before = self.api.get(PROPOSALS, name, namespace=self.name).get("status", {})
+        self.api.patch_status(PROPOSALS, name, status=before | status, namespace=self.name)
+
+    def _policy(self) -> PolicyObject:
+        return read(PolicyObject, self.api.get(POLICIES, "prod", namespace=self.name))
+
+    def _metadata(self, name: str) -> Obj:
+        return {"name": name, "namespace": self.name}
+
+    def _is_enforced(self) -> bool:
+        """Whether the API server refuses a word in another's name by now."""
+        body = a_decision(user="somebody-else", groups=[])
+        body["metadata"] = self._metadata("not-mine")
+        try:
+            self.api.create(DECISIONS, body)
+        except ApiError as error:
+            return "nobody decides in another's name" in str(error)
+        self.api.delete(DECISIONS, "not-mine", namespace=self.name)
+        return False
+
+    def _furnish(self) -> None:
+        self.api.apply(POLICIES, {"metadata": self._metadata("prod"), "spec": POLICY})
+        self.api.apply(TARGETS, {"metadata": self._metadata("chat"), "spec": a_target()["spec"]})
+        self.proposal("swp-first")  # without any the policy has nothing to be about
+        eventually(self._is_enforced)  # an API server compiles admission policies a bit later
+
+
+@contextmanager
+def reviewed(plane: ControlPlane, name: str) -> Iterator[Place]:
+    """Make a namespace with our roles and rules, the chart's rights for the operator, and people.
+
+    The admission policies hold in this namespace alone and under names of its own, so that no other
+    file's tests meet them, and none of theirs is taken for these.
+    """
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    rules = list(_admission(name))
+    bodies = [namespace, *people_roles(), *_rights(name), *rules]
+    admin, force = plane.admin(), ("--server-side", "--force-conflicts")
+    plane.kubectl("apply", *force, "-f", "-", kubeconfig=admin, given=_listed(bodies))
+    place = Place(name=name, api=real_api(plane), page=real_api(plane, user=OPERATOR))
+    try:
+        place._furnish()
+        yield place
+    finally:
+        place.page.close()
+        place.api.close()
+        gone = _listed([namespace, *rules])
+        plane.kubectl("delete", "--wait=false", "-f", "-", kubeconfig=admin, given=gone)
+
+
+def _rights(name: str) -> Iterator[Obj]:
+    rules = [*reviewing_rules(), *watching_rules(), *pausing_rules()]
+    yield {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": f"{name}-page"},
+        "rules": [*rules, *speaking_rules(tuple(PEOPLE), GROUPS)],
+    }
+    yield _binding(f"{name}-page", f"{name}-page", {"kind": "User", "name": OPERATOR})
+    for group, role in BOUND.items():
+        yield _binding(f"{name}-{group}", role, {"kind": "Group", "name": group})
+
+
+def _binding(name: str, role: str, subject: dict[str, str]) -> Obj:
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": RBAC, **subject}],
+    }
+
+
+def _admission(name: str) -> Iterator[Obj]:
+    for body in (*decision_policy(), *freeze_policy()):
+        own: Obj = json.loads(json.dumps(body))
+        own["metadata"]["name"] = f"{name}-{body['metadata']['name']}"
+        if "policyName" in own["spec"]:
+            own["spec"]["policyName"] = f"{name}-{own['spec']['policyName']}"
+            labels = {"kubernetes.io/metadata.name": name}
+            own["spec"]["matchResources"] = {"namespaceSelector": {"matchLabels": labels}}
+        yield own
+
+
+def _listed(bodies: list[Obj]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
+
+
+def _stamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
