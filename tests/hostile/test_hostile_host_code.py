@@ -25,7 +25,7 @@ from retuned.runtime.triton_source import check_source
 SOMEWHERE = Path("canary")
 Sources = Callable[[Path], dict[str, str]]
 EVERY = [
-    (sources, name)
+    pytest.param(sources, name, id=f"{sources.__name__}-{name}")
     for sources in (numbered, carriers, while_compiling)
     for name in sources(SOMEWHERE)
 ]
@@ -66,7 +66,7 @@ def execute(source: str) -> None:
         exec(code, {"__builtins__": body, "__name__": "variant"})
 
 
-@pytest.mark.parametrize(("sources", "name"), EVERY, ids=lambda one: getattr(one, "__name__", one))
+@pytest.mark.parametrize(("sources", "name"), EVERY)
 def test_host_code_is_refused_before_anything_is_executed(
     sources: Sources, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,9 +89,7 @@ def test_host_code_is_refused_before_anything_is_executed(
     assert not {"torch", "triton"} & (set(sys.modules) - before)
 
 
-@pytest.mark.parametrize(
-    ("sources", "name"), EVERY[: -len(while_compiling(SOMEWHERE))], ids=lambda one: str(one)[:40]
-)
+@pytest.mark.parametrize(("sources", "name"), EVERY[: -len(while_compiling(SOMEWHERE))])
 def test_the_canary_dies_where_such_a_source_is_executed(
     sources: Sources, name: str, tmp_path: Path
 ) -> None:
