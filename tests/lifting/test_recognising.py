@@ -21,6 +21,7 @@ from retuned.contract import Language, TrustClass
 from retuned.lab.bay import Bay, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.triton import audit_solution
+from retuned.lab.languages.triton_precompile import served_arguments
 from retuned.lifting.asking import draws_of, with_structures
 from retuned.lifting.fitting import fitted
 from retuned.lifting.lift import Lifted, lift_all
@@ -272,6 +273,20 @@ def test_launches_of_a_fitted_source_are_held_to_what_it_was_validated_with(fit:
         update={"sources": (source.model_copy(update={"content": source.content + "\n"}),)}
     )
     assert launch_data_of(fit.own, other) == {}, "source that nobody fitted takes no launch over"
+
+
+def test_every_fitted_source_is_handed_tensors_and_real_numbers_so_that_a_lab_can_compile_it(
+    fit: Lifted,
+) -> None:
+    entry = entry_of(fit.own, Language.TRITON)
+    for structure, point in points(entry):
+        solution = entry.solution(structure, point)
+        said = launch_data_of(fit.own, solution)
+        arguments = served_arguments(solution, entry=said["entry"], intercept=said["intercept"])
+        assert arguments is not None
+        kinds = {kind for _, how, kind in arguments if how == "handed"}
+        assert kinds == {"float", *said["intercept"]["dtypes"].values()}
+        assert ("BLOCK", "fixed", point["BLOCK"]) in arguments
 
 
 def test_what_was_fitted_crosses_to_the_lab_by_content(fit: Lifted) -> None:

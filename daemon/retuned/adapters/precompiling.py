@@ -21,7 +21,7 @@ from retuned.contract import Definition, Language, Solution, Workload
 from retuned.errors import CompileFailed, MissingDependency
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.languages.limits import CompileLimits
-from retuned.lab.languages.triton_precompile import precompile
+from retuned.lab.languages.triton_precompile import precompile, precompile_served
 from retuned.runtime.precompiled import Entry
 
 log = logging.getLogger(__name__)
@@ -90,8 +90,7 @@ class Precompiler:
             What the artifact is of.
         manifest
             What its manifest says beside; other parameters of a server's own code are compiled
-            from that code, which only the server has, and another entry than the lab's is compiled
-            for the launches that the server shows.
+            from that code, which only the server has.
         limits
             Bounds of the compiler; None takes the language's.
 
@@ -100,15 +99,18 @@ class Precompiler:
         CandidateError
             If the audit finds in the code for servers what no kernel has a use for.
         """
-        intercept = manifest.get("intercept")
-        live = isinstance(intercept, Mapping) and intercept.get("code") == "live"
-        elsewhere = manifest.get("entry", solution.entry) != solution.entry
-        if solution.language is not Language.TRITON or live or elsewhere:
+        intercept = manifest.get("intercept", {})
+        entry = manifest.get("entry", solution.entry)
+        if solution.language is not Language.TRITON or intercept.get("code") == "live":
             return ()
         try:
             arch = self._arch or _arch_here()
             if arch is None:
                 return ()
+            if entry != solution.entry:
+                return precompile_served(
+                    solution, definition, arch=arch, entry=entry, intercept=intercept, limits=limits
+                )
             shapes = self.shapes_of(definition)
             return precompile(solution, definition, arch=arch, shapes=shapes, limits=limits)
         except (CompileFailed, MissingDependency) as error:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import triton
 from tests.runtime.intercept import strangers
 from tests.runtime.intercept.test_intercept_swapping import World
 
+from retuned.adapters.precompiling import Precompiler
 from retuned.contract import Definition, Solution
 from retuned.lab.languages.triton_precompile import precompile
 from retuned.runtime import precompiled_triton, seats
@@ -557,3 +558,108 @@ def test_another_source_for_a_strangers_kernel_comes_compiled_too(
     assert compiler == []
     assert world.sample()["swapped_launches"] == 5
     assert device.launches[-1]["name"] == "copied"
+
+
+SCALED = '''"""The lab's launch has the number in it; the server's is handed the launch's own."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale(x, out, n, factor, TILE: tl.constexpr):
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
+
+
+@triton.jit
+def fitted(x_ptr, y_ptr, TILE: tl.constexpr):
+    scale(x_ptr, y_ptr, 100, tl.full((), 0.25, tl.float32), TILE)
+
+
+@triton.jit
+def serves(x_ptr, y_ptr, factor, TILE: tl.constexpr):
+    scale(x_ptr, y_ptr, 100, tl.full((), factor, tl.float32), TILE)
+
+
+@triton.jit
+def any_length(x_ptr, y_ptr, n, factor, TILE: tl.constexpr):
+    scale(x_ptr, y_ptr, n, tl.full((), factor, tl.float32), TILE)
+'''
+HUNDRED: dict[str, Any] = {
+    "name": "lifted_scale",
+    "op_type": "lifted",
+    "axes": {"M": {"type": "var"}},
+    "inputs": {"x_ptr": {"shape": ["M"], "dtype": "float32"}},
+    "outputs": {"y_ptr": {"shape": ["M"], "dtype": "float32"}},
+    "reference": "def run(x_ptr):\n    return x_ptr / 4\n",
+}
+RULE: dict[str, Any] = {
+    "code": "artifact",
+    "axes": {"M": "n"},
+    "constexprs": {"BLOCK": 16},
+    "dtypes": {"x_ptr": "float32", "y_ptr": "float32"},
+    "stores": {"y_ptr": "write"},
+    "ints": {"n": "M"},
+}
+
+
+def scaled(tmp_path: Path, entry: str) -> Sequence[Entry]:
+    """What the lab ships of it, with the function that a server launches."""
+    made = solution(
+        HUNDRED,
+        entry="fitted",
+        params={"TILE": 64, "num_warps": 2},
+        grid=["2"],
+        sources=[{"path": "kernel.py", "content": SCALED}],
+    )
+    return Precompiler(tmp_path / "lab", arch="sm_90").entries_for(
+        made,
+        Definition.model_validate(HUNDRED),
+        manifest={"intercept": RULE, "entry": entry},
+    )
+
+
+def test_a_source_that_is_handed_a_launchs_real_numbers_comes_compiled_too(
+    hook: Interceptor,
+    compiler: list[str],
+    device: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strangers.affine.device_caches.clear()
+    strangers.launch_affine(100, factor=0.5)
+    entries = scaled(tmp_path, "serves")
+    assert [each.entry for each in entries] == ["serves"]
+    monkeypatch.setenv("RETUNED_COMPILE", "never")
+    del compiler[:]
+    world = World(hook, tmp_path)
+    body, data = pack(tuple(entries))
+    delivered = world.artifact(
+        "affine",
+        definition=HUNDRED,
+        source=SCALED,
+        entry="serves",
+        params={"TILE": 64, "num_warps": 2},
+        grid=["2"],
+        precompiled=body,
+        intercept=RULE,
+    )
+    (Path(delivered[1]) / PRECOMPILED_FILE).write_bytes(data)
+    order = world.order("lifted_scale", delivered[0])
+    said = world.host.answer({"op": "prepare", "order": order, "artifact_dir": delivered[1]})
+    assert (said["shipped"], said["compiled_here"]) == (1, 0)
+    world.host.answer({"op": "commit", "order": order})
+    for factor in (0.5, 0.25, 1.0, 16.0):  # whatever the number is, the code is the same
+        strangers.launch_affine(100, factor=factor)
+    assert compiler == []
+    assert world.sample()["swapped_launches"] == 4
+    assert device.launches[-1]["name"] == "serves"
+
+
+def test_where_a_whole_number_is_handed_on_its_server_compiles(
+    interpreted: bool, tmp_path: Path
+) -> None:
+    if interpreted:
+        pytest.skip("the interpreter compiles nothing")
+    assert scaled(tmp_path, "any_length") == ()

@@ -12,11 +12,14 @@ from typing import Any
 
 from retuned.contract import Definition, Solution
 from retuned.lab.audit import refusal
+from retuned.lab.languages.cpp_contract import ContractViolated
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.languages.triton import LIMITS, check_contract, run_compiler, task_of
 from retuned.lab.languages.triton_audit import report_of
 from retuned.runtime.precompiled import MAX_ENTRIES, Entry
+from retuned.runtime.spec import Refused
 from retuned.runtime.triton_plan import Plan
+from retuned.runtime.triton_source import check_source
 
 Shapes = Sequence[Mapping[str, int]]
 
@@ -57,8 +60,79 @@ def precompile(
     lengths = needed_lengths(plan, definition, shapes)
     if not lengths:
         return ()
-    task = task_of(solution, definition, lengths, arch, limits or LIMITS) | {"ship": True}
-    made = run_compiler(task, limits or LIMITS)
+    task = task_of(solution, definition, lengths, arch, limits or LIMITS)
+    return _entries(task, arch=arch, limits=limits or LIMITS)
+
+
+def precompile_served(
+    solution: Solution,
+    definition: Definition,
+    *,
+    arch: str,
+    entry: str,
+    intercept: Mapping[str, Any],
+    limits: CompileLimits | None = None,
+) -> tuple[Entry, ...]:
+    """Compile a variant that takes over launches of a server's own kernel.
+
+    Parameters
+    ----------
+    solution, definition, arch, limits
+        As `precompile`.
+    entry
+        Function of the source that gets a launch's own arguments.
+    intercept
+        How the artifact binds; see `retuned.runtime.intercept.rules`. Where the function is handed
+        a whole number, whose width is the launch's, nothing is compiled.
+
+    Raises
+    ------
+    CandidateError
+        As `precompile`.
+    """
+    arguments = served_arguments(solution, entry=entry, intercept=intercept)
+    if arguments is None:
+        return ()
+    check_contract(solution, definition)
+    served = {"entry": entry, "arguments": arguments}
+    task = task_of(solution, definition, (), arch, limits or LIMITS) | {"served": served}
+    return _entries(task, arch=arch, limits=limits or LIMITS)
+
+
+def served_arguments(
+    solution: Solution, *, entry: str, intercept: Mapping[str, Any]
+) -> list[tuple[str, str, Any]] | None:
+    """Return name, ``fixed`` or ``handed``, and value or kind of each argument; None if unknown.
+
+    Kinds are element types of tensors, and ``float``.
+
+    Raises
+    ------
+    ContractViolated
+        If the source has no such function, or is outside the contract.
+    """
+    try:
+        parameters = check_source(solution.sources[0].content, entry=entry).parameters
+    except Refused as error:
+        raise ContractViolated(error.detail[:400]) from error
+    bind, constants = intercept.get("bind", {}), intercept["constexprs"]
+    whole = {*intercept.get("ints", {}), *intercept["axes"].values()}
+    found: list[tuple[str, str, Any]] = []
+    for name, constexpr in ((each.name, each.constexpr) for each in parameters):
+        bound = bind.get(name, name)
+        if name in solution.params:
+            found.append((name, "fixed", solution.params[name]))
+        elif constexpr and bound in constants:
+            found.append((name, "fixed", constants[bound]))
+        elif constexpr or bound in constants or bound in whole:
+            return None
+        else:
+            found.append((name, "handed", intercept["dtypes"].get(bound, "float")))
+    return found
+
+
+def _entries(task: Mapping[str, Any], *, arch: str, limits: CompileLimits) -> tuple[Entry, ...]:
+    made = run_compiler({**task, "ship": True}, limits)
     error = refusal([report_of(each, arch=arch) for each in made])
     if error is not None:
         raise error

@@ -24,10 +24,19 @@ def compile_entries(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from retuned.runtime.triton_steps import TritonSteps
-
     target = GPUTarget(*task["target"])
     triton.runtime.driver.set_active(_driver(target))
+    made = _served(task) if "served" in task else _steps(task)
+    version = str(triton.__version__)
+    return [
+        each | {"triton": version, **_entry(code, lanes=target.warp_size)} for each, code in made
+    ]
+
+
+def _steps(task: Mapping[str, Any]) -> list[tuple[dict[str, Any], Any]]:
+    """Compile every step at all lengths, as a server does for an operator's slot."""
+    from retuned.runtime.triton_steps import TritonSteps
+
     steps = TritonSteps(
         task["source"],
         entry=task["entry"],
@@ -41,17 +50,35 @@ def compile_entries(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     )
     dtypes = [dtype for _, dtype in task["tensors"]]
     return [
-        {
-            "lengths": list(lengths),
-            "entry": step.entry,
-            "triton": str(triton.__version__),
-            **_entry(compiled, lanes=target.warp_size),
-        }
+        ({"lengths": list(lengths), "entry": step.entry}, compiled)
         for lengths in task["lengths"]
         for step, compiled in zip(
             steps.plan.steps, steps.compile_at(lengths, dtypes=dtypes), strict=True
         )
     ]
+
+
+def _served(task: Mapping[str, Any]) -> list[tuple[dict[str, Any], Any]]:
+    """Compile what takes over launches of a server's kernel, as the server does for them."""
+    import torch
+
+    from retuned.runtime.intercept.codes import compiled_source
+    from retuned.runtime.triton_bind import LAUNCH_OPTIONS
+    from retuned.runtime.triton_launch import _import, unspecialised
+    from retuned.runtime.triton_source import check_source
+
+    entry, arguments = task["served"]["entry"], task["served"]["arguments"]
+    check_source(task["source"], entry=entry)
+    module, _ = _import(task["source"])
+    args = [value if how == "fixed" else _like(torch, value) for _, how, value in arguments]
+    free = [name for name, how, value in arguments if how == "handed" and value == "float"]
+    options = {name: value for name, value in task["params"].items() if name in LAUNCH_OPTIONS}
+    compiled = compiled_source(unspecialised(getattr(module, entry), free), args, options)
+    return [({"lengths": [], "entry": entry}, compiled)]
+
+
+def _like(torch: Any, kind: str) -> Any:  # noqa: ANN401 - the module; an element type or a number
+    return 0.5 if kind == "float" else getattr(torch, kind)
 
 
 def _entry(compiled: Any, *, lanes: int) -> dict[str, Any]:  # noqa: ANN401 - CompiledKernel

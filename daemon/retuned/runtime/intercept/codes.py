@@ -16,6 +16,30 @@ _ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What asking a Triton raises that is not as expected."""
 
 
+def compiled_source(
+    jit: Any,  # noqa: ANN401 - a JITFunction
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+) -> Any:  # noqa: ANN401 - triton.CompiledKernel
+    """Compile what an artifact brings for launches of a kernel: in its server, and for it in a lab.
+
+    Parameters
+    ----------
+    jit
+        The source's function; see `retuned.runtime.triton_launch.unspecialised`.
+    args
+        All its arguments, element types in place of tensors.
+    options
+        Of the variant.
+
+    Raises
+    ------
+    Exception
+        What the compiler raises.
+    """
+    return jit.warmup(*args, grid=(1,), **{"enable_fp_fusion": True, **options})
+
+
 def specialisation_of(
     jit: Any,  # noqa: ANN401 - a JITFunction
     args: Sequence[Any],

@@ -28,7 +28,7 @@ from retuned.runtime.intercept.binding import (
     places_of,
 )
 from retuned.runtime.intercept.call import Call, GridNumbers
-from retuned.runtime.intercept.codes import specialisation_of
+from retuned.runtime.intercept.codes import compiled_source, specialisation_of
 from retuned.runtime.intercept.held import Held
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.rules import GRID_NAMES, Known, LaunchRule, known_names
@@ -409,10 +409,11 @@ class Plan:
                 "pre-run-hooks", detail="the server hangs hooks on this kernel's launches"
             )
         args = [what if fixed else raw[what] for fixed, what in self._arguments]
-        given = {**options, **self.options} if self.live else {"enable_fp_fusion": True}
 
         def compile_it() -> Any:  # noqa: ANN401 - triton.CompiledKernel
-            return self.jit.warmup(*args, grid=(1,), **{**given, **self.options})
+            if not self.live:
+                return compiled_source(self.jit, args, self.options)
+            return self.jit.warmup(*args, grid=(1,), **{**options, **self.options})
 
         try:
             compiled = self._shipped.compiled(compile_it)
