@@ -167,6 +167,7 @@ class FakeRsmi:
     def __init__(self, *, count: int = 1, error: Exception | None = None) -> None:
         self.count, self.error = count, error
         self.wrong = False
+        self.power: float = 512.0
 
     def smi_initialize(self) -> None:
         if self.error is not None:
@@ -185,7 +186,7 @@ class FakeRsmi:
         return -1 if self.wrong else 5 << 30
 
     def smi_get_device_average_power(self, dev: int) -> float:
-        return -1 if self.wrong else 512.0
+        return -1 if self.wrong else self.power
 
     def smi_get_device_pci_id(self, dev: int) -> int:
         return -1 if self.wrong else (0x2 << 32) | (0xC1 << 8) | (0x3 << 3) | 0x1
@@ -200,8 +201,22 @@ def system(folder: Path) -> Path:
     (device / "pp_dpm_mclk").write_text("0: 900Mhz\n1: 1300Mhz *\n")
     (sensors / "power1_cap").write_text("750000000\n")
     (sensors / "temp1_input").write_text("71000\n")
-    for pid in ("7", "12", "self"):
-        (folder / "class/kfd/kfd/proc" / pid).mkdir(parents=True)
+    kfd = folder / "class/kfd/kfd"
+    for number, gpu_id, location in ((0, 0, 0), (1, 51545, 0xC119), (2, 33912, 0xC200)):
+        node = kfd / f"topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "gpu_id").write_text(f"{gpu_id}\n")
+        about = f"simd_count 304\nlocation_id {location}\ndomain {2 if number else 0}\n"
+        (node / "properties").write_text(about)
+    for pid, here, there in (
+        ("7", 1 << 30, 0),
+        ("12", 4096, 1),
+        ("13", 0, 1 << 30),
+        ("self", 1, 1),
+    ):
+        (kfd / "proc" / pid).mkdir(parents=True)
+        (kfd / "proc" / pid / "vram_51545").write_text(f"{here}\n")
+        (kfd / "proc" / pid / "vram_33912").write_text(f"{there}\n")
     return folder
 
 
@@ -227,6 +242,40 @@ def test_what_pyrsmi_answers_with_minus_one_is_not_known(tmp_path: Path) -> None
     library.wrong = True
     (found,) = RsmiDevices(library, system=tmp_path).read()
     assert found == DeviceState(gpu="amd-0")
+
+
+@pytest.mark.parametrize("lacks", ["topology/nodes/1/gpu_id", "topology/nodes/1/properties"])
+def test_whose_a_device_is_that_the_compute_driver_does_not_name_is_not_known(
+    lacks: str, tmp_path: Path
+) -> None:
+    (system(tmp_path) / "class/kfd/kfd" / lacks).write_text("?")
+    (found,) = RsmiDevices(FakeRsmi(), system=tmp_path).read()
+    assert found.processes is None
+
+
+@pytest.mark.parametrize("none", [-1, 0xFFFF, 0xFFFF_FFFF])
+@pytest.mark.parametrize(
+    ("sensors", "watts"),
+    [
+        ({"power1_input": "431000000\n", "power1_average": "99000000\n"}, 431.0),
+        ({"power1_average": "187000000\n"}, 187.0),
+        ({"power1_input": "-1\n"}, None),
+        ({}, None),
+    ],
+)
+def test_power_that_pyrsmi_does_not_have_is_read_from_the_drivers_sensors(
+    none: float, sensors: dict[str, str], watts: float | None, tmp_path: Path
+) -> None:
+    device = system(tmp_path) / "bus/pci/devices/0002:c1:03.1/hwmon/hwmon4"
+    for name, text in sensors.items():
+        (device / name).write_text(text)
+    library = FakeRsmi()
+    library.power = none
+    (found,) = RsmiDevices(library, system=tmp_path).read()
+    assert found.power_w == watts
+    library.power = 640.0
+    (again,) = RsmiDevices(library, system=tmp_path).read()
+    assert again.power_w == 640.0
 
 
 def test_files_of_a_driver_that_say_something_else_are_not_believed(tmp_path: Path) -> None:

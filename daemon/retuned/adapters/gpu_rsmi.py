@@ -1,8 +1,11 @@
 """AMD's devices: load, memory and power through pyrsmi, the rest from the driver's own files.
 
 pyrsmi 1.1 gives no clocks, limits or temperatures; amdgpu shows them below ``/sys``, and the
-processes that have opened the compute driver below ``/sys/class/kfd``. Why a device is throttled is
-in neither in a stable form, and so is not known.
+processes that have memory on a device below ``/sys/class/kfd``. Why a device is throttled is
+in neither in a stable form, and so is not known. There is no call for the current power alone:
+``smi_get_device_average_power`` answers with it where the driver has it (MI300 has no average), and
+with -1, or the driver's word for "not there", where neither was found. Then the sensors of amdgpu
+are asked: ``power1_input`` is what a device draws now, ``power1_average`` what older ones have.
 """
 
 from __future__ import annotations
@@ -20,6 +23,12 @@ log = logging.getLogger(__name__)
 _LEVEL = re.compile(r"^\s*\w+:\s*(\d{1,6})\s*Mhz\s*(\*?)", re.IGNORECASE)
 _MAX_BYTES = 4096
 _MAX_PROCESSES = 4096
+_MAX_WATTS = 65_534.0
+"""Above it a number is what libamd_smi calls a value that a device does not have: all bits set."""
+_PROPERTY = re.compile(r"^(location_id|domain) (\d{1,10})$", re.MULTILINE)
+_PARTITION = 0xF << 28
+"""Which part of a partitioned device, in what pyrsmi says of a place."""
+_POWERS = ("power1_input", "power1_average")
 
 
 class RsmiDevices:
@@ -53,8 +62,7 @@ class RsmiDevices:
         except self._errors as error:
             log.debug("AMD SMI does not answer: %s", error)
             return ()
-        processes = self._processes()
-        return tuple(self._state(n, processes) for n in range(max(count, 0)))
+        return tuple(self._state(n) for n in range(max(count, 0)))
 
     def close(self) -> None:
         """Let the library go."""
@@ -62,8 +70,10 @@ class RsmiDevices:
             self._ready = False
             self._smi.smi_shutdown()
 
-    def _state(self, number: int, processes: tuple[int, ...] | None) -> DeviceState:
-        smi, folder = self._smi, self._folder(number)
+    def _state(self, number: int) -> DeviceState:
+        smi = self._smi
+        place = int(smi.smi_get_device_pci_id(number))
+        folder = self._folder(place)
         busy = _known(smi.smi_get_device_utilization(number))
         used = _known(smi.smi_get_device_memory_used(number))
         core, core_max = _levels(_text(folder / "pp_dpm_sclk"))
@@ -72,30 +82,52 @@ class RsmiDevices:
             core_hz=core,
             core_max_hz=core_max,
             memory_hz=_levels(_text(folder / "pp_dpm_mclk"))[0],
-            power_w=_known(smi.smi_get_device_average_power(number)),
+            power_w=self._power_w(number, folder),
             power_limit_w=_number(_sensor(folder, "power1_cap"), 1e-6),
             temperature_c=_number(_sensor(folder, "temp1_input"), 1e-3),
             busy_ratio=None if busy is None else busy / 100.0,
             memory_used_bytes=None if used is None else int(used),
-            processes=processes,
+            processes=None if place < 0 else self._processes(place & ~_PARTITION),
         )
 
-    def _folder(self, number: int) -> Path:
+    def _power_w(self, number: int, folder: Path) -> float | None:
+        """Return the draw, watts: pyrsmi's word, else the driver's own, newest kind first."""
+        said = _known(self._smi.smi_get_device_average_power(number))
+        if said is not None and said <= _MAX_WATTS:
+            return said
+        read = (_number(_sensor(folder, name), 1e-6) for name in _POWERS)
+        return next((watts for watts in read if watts is not None), None)
+
+    def _folder(self, place: int) -> Path:
         """Return the device's folder; its place on the bus tells which one it is."""
-        place = int(self._smi.smi_get_device_pci_id(number))
         if place < 0:
             return self._system / "nowhere"
         bus, device = (place >> 8) & 0xFF, (place >> 3) & 0x1F
         name = f"{(place >> 32) & 0xFFFF:04x}:{bus:02x}:{device:02x}.{place & 7:x}"
         return self._system / "bus" / "pci" / "devices" / name
 
-    def _processes(self) -> tuple[int, ...] | None:
-        """Return who has opened the compute driver, of all devices together; None if unknown."""
+    def _processes(self, place: int) -> tuple[int, ...] | None:
+        """Return who has memory on a device, as the machine numbers them; None if unknown."""
+        kfd = self._system / "class/kfd/kfd"
         try:
-            names = [each.name for each in (self._system / "class/kfd/kfd/proc").iterdir()]
+            nodes = sorted((kfd / "topology/nodes").iterdir())
+            known = (_text(node / "gpu_id").strip() for node in nodes if _place(node) == place)
+            gpu_id = next((each for each in known if each.isdecimal()), None)
+            names = [each.name for each in (kfd / "proc").iterdir() if each.name.isdecimal()]
         except OSError:
             return None
-        return tuple(sorted(int(name) for name in names[:_MAX_PROCESSES] if name.isdecimal()))
+        if gpu_id is None:
+            return None
+        held = {name: kfd / "proc" / name / f"vram_{gpu_id}" for name in names[:_MAX_PROCESSES]}
+        return tuple(sorted(int(name) for name, path in held.items() if _number(_text(path), 1.0)))
+
+
+def _place(node: Path) -> int:
+    """Return where a node of the topology is on the bus, as pyrsmi writes it; -1 if unknown."""
+    said = dict(_PROPERTY.findall(_text(node / "properties")))
+    if "location_id" not in said or "domain" not in said:
+        return -1
+    return (int(said["domain"]) << 32) | int(said["location_id"])
 
 
 def _levels(text: str) -> tuple[float | None, float | None]:
