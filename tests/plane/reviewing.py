@@ -54,7 +54,7 @@ class Place:
     def proposal(self, name: str, *, phase: str = "AwaitingApproval", **spec: Any) -> str:
         """Make a proposal that stands so, under the policy; return its key."""
         expires = (datetime.now(UTC) + timedelta(hours=20)).isoformat()
-        body = a_swap(expiresAt=expires, **spec) | {"metadata": self._metadata(name)}
+        body = a_swap(**{"expiresAt": expires, **spec}) | {"metadata": self._metadata(name)}
         self.api.create(PROPOSALS, body)
         history = [{"from": "Pending", "to": phase, "at": _stamp(), "by": "retuned"}]
         self._stand(name, phase=phase, history=history)
@@ -122,10 +122,10 @@ def reviewed(plane: ControlPlane, name: str) -> Iterator[Place]:
     file's tests meet them, and none of theirs is taken for these.
     """
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-    rules = list(_admission(name))
+    rules = list(admission(name))
     bodies = [namespace, *people_roles(), *_rights(name), *rules]
     admin, force = plane.admin(), ("--server-side", "--force-conflicts")
-    plane.kubectl("apply", *force, "-f", "-", kubeconfig=admin, given=_listed(bodies))
+    plane.kubectl("apply", *force, "-f", "-", kubeconfig=admin, given=listed(bodies))
     place = Place(name=name, api=real_api(plane), page=real_api(plane, user=OPERATOR))
     try:
         place._furnish()
@@ -133,7 +133,7 @@ def reviewed(plane: ControlPlane, name: str) -> Iterator[Place]:
     finally:
         place.page.close()
         place.api.close()
-        gone = _listed([namespace, *rules])
+        gone = listed([namespace, *rules])
         plane.kubectl("delete", "--wait=false", "-f", "-", kubeconfig=admin, given=gone)
 
 
@@ -145,12 +145,12 @@ def _rights(name: str) -> Iterator[Obj]:
         "metadata": {"name": f"{name}-page"},
         "rules": [*rules, *speaking_rules(tuple(PEOPLE), GROUPS)],
     }
-    yield _binding(f"{name}-page", f"{name}-page", {"kind": "User", "name": OPERATOR})
+    yield binding(f"{name}-page", f"{name}-page", {"kind": "User", "name": OPERATOR})
     for group, role in BOUND.items():
-        yield _binding(f"{name}-{group}", role, {"kind": "Group", "name": group})
+        yield binding(f"{name}-{group}", role, {"kind": "Group", "name": group})
 
 
-def _binding(name: str, role: str, subject: dict[str, str]) -> Obj:
+def binding(name: str, role: str, subject: dict[str, str]) -> Obj:
     return {
         "apiVersion": f"{RBAC}/v1",
         "kind": "ClusterRoleBinding",
@@ -160,7 +160,7 @@ def _binding(name: str, role: str, subject: dict[str, str]) -> Obj:
     }
 
 
-def _admission(name: str) -> Iterator[Obj]:
+def admission(name: str) -> Iterator[Obj]:
     for body in (*decision_policy(), *freeze_policy()):
         own: Obj = json.loads(json.dumps(body))
         own["metadata"]["name"] = f"{name}-{body['metadata']['name']}"
@@ -171,7 +171,7 @@ def _admission(name: str) -> Iterator[Obj]:
         yield own
 
 
-def _listed(bodies: list[Obj]) -> str:
+def listed(bodies: list[Obj]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
 
 

@@ -1,6 +1,6 @@
 """A whole cluster in one process and in virtual time: API server, Jobs, pods, sidecars, people.
 
-The API server is the fake one without HTTP, so that schemas, rules, versions and finalizers count.
+The API server is a `Server`: the fake one without HTTP, where nothing else is said, or a real one.
 An operator can die at any write, before or after it; the next one knows what the API server knows.
 """
 
@@ -11,13 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TypeVar
-from unittest import mock
 
 import yaml
-from tests.fakeapi import objects as fake_objects
-from tests.fakeapi.objects import Objects, Place, Writer
-from tests.fakeapi.storage import Storage
 from tests.operators import examples
 from tests.operators.controllers.memory import (
     KERNEL,
@@ -25,9 +20,10 @@ from tests.operators.controllers.memory import (
     FakeKernels,
     FakeLedger,
     FakeSignals,
-    MemoryApi,
     NoArchive,
 )
+from tests.operators.controllers.memory_server import MemoryServer
+from tests.operators.controllers.server import Faulty, Server, ended
 from tests.operators.world import GROUPS, POLICY
 
 from retuned.adapters.clock import FakeClock
@@ -66,7 +62,6 @@ from retuned_operator.runtime.resources import (
     EXPERIMENTS,
     FREEZES,
     JOBS,
-    NAMESPACES,
     PODS,
     POLICIES,
     PROPOSALS,
@@ -76,14 +71,12 @@ from retuned_operator.runtime.resources import (
 )
 from retuned_operator.runtime.store import Store, key_of
 
-T = TypeVar("T")
 OURS = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES, PODS, JOBS)
-KEY = "serving/chat"
 SERVER = ProcessEnvironment(process="1", device="gfx942", triton="3.9.0")
 
 
 @dataclass
-class Server:
+class ServerPod:
     """One server pod with its sidecar."""
 
     name: str
@@ -112,16 +105,19 @@ class Cluster:
         pods: int = 3,
         jobs: JobSettings | None = None,
         spans: Spans | None = None,
+        server: Server | None = None,
+        policy: Obj | None = None,
     ) -> None:
         self.spans = spans
         self.clock = FakeClock(now)
-        self.objects = Objects(Storage())
-        self.api = MemoryApi(self.objects)
+        self.server = server or MemoryServer()
+        self.namespace = self.server.namespace
+        self.api = Faulty(self.server.writes)
         self.ledger = FakeLedger()
         self.signals = FakeSignals()
         self.telemetry = FakeTelemetry()
         self.jobs = jobs or JobSettings(image="lab", gpu_models={"MI300X": {"model": "MI300X"}})
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, ServerPod] = {}
         self.skew = timedelta(0)
         self.full = False
         """Whether production holds every accelerator, so that pods wait for one."""
@@ -130,14 +126,9 @@ class Cluster:
         endpoint = self.jobs.endpoint
         self.generators = ("search", EVOLVE) if endpoint else ("search",)
         self._count = 0
-        for namespace in ("default", "serving", "lab"):
-            self.put(
-                NAMESPACES,
-                {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
-            )
         self.put(TARGETS, examples.a_target())
-        body = yaml.safe_load(POLICY) | {"metadata": {"name": "prod", "namespace": "serving"}}
-        self.put(POLICIES, body)
+        body = policy or yaml.safe_load(POLICY)
+        self.put(POLICIES, body | {"metadata": {"name": "prod", "namespace": "serving"}})
         for n in range(pods):
             self.start_pod(f"chat-{n}")
         self.operator = Operator(self)
@@ -146,32 +137,39 @@ class Cluster:
 
     def put(self, resource: Resource, body: Obj) -> Obj:
         """Make an object as somebody else than the operator."""
+        with self.virtual_time():
+            return self.server.put(resource, self._asked(body))
+
+    def change(self, resource: Resource, name: str, change: Obj, *, namespace: str | None = None,
+               subresource: str = "") -> Obj:  # fmt: skip
+        """Change an object as somebody else than the operator."""
+        namespace = self.namespace if namespace is None else namespace
+        with self.virtual_time():
+            return self.server.change(
+                resource, name, change, namespace=namespace, subresource=subresource
+            )
+
+    def remove(self, resource: Resource, name: str, *, namespace: str | None = None) -> None:
+        """Delete an object as somebody else than the operator."""
+        namespace = self.namespace if namespace is None else namespace
+        with self.virtual_time():
+            self.server.remove(resource, name, namespace=namespace)
+
+    def _asked(self, body: Obj) -> Obj:
+        """Return an example as people would write it, in the namespace of the servers."""
         metadata = {
             key: value
             for key, value in body["metadata"].items()
             if key in ("name", "namespace", "labels", "ownerReferences", "annotations")
         }
-        place = Place(resource=resource, namespace=metadata.get("namespace", ""))
-        body = copy.deepcopy({k: v for k, v in body.items() if k != "status"})
-        return self._now(
-            lambda: self.objects.create(place, body | {"metadata": metadata}, Writer())
-        )
-
-    def change(self, resource: Resource, name: str, change: Obj, *, namespace: str = "serving",
-               subresource: str = "") -> Obj:  # fmt: skip
-        """Change an object as somebody else than the operator."""
-        place = Place(resource=resource, namespace=namespace, name=name, subresource=subresource)
-        kind = "application/merge-patch+json"
-        return self._now(lambda: self.objects.patch(place, change, kind, Writer()))
-
-    def remove(self, resource: Resource, name: str, *, namespace: str = "serving") -> None:
-        """Delete an object as somebody else than the operator."""
-        place = Place(resource=resource, namespace=namespace, name=name)
-        self._now(lambda: self.objects.delete(place, {}))
+        if metadata.get("namespace") == "serving":
+            metadata["namespace"] = self.namespace
+        body = {key: value for key, value in body.items() if key != "status"}
+        return copy.deepcopy(body | {"metadata": metadata})
 
     def all(self, resource: Resource) -> list[Obj]:
         """Return every object of a kind."""
-        return self.objects.storage.select(resource, "", lambda _: True)
+        return self.server.all(resource)
 
     def proposals(self) -> list[SwapProposal]:
         """Return every proposal, in the order of names."""
@@ -190,23 +188,18 @@ class Cluster:
         """Return the target."""
         return read(TuningTarget, self.all(TARGETS)[0])
 
-    def _now(self, do: Callable[[], T]) -> T:
-        with self.virtual_time(), self.objects.storage.changed:
-            return do()
-
     def virtual_time(self) -> AbstractContextManager[object]:
-        """Let the API server's clock be the virtual one, in whole seconds as it writes them."""
-        stamp = (self.clock.now() + self.skew).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return mock.patch.object(fake_objects, "_now", return_value=stamp)
+        """Let the API server's clock be the virtual one, if it can be set."""
+        return self.server.at(self.clock.now() + self.skew)
 
     # --- pods -------------------------------------------------------------------------------------
 
-    def start_pod(self, name: str) -> Server:
+    def start_pod(self, name: str) -> ServerPod:
         """Start a server pod with a sidecar."""
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "namespace": "serving", "labels": {"app": "chat"}},
+            "metadata": {"name": name, "namespace": self.namespace, "labels": {"app": "chat"}},
             "spec": {
                 "initContainers": [{"name": SIDECAR, "image": "sidecar"}],
                 "containers": [{"name": "server", "image": "vllm"}],
@@ -215,7 +208,7 @@ class Cluster:
         made = self.put(PODS, body)
         ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         self.change(PODS, name, {"status": ready}, subresource="status")
-        server = Server(name=name, uid=made["metadata"]["uid"])
+        server = ServerPod(name=name, uid=made["metadata"]["uid"])
         self.servers[server.uid] = server
         return server
 
@@ -238,7 +231,7 @@ class Cluster:
                         server.says = "keep"
             self.tell(server)
 
-    def orders_of(self, server: Server) -> Sequence[SwapOrder]:
+    def orders_of(self, server: ServerPod) -> Sequence[SwapOrder]:
         """Return what the operator says that a pod is to have; nothing where no target is."""
         if not self.all(TARGETS):
             return ()
@@ -246,15 +239,16 @@ class Cluster:
             server.name, server.uid, target=self.target(), proposals=self.proposals()
         )
 
-    def tell(self, server: Server) -> None:
+    def tell(self, server: ServerPod) -> None:
         """Let one sidecar tell how its server stands."""
-        pod = PodRecord(namespace="serving", name=server.name, uid=server.uid, target=KEY)
+        key = f"{self.namespace}/chat"
+        pod = PodRecord(namespace=self.namespace, name=server.name, uid=server.uid, target=key)
         receipt = Receipt(pod=pod, at=self.clock.now())
-        ref = PodRef(namespace="serving", name=server.name, uid=server.uid)
+        ref = PodRef(namespace=self.namespace, name=server.name, uid=server.uid)
         now = self.clock.now() + self.skew
         self.operator.reports.take(
             receipt,
-            Hello(pod=ref, target=KEY, version=1, release="1", at=now, environments=(SERVER,)),
+            Hello(pod=ref, target=key, version=1, release="1", at=now, environments=(SERVER,)),
         )
         report = None
         if server.says != "none" and server.proposal:
@@ -270,7 +264,7 @@ class Cluster:
         )
         post = WatchPost(
             pod=ref,
-            target=KEY,
+            target=key,
             at=now,
             slots=(slot,),
             held=(server.held,) if server.held is not None else (),
@@ -280,22 +274,9 @@ class Cluster:
     # --- Jobs -------------------------------------------------------------------------------------
 
     def kubelet(self) -> None:
-        """Let Jobs that were let go have a pod that runs, where there is room; others have none."""
-        pods = {reading.owner_uid(body): body for body in self.all(PODS)}
-        jobs = {body["metadata"]["uid"]: body for body in self.all(JOBS)}
-        for uid, pod in pods.items():
-            if uid and (uid not in jobs or jobs[uid]["spec"]["suspend"]):
-                place = pod["metadata"]
-                self.remove(PODS, place["name"], namespace=place["namespace"])
-        for uid, job in jobs.items():
-            if job["spec"]["suspend"] or job.get("status", {}).get("conditions"):
-                continue
-            pod = pods.get(uid) or self.put(PODS, pod_of(job))
-            status = pod.get("status", {})
-            if not status.get("conditions") and status.get("phase") != "Running":
-                self.pod_is(pod, NO_ROOM if self.full else {"phase": "Running"})
-            elif status.get("phase") == "Pending" and not self.full:
-                self.pod_is(pod, {"phase": "Running", "conditions": []})
+        """Let Jobs that were let go have a pod that runs, where there is room."""
+        with self.virtual_time():
+            self.server.run_pods(full=self.full)
 
     def pod_is(self, pod: Obj, status: Obj) -> None:
         """Let a pod be in some state."""
@@ -312,7 +293,7 @@ class Cluster:
         """Let Jobs that were let go run to their end and leave what they found."""
         for body in self.all(JOBS):
             metadata, spec = body["metadata"], body["spec"]
-            if spec["suspend"] or body.get("status", {}).get("conditions"):
+            if spec["suspend"] or ended(body):
                 continue
             role, name = metadata["labels"]["retuned.dev/role"], metadata["name"]
             verified, searched = role == JobRole.VERIFY, role == JobRole.SEARCH
@@ -330,16 +311,10 @@ class Cluster:
             )
             self.finish(name, namespace=metadata["namespace"])
 
-    def finish(self, name: str, *, namespace: str = "serving", type: str = "Complete") -> None:
+    def finish(self, name: str, *, namespace: str | None = None, type: str = "Complete") -> None:
         """Let a Job end."""
-        done = {"type": type, "status": "True"}
-        self.change(
-            JOBS,
-            name,
-            {"status": {"conditions": [done]}},
-            namespace=namespace,
-            subresource="status",
-        )
+        with self.virtual_time():
+            self.server.end_job(name, namespace=namespace or self.namespace, type=type)
 
     # --- people -----------------------------------------------------------------------------------
 
@@ -365,7 +340,9 @@ class Cluster:
             "policyGeneration": gate.policy_generation,
             "policyDigest": gate.policy_digest,
         }
-        self.put(DECISIONS, examples.an_object("SwapDecision", f"swd-{self._count}", spec))
+        body = self._asked(examples.an_object("SwapDecision", f"swd-{self._count}", spec))
+        with self.virtual_time():
+            self.server.say(DECISIONS, body, user=user, groups=GROUPS.get(user, ()))
 
     def freeze(self, policy: StopPolicy = StopPolicy.HOLD, name: str = "stop") -> None:
         """Put up a stop sign."""
@@ -390,48 +367,20 @@ class Cluster:
             if reached():
                 return
             self.turn()
-        states = [(p.metadata.name, p.status.phase, p.status.reason) for p in self.proposals()]
-        trials = [(e.metadata.name, e.status.phase, e.status.reason) for e in self.experiments()]
-        raise AssertionError(f"not reached: {states} {trials} {self.operator.errors[-3:]}")
+        raise AssertionError(f"not reached: {self.standing()}")
+
+    def standing(self) -> str:
+        """Say how things stand, for who wonders why something is not so."""
+        trials = [f"{e.status.phase} ({e.status.reason})" for e in self.experiments()]
+        swaps = [f"{p.status.phase} ({p.status.reason})" for p in self.proposals()]
+        return f"{trials} {swaps} {self.operator.errors[-5:]}"
 
     def restart(self) -> None:
         """Begin with an operator that knows nothing."""
         self.operator = Operator(self)
 
 
-NO_ROOM: Obj = {
-    "phase": "Pending",
-    "conditions": [
-        {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": "0/1 nodes are available: 1 Insufficient amd.com/gpu.",
-        }
-    ],
-}
-"""Status of a pod that waits for room."""
-
-
-def pod_of(job: Obj) -> Obj:
-    """Return the pod of a Job, as the Job controller makes it."""
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "controller": True}
-    metadata = job["metadata"]
-    about = {"name": metadata["name"], "uid": metadata["uid"]}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"{metadata['name']}-x",
-            "namespace": metadata["namespace"],
-            "labels": metadata["labels"],
-            "ownerReferences": [owner | about],
-        },
-        "spec": {"containers": [{"name": "runner"}]},
-    }
-
-
-def held(order: SwapOrder, server: Server) -> Held | None:
+def held(order: SwapOrder, server: ServerPod) -> Held | None:
     """Return why a server does not carry an order out."""
     reason = server.refuses or server.waits
     if order.kind is SwapKind.ROLLBACK or not reason or order.epoch <= server.epoch:

@@ -1,16 +1,12 @@
-"""The API server without HTTP, and the ports of controllers as tests want them."""
+"""The ports of controllers as tests want them."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 from unittest import mock
 
-from tests.fakeapi.objects import Objects, Place, Writer
-from tests.fakeapi.refusals import Refusal
 from tests.operators import examples
 
 from retuned.contract import Guard, Solution, TrustClass, Workload
@@ -34,112 +30,12 @@ from retuned_operator.controllers.ports import About, Dims, Drifted, LiveShapes,
 from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
 from retuned_operator.machine import ResultFact
 from retuned_operator.machine.measuring import Compared
-from retuned_operator.runtime.errors import answered
-from retuned_operator.runtime.resources import Obj, Resource
 
 KERNEL = "rmsnorm_h512"
 ANOTHER = "rope_h512"
 LIVE = "lifted_their_kernel_0123456789"
 ORIGINAL = examples.BASELINE
 WIN = Interval(lower=1.2, point=1.25, upper=1.3, confidence=0.995)
-
-
-class Died(BaseException):
-    """The operator was killed; nothing may catch it."""
-
-
-class MemoryApi:
-    """The writes of an API server; at the `fatal_at`-th one something happens.
-
-    Parameters
-    ----------
-    objects
-        Shared by all operators there ever were.
-    """
-
-    def __init__(self, objects: Objects) -> None:
-        self.objects = objects
-        self.writes: list[str] = []
-        self.made: list[str] = []
-        self.fatal_at: int | None = None
-        self.before: Callable[[], None] = lambda: None
-        self.after: Callable[[], None] = lambda: None
-
-    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Obj:
-        place = Place(resource=resource, namespace=namespace, name=name)
-        return self._asked(lambda: self.objects.get(place))
-
-    def create(self, resource: Resource, body: Mapping[str, Any]) -> Obj:
-        given: Obj = copy.deepcopy(dict(body))
-        name, namespace = given["metadata"]["name"], given["metadata"].get("namespace", "")
-        place = Place(resource=resource, namespace=namespace)
-
-        def make() -> Obj:
-            made = self.objects.create(place, given, Writer(manager="retuned-operator"))
-            self.made.append(f"{resource.plural} {name}")
-            return made
-
-        return self._write(f"create {resource.plural} {name}", make)
-
-    def patch(
-        self, resource: Resource, name: str, *, change: Mapping[str, Any], namespace: str = ""
-    ) -> Obj:
-        place = Place(resource=resource, namespace=namespace, name=name)
-        kind = "application/merge-patch+json"
-        change = copy.deepcopy(dict(change))
-        return self._write(
-            f"patch {resource.plural} {name}",
-            lambda: self.objects.patch(place, change, kind, Writer()),
-        )
-
-    def patch_status(
-        self,
-        resource: Resource,
-        name: str,
-        *,
-        status: Mapping[str, Any],
-        namespace: str = "",
-        version: str = "",
-    ) -> Obj:
-        place = Place(resource=resource, namespace=namespace, name=name, subresource="status")
-        change: list[Obj] = [{"op": "add", "path": "/status", "value": copy.deepcopy(dict(status))}]
-        if version:
-            change.append({"op": "replace", "path": "/metadata/resourceVersion", "value": version})
-        kind = "application/json-patch+json"
-        return self._write(
-            f"status {resource.plural} {name}",
-            lambda: self.objects.patch(place, change, kind, Writer()),
-        )
-
-    def delete(
-        self,
-        resource: Resource,
-        name: str,
-        *,
-        namespace: str = "",
-        uid: str = "",
-        version: str = "",
-    ) -> None:
-        place = Place(resource=resource, namespace=namespace, name=name)
-        options = {"preconditions": {"uid": uid}} if uid else {}
-        self._write(f"delete {resource.plural} {name}", lambda: self.objects.delete(place, options))
-
-    def _write(self, what: str, do: Callable[[], Obj]) -> Obj:
-        fatal = self.fatal_at == len(self.writes)
-        self.writes.append(what)
-        if fatal:
-            self.before()
-        found = self._asked(do)
-        if fatal:
-            self.after()
-        return found
-
-    def _asked(self, do: Callable[[], Obj]) -> Obj:
-        try:
-            with self.objects.storage.changed:
-                return copy.deepcopy(do())
-        except Refusal as error:
-            raise answered("asked", status=error.code, body=error.body()) from error
 
 
 class FakeLedger:

@@ -11,6 +11,7 @@ import pytest
 from tests.operators import examples
 from tests.operators.controllers.cluster import WORLD, Cluster
 from tests.operators.controllers.memory import ANOTHER, LIVE
+from tests.operators.controllers.memory_server import MemoryServer
 
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.controllers import Proposals, swaps
@@ -100,12 +101,14 @@ def test_freezes_that_cannot_be_listed_hold_a_canary_and_do_not_hold_its_way_bac
 
 
 def test_a_freeze_that_cannot_be_read_stands() -> None:
-    cluster = Cluster(OPEN)
+    server = MemoryServer()
+    cluster = Cluster(OPEN, server=server)
     propose(cluster)
     cluster.freeze()
-    with cluster.objects.storage.changed:
-        key, body = next(e for e in cluster.objects.storage.all() if e[0][0] == FREEZES)
-        cluster.objects.storage.put(key, {**body, "spec": {"stopPolicy": "Someday"}})
+    storage = server.objects.storage
+    with storage.changed:
+        key, body = next(each for each in storage.all() if each[0][0] == FREEZES)
+        storage.put(key, {**body, "spec": {"stopPolicy": "Someday"}})
     for _ in range(20):
         cluster.turn()
     assert phase(cluster) is P.AWAITING_APPROVAL

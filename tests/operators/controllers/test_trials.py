@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.operators import examples
-from tests.operators.controllers.cluster import WORLD, Cluster, pod_of
+from tests.operators.controllers.cluster import WORLD, Cluster
+from tests.operators.controllers.memory_server import pod_of
 
 from retuned_operator.controllers.trials import hours_of
 from retuned_operator.crds import ExperimentPhase as P
@@ -227,7 +228,7 @@ class Compiling(Cluster):
 
     ends = "Complete"
 
-    def finish(self, name: str, *, namespace: str = "serving", type: str = "Complete") -> None:
+    def finish(self, name: str, *, namespace: str | None = None, type: str = "Complete") -> None:
         compiles = name.startswith("compile")
         if compiles and self.ends == "Failed":
             self.ledger.found = [each for each in self.ledger.found if each.job != name]
