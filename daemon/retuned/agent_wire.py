@@ -219,6 +219,13 @@ class WatchPost(Said):
     """Newest orders that are not carried out, at most one a slot."""
 
 
+class Taken(Record):
+    """The operator's answer to what it was told."""
+
+    unheard: bool = False
+    """Whether it has not heard who is here: it has just begun, and knows no `Hello` of before."""
+
+
 class Outcome(StrEnum):
     """What became of an order in one pod."""
 

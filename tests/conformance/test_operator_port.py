@@ -164,6 +164,13 @@ def test_what_a_sidecar_says_arrives_as_it_was_said(side: Side) -> None:
     assert side.said() == [hello(), profile(), drift(), watch, done(order)]
 
 
+def test_an_operator_that_has_not_heard_who_speaks_says_so_until_it_has(side: Side) -> None:
+    watch = WatchPost(pod=POD, target=TARGET, at=AT, slots=())
+    assert side.operator.post(watch).unheard
+    side.operator.hello(hello())
+    assert not side.operator.post(watch).unheard
+
+
 def test_a_record_about_another_pod_or_target_is_refused(side: Side) -> None:
     with pytest.raises(Refused) as refused:
         side.operator.hello(hello(OTHER))

@@ -11,7 +11,7 @@ from tests.lifting import live
 from tests.sidecar.sidecar_world import PodWorld
 
 from retuned.adapters.runtime_kernels import FakeKernelTap
-from retuned.agent_wire import MAX_DEFINITION_CHARS, DefinitionPost, WatchPost
+from retuned.agent_wire import MAX_DEFINITION_CHARS, DefinitionPost, Report, Taken, WatchPost
 from retuned.errors import Refused, TemporaryError
 from retuned.lifting.kept import LiftedRecord
 from retuned.sidecar import lifting
@@ -61,10 +61,9 @@ def test_a_definition_that_the_operator_does_not_take_is_not_told_again(
     asked: list[object] = []
     post = world.operator.post
 
-    def refuse(report: object) -> None:
+    def refuse(report: Report) -> Taken:
         if not isinstance(report, DefinitionPost):
-            post(report)  # type: ignore[arg-type]
-            return
+            return post(report)
         asked.append(report)
         error = Refused("it brings code")
         error.code = "definition-brings-code"
@@ -82,12 +81,12 @@ def test_an_operator_of_an_older_release_hears_the_rest(
 ) -> None:
     post = world.operator.post
 
-    def older(report: object) -> None:
+    def older(report: Report) -> Taken:
         if isinstance(report, DefinitionPost):
             error = Refused("no such path")
             error.code = "status-404"
             raise error
-        post(report)  # type: ignore[arg-type]
+        return post(report)
 
     monkeypatch.setattr(world.operator, "post", older)
     look(world)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.sidecar.sidecar_world import CLEAN, FIRST, PodWorld, swap
 
-from retuned.agent_wire import Outcome, ProfileReport, WatchPost
+from retuned.agent_wire import Hello, Outcome, ProfileReport, WatchPost
 from retuned.sidecar import program
 from retuned.sidecar.reporting import flush
 from retuned.stages.watch import WatchAction
@@ -110,6 +110,17 @@ def test_after_a_silence_how_slots_stand_is_told_before_windows_that_have_waited
     assert kinds.index(WatchPost) == 1 + program._FIRST_WINDOWS, "hello, and a few windows"
     assert kinds.count(ProfileReport) == waited
     assert len(world.ctx.spool) == 0
+
+
+def test_an_operator_that_began_anew_hears_who_is_here_with_the_next_look(world: PodWorld) -> None:
+    world.turn()
+    world.turn()
+    assert len(world.said(Hello)) == 1
+    world.operator.heard = False
+    world.turn()
+    world.turn()
+    world.turn()
+    assert len(world.said(Hello)) == 2
 
 
 def test_windows_let_pass_what_is_news_meanwhile(world: PodWorld) -> None:

@@ -26,7 +26,16 @@ from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.trace_folder import FakeTraceSource
 from retuned.adapters.tracing import open_spans
-from retuned.agent_wire import Hello, OrderDone, Orders, PodRef, Report, Welcome, as_orders
+from retuned.agent_wire import (
+    Hello,
+    OrderDone,
+    Orders,
+    PodRef,
+    Report,
+    Taken,
+    Welcome,
+    as_orders,
+)
 from retuned.ports import Spans
 from retuned.stages.hypothesis import Hypothesis
 from retuned_operator.agent.ports import PodRecord, Receipt, Said
@@ -87,9 +96,9 @@ class Link(FakeOperator):
         self._pass(hello, "")
         return super().hello(hello)
 
-    def post(self, report: Report, *, traceparent: str = "") -> None:
+    def post(self, report: Report, *, traceparent: str = "") -> Taken:
         self._pass(report, traceparent)
-        super().post(report, traceparent=traceparent)
+        return super().post(report, traceparent=traceparent)
 
     def done(self, said: OrderDone, *, traceparent: str = "") -> None:
         self._pass(said, traceparent)

@@ -29,6 +29,7 @@ from retuned.agent_wire import (
     Orders,
     ProfileReport,
     Report,
+    Taken,
     Welcome,
 )
 from retuned.contract import Digest, Record
@@ -82,10 +83,10 @@ class OperatorApi:
         """Say who is here; see `Operator.hello`."""
         return self._json("POST", "/v1/hello", body=hello, answer=Welcome)
 
-    def post(self, report: Report, *, traceparent: str = "") -> None:
+    def post(self, report: Report, *, traceparent: str = "") -> Taken:
         """Tell something; see `Operator.post`."""
         path = _PATHS.get(type(report), "/v1/watch")
-        self._request("POST", path, body=report, traceparent=traceparent)
+        return self._json("POST", path, body=report, traceparent=traceparent, answer=Taken)
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
         """Return what this pod is to have; see `Operator.orders`."""
@@ -120,9 +121,10 @@ class OperatorApi:
         *,
         answer: type[R],
         body: Record | None = None,
+        traceparent: str = "",
         within_s: float = _ANSWER_S,
     ) -> R:
-        said = self._request(method, path, body=body, within_s=within_s)
+        said = self._request(method, path, body=body, traceparent=traceparent, within_s=within_s)
         try:
             return answer.model_validate_json(said)
         except ValidationError as error:

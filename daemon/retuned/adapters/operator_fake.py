@@ -20,6 +20,7 @@ from retuned.agent_wire import (
     PodRef,
     Report,
     Said,
+    Taken,
     Welcome,
     as_orders,
 )
@@ -46,6 +47,8 @@ class FakeOperator:
         """Whether it does not answer."""
         self.selected = True
         """Whether a target selects the pod."""
+        self.heard = False
+        """Whether it knows who is here; one that begins anew does not."""
         self.full = False
         """Whether it cannot keep anything."""
         self.key = ""
@@ -70,12 +73,14 @@ class FakeOperator:
     def hello(self, hello: Hello) -> Welcome:
         """See `Operator.hello`."""
         self._take(hello)
+        self.heard = True
         return Welcome(version=VERSION, at=self.now, target=self.target, key=self.key)
 
-    def post(self, report: Report, *, traceparent: str = "") -> None:
+    def post(self, report: Report, *, traceparent: str = "") -> Taken:
         """See `Operator.post`."""
         self._take(report)
         self.traces.append(traceparent)
+        return Taken(unheard=not self.heard)
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
         """See `Operator.orders`; it waits in real time, as the real one does."""

@@ -107,7 +107,7 @@ def tell_slots(ctx: Context) -> None:
     ------
     TemporaryError
         If the server or the operator does not answer.
-    Refused
+    Refused, UnreadableInput
         As `Operator.post`.
     """
     if not ctx.target:
@@ -117,7 +117,9 @@ def tell_slots(ctx: Context) -> None:
     shown.slots(ctx.telemetry, tuple(samples.values()))
     said = tuple(_slot(ctx, slot, samples.get(slot.definition)) for slot in slots)
     at, held = ctx.clock.now(), held_orders(ctx)
-    ctx.operator.post(WatchPost(pod=ctx.pod, target=ctx.target, at=at, slots=said, held=held))
+    post = WatchPost(pod=ctx.pod, target=ctx.target, at=at, slots=said, held=held)
+    if ctx.operator.post(post).unheard:  # it is another one: it waits for that to judge evidence
+        ctx.standing.hello_at_s = float("-inf")
 
 
 def flush(ctx: Context, *, most_windows: int | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from retuned.agent_wire import (
     OrderDone,
     Orders,
     ProfileReport,
+    Taken,
     WatchPost,
     Welcome,
     as_orders,
@@ -35,7 +35,7 @@ from retuned.stages.swap import SwapOrder
 from retuned_operator.agent.answers import NO_STORE, answering, json_answer, unknown
 from retuned_operator.agent.artifacts import bundle_of, pieces
 from retuned_operator.agent.authentication import Authenticator
-from retuned_operator.agent.bodies import MAX_BYTES, Answered, parse, read_body
+from retuned_operator.agent.bodies import MAX_BYTES, Answered, number_of, parse, read_body
 from retuned_operator.agent.identity import Unknown, admitted, bearer, speaks_for_itself
 from retuned_operator.agent.limits import RateLimit
 from retuned_operator.agent.ports import Fleet, Inbox, PodRecord, Receipt, Tokens
@@ -46,6 +46,8 @@ T = TypeVar("T", bound=SaidRecord)
 R = TypeVar("R")
 Traces = Callable[[PodRecord, Sequence[SwapOrder]], Mapping[str, str]]
 """Spans that orders of a pod go on from, by the id of the order; from memory."""
+Heard = Callable[[PodRecord], bool]
+"""Whether a pod has said who it is to this very process; from memory."""
 _LOOK_AGAIN_S = 5.0
 """Who waits looks this often without being woken, and whether its pod is still there, seconds."""
 
@@ -81,8 +83,10 @@ class _Agent:
         clock: Clock,
         settings: AgentSettings,
         traces: Traces,
+        heard: Heard,
     ) -> None:
         self._traces = traces
+        self._heard = heard
         self._fleet = fleet
         self._inbox = inbox
         self._hub = hub
@@ -126,8 +130,8 @@ class _Agent:
     async def orders(self, request: Request) -> Response:
         """Answer with all that a pod is to have, at once or when it changes."""
         pod = await self._pod(request)
-        after = int(_number(request, "after", most=2.0**53))
-        wait_s = _number(request, "wait", most=MAX_WAIT_S)
+        after = int(number_of(request, "after", most=2.0**53))
+        wait_s = number_of(request, "wait", most=MAX_WAIT_S)
         if len(self._polls) >= self._settings.waiting:
             raise Answered(503, "too-many-wait", "too many wait", retry_after_s=5.0)
         newer = asyncio.Event()
@@ -202,8 +206,9 @@ class _Agent:
         self._inbox.take(receipt, said)
 
     async def _kept(self, request: Request, kind: type[T], *, order: str = "") -> Response:
-        await self._taken(request, kind, order=order)
-        return json_answer("{}")
+        pod = await self._taken(request, kind, order=order)
+        answer = Taken(unheard=not self._heard(pod))
+        return json_answer(answer.model_dump_json(exclude_defaults=True))
 
     async def _changed(
         self, request: Request, pod: PodRecord, *, after: int, wait_s: float, end: asyncio.Event
@@ -240,6 +245,7 @@ def agent_app(
     clock: Clock,
     settings: AgentSettings | None = None,
     traces: Traces = lambda _pod, _orders: {},
+    heard: Heard = lambda _pod: True,
 ) -> Starlette:
     """Return the application.
 
@@ -259,6 +265,8 @@ def agent_app(
         Bounds.
     traces
         Spans that orders of a pod go on from, by order; none by default.
+    heard
+        Whether a pod has said who it is; one that has not is asked to.
     """
     agent = _Agent(
         fleet,
@@ -268,6 +276,7 @@ def agent_app(
         clock=clock,
         settings=settings or AgentSettings(),
         traces=traces,
+        heard=heard,
     )
     routes = [
         Route("/v1/hello", answering(agent.hello), methods=["POST"]),
@@ -291,14 +300,3 @@ async def _first(woken: asyncio.Future[None], end: asyncio.Event, *, within_s: f
         await asyncio.wait(both, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         ended.cancel()
-
-
-def _number(request: Request, name: str, *, most: float) -> float:
-    text = request.query_params.get(name, "0")
-    try:
-        found = float(text) if len(text) <= 32 else math.nan
-    except ValueError:
-        found = math.nan
-    if not 0.0 <= found < math.inf:
-        raise Answered(422, "query-invalid", f"{name} is a number from 0 on")
-    return min(found, most)

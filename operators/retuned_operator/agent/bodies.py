@@ -1,8 +1,9 @@
-"""Bodies of strangers: bounded in size and time, JSON and nothing else, read strictly."""
+"""What strangers ask: bodies, bounded in size and time, JSON and nothing else, read strictly."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -114,3 +115,21 @@ def parse(kind: type[S], body: bytes) -> S:
         raise Answered(422, "body-invalid", f"{where}: {first['msg']}"[:500]) from None
     except ValueError as error:
         raise Answered(422, "body-invalid", f"is no JSON: {error}"[:500]) from None
+
+
+def number_of(request: Request, name: str, *, most: float) -> float:
+    """Return a number of the query, 0 where it is absent, and no more than `most`.
+
+    Raises
+    ------
+    Answered
+        422 ``query-invalid``, if it is none from 0 on.
+    """
+    text = request.query_params.get(name, "0")
+    try:
+        found = float(text) if len(text) <= 32 else math.nan
+    except ValueError:
+        found = math.nan
+    if not 0.0 <= found < math.inf:
+        raise Answered(422, "query-invalid", f"{name} is a number from 0 on")
+    return min(found, most)

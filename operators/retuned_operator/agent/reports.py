@@ -95,6 +95,11 @@ class Reports:
         with self._lock:
             return self._said.get(uid)
 
+    def has_heard(self, pod: PodRecord) -> bool:
+        """Whether a pod has said who it is since this process began."""
+        said = self.of(pod.uid)
+        return said is not None and said.hello is not None
+
     def forget_all_but(self, uids: Collection[str]) -> None:
         """Drop pods that are gone."""
         with self._lock:

@@ -333,6 +333,7 @@ class Operator:
             hub=self.hub,
             clock=self._clock,
             traces=self._fleet.traces,
+            heard=self.reports.has_heard,
         )
         server = AgentServer(
             app,

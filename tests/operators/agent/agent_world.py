@@ -14,7 +14,7 @@ from tests.plane.pki import Authority
 
 from retuned.adapters.clock import FakeClock
 from retuned.adapters.operator_api import OperatorApi
-from retuned.agent_wire import PodRef
+from retuned.agent_wire import Hello, PodRef
 from retuned.contract import Digest, Guard
 from retuned.errors import TemporaryError
 from retuned.stages.swap import SwapKind, SwapOrder
@@ -110,6 +110,10 @@ class Remembers:
         with self._lock:
             self.taken.append((receipt, said))
 
+    def has_heard(self, pod: PodRecord) -> bool:
+        with self._lock:
+            return any(isinstance(said, Hello) and r.pod == pod for r, said in self.taken)
+
 
 class AgentWorld:
     """The API, served over TLS on a free port of this machine."""
@@ -132,6 +136,7 @@ class AgentWorld:
             traces=lambda _, orders: {
                 each.id: self.spans[each.id] for each in orders if each.id in self.spans
             },
+            heard=self.inbox.has_heard,
         )
         certificates = Certificates(self.pair.certificate, self.pair.key)
         self.server = AgentServer(app, certificates, hub=self.hub, address="127.0.0.1", port=0)
