@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.operators.examples import a_decision, a_swap, a_target
 from tests.operators.kubectl.conftest import PEOPLE, POLICY
+from tests.operators.review.conftest import GROUPS
 from tests.plane.control_plane import ControlPlane
 from tests.plane.servers import eventually, real_api
 
@@ -30,7 +31,6 @@ from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import ApiError
 from retuned_operator.runtime.resources import DECISIONS, POLICIES, PROPOSALS, TARGETS, Obj
 
-GROUPS = ("gpu-platform", "sre-oncall", "interns")
 BOUND = {
     "gpu-platform": "retuned-approver",
     "sre-oncall": "retuned-approver",

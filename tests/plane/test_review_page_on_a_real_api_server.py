@@ -67,7 +67,7 @@ def test_the_page_may_speak_for_nobody_else_and_say_nothing_itself(
     key = place.proposal("swp-else")
     for who in (
         Person(user="mallory", groups=("gpu-platform",)),
-        Person(user="ada", groups=("sre-leads",)),
+        Person(user="ada", groups=("cluster-admins",)),
         Person(user="ada", groups=("system:masters",)),
     ):
         with pytest.raises(Refused):

@@ -20,6 +20,7 @@ from retuned.adapters.envelopes import seal
 from retuned.adapters.signing import FakeNotary
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.contract import (
+    Digest,
     Environment,
     Language,
     Solution,
@@ -36,6 +37,7 @@ from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.swap import order_swap
 from retuned.stages.trace import ShapeSource
+from retuned.stages.verdict import EvidenceDocument
 from retuned.web.app import Pages, Site
 from retuned.web.guarding import Guard as PageGuard
 from retuned.web.ports import Door, Visit
@@ -107,6 +109,23 @@ def solution(name: str, *, source: str = SOURCE, **params: int) -> Solution:
     )
 
 
+def evidence_of(
+    candidate: Solution, incumbent: Solution, *, plan: Digest, speedup: float, at: datetime
+) -> EvidenceDocument:
+    """Return what a lab on an H200 proves of a candidate."""
+    return proof(
+        candidate,
+        incumbent=incumbent.digest,
+        plan=plan,
+        speedup=interval(speedup),
+        at=at,
+        environment=H200,
+        workloads=tuple(
+            Workload(definition="rmsnorm_n4096", axes={"M": m}, weight=4000.0 / m) for m in SHAPES
+        ),
+    )
+
+
 @dataclass
 class Somebody:
     """The door of a test: whoever the test says."""
@@ -148,17 +167,8 @@ class Site9476:
         plan = f"sha256:{self.number:064x}"
         incumbent = incumbent or solution("stock", num_warps=4)
         candidate = candidate or solution(f"variant-{self.number}", num_warps=8 + self.number)
-        workloads = tuple(
-            Workload(definition="rmsnorm_n4096", axes={"M": m}, weight=4000.0 / m) for m in SHAPES
-        )
-        document = proof(
-            candidate,
-            incumbent=incumbent.digest,
-            plan=plan,
-            speedup=interval(speedup),
-            at=self.clock.now(),
-            environment=H200,
-            workloads=workloads,
+        document = evidence_of(
+            candidate, incumbent, plan=plan, speedup=speedup, at=self.clock.now()
         )
         assert document.verdict.speedup is not None
         evidence = self.store.put_blob(

@@ -22,6 +22,7 @@ from retuned_operator.controllers.ports import Caches
 from retuned_operator.review.deciding import ClusterDeciding
 from retuned_operator.review.identity import Proxy, ProxyDoor
 from retuned_operator.review.ports import Shelf
+from retuned_operator.review.said import JustSaid
 from retuned_operator.review.sight import Sight
 from retuned_operator.review.source import ClusterReview
 from retuned_operator.runtime.client import Api
@@ -120,17 +121,18 @@ def review_app(
         user_prefix=settings.user_prefix,
         groups_prefix=settings.groups_prefix,
     )
-    hosts = frozenset(settings.hosts)
+    hosts, said = frozenset(settings.hosts), JustSaid(clock)
     pages = Pages(
         ClusterReview(
             caches,
             shelf,
             Sight(api, clock=clock),
+            said,
             clock=clock,
             place=settings.place,
             usd_per_gpu_hour=settings.gpu_hour_usd,
         ),
-        ClusterDeciding(api, clock=clock),
+        ClusterDeciding(api, clock=clock, said=said),
         ProxyDoor(proxy, groups=frozenset(settings.groups)),
         site=Site(hosts=hosts, secure=True, key=_form_key(secret)),
         clock=clock,

@@ -13,6 +13,7 @@ from retuned_operator.kubectl.answers import explained
 from retuned_operator.kubectl.deciding import check_phase, check_policy, decision_of
 from retuned_operator.kubectl.desk import Desk, Who
 from retuned_operator.review.ports import Speaks
+from retuned_operator.review.said import JustSaid
 from retuned_operator.runtime.errors import AlreadyExists, Unavailable
 from retuned_operator.runtime.resources import DECISIONS, PROPOSALS
 
@@ -38,10 +39,20 @@ class ClusterDeciding:
         Time.
     channel
         How the words came.
+    said
+        Remembers what was taken, for who is shown it at once; None where nobody is.
     """
 
-    def __init__(self, api: Speaks, *, clock: Clock, channel: str = "review-page") -> None:
+    def __init__(
+        self,
+        api: Speaks,
+        *,
+        clock: Clock,
+        channel: str = "review-page",
+        said: JustSaid | None = None,
+    ) -> None:
         self._channel = channel
+        self._said = said
         self._api = api
         self._clock = clock
 
@@ -84,9 +95,11 @@ class ClusterDeciding:
         body.pop("status", None)
         with explained("create", DECISIONS, namespace=desk.namespace):
             try:
-                desk.cluster.create(DECISIONS, body)
+                taken = desk.cluster.create(DECISIONS, body)
             except AlreadyExists:
                 return  # the very same was said before
+        if self._said is not None:
+            self._said.keep(taken)
 
 
 def _check_time(found: SwapProposal, desk: Desk) -> None:

@@ -28,6 +28,7 @@ from retuned_operator.crds import PolicyObject, SwapProposal, TuningTarget, read
 from retuned_operator.crds.proposal_status import ProposalPhase
 from retuned_operator.review.case import case_of, row_of, standing_of, swap_lines
 from retuned_operator.review.ports import Shelf
+from retuned_operator.review.said import JustSaid
 from retuned_operator.review.sight import Sight
 from retuned_operator.runtime.resources import (
     DECISIONS,
@@ -55,6 +56,8 @@ class ClusterReview:
         The operator's store.
     sight
         Who may see what.
+    said
+        Words that the caches do not have yet.
     clock
         Time.
     place
@@ -68,6 +71,7 @@ class ClusterReview:
         caches: Caches,
         shelf: Shelf,
         sight: Sight,
+        said: JustSaid,
         *,
         clock: Clock,
         place: str,
@@ -79,6 +83,7 @@ class ClusterReview:
         self._clock = clock
         self._place = place
         self._price = usd_per_gpu_hour
+        self._said = said
         self._orders = _Orders(self._dates, clock=clock)
 
     def overview(self, viewer: Person) -> Overview:
@@ -129,7 +134,8 @@ class ClusterReview:
         if found is None:
             return None
         target = self._target(found.target)
-        decisions = reading.decisions(self._caches.by(DECISIONS, BY_PROPOSAL, key))
+        known = self._said.among(key, self._caches.by(DECISIONS, BY_PROPOSAL, key))
+        decisions = reading.decisions(known)
         if decisions is None:
             raise TemporaryError(
                 "what people said about it cannot all be read now; it may be a no", delay_s=_RETRY_S
