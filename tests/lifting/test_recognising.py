@@ -49,9 +49,20 @@ def bare(rows: int, *, text: str = live.BARE_LAYER_NORM) -> dict[str, Any]:
     return live.layer_norm(rows, text=text, dtype="fp32")
 
 
+GEGLU = live.SWIGLU.replace(
+    "x * tl.sigmoid(x)", "x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))"
+)
+
+
+def geglu(rows: int, *, text: str = GEGLU) -> dict[str, Any]:
+    launched = live.swiglu(rows)
+    return live.launch(text, "_swiglu_forward_kernel", launched["params"], launched["grid"])
+
+
 @pytest.mark.parametrize(
     ("make", "name", "numbers"),
     [
+        (geglu, "gelu_mul", {}),
         (softmax, "softmax", {}),
         (live.layer_norm, "layernorm", {"eps": "eps"}),
         (bare, "layernorm", {"eps": "eps"}),
@@ -70,6 +81,7 @@ def test_other_rows_are_recognised_by_what_they_give(
 @pytest.mark.parametrize(
     ("make", "text", "old", "new"),
     [
+        (geglu, GEGLU, "0.044715 * x", "0.054715 * x"),
         (softmax, live.SOFTMAX, "(v - running) / total", "(v - running) / (total + 1.0)"),
         (softmax, live.SOFTMAX, "tl.exp(v - running) / total", "v - running - tl.log(total)"),
         (bare, live.BARE_LAYER_NORM, "axis=0) / N\n    rstd", "axis=0) / (N - 1)\n    rstd"),
@@ -132,7 +144,7 @@ def test_a_normalisation_is_recognised_by_what_it_gives(
 
 
 def test_a_gated_activation_is_recognised_and_which_half_is_the_gate(gated: Lifted) -> None:
-    assert len(list(assignments(gated.own))) == 2
+    assert len(list(assignments(gated.own))) == 4, "two activations, each of either tensor"
     found = recognise(gated.own, draws_of(gated.own))
     assert found is not None
     assert found.pattern.name == "silu_mul"
@@ -210,7 +222,7 @@ def points(entry: Entry) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(
-    "make", [live.rmsnorm, live.swiglu, softmax, live.layer_norm, live.add_rms_norm]
+    "make", [live.rmsnorm, live.swiglu, geglu, softmax, live.layer_norm, live.add_rms_norm]
 )
 def test_fitted_structures_compile_for_both_vendors_and_pass_the_lab(
     make: Any, tmp_path: Path

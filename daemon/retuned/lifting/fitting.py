@@ -17,7 +17,7 @@ from retuned.catalog.triton_space import next_pow2
 from retuned.contract import Language, SourceFile, TrustClass, digest_of
 from retuned.lab.reference.incumbent import JUDGED_BY_INCUMBENT
 from retuned.lifting.lift import Lifted
-from retuned.lifting.patterns import Shape
+from retuned.lifting.pattern import Shape
 from retuned.lifting.recognising import Assignment
 from retuned.lifting.refusing import NotLifted
 

@@ -1,66 +1,11 @@
-"""What strangers' kernels may turn out to compute, and the catalog's structures for it. Data.
-
-A pattern says roles: tensors with symbolic shapes, and real arguments. It is matched by shapes and
-element types alone; whether a kernel really computes it is decided by what it gives.
-"""
+"""What strangers' kernels may turn out to compute, and the catalog's structures for it. Data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
 import numpy as np
-import numpy.typing as npt
 
-Wide = npt.NDArray[np.float64]
-Arrays = Mapping[str, Wide]
-Numbers = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """One source structure for a pattern, one program per row or per part of a row."""
-
-    structure: str
-    """Name, as the catalog's."""
-    function: str
-    """Of the source."""
-    grid: str
-    """Programs, over ``{M}``, the lengths by symbol, and BLOCK."""
-    whole: bool
-    """Whether BLOCK has to cover a row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
-    """What a kernel may compute."""
-
-    name: str
-    """Operator of the catalog."""
-    inputs: Mapping[str, tuple[str, ...]]
-    """Role -> symbols of its shape; M is the variable one. ``2*I`` is twice the length of I."""
-    outputs: Mapping[str, tuple[str, ...]]
-    """The same; the first has the element type of the first input."""
-    optional: frozenset[str]
-    """Outputs that a kernel need not have: it has all of them, or none."""
-    numbers: Mapping[str, float | None]
-    """Role of a real argument -> what holds without one; None where a kernel must have it."""
-    compute: Callable[[Arrays, Numbers], dict[str, Wide]]
-    """In float64."""
-    reference: str
-    """The same as the text of a definition's reference: ``{role}`` for names and numbers."""
-    returns: Mapping[str, str]
-    """Output role -> expression of the reference."""
-    source: str
-    """File of the catalog."""
-    arguments: tuple[str, ...]
-    """Of every function of the source but BLOCK: roles, symbols, or expressions over them."""
-    row: str
-    """Symbol of a row's length, which BLOCK is about."""
-    shapes: tuple[Shape, ...]
-    """Structures."""
-    alike: tuple[str, ...] = ()
-    """Inputs that may change places without anything else changing; one order is looked at."""
+from retuned.lifting.gated_patterns import GATED
+from retuned.lifting.pattern import Arrays, Numbers, Pattern, Shape, Wide
 
 
 def _rmsnorm(arrays: Arrays, numbers: Numbers) -> dict[str, Wide]:
@@ -69,17 +14,6 @@ def _rmsnorm(arrays: Arrays, numbers: Numbers) -> dict[str, Wide]:
         factor = 1.0 / np.sqrt(np.mean(x * x, axis=-1) + numbers["eps"])
         y = x * factor[:, None] * (arrays["weight"] + numbers["offset"])
         return {"y": y, "factor": factor}
-
-
-def _silu_mul(arrays: Arrays, numbers: Numbers) -> dict[str, Wide]:
-    with np.errstate(all="ignore"):
-        gate = arrays["gate"] * numbers["scale"]
-        return {"y": gate / (1.0 + np.exp(-gate)) * arrays["up"]}
-
-
-def _packed(arrays: Arrays, numbers: Numbers) -> dict[str, Wide]:
-    gate, up = np.split(arrays["both"], 2, axis=-1)
-    return _silu_mul({"gate": gate, "up": up}, {"scale": 1.0, **numbers})
 
 
 RMSNORM = Pattern(
@@ -105,50 +39,6 @@ RMSNORM = Pattern(
         Shape(structure="rows", function="rmsnorm_whole", grid="{M}", whole=True),
         Shape(structure="blocks", function="rmsnorm_twice", grid="{M}", whole=False),
     ),
-)
-_TILES = (
-    Shape(structure="tiles", function="silu_mul_tiles", grid="{M} * cdiv({I}, BLOCK)", whole=False),
-)
-SILU_MUL = Pattern(
-    name="silu_mul",
-    inputs={"gate": ("M", "I"), "up": ("M", "I")},
-    outputs={"y": ("M", "I")},
-    optional=frozenset(),
-    numbers={"scale": 1.0},
-    compute=_silu_mul,
-    reference=(
-        "import numpy as np\n\n\ndef run({gate}, {up}):\n"
-        "    with np.errstate(all='ignore'):\n"
-        "        wide = {gate}.astype(np.float64) * {scale}\n"
-        "        y = wide / (1.0 + np.exp(-wide)) * {up}.astype(np.float64)\n"
-        "        return {returns}\n"
-    ),
-    returns={"y": "y"},
-    source="triton_fit_silu_mul.py",
-    arguments=("gate", "up", "y", "scale", "I", "I"),
-    row="I",
-    shapes=_TILES,
-)
-SILU_MUL_PACKED = Pattern(
-    name="silu_mul_packed",
-    inputs={"both": ("M", "2*I")},
-    outputs={"y": ("M", "I")},
-    optional=frozenset(),
-    numbers={"scale": 1.0},
-    compute=_packed,
-    reference=(
-        "import numpy as np\n\n\ndef run({both}):\n"
-        "    with np.errstate(all='ignore'):\n"
-        "        gate, up = np.split({both}.astype(np.float64), 2, axis=-1)\n"
-        "        wide = gate * {scale}\n"
-        "        y = wide / (1.0 + np.exp(-wide)) * up\n"
-        "        return {returns}\n"
-    ),
-    returns={"y": "y"},
-    source="triton_fit_silu_mul.py",
-    arguments=("both", "both + {I}", "y", "scale", "I", "2*I"),
-    row="I",
-    shapes=_TILES,
 )
 
 
@@ -256,7 +146,4 @@ ADD_RMSNORM = Pattern(
     ),
     alike=("x", "residual"),
 )
-PATTERNS: tuple[Pattern, ...] = (
-    *(RMSNORM, SILU_MUL, SILU_MUL_PACKED),
-    *(SOFTMAX, LAYERNORM, ADD_RMSNORM),
-)
+PATTERNS: tuple[Pattern, ...] = (RMSNORM, *GATED, SOFTMAX, LAYERNORM, ADD_RMSNORM)

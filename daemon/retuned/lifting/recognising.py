@@ -16,7 +16,8 @@ import numpy as np
 
 from retuned.catalog.own import OwnDefinition
 from retuned.contract import AxisConst, DType, TensorSpec
-from retuned.lifting.patterns import PATTERNS, Arrays, Pattern, Wide
+from retuned.lifting.pattern import Arrays, Pattern, Wide
+from retuned.lifting.patterns import PATTERNS
 
 FAMILIES = ("randn", "randn-small", "randn-large")
 """Families of inputs that a kernel is asked with."""
