@@ -26,8 +26,10 @@ from retuned_operator.runtime.transport import Timeouts
 
 log = logging.getLogger(__name__)
 
-LEASE_TIMEOUTS = Timeouts(connect_s=2.0, answer_s=3.0)
+LEASE_TIMEOUTS = Timeouts(connect_s=2.0, answer_s=4.0)
 """Of the connection that the elector has for itself: a request ends long before the deadline."""
+_PAUSE_S = 0.1
+"""Shortest time between two renewals."""
 EXIT_LOST = 1
 """Exit code of an operator that lost its lease."""
 
@@ -42,13 +44,14 @@ class NotLeading(Conflict):
 class LeaseTimes:
     """How long a lease holds, all in seconds."""
 
-    duration_s: float = 15.0
+    duration_s: float = 30.0
     """Without a renewal for so long, it is another's."""
-    renew_deadline_s: float = 10.0
-    """Without a renewal for so long, who holds it stops."""
+    renew_deadline_s: float = 20.0
+    """Without a renewal for so long, who holds it stops: several tries, also where a machine is so
+    busy that each takes seconds."""
     renew_s: float = 2.0
-    """Between renewals, and between looks at another's lease."""
-    fresh_s: float = 4.0
+    """From the begin of a renewal to the next, and between looks at another's lease."""
+    fresh_s: float = 6.0
     """A confirmation is good for so long; after it the lease is read before a write."""
 
     def __post_init__(self) -> None:
@@ -103,9 +106,9 @@ def may_take(seen: Seen, me: str, *, now_s: float, times: LeaseTimes) -> bool:
     >>> seen = Seen(version="1", holder="a", duration_s=15.0, since_s=0.0)
     >>> may_take(seen, "a", now_s=1.0, times=LeaseTimes())
     True
-    >>> may_take(seen, "b", now_s=14.0, times=LeaseTimes())
+    >>> may_take(seen, "b", now_s=29.0, times=LeaseTimes())
     False
-    >>> may_take(seen, "b", now_s=15.0, times=LeaseTimes())
+    >>> may_take(seen, "b", now_s=30.0, times=LeaseTimes())
     True
     """
     if seen.holder in ("", me):
@@ -153,9 +156,15 @@ class Leader:
         self._on_lost = on_lost
         self._clock = clock
         self._seen: Seen | None = None
+        self._mine_last: Obj | None = None
+        """The lease as the last renewal left it; None where it is to be read first."""
         self._confirmed_s = -float("inf")
         """When the request was sent whose answer last said that this one leads."""
         self._lost = False
+        self._reading = threading.Lock()
+        """Held by the one writer that reads the lease; never by who renews it."""
+        self._reads = self._read_well = 0
+        """How many reads writers have sent, and the number of the last that found it its own."""
 
     # --- asked by who writes ----------------------------------------------------------------------
 
@@ -173,13 +182,29 @@ class Leader:
             raise NotLeading(f"{self.identity} does not lead")
         if self._clock() - self._confirmed_s <= self.times.fresh_s:
             return
-        sent = self._clock()
-        body = self._read()
+        before = self._reads
+        with self._reading:  # all that ask while one reads take the same answer, which came later
+            if self._read_well <= before:
+                self._confirm_by_reading()
+        if not self.is_leading():
+            raise NotLeading(f"{self.identity} was answered too late")
+
+    def _confirm_by_reading(self) -> None:
+        """Read the lease for all who are about to write.
+
+        Raises
+        ------
+        ApiError
+            As `confirm`.
+        """
+        self._reads += 1
+        sent, body = self._clock(), self._read()
         if body is None or _holder(body) != self.identity:
             raise NotLeading(f"{self.identity} does not lead any more")
         # it was its own when it was read; when it ends is counted from the renewal as before
         if self._clock() - sent > self.times.fresh_s or not self.is_leading():
             raise NotLeading(f"{self.identity} was answered too late")
+        self._read_well = self._reads
 
     def is_leading(self) -> bool:
         """Say whether this one leads for all that it knows itself."""
@@ -206,7 +231,9 @@ class Leader:
 
     def hold(self, stop: threading.Event) -> None:
         """Renew until `stop` is set, then give the lease away; or lose it and call `on_lost`."""
-        while not stop.wait(self.times.renew_s):
+        wait_s = self.times.renew_s
+        while not stop.wait(wait_s):
+            began = self._clock()
             try:
                 held = self._try()
             except ApiError as error:
@@ -220,25 +247,49 @@ class Leader:
                 log.error("%s lost the lease %s", self.identity, self._name)
                 self._on_lost()
                 return
+            # the next begins in time after this one began, so that slow ones leave no longer gaps
+            took_s = self._clock() - began
+            wait_s = min(max(self.times.renew_s - took_s, _PAUSE_S), self.times.renew_s)
         self._release()
 
     def _try(self) -> bool:
         """Take or renew the lease if it may be taken; say whether this one leads now."""
+        return self._renewed() or self._taken()
+
+    def _renewed(self) -> bool:
+        """Renew by one request what has not changed since; whoever else wrote it is a conflict."""
+        body, self._mine_last = self._mine_last, None
+        if body is None:
+            return False
+        sent = self._clock()
+        try:
+            self._hold_as(self._api.replace(LEASES, self._mine(body)), sent_s=sent)
+        except (Conflict, NotFound):
+            return False
+        return True
+
+    def _taken(self) -> bool:
+        """Read the lease, and take it or renew it."""
         sent = self._clock()
         body = self._read()
         try:
             if body is None:
-                self._see(self._api.create(LEASES, self._mine({})))
+                mine = self._api.create(LEASES, self._mine({}))
             elif not may_take(
                 self._see(body), self.identity, now_s=self._clock(), times=self.times
             ):
                 return False
             else:
-                self._see(self._api.replace(LEASES, self._mine(body)))
+                mine = self._api.replace(LEASES, self._mine(body))
         except Conflict:  # somebody was faster, or the write before this one came through after all
             return self.is_leading()
-        self._confirmed_s = sent
+        self._hold_as(mine, sent_s=sent)
         return True
+
+    def _hold_as(self, body: Obj, *, sent_s: float) -> None:
+        """Note that the lease is this one's, as it was written."""
+        self._see(body)
+        self._mine_last, self._confirmed_s = body, sent_s
 
     def _read(self) -> Obj | None:
         try:

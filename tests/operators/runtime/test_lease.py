@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,11 +14,13 @@ from tests.fakeapi.faults import Fault
 from tests.fakeapi.server import FakeApi
 from tests.operators.runtime.running import eventually, in_thread
 
+from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import Unavailable
 from retuned_operator.runtime.lease import Leader, LeaseTimes, NotLeading, Seen, may_take, observed
 from retuned_operator.runtime.resources import LEASES, Obj
 
 QUICK = LeaseTimes(duration_s=3.0, renew_deadline_s=2.0, renew_s=0.1, fresh_s=0.5)
+LONG = LeaseTimes(duration_s=60.0, renew_deadline_s=50.0, renew_s=0.1, fresh_s=0.5)
 NEVER = threading.Event()
 
 
@@ -133,10 +136,109 @@ def test_who_cannot_renew_stops_before_another_may_begin(fake: FakeApi, fault: F
     assert not one.is_leading()
 
 
+def test_a_renewal_is_one_request(fake: FakeApi) -> None:
+    one = a_leader(fake, "one", times=LONG)
+    assert one.acquire(NEVER)
+    reads, writes = (len(fake.faults.seen(verb, "leases")) for verb in ("get", "update"))
+    with in_thread(one.hold):
+        eventually(lambda: len(fake.faults.seen("update", "leases")) >= writes + 5)
+        assert len(fake.faults.seen("get", "leases")) == reads
+
+
+class Slow:
+    """An API server that takes its time, on a clock that only moves when it is told to."""
+
+    def __init__(self, api: Api, clock: Clock, *, took_s: float) -> None:
+        self._api, self._clock, self._took_s = api, clock, took_s
+
+    def __getattr__(self, verb: str) -> Callable[..., Obj]:
+        def asked(*what: Any, **more: Any) -> Obj:
+            self._clock.now += self._took_s
+            found: Obj = getattr(self._api, verb)(*what, **more)
+            return found
+
+        return asked
+
+
+class Turns:
+    """A sign to stop after some waits, which take no time but on a clock of one's own."""
+
+    def __init__(self, clock: Clock, *, turns: int) -> None:
+        self._clock, self._turns = clock, turns
+        self.waits: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        self._clock.now += seconds
+        return len(self.waits) > self._turns
+
+
+@pytest.mark.parametrize(
+    ("took_s", "wait_s"), [(0.5, 1.5), (1.75, 0.25), (8.0, 0.1)], ids=["quick", "slow", "late"]
+)
+def test_renewals_begin_evenly_however_long_each_takes(
+    fake: FakeApi, took_s: float, wait_s: float
+) -> None:
+    clock = Clock()
+    slow: Any = Slow(fake.api(), clock, took_s=took_s)
+    one = Leader(slow, "retuned-operator", namespace="default", identity="one", clock=clock)
+    turns: Any = Turns(clock, turns=4)
+    assert one.acquire(NEVER)
+    one.hold(turns)
+    assert turns.waits == [2.0, *[pytest.approx(wait_s)] * 4]
+    assert lease(fake)["spec"]["holderIdentity"] == ""  # it was its own to give away
+
+
+class Door:
+    """A lock that knows how many have come to it."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self._counting, self._lock = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._counting:
+            self.came += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_of_all_who_are_about_to_write_one_reads_the_lease(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, door, writers = Clock(), Door(), 12
+    one = a_leader(fake, "one", clock=clock)
+    assert one.acquire(NEVER)
+    clock.now += QUICK.fresh_s + 0.1
+    whole, reads = one._read, list[int]()
+
+    def read() -> Obj | None:
+        reads.append(len(reads))
+        eventually(lambda: door.came == writers)
+        return whole()
+
+    monkeypatch.setattr(one, "_reading", door)
+    monkeypatch.setattr(one, "_read", read)
+    passed: list[int] = []
+
+    def write(n: int) -> None:
+        one.confirm()
+        passed.append(n)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(writers)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    assert len(passed) == writers
+    assert len(reads) <= 2  # the first, and one for those who came while it was under way
+
+
 def test_a_failure_that_passes_does_not_cost_the_lease(fake: FakeApi) -> None:
     lost = threading.Event()
-    long = LeaseTimes(duration_s=60.0, renew_deadline_s=50.0, renew_s=0.1, fresh_s=0.5)
-    one = a_leader(fake, "one", lost=lost, times=long)
+    one = a_leader(fake, "one", lost=lost, times=LONG)
     assert one.acquire(NEVER)
     fault = fake.faults.add(Fault(plural="leases", status=500, times=3))
     with in_thread(one.hold):
@@ -240,9 +342,9 @@ def test_two_that_begin_at_the_same_moment_do_not_both_lead(fake: FakeApi) -> No
 @pytest.mark.parametrize(
     "times",
     [
-        {"renew_deadline_s": 15.0},
-        {"renew_s": 5.0},
-        {"fresh_s": 11.0},
+        {"renew_deadline_s": 30.0},
+        {"renew_s": 6.0},
+        {"fresh_s": 21.0},
         {"renew_s": 0.0},
     ],
 )
@@ -252,7 +354,7 @@ def test_times_that_would_let_two_lead_are_refused(times: dict[str, float]) -> N
 
 
 @given(
-    renewals=st.lists(st.floats(0.1, 9.9), max_size=8),
+    renewals=st.lists(st.floats(0.1, 19.9), max_size=8),
     skew_s=st.floats(-1e6, 1e6),
     their_duration=st.one_of(st.none(), st.integers(-5, 60)),
     after_s=st.floats(0.0, 100.0),
