@@ -111,10 +111,11 @@ class Collector:
     def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
         """Return the Jobs all of whose pods that have ended told nothing, with a stable code."""
         found: dict[str, str] = {}
-        for ref in experiment.status.job_refs:
-            mine = [str(b["metadata"]["uid"]) for r, b in self._ended(experiment) if r == ref]
+        ended = tuple(self._ended(experiment))
+        for ref in {ref.name: ref for ref, _ in ended}.values():
+            mine = [str(b["metadata"]["uid"]) for r, b in ended if r == ref]
             codes = self._folder.refusals(experiment.metadata.uid, ref.name)
-            if mine and all(pod in codes for pod in mine):
+            if all(pod in codes for pod in mine):
                 found[ref.name] = codes[mine[-1]]
         return found
 

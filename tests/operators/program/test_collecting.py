@@ -159,6 +159,27 @@ def test_a_log_that_its_node_has_forgotten_is_lost(node: Node) -> None:
     assert node.lost() == {JOB: LOG_GONE}
 
 
+def test_the_pods_of_an_experiment_are_asked_for_once_however_many_jobs_it_has_had(
+    node: Node,
+) -> None:
+    node.written["pod-1"] = b""
+    jobs = tuple(JobRef(name=f"search-{n}", uid=f"uid-{n}", role=JobRole.SEARCH) for n in range(20))
+    resource = an_experiment()
+    refs = (*jobs, *resource.status.job_refs)
+    status = resource.status.model_copy(update={"job_refs": refs})
+    many = resource.model_copy(update={"status": status})
+    node.collector.collect(many)
+    asked: list[KernelExperiment] = []
+
+    def pods(experiment: KernelExperiment) -> list[Obj] | None:
+        asked.append(experiment)
+        return node.pods
+
+    collector = Collector(node.folder, pods=pods, logs=node, clock=node.clock)
+    assert collector.lost(many) == {JOB: "results-absent"}
+    assert asked == [many]
+
+
 def test_one_pod_that_told_makes_up_for_one_that_did_not(node: Node) -> None:
     node.pods = [a_pod(), a_pod("pod-2", phase="Failed")]
     node.written["pod-2"] = b""

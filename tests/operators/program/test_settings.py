@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pydantic
 import pytest
 
 from retuned.errors import UsageError
@@ -95,3 +97,22 @@ def test_unknown_and_wrong_values_of_pods_are_refused(tmp_path: Path) -> None:
 
 def test_nothing_at_all_is_a_complete_setting() -> None:
     assert load_settings().model_dump() == Settings().model_dump()
+
+
+def test_what_reads_the_settings_of_pods_is_made_once_however_often_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+    whole = pydantic.TypeAdapter.__init__
+
+    def counted(self: Any, of: Any, **more: Any) -> None:
+        made.append(of)
+        whole(self, of, **more)
+
+    monkeypatch.setattr(pydantic.TypeAdapter, "__init__", counted)
+    settings = Settings(sidecar={"image": "sidecar", "agentUrl": "https://retuned:8443"})
+    assert settings.job_settings() == settings.job_settings()
+    assert settings.sidecar_settings() == settings.sidecar_settings()
+    assert made == []
+    pydantic.TypeAdapter(int)
+    assert made == [int]
