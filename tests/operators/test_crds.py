@@ -311,6 +311,27 @@ def test_an_object_that_is_no_json_is_refused() -> None:
             read(crds.SwapDecision, examples.a_decision() | {"spec": spec})
 
 
+def test_an_object_that_has_not_changed_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    whole = crds.TuningTarget.model_validate_json
+
+    def counted(text: str, **how: Any) -> crds.TuningTarget:
+        texts.append(text)
+        return whole(text, **how)
+
+    monkeypatch.setattr(crds.TuningTarget, "model_validate_json", counted)
+    bodies = [
+        examples.an_object("TuningTarget", f"kept-{n}", examples.a_target()["spec"])
+        for n in range(40)
+    ]
+    for _ in range(5):
+        found = [read(crds.TuningTarget, body) for body in bodies]
+    assert len(texts) == len(bodies)
+    changed = bodies[7] | {"spec": bodies[7]["spec"] | {"mode": "Observe"}}
+    assert read(crds.TuningTarget, changed).spec.mode != found[7].spec.mode
+    assert len(texts) == len(bodies) + 1
+
+
 def test_an_object_larger_than_a_server_holds_is_refused() -> None:
     body = examples.a_decision(comment="x" * 3_000_000)
     with pytest.raises(UnreadableInput, match="object-too-large"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -24,6 +25,9 @@ from retuned_operator.crds.values import ApiModel
 MAX_OBJECT_BYTES = 2 * 2**20
 """No object of an API server is larger."""
 _MAX_SHOWN = 5
+_KEPT, _SMALL = 1024, 2**14
+"""Objects that are kept as they were read, and characters of the longest of them: three controllers
+look at each target, and every look at a policy's."""
 
 R = TypeVar(
     "R",
@@ -60,18 +64,17 @@ def read(model: type[R], body: Mapping[str, Any]) -> R:
     retuned.errors.UnreadableInput: TuningFreeze now: apiVersion: Field required; spec: Field \
 required [object-invalid]
     """
-    where = _where(model, body)
     try:
         text = json.dumps(body, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UnreadableInput("not-json", where=where, message=str(error)[:200]) from None
+        raise _unreadable("not-json", model, body, str(error)[:200]) from None
     if len(text) > MAX_OBJECT_BYTES:
         message = f"is larger than {MAX_OBJECT_BYTES // 2**20} MiB"
-        raise UnreadableInput("object-too-large", where=where, message=message)
+        raise _unreadable("object-too-large", model, body, message)
     try:
-        return model.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+        return _parsed(model, text) if len(text) <= _SMALL else _parse(model, text)
     except ValidationError as error:
-        raise UnreadableInput("object-invalid", where=where, message=_said(error)) from None
+        raise _unreadable("object-invalid", model, body, _said(error)) from None
 
 
 def write(resource: ApiModel) -> dict[str, Any]:
@@ -86,6 +89,20 @@ def write(resource: ApiModel) -> dict[str, Any]:
         if body["metadata"].get("generation") == 0:
             del body["metadata"]["generation"]
     return body
+
+
+def _parse(model: type[R], text: str) -> R:
+    return model.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+
+
+_parsed = lru_cache(_KEPT)(_parse)
+"""Objects are frozen: what has been read once is the same for all that look at it."""
+
+
+def _unreadable(
+    code: str, model: type[ApiModel], body: Mapping[str, Any], message: str
+) -> UnreadableInput:
+    return UnreadableInput(code, where=_where(model, body), message=message)
 
 
 def _where(model: type[ApiModel], body: Mapping[str, Any]) -> str:

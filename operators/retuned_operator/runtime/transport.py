@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
 
+import msgspec
 import urllib3
 import yaml
 from kubernetes import config as kubernetes_config
@@ -353,7 +354,7 @@ def _bounded(
 def _json(text: bytes) -> Any:  # noqa: ANN401 - any JSON
     """Return JSON that is an object; None for anything else."""
     try:
-        found = json.loads(text)
+        found = msgspec.json.decode(text)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
