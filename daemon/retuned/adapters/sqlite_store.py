@@ -152,12 +152,13 @@ class SqliteStore:
         """Return records of a kind, oldest first; see `Store.list`."""
         check_limit(limit)
         check_proposal(kind, proposal)
+        values: tuple[object, ...]
         where, values = where_clause(kind, phase, prefix, above, proposal)
-        rows = self._read(
-            f"SELECT {COLUMNS} FROM records WHERE {where} ORDER BY seq DESC LIMIT ?",
-            (*values, -1 if limit is None else limit),
-        )
-        return [stored_row(row) for row in reversed(rows)]
+        if limit is not None:  # chosen by an index alone: bodies of older ones are not read
+            where = f"seq IN (SELECT seq FROM records WHERE {where} ORDER BY seq DESC LIMIT ?)"
+            values = (*values, limit)
+        rows = self._read(f"SELECT {COLUMNS} FROM records WHERE {where} ORDER BY seq", values)
+        return [stored_row(row) for row in rows]
 
     def ids(
         self, kind: str, *, phase: str | None = None, prefix: str = "", above: str = ""

@@ -233,19 +233,25 @@ class StoreLedger:
 
     def drifts(self, target: str) -> Sequence[Drifted]:
         """Return the reports that ask for something and are still to be answered."""
+        still_open = self._store.list(DRIFT, phase="new", prefix=f"{target}/")
+        if not still_open:  # as of nearly every look: windows are large, and many are kept
+            return ()
         windows = self._store.list(PROFILE, prefix=f"{target}/", limit=_MAX_WINDOWS)
+        first = still_open[0].created_at
+        later = {
+            w.id: WorkloadProfile.model_validate(w.body["profile"])
+            for w in windows
+            if w.created_at > first
+        }
         found = []
-        for stored in self._store.list(DRIFT, phase="new", prefix=f"{target}/"):
-            report = DriftReport.model_validate(stored.body["report"])
+        for stored in still_open:
             since = [w for w in windows if w.created_at > stored.created_at]
-            profiles = tuple(WorkloadProfile.model_validate(w.body["profile"]) for w in since)
-            counts = together(w.body.get("counts", {}) for w in since)
             found.append(
                 Drifted(
                     id=stored.id,
-                    report=report,
-                    windows=profiles,
-                    counts=counts,
+                    report=DriftReport.model_validate(stored.body["report"]),
+                    windows=tuple(later[w.id] for w in since),
+                    counts=together(w.body.get("counts", {}) for w in since),
                     traceparent=stored.traceparent,
                 )
             )

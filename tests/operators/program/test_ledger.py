@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -20,18 +20,22 @@ from retuned.adapters.clock import FakeClock
 from retuned.adapters.lab_wire import done_line, failed_line, finding_line
 from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import SqliteStore
+from retuned.agent_wire import DriftPost, PodRef, ProfileReport
 from retuned.contract import SourceFile, Workload
-from retuned.ports import Finding
+from retuned.ports import Finding, Stored
 from retuned.runtime.artifact import MANIFEST_FILE
+from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.experiment import ExperimentPlan, plan
 from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal, propose
 from retuned.stages.verdict import EvidenceFault, JudgeSettings, Reason, ServerEnvironment, Status
+from retuned_operator.agent.ports import PodRecord, Receipt
 from retuned_operator.controllers.ports import Win
 from retuned_operator.crds import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
 from retuned_operator.crds.experiment_status import JobRef
 from retuned_operator.manifests.jobs import MAX_TASK_BYTES
-from retuned_operator.program.ledger import StoreLedger
+from retuned_operator.program.ledger import DRIFT, PROFILE, StoreLedger
 from retuned_operator.program.results import FINDINGS, ResultFolder
 
 JOB = "verify-1"
@@ -302,3 +306,67 @@ def test_without_results_nothing_is_proven(tmp_path: Path) -> None:
     assert ledger.lost(an_experiment()) == {}
     assert win_of(ledger) is None
     assert ledger.share("nobody") == 0.0
+
+
+class Counted(SqliteStore):
+    """A store that knows what it was asked for."""
+
+    def list(self, kind: str, **which: Any) -> Sequence[Stored]:
+        self.asked = [*getattr(self, "asked", ()), kind]
+        return super().list(kind, **which)
+
+
+def tell(ledger: StoreLedger, clock: FakeClock, *said: DriftPost | ProfileReport) -> None:
+    pod = PodRecord(namespace="serving", name="chat-0", uid="uid-0", target="serving/chat")
+    for each in said:
+        clock.advance(60.0)
+        ledger.take(Receipt(pod=pod, at=clock.now()), each)
+
+
+def a_post(model: type[Any], id: str, **more: Any) -> Any:
+    pod = PodRef(namespace="serving", name="chat-0", uid="uid-0")
+    return model(pod=pod, target="serving/chat", id=id, **more)
+
+
+def test_windows_are_read_once_each_and_only_while_a_drift_is_to_be_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validated: list[object] = []
+    whole = WorkloadProfile.model_validate
+
+    def counted(body: object, **how: Any) -> WorkloadProfile:
+        validated.append(body)
+        return whole(body, **how)
+
+    monkeypatch.setattr(WorkloadProfile, "model_validate", counted)
+    clock = FakeClock()
+    window = WorkloadProfile(window_start_ns=0, window_ns=1, observed_ns=1, stats=())
+    report = DriftReport(
+        detected=True,
+        action=DriftAction.RETUNE,
+        reasons=(),
+        distance=0.5,
+        window_start_ns=0,
+        sentence="longer prompts",
+    )
+    with closing(Counted(tmp_path / "counted", clock=clock)) as store:
+        notary = Ed25519Notary(tmp_path / "keys")
+        results = ResultFolder(tmp_path / "results")
+        ledger = StoreLedger(store, notary, artifacts=tmp_path / "artifacts", results=results)
+        early = [a_post(ProfileReport, f"w-{n}", profile=window) for n in range(20)]
+        tell(ledger, clock, *early)
+        store.asked, validated[:] = [], []
+        assert ledger.drifts("serving/chat") == ()
+        assert (store.asked, validated) == ([DRIFT], [])
+        tell(
+            ledger,
+            clock,
+            a_post(DriftPost, "d-1", report=report),
+            a_post(ProfileReport, "w-20", profile=window),
+            a_post(DriftPost, "d-2", report=report),
+            a_post(ProfileReport, "w-21", profile=window),
+        )
+        store.asked, validated[:] = [], []
+        first, second = ledger.drifts("serving/chat")
+        assert [len(each.windows) for each in (first, second)] == [2, 1]
+        assert (store.asked, len(validated)) == ([DRIFT, PROFILE], 2)
