@@ -163,7 +163,8 @@ class ControlPlane:
 
     def audited(self) -> Iterator[dict[str, Any]]:
         """Yield what the audit log says of our group's objects, oldest first."""
-        for line in self.audit_log.read_text("utf-8").splitlines():
+        whole, _, _being_written = self.audit_log.read_text("utf-8").rpartition("\n")
+        for line in whole.splitlines():
             yield json.loads(line)
 
     # --- its processes ----------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from typing import Any
 from tests.operators.examples import a_decision, a_swap, a_target
 from tests.operators.kubectl.conftest import PEOPLE, POLICY
 from tests.operators.review.conftest import GROUPS
+from tests.operators.runtime.running import in_thread
 from tests.plane.control_plane import ControlPlane
 from tests.plane.servers import eventually, real_api
 
 from retuned.contract import Digest
+from retuned_operator.controllers.caches import INDICES, StoreCaches
 from retuned_operator.crds import PolicyObject, SwapDecision, SwapProposal, TuningTarget, read
 from retuned_operator.crds.objects import write
 from retuned_operator.machine import gating
@@ -27,13 +29,23 @@ from retuned_operator.manifests.roles import (
     speaking_rules,
     watching_rules,
 )
+from retuned_operator.program.assembly import WATCHED
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import ApiError
-from retuned_operator.runtime.resources import DECISIONS, POLICIES, PROPOSALS, TARGETS, Obj
+from retuned_operator.runtime.manager import Manager, ManagerSettings
+from retuned_operator.runtime.resources import (
+    DECISIONS,
+    PODS,
+    POLICIES,
+    PROPOSALS,
+    TARGETS,
+    Obj,
+)
 
 BOUND = {
     "gpu-platform": "retuned-approver",
     "sre-oncall": "retuned-approver",
+    "sre-leads": "retuned-break-glass",
     "interns": "retuned-viewer",
 }
 OPERATOR = "a-program"
@@ -86,6 +98,11 @@ class Place:
         found = self.api.list(DECISIONS, namespace=self.name).items
         return [each["spec"] for each in found if each["spec"]["proposalRef"]["name"] == name]
 
+    def brought(self, name: str, caches: StoreCaches) -> None:
+        """Wait until the watch has brought a proposal as it stands."""
+        now = _version(self.api.get(PROPOSALS, name, namespace=self.name))
+        eventually(lambda: _version(caches.get(PROPOSALS, f"{self.name}/{name}")) == now)
+
     def _stand(self, name: str, **status: Any) -> None:
         before = self.api.get(PROPOSALS, name, namespace=self.name).get("status", {})
         self.api.patch_status(PROPOSALS, name, status=before | status, namespace=self.name)
@@ -137,6 +154,21 @@ def reviewed(plane: ControlPlane, name: str) -> Iterator[Place]:
         plane.kubectl("delete", "--wait=false", "-f", "-", kubeconfig=admin, given=gone)
 
 
+@contextmanager
+def watched(place: Place) -> Iterator[StoreCaches]:
+    """Keep copies of the namespace by watches, as the operator does."""
+    manager = Manager(place.page, settings=ManagerSettings(stale_s=3600.0))
+    stores = {
+        kind: manager.store(
+            kind, namespaces=(place.name,) if kind.namespaced else (), indices=INDICES.get(kind)
+        )
+        for kind in (*WATCHED, PODS)
+    }
+    with in_thread(manager.run):
+        eventually(manager.is_synced)
+        yield StoreCaches(stores, current=manager.is_current)
+
+
 def _rights(name: str) -> Iterator[Obj]:
     rules = [*reviewing_rules(), *watching_rules(), *pausing_rules()]
     yield {
@@ -173,6 +205,10 @@ def admission(name: str) -> Iterator[Obj]:
 
 def listed(bodies: list[Obj]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
+
+
+def _version(body: Obj | None) -> str:
+    return str(body["metadata"]["resourceVersion"]) if body is not None else ""
 
 
 def _stamp() -> str:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.operators.review.paging import Paged, paged
-from tests.operators.runtime.running import in_thread
 from tests.plane.control_plane import ControlPlane
-from tests.plane.reviewing import Place, reviewed
-from tests.plane.servers import eventually
+from tests.plane.reviewing import Place, reviewed, watched
 from tests.web import browsing
 from tests.web.browsing import NEEDS_CHROMIUM, PHONE, approve, refuse, taken
 
-from retuned_operator.controllers.caches import INDICES, StoreCaches
-from retuned_operator.program.assembly import WATCHED
-from retuned_operator.runtime.manager import Manager
-from retuned_operator.runtime.resources import PODS, PROPOSALS, Obj
+from retuned_operator.controllers.caches import StoreCaches
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -27,21 +21,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.plane, pytest.mark.browser, NEEDS_CHROMIUM]
 
 PLACE = "browsing"
-
-
-@contextmanager
-def watched(place: Place) -> Iterator[StoreCaches]:
-    """Keep copies of the namespace by watches, as the operator does."""
-    manager = Manager(place.page)
-    stores = {
-        kind: manager.store(
-            kind, namespaces=(place.name,) if kind.namespaced else (), indices=INDICES.get(kind)
-        )
-        for kind in (*WATCHED, PODS)
-    }
-    with in_thread(manager.run):
-        eventually(manager.is_synced)
-        yield StoreCaches(stores, current=manager.is_current)
 
 
 class There:
@@ -53,18 +32,13 @@ class There:
     def proposal(self, name: str, *, phase: str = "AwaitingApproval", **spec: Any) -> str:
         """Make one; return the address of its page, which has it."""
         key = self.place.proposal(name, phase=phase, **self.pages.won(**spec))
-        self.known(name)
+        self.place.brought(name, self._caches)
         return f"/proposals/{key}"
-
-    def known(self, name: str) -> None:
-        """Wait until the watch has brought a proposal as it is."""
-        now = version(self.place.api.get(PROPOSALS, name, namespace=PLACE))
-        eventually(lambda: version(self._caches.get(PROPOSALS, f"{PLACE}/{name}")) == now)
 
     def judged(self, name: str) -> str:
         """Let the gate look; return what it says."""
         state = self.place.judge(name)
-        self.known(name)
+        self.place.brought(name, self._caches)
         return state
 
     def words(self, name: str) -> list[tuple[str, str]]:
@@ -82,10 +56,6 @@ def there(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iter
         paged(folder, browser, api=place.page, caches=caches) as pages,
     ):
         yield There(place, pages, caches)
-
-
-def version(body: Obj | None) -> str:
-    return str(body["metadata"]["resourceVersion"]) if body is not None else ""
 
 
 def shown(page: Page, text: str) -> bool:

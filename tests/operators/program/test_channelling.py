@@ -23,6 +23,7 @@ from retuned.channels.incoming_slack import signature_of
 from retuned.channels.slack import APPROVE, REJECT
 from retuned.errors import TemporaryError, UsageError
 from retuned.metrics import Exporter
+from retuned.ports import Clock
 from retuned_operator.manifests.roles import (
     pausing_rules,
     reviewing_rules,
@@ -42,6 +43,33 @@ SLACK_PEOPLE = {
 }
 
 
+def settings_of(folder: Path, ear: Ear, **changes: Any) -> ChannelSettings:
+    """Return channels that tell an ear, with their secrets in a folder."""
+    secrets = {"hook": ear.url, "signing": SECRET, "routing": "a-routing-key", "alerts": TOKEN}
+    for name, text in secrets.items():
+        (folder / name).write_text(text)
+    given = {
+        "slackWebhook": str(folder / "hook"),
+        "slackSigningSecret": str(folder / "signing"),
+        "slackTeam": TEAM,
+        "slackPeople": SLACK_PEOPLE,
+        "pagerdutyKey": str(folder / "routing"),
+        "pagerdutyUrl": ear.url,
+        "alertmanagerWebhookToken": str(folder / "alerts"),
+        "reviewUrl": "https://tuning.example.com/",
+    }
+    return channel_settings(given | changes)
+
+
+def hearing(channels: ClusterChannels) -> Http:
+    """Begin; the threads do nothing, `look` is called by the test."""
+    app = channels.start()
+    assert app is not None
+    assert channels._running is not None
+    channels._running.stop()
+    return Http(app)
+
+
 class Site:
     """A fake cluster with people, an ear, and operators that come and go over one state."""
 
@@ -52,26 +80,9 @@ class Site:
         self.telemetry = FakeTelemetry(exporter=Exporter.OPERATOR)
         self.leads = True
         self.started: list[ClusterChannels] = []
-        for name, text in {
-            "hook": ear.url,
-            "signing": SECRET,
-            "routing": "a-routing-key",
-            "alerts": TOKEN,
-        }.items():
-            (folder / name).write_text(text)
 
     def settings(self, **changes: Any) -> ChannelSettings:
-        given = {
-            "slackWebhook": str(self.folder / "hook"),
-            "slackSigningSecret": str(self.folder / "signing"),
-            "slackTeam": TEAM,
-            "slackPeople": SLACK_PEOPLE,
-            "pagerdutyKey": str(self.folder / "routing"),
-            "pagerdutyUrl": self.ear.url,
-            "alertmanagerWebhookToken": str(self.folder / "alerts"),
-            "reviewUrl": "https://tuning.example.com/",
-        }
-        return channel_settings(given | changes)
+        return settings_of(self.folder, self.ear, **changes)
 
     def channels(self, **changes: Any) -> ClusterChannels:
         """Return an operator's channels that nobody has begun."""
@@ -87,14 +98,10 @@ class Site:
         )
 
     def begun(self) -> tuple[ClusterChannels, Http]:
-        """Let an operator lead; its threads do nothing, `look` is called by the test."""
+        """Let an operator lead."""
         channels = self.channels()
-        app = channels.start()
-        assert app is not None
-        assert channels._running is not None
-        channels._running.stop()
         self.started.append(channels)
-        return channels, Http(app)
+        return channels, hearing(channels)
 
     def ended(self, channels: ClusterChannels) -> None:
         channels.stop()
@@ -134,11 +141,12 @@ def said(ear: Ear, word: str) -> list[Any]:
     return [took.body for took in ear.took if word in took.raw.decode()]
 
 
-def press(site: Site, http: Http, message: Any, *, user: str, action: str) -> httpx.Response:
+def press(clock: Clock, http: Http, message: Any, *, user: str, action: str) -> httpx.Response:
+    """Press a button of a message, as Slack tells it."""
     buttons = message["blocks"][-1]["elements"]
     (value,) = [each["value"] for each in buttons if each["action_id"] == action]
     body = pressed(value=json.loads(value), user=user, action=action, reply="")
-    stamp = str(int(site.clock.now().timestamp()))
+    stamp = str(int(clock.now().timestamp()))
     headers = {
         "x-slack-request-timestamp": stamp,
         "x-slack-signature": signature_of(body, secret=SECRET, timestamp=stamp),
@@ -275,7 +283,7 @@ def test_a_word_in_slack_is_written_in_the_persons_own_name(site: Site) -> None:
     channels, http = site.begun()
     look(channels)
     (message,) = said(site.ear, '"blocks"')
-    assert press(site, http, message, user="U0ADA", action=APPROVE).status_code == 200
+    assert press(site.clock, http, message, user="U0ADA", action=APPROVE).status_code == 200
     (word,) = site.decisions()
     assert (word["spec"]["user"], word["spec"]["channel"]) == ("ada", "slack")
     assert word["spec"]["groups"] == ["gpu-platform"]
@@ -291,9 +299,9 @@ def test_whom_the_api_server_does_not_let_decide_and_who_is_nobody_decide_nothin
     channels, http = site.begun()
     look(channels)
     (message,) = said(site.ear, '"blocks"')
-    assert press(site, http, message, user="U0EVE", action=REJECT).status_code == 200
+    assert press(site.clock, http, message, user="U0EVE", action=REJECT).status_code == 200
     assert "Not taken" in caplog.text
-    assert press(site, http, message, user="U0NOBODY", action=APPROVE).status_code == 403
+    assert press(site.clock, http, message, user="U0NOBODY", action=APPROVE).status_code == 403
     assert site.decisions() == []
 
 
@@ -304,7 +312,7 @@ def test_an_old_message_decides_nothing(site: Site, caplog: pytest.LogCaptureFix
     look(channels)
     (message,) = said(site.ear, '"blocks"')
     site.move("Superseded")
-    press(site, http, message, user="U0ADA", action=APPROVE)
+    press(site.clock, http, message, user="U0ADA", action=APPROVE)
     assert site.decisions() == []
     assert "Not taken" in caplog.text
 
@@ -358,7 +366,7 @@ def test_an_api_server_that_is_away_lets_slack_say_it_again(
         raise TemporaryError("away", delay_s=1.0)
 
     monkeypatch.setattr("retuned_operator.review.deciding.ClusterDeciding.decide", away)
-    assert press(site, http, message, user="U0ADA", action=APPROVE).status_code == 503
+    assert press(site.clock, http, message, user="U0ADA", action=APPROVE).status_code == 503
     assert site.telemetry.total("retuned_channel_arrivals_total", outcome="again") == 1.0
 
 
