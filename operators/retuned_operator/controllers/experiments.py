@@ -11,7 +11,7 @@ from typing import Any
 from retuned.errors import Refused, UsageError
 from retuned.ports import Telemetry
 from retuned.stages.proposal import Proposal
-from retuned_operator.controllers import counted, telling, trials, turns, wanting
+from retuned_operator.controllers import counted, reading, telling, trials, turns, wanting
 from retuned_operator.controllers.acting import Acting
 from retuned_operator.controllers.beliefs import asked_for, planned_for
 from retuned_operator.controllers.following import LATER_S, Follow, follow
@@ -95,6 +95,7 @@ class Experiments:
         RetunedError
             If it could not be read, or a write was refused.
         """
+        self._collect(key)
         with self._turn:
             body = self._world.caches.get(EXPERIMENTS, key)
             if body is None:
@@ -104,6 +105,12 @@ class Experiments:
             if not resource.status.phase.is_terminal or after_s is not None:
                 return after_s
             return self._follow(key)
+
+    def _collect(self, key: str) -> None:
+        """Bring in what its pods have left before its turn: no other waits for its node."""
+        body = self._world.caches.get(EXPERIMENTS, key)
+        if body is not None and not reading.is_over(body):
+            self._world.ledger.collect(read(KernelExperiment, body))
 
     def _step(self, resource: KernelExperiment) -> float | None:
         if resource.status.phase.is_terminal:

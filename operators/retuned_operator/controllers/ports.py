@@ -183,6 +183,13 @@ class Drifted:
 class Ledger(Protocol):
     """The operator's store, as controllers see it: results, evidence and beliefs."""
 
+    def collect(self, experiment: KernelExperiment) -> None:
+        """Bring in what the experiment's pods have left; a node that is away may take long.
+
+        What cannot be had is asked for later, by `results` too; after this it seldom has to.
+        """
+        ...
+
     def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
         """Return the complete results that the experiment's pods have left.
 

@@ -8,6 +8,7 @@ hour. What was read is kept, whatever it was: after a restart nobody asks again.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,8 +32,8 @@ _MAX_WAITING = 1024
 """Most pods whose waits are remembered; who is forgotten is asked a little earlier."""
 _ENDED = ("Succeeded", "Failed")
 _WAIT_S, _LONGEST_WAIT_S = 10.0, 80.0
-"""Nobody asks again for a log that could not be had before that time has passed, which doubles: all
-experiments wait while one asks a node that is away."""
+"""Nobody asks again for a log that could not be had before that time has passed, which doubles: one
+that looks at experiments waits while a node that is away is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,7 @@ class Collector:
         self._pods = pods
         self._logs = logs
         self._clock = clock
+        self._lock = threading.Lock()
         self._waiting: dict[str, _Wait] = {}
 
     def collect(self, experiment: KernelExperiment) -> None:
@@ -96,7 +98,8 @@ class Collector:
                 continue
             try:
                 self._read(Sender(experiment=uid, job=ref.name, pod=pod), metadata)
-                self._waiting.pop(pod, None)
+                with self._lock:
+                    self._waiting.pop(pod, None)
             except RetunedError as error:
                 self._wait(pod, wait)
                 log.warning("results of pod %s: %s", metadata.get("name"), error)
@@ -104,9 +107,10 @@ class Collector:
     def _wait(self, pod: str, before: _Wait | None) -> None:
         length_s = min(2 * before.length_s, _LONGEST_WAIT_S) if before is not None else _WAIT_S
         until_s = self._clock.monotonic_s() + length_s
-        self._waiting[pod] = _Wait(until_s=until_s, length_s=length_s)
-        while len(self._waiting) > _MAX_WAITING:
-            self._waiting.pop(next(iter(self._waiting)))
+        with self._lock:
+            self._waiting[pod] = _Wait(until_s=until_s, length_s=length_s)
+            while len(self._waiting) > _MAX_WAITING:
+                self._waiting.pop(next(iter(self._waiting)))
 
     def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
         """Return the Jobs all of whose pods that have ended told nothing, with a stable code."""

@@ -35,6 +35,9 @@ from retuned_operator.runtime.resources import (
 )
 from retuned_operator.runtime.store import key_of
 
+_WRITERS = 4
+"""Threads of controllers with many keys that each wait for a write: after a start all of them."""
+
 
 def controllers_of(
     world: World,
@@ -74,6 +77,7 @@ def controllers_of(
             primary=TARGETS.plural,
             watches={TARGETS.plural: itself, PODS.plural: pods},
             reconcile=Targets(world, acting, jobs=jobs).reconcile,
+            workers=_WRITERS,
         ),
         Controller(
             name="experiments",
@@ -101,7 +105,7 @@ def controllers_of(
                 PODS.plural: pods,
             },
             reconcile=proposals.reconcile,
-            workers=4,
+            workers=_WRITERS,
         ),
         Controller(
             name="beliefs",
@@ -118,6 +122,7 @@ def controllers_of(
                 PROPOSALS.plural: lambda body: _decisions_on(caches, key_of(body)),
             },
             reconcile=Decisions(world, acting, telemetry=telemetry).reconcile,
+            workers=_WRITERS,
         ),
         Controller(
             name="orders",

@@ -112,10 +112,14 @@ class StoreLedger:
 
     # --- what experiments found -------------------------------------------------------------------
 
-    def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
-        """Read what came, and return the complete results of all known Jobs; `Ledger.results`."""
+    def collect(self, experiment: KernelExperiment) -> None:
+        """Read what came; see `Ledger.collect`."""
         if self._collector is not None:
             self._collector.collect(experiment)
+
+    def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
+        """Read what came, and return the complete results of all known Jobs; `Ledger.results`."""
+        self.collect(experiment)
         return tuple(
             result.fact(ref.role)
             for ref in experiment.status.job_refs

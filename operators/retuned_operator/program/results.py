@@ -15,6 +15,8 @@ import re
 import shutil
 import stat
 import tempfile
+import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,6 +42,8 @@ MAX_EVIDENCE_BYTES = 32 << 20
 MAX_ARTIFACT_BYTES = 16 << 20
 MAX_PODS = 256
 """Most pods of one Job that are looked at: a Job has one, or a few after disruptions."""
+_KEPT_BYTES = 4 << 20
+"""Findings that are kept as they were read, by their length as text."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _RETRY_S = 15.0
 
@@ -96,6 +100,9 @@ class ResultFolder:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._lock = threading.Lock()
+        self._read: OrderedDict[tuple[Path, int, int, int], PodResult] = OrderedDict()
+        """By folder, file, time and size of its findings: what was read of it, newest use last."""
 
     # --- what was told ----------------------------------------------------------------------------
 
@@ -184,7 +191,7 @@ class ResultFolder:
             return ()
         except OSError as error:
             raise _unreadable(folder, error) from error
-        found = [self._pod(folder / pod, job=job) for pod in pods[:MAX_PODS]]
+        found = [self._known(folder / pod, job=job) for pod in pods[:MAX_PODS]]
         return tuple(each for each in found if each is not None)
 
     def evidence(self, experiment_uid: str, result: PodResult, digest: Digest) -> bytes | None:
@@ -206,6 +213,25 @@ class ResultFolder:
 
     def _folder(self, experiment_uid: str, result: PodResult) -> Path:
         return self._root / _checked(experiment_uid) / _checked(result.job) / result.pod_uid
+
+    def _known(self, folder: Path, *, job: str) -> PodResult | None:
+        """Return what `_pod` does; every look asks for it, and a folder is never written again."""
+        try:
+            facts = (folder / FINDINGS).lstat()
+        except OSError:
+            return self._pod(folder, job=job)
+        key = (folder, facts.st_ino, facts.st_mtime_ns, facts.st_size)
+        with self._lock:
+            if key in self._read:
+                self._read.move_to_end(key)
+                return self._read[key]
+        found = self._pod(folder, job=job)
+        if found is not None and facts.st_size <= _KEPT_BYTES:
+            with self._lock:
+                self._read[key] = found
+                while sum(size for *_, size in self._read) > _KEPT_BYTES:
+                    self._read.popitem(last=False)
+        return found
 
     def _pod(self, folder: Path, *, job: str) -> PodResult | None:
         """Return what a pod has left; None where it is not complete, or is no result at all."""

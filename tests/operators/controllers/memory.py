@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from unittest import mock
@@ -49,12 +49,16 @@ class FakeLedger:
         self.reports: list[Drifted] = []
         self.beliefs: list[Hypothesis] = []
         self.tried: list[Finding] = []
+        self.collecting: Callable[[KernelExperiment], object] = lambda _: None
 
     def belief(self, id: str) -> Hypothesis | None:
         return next((each for each in self.beliefs if each.id == id), None)
 
     def findings(self, experiment: KernelExperiment) -> Sequence[Finding]:
         return tuple(self.tried)
+
+    def collect(self, experiment: KernelExperiment) -> None:
+        self.collecting(experiment)
 
     def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
         return tuple(self.found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -10,6 +11,7 @@ from tests.operators import examples
 from tests.operators.controllers.cluster import WORLD, Cluster
 from tests.operators.controllers.memory_server import pod_of
 
+from retuned_operator.controllers.experiments import Experiments
 from retuned_operator.controllers.trials import hours_of
 from retuned_operator.crds import ExperimentPhase as P
 from retuned_operator.crds import JobRole, KernelExperiment
@@ -90,6 +92,34 @@ def test_an_experiment_that_has_begun_comes_to_its_end_before_another_begins() -
     cluster.until(over)
     assert {"exp-1"} in begun
     assert all(len(each) <= 1 for each in begun)
+
+
+def test_an_experiment_whose_node_is_away_keeps_no_other_from_its_turn() -> None:
+    cluster = Idle(OPEN)
+    cluster.experiment()
+    another(cluster, "exp-2")
+    cluster.turn()
+    (controller,) = (c for _, c in cluster.operator.controllers if isinstance(c, Experiments))
+    asked, answered = threading.Event(), threading.Event()
+
+    def collecting(experiment: KernelExperiment) -> None:
+        if experiment.metadata.name == "exp-1":
+            asked.set()
+            assert answered.wait(120)
+
+    cluster.ledger.collecting = collecting
+    waits, goes_on = (
+        threading.Thread(target=controller.reconcile, args=(f"serving/exp-{n}",)) for n in (1, 2)
+    )
+    waits.start()
+    assert asked.wait(60)
+    goes_on.start()
+    goes_on.join(60)
+    assert waits.is_alive()
+    assert not goes_on.is_alive()
+    answered.set()
+    waits.join(60)
+    assert not waits.is_alive()
 
 
 def test_a_days_budget_of_device_time_holds_the_next_experiment() -> None:

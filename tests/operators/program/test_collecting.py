@@ -11,12 +11,14 @@ import pytest
 from tests.operators import examples
 
 from retuned.adapters.clock import FakeClock
-from retuned.adapters.lab_wire import done_line
+from retuned.adapters.lab_wire import done_line, read_line
 from retuned.adapters.pod_bundle import FINDINGS, Sender, lines, pack
 from retuned.errors import TemporaryError
+from retuned.ports import Finding
 from retuned_operator.crds import JobRole, KernelExperiment, read
 from retuned_operator.crds.experiment_status import JobRef
 from retuned_operator.manifests.jobs import TELLER
+from retuned_operator.program import results
 from retuned_operator.program.collecting import LOG_GONE, Collector
 from retuned_operator.program.results import ResultFolder
 from retuned_operator.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unavailable
@@ -66,7 +68,7 @@ class Node:
         self.fails: ApiError | None = None
         self.asked: list[str] = []
         self.clock = FakeClock()
-        self.folder = ResultFolder(place)
+        self.place, self.folder = place, ResultFolder(place)
         self.collector = self.restarted()
 
     def restarted(self) -> Collector:
@@ -240,6 +242,27 @@ def test_what_is_kept_first_stays(node: Node) -> None:
     node.folder.refuse(UID, JOB, "pod-1", code="x", why="y")
     assert node.results() == ["pod-1"]
     assert node.folder.refusals(UID, JOB) == {}
+
+
+def test_what_a_pod_told_is_read_from_its_folder_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines_read: list[bytes] = []
+
+    def counted(line: bytes) -> Finding | None:
+        lines_read.append(line)
+        return read_line(line)
+
+    monkeypatch.setattr(results, "read_line", counted)
+    for _ in range(5):
+        assert node.results() == ["pod-1"]
+    assert lines_read == [DONE.strip()]
+    monkeypatch.setattr(results, "_KEPT_BYTES", len(DONE) - 1)  # nothing has room any more
+    node.folder = ResultFolder(node.place)
+    node.restarted()
+    for _ in range(5):
+        assert node.results() == ["pod-1"]
+    assert len(lines_read) == 6
 
 
 def test_losers_that_had_no_room_are_counted_as_tried(node: Node) -> None:
