@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import ClassVar
 
 import pytest
-from hypothesis import event, settings
+from hypothesis import currently_in_test_context, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -13,6 +15,7 @@ from hypothesis.stateful import (
     initialize,
     invariant,
     rule,
+    run_state_machine_as_test,
 )
 from tests.operators.world import GROUPS, World, is_denied, window_is_open
 
@@ -31,23 +34,24 @@ STARTS = (
 class Operator(RuleBasedStateMachine):
     """Everything that may happen, in any order."""
 
+    start: ClassVar[datetime] = STARTS[0]
     proposed = Bundle("proposed")
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(STARTS[0], pods=0)
+        self.world = World(self.start, pods=0)
+        self.reached: set[P] = set()
         self.told: set[tuple[str, str]] = set()
         self.quarantined: dict[str, datetime] = {}
 
     @initialize(
         target=proposed,
-        start=st.sampled_from(STARTS),
         pods=st.integers(1, 5),
         rounds=st.sampled_from([0, 1, 3, 8, 12, 20, 30, 45]),
     )
-    def begins(self, start: datetime, pods: int, rounds: int) -> str:
+    def begins(self, pods: int, rounds: int) -> str:
         """Begin at any point of a swap that goes well so far."""
-        self.world = World(start, pods=pods)
+        self.world = World(self.start, pods=pods)
         name = self.world.propose(DIGESTS[0])
         if rounds:
             self.a_good_night(name, rounds, people=True)
@@ -119,7 +123,7 @@ class Operator(RuleBasedStateMachine):
     def a_good_night(self, name: str, rounds: int, people: bool) -> None:
         """Without it few runs would come as far as a canary."""
         world = self.world
-        world.leading = world.readable = True
+        world.leading = world.readable = world.checked = True
         world.freezes.clear()
         for pod in world.pods.values():
             pod.ready, pod.report = True, "keep"
@@ -151,9 +155,11 @@ class Operator(RuleBasedStateMachine):
         if pod.active is not None:
             pod.active, pod.tripped = None, "errors"
 
-    @rule(readable=st.booleans())
-    def policies_can_be_read_or_not(self, readable: bool) -> None:
-        self.world.readable = readable
+    @rule(readable=st.booleans(), checked=st.booleans())
+    def policies_can_be_read_and_evidence_checked_or_not(
+        self, readable: bool, checked: bool
+    ) -> None:
+        self.world.readable, self.world.checked = readable, checked
 
     @rule(leading=st.booleans())
     def the_lease_is_lost_or_won(self, leading: bool) -> None:
@@ -186,7 +192,8 @@ class Operator(RuleBasedStateMachine):
         before, target = world.proposals[name], world.target
         step = world.reconcile(name, dies_after=dies_after)
         after = world.proposals[name]
-        if before.status.phase is not after.status.phase:
+        self.reached |= {each.to for each in after.status.history}
+        if before.status.phase is not after.status.phase and currently_in_test_context():
             event(str(after.status.phase))
         if not world.leading:  # I10
             assert after == before
@@ -265,7 +272,7 @@ class Operator(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever happened, with everybody at work it comes to rest, and says what is so (I5)."""
         world = self.world
-        world.leading = world.readable = True
+        world.leading = world.readable = world.checked = True
         for pod in world.pods.values():
             pod.ready = True
         for name in world.proposals:
@@ -284,5 +291,100 @@ class Operator(RuleBasedStateMachine):
         assert {pod.active for pod in world.pods.values()} <= {wanted, None}
 
 
-TestOperator = pytest.mark.slow(Operator.TestCase)
-TestOperator.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+def beginning(start: datetime) -> type[Operator]:
+    """Return the machine in a night."""
+    return type("Operator", (Operator,), {"start": start})
+
+
+NIGHT = pytest.mark.parametrize("start", STARTS, ids=["ordinary", "hour-missing", "hour-twice"])
+
+
+@pytest.mark.slow
+@NIGHT
+def test_whatever_happens_in_a_night_the_invariants_hold(start: datetime) -> None:
+    usual = settings(max_examples=30, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(beginning(start), settings=usual)
+
+
+def harmed(machine: Operator, name: str) -> None:
+    next(iter(machine.world.pods.values())).report = "rollback"
+    machine.all_are_at_work(minutes=1, rounds=6)
+
+
+def stuck(machine: Operator, name: str) -> None:
+    next(iter(machine.world.pods.values())).report = "rollback"
+    for _ in range(40):
+        machine.the_operator_dies_in_the_middle(name, dies_after=1)
+        machine.time_passes(5)
+
+
+def silent(machine: Operator, name: str) -> None:
+    for pod in machine.world.pods.values():
+        pod.report = "none"
+    machine.all_are_at_work(minutes=1, rounds=20)
+
+
+def unchecked(machine: Operator, name: str) -> None:
+    machine.policies_can_be_read_and_evidence_checked_or_not(readable=True, checked=False)
+    machine.all_are_at_work(minutes=1, rounds=1)
+
+
+def frozen(machine: Operator, name: str) -> None:
+    machine.somebody_freezes(StopPolicy.HOLD, hours=1)
+    machine.two_people_approve(name)
+    machine.all_are_at_work(minutes=1, rounds=3)
+
+
+def forgotten(machine: Operator, name: str) -> None:
+    machine.all_are_at_work(minutes=1, rounds=1)
+    for _ in range(2):
+        machine.time_passes(3000)
+    machine.all_are_at_work(minutes=1, rounds=1)
+
+
+def refused(machine: Operator, name: str) -> None:
+    machine.somebody_says_no(name, DecisionKind.REJECT)
+    machine.all_are_at_work(minutes=1, rounds=2)
+
+
+def overtaken(machine: Operator, name: str) -> None:
+    machine.somebody_proposes(DIGESTS[1], "retuned")
+    machine.all_are_at_work(minutes=1, rounds=2)
+
+
+def proposed_in_quarantine(machine: Operator, name: str) -> None:
+    harmed(machine, name)
+    machine.somebody_proposes(DIGESTS[0], "retuned")
+    machine.all_are_at_work(minutes=1, rounds=2)
+
+
+WAYS: tuple[tuple[int, Callable[[Operator, str], None], set[P]], ...] = (
+    (45, lambda *_: None, {P.APPROVED, P.CANARY, P.ANALYZING, P.PROMOTING, P.WATCHING, P.PROMOTED}),
+    (45, harmed, {P.PROMOTED, P.ROLLING_BACK, P.ROLLED_BACK}),
+    (12, stuck, {P.ROLLBACK_FAILED}),
+    (3, silent, {P.PAUSED}),
+    (0, unchecked, {P.VALIDATING}),
+    (0, frozen, {P.SCHEDULED}),
+    (0, forgotten, {P.AWAITING_APPROVAL, P.EXPIRED}),
+    (0, refused, {P.REJECTED}),
+    (0, Operator.somebody_aborts_and_it_goes_back_at_once, {P.ABORTED}),
+    (0, overtaken, {P.SUPERSEDED}),
+    (12, proposed_in_quarantine, {P.INVALID}),
+)
+"""Rounds of a good night, what is done then by the machine's own rules, and where that leads."""
+
+
+@NIGHT
+def test_the_rules_of_the_machine_lead_to_every_phase(start: datetime) -> None:
+    reached: set[P] = set()
+    for rounds, way, phases in WAYS:
+        machine = beginning(start)()
+        name = machine.begins(pods=3, rounds=rounds)
+        assert isinstance(name, str)
+        way(machine, name)
+        machine.a_pod_runs_nothing_that_it_was_not_told()
+        machine.few_pods_are_swapped_at_one_time()
+        assert machine.reached >= phases, way
+        reached |= machine.reached
+        machine.teardown()
+    assert reached == set(P) - {P.PENDING}

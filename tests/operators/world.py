@@ -121,6 +121,8 @@ class World:
         self.now = now
         self.leading = True
         self.readable = True
+        self.checked = True
+        """Whether the evidence of proposals can be checked."""
         self.policy_generation = 1
         self._policy = yaml.safe_load(POLICY)
         self._read: gate.KernelTuningPolicy | None = None
@@ -236,7 +238,7 @@ class World:
             freezes=tuple(self.freezes),
             others=others,
             live_baseline=self.live(),
-            evidence_checked=True,
+            evidence_checked=self.checked,
             leading=self.leading,
         )
 
