@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AwareDatetime, Field
 
 from retuned.contract import Digest, Name, Record, digest_of
-from retuned.stages.drift import DriftReport
+from retuned.stages.drift import DriftReport, GpuSeen
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import ServerEnvironment
@@ -23,11 +23,14 @@ from retuned.stages.watch import WatchReport, WatchSample
 
 AUDIENCE = "retuned.dev"
 """Audience of the token by which a sidecar proves which pod it is in."""
-VERSION = 1
-"""Of this language; grows when a body changes so that an older side cannot read it."""
+VERSION = 2
+"""Of this language; grows when a body changes so that an older side cannot read it. Version 2 has
+what GPUs do beside the work: `older` takes it out of what an operator of version 1 is told."""
 
 MAX_PROCESSES = 256
 """Most processes of one server."""
+MAX_GPUS = 16
+"""Most accelerators of one pod that are told of."""
 MAX_SLOTS = 1024
 """Most slots of one server."""
 MAX_COUNTED = 128
@@ -54,6 +57,7 @@ Launches = Annotated[int, Field(ge=0, le=1 << 53)]
 Text = Annotated[str, Field(max_length=2048)]
 Short = Annotated[str, Field(max_length=300)]
 Traceparent = Annotated[str, Field(max_length=64)]
+Gpus = Annotated[tuple[GpuSeen, ...], Field(max_length=MAX_GPUS)]
 OrderId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 
@@ -147,6 +151,10 @@ class ProfileReport(Said):
         default_factory=dict, max_length=MAX_SLOTS
     )
     """Launches that slots counted in it, by slot and lengths; empty where nobody counts."""
+    gpus_traced: int = Field(default=0, ge=0, le=MAX_PROCESSES)
+    """Accelerators whose launches traces have; 0 where that is not known."""
+    gpus: Gpus = ()
+    """How the pod's accelerators stood at its end; empty where nobody could say."""
 
 
 class DriftPost(Said):
@@ -156,6 +164,8 @@ class DriftPost(Said):
     """Of the window; telling it again changes nothing."""
     report: DriftReport
     """What was found."""
+    gpus: Gpus = ()
+    """How the pod's accelerators stood when it was found; empty where nobody could say."""
 
 
 class DefinitionPost(Said):
@@ -297,6 +307,35 @@ class Bundle(Record):
 
 Report = ProfileReport | DriftPost | WatchPost | DefinitionPost
 """What is posted; the path follows from the kind."""
+
+
+_SINCE_2 = frozenset({"gpus", "gpus_traced"})
+
+
+SaidT = TypeVar("SaidT", bound=Said)
+
+
+def older(report: SaidT, *, version: int) -> SaidT:
+    """Return what a side of a version can read of a report: version 1 knows nothing of GPUs."""
+    known = _SINCE_2 & type(report).model_fields.keys()
+    if version >= VERSION or not known:
+        return report
+    return report.model_copy(
+        update={each: type(report).model_fields[each].default for each in known}
+    )
+
+
+def wire_json(report: Record) -> str:
+    """Return a report as it is sent: what an older side does not know is there only if it is set.
+
+    Examples
+    --------
+    >>> pod = PodRef(namespace="serving", name="chat-0", uid="u-1")
+    >>> wire_json(Said(pod=pod, target="serving/chat"))
+    '{"pod":{"namespace":"serving","name":"chat-0","uid":"u-1"},"target":"serving/chat"}'
+    """
+    unset = {each for each in _SINCE_2 if not getattr(report, each, None)}
+    return report.model_dump_json(exclude=unset)
 
 
 def environment_digest(environments: Sequence[ProcessEnvironment]) -> Digest | None:

@@ -403,6 +403,17 @@ def test_nothing_found_is_no_improvement_and_is_not_verified() -> None:
     assert lab.live() == []
 
 
+def test_what_slowed_the_devices_stands_beside_what_came_of_an_experiment() -> None:
+    words = "as it began, amd-0 is throttled (thermal)"
+    found, proven = Lab(), Lab()
+    found.searched(finalists=0, beside=words)
+    proven.verified(beside=words)
+    proven.step()
+    proven.step(proposal="swp-1")
+    assert proven.phase() is P.SUCCEEDED
+    assert (found.resource.status.detail, proven.resource.status.detail) == (words, words)
+
+
 def test_what_the_search_claims_is_not_proposed_without_the_trusted_job() -> None:
     lab = Lab()
     lab.searched(winner=WINNER, speedup=WIN)

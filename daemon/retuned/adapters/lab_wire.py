@@ -12,12 +12,14 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from retuned.agent_wire import Gpus
 from retuned.contract import Digest, Record, Solution, Workload
 from retuned.errors import HarnessError, MissingDependency
 from retuned.lab.generators.evolve import EvolveConfig
 from retuned.lab.generators.porting import Earlier
 from retuned.lab.generators.priors import Priors
 from retuned.ports import Finding
+from retuned.stages.drift import gpu_words
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import Verdict
 
@@ -63,6 +65,29 @@ class FindingRecord(Record):
             seconds=self.seconds,
             definition=self.definition,
         )
+
+
+class Stood(Record):
+    """How accelerators stood while a pod measured; empty where nobody could say."""
+
+    begin: Gpus = ()
+    """Before anything ran; whoever is on them is a stranger."""
+    end: Gpus = ()
+    """When all was done."""
+
+    @property
+    def words(self) -> str:
+        """What may have changed what was measured; empty where nothing is to be said.
+
+        Examples
+        --------
+        >>> from retuned.stages.drift import GpuSeen, Throttle
+        >>> hot = GpuSeen(gpu="amd-0", throttled=(Throttle.THERMAL,))
+        >>> Stood(begin=(hot,), end=(hot,)).words
+        'as it began, amd-0 is throttled (thermal); as it ended, amd-0 is throttled (thermal)'
+        """
+        said = (("as it began", gpu_words(self.begin)), ("as it ended", gpu_words(self.end)))
+        return "; ".join(f"{when}, {words}" for when, words in said if words)
 
 
 class EarlierRecord(FindingRecord):
@@ -133,9 +158,20 @@ def finding_line(finding: Finding) -> dict[str, Any]:
     return {"finding": FindingRecord.of(finding).model_dump(mode="json")}
 
 
-def done_line() -> dict[str, Any]:
-    """Return the last line of a lab that came to its end."""
-    return {"done": True}
+def done_line(stood: Stood | None = None) -> dict[str, Any]:
+    """Return the last line of a lab that came to its end; who reads it need not know `Stood`."""
+    if stood is None or stood == Stood():
+        return {"done": True}
+    return {"done": True, "gpus": stood.model_dump(mode="json")}
+
+
+def stood_of(line: bytes) -> Stood:
+    """Return how accelerators stood, as a last line says; nothing where it says nothing fit."""
+    try:
+        message = json.loads(line)
+        return Stood.model_validate(message.get("gpus", {}))
+    except (AttributeError, RecursionError, ValueError):  # the last is also pydantic's and JSON's
+        return Stood()
 
 
 def failed_line(code: str, message: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from retuned.agent_wire import (
     Report,
     Taken,
     Welcome,
+    wire_json,
 )
 from retuned.contract import Digest, Record
 from retuned.errors import Refused, TemporaryError, UnreadableInput, UsageError
@@ -163,7 +164,7 @@ class OperatorApi:
         content = None
         if body is not None:
             headers["content-type"] = "application/json"
-            content = body.model_dump_json().encode()
+            content = wire_json(body).encode()
         timeout = httpx.Timeout(within_s, connect=_CONNECT_S)
         try:
             with self._connected().stream(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from retuned.adapters.lab_wire import LabTask, done_line, failed_line, finding_line
+from retuned.adapters.gpu_devices import find_devices
+from retuned.adapters.lab_wire import LabTask, Stood, done_line, failed_line, finding_line
 from retuned.adapters.pod_ending import Preemption
 from retuned.adapters.pod_results import (
     exit_code_of,
@@ -19,10 +20,14 @@ from retuned.adapters.pod_results import (
     write_message,
 )
 from retuned.adapters.pod_task import PodRole, PodSettings, for_pod, read_mounted
+from retuned.agent_wire import MAX_GPUS
 from retuned.contract import Digest
 from retuned.errors import HarnessError, RetunedError, UsageError
-from retuned.ports import Bench, Finding
+from retuned.observing.devices import seen
+from retuned.ports import Bench, Devices, Finding
+from retuned.stages.drift import GpuSeen
 
+_MEASURING = (PodRole.SEARCH, PodRole.VERIFY)
 _TaskT = TypeVar("_TaskT", bound=LabTask)
 
 
@@ -38,6 +43,8 @@ class Means(Generic[_TaskT]):
     """Opens the lab of a role."""
     say: Callable[[Mapping[str, Any]], None]
     """Writes a line."""
+    devices: Callable[[], Devices | None] = find_devices
+    """Finds who says how this machine's accelerators stand; None where nobody can."""
 
 
 def run_pod(words: Sequence[str], settings: PodSettings, *, means: Means[_TaskT]) -> int:
@@ -75,6 +82,8 @@ def run_pod(words: Sequence[str], settings: PodSettings, *, means: Means[_TaskT]
 def _carried_out(
     task: _TaskT, settings: PodSettings, *, means: Means[_TaskT], ending: Preemption
 ) -> int:
+    watched = means.devices() if settings.role in _MEASURING else None
+    begin = _stood(watched)  # before this pod is on them itself
     here = means.environment(task, settings.role)
     with tempfile.TemporaryDirectory(prefix="lab-", dir=task.root) as folder:
         asked = for_pod(task, role=settings.role, root=Path(folder), here=here)
@@ -84,9 +93,17 @@ def _carried_out(
             means.say(finding_line(finding))
             findings.append(finding)
         code = exit_code_of(settings.role, findings)
+        stood = Stood(begin=begin, end=_stood(watched, alone=False))
         with ending.last_words():
-            publish(settings.results, findings, bench=lab)
+            publish(settings.results, findings, bench=lab, stood=stood)
             said = summary(settings.role, task.plan.id, findings=findings, exit_code=code)
             write_message(settings.message, said)
         means.say(done_line())
         return code
+
+
+def _stood(watched: Devices | None, *, alone: bool = True) -> tuple[GpuSeen, ...]:
+    """Return how accelerators stand; who is on them is only known while nobody of this pod is."""
+    states = tuple(watched.read())[:MAX_GPUS] if watched is not None else ()
+    known = states if alone else [replace(each, processes=None) for each in states]
+    return seen(known, ours=frozenset())

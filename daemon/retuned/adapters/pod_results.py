@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retuned.adapters.lab_wire import done_line, finding_line
+from retuned.adapters.lab_wire import Stood, done_line, finding_line
 from retuned.adapters.pod_bundle import FINDINGS
 from retuned.adapters.pod_task import PodRole
 from retuned.contract import Digest
@@ -67,10 +67,13 @@ def exit_code_of_error(error: RetunedError) -> int:
     return error.exit_code
 
 
-def publish(folder: Path, findings: Sequence[Finding], *, bench: Bench) -> None:
+def publish(
+    folder: Path, findings: Sequence[Finding], *, bench: Bench, stood: Stood | None = None
+) -> None:
     """Write what was found: evidence and winners' artifacts, and then the findings themselves.
 
-    Evidence of who did not win is left out beyond `MAX_RESULT_BYTES`.
+    Evidence of who did not win is left out beyond `MAX_RESULT_BYTES`. How accelerators stood
+    meanwhile is on the last line.
 
     Raises
     ------
@@ -83,7 +86,7 @@ def publish(folder: Path, findings: Sequence[Finding], *, bench: Bench) -> None:
     lost = [each for each in findings if each.verdict.status is not Status.PROMOTE]
     lines = "".join(
         json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
-        for line in (*map(finding_line, findings), done_line())
+        for line in (*map(finding_line, findings), done_line(stood))
     ).encode()
     left = MAX_RESULT_BYTES - len(lines)
     try:

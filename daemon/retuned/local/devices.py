@@ -7,7 +7,7 @@ from pathlib import Path
 
 from retuned.local.context import Context, Kind
 from retuned.observing import devices
-from retuned.ports import DeviceState, Event
+from retuned.ports import DeviceState, Event, Store
 from retuned.stages.drift import DriftAction
 
 _MAX_PROCESSES = 4096
@@ -56,6 +56,12 @@ def beside_experiment(ctx: Context, experiment: str, *, moment: str) -> None:
     sentence = devices.sentence(states, ours=ours)
     if sentence:
         note(ctx, Kind.EXPERIMENT, experiment, sentence=sentence, moment=moment)
+
+
+def said_beside(store: Store, kind: Kind, id: str) -> str:
+    """Return what was written last of what devices did beside something; empty where nothing."""
+    lines = [each for each in store.events(id=id) if (each.kind, each.what) == (kind, WHAT)]
+    return str(lines[-1].detail.get("sentence", "")) if lines else ""
 
 
 def note(ctx: Context, kind: Kind, id: str, **detail: str) -> None:

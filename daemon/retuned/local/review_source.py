@@ -16,13 +16,14 @@ from retuned.contract import Digest, Record, Solution
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.local import accounting
 from retuned.local.context import Kind
+from retuned.local.devices import said_beside
 from retuned.local.found import found_solution
 from retuned.local.lock import daemon_runs
 from retuned.local.people import asked_for, gate_of, read_proposal
 from retuned.local.proving import read
 from retuned.local.review_case import case_of, fleet_of
 from retuned.ports import Clock, Store, Stored, Verifier
-from retuned.stages.drift import DriftReport
+from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import EvidenceDocument
@@ -270,7 +271,11 @@ class StoreReview:
     def _drift(self, stored: Stored) -> DriftLine:
         report = _read(stored, DriftReport)
         at = datetime.fromtimestamp(report.window_start_ns / 1e9, UTC)
-        return DriftLine(key=stored.id, target=self._machine.place, at=at, report=report)
+        alarm = report.action is DriftAction.ALARM  # of others nothing is written
+        beside = said_beside(self._store, Kind.DRIFT, stored.id) if alarm else ""
+        return DriftLine(
+            key=stored.id, target=self._machine.place, at=at, report=report, beside=beside
+        )
 
 
 def id_of(key: str) -> str:

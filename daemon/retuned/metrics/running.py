@@ -5,7 +5,6 @@ from __future__ import annotations
 from retuned.metrics.labels import (
     ALL,
     BESIDE,
-    DAEMON,
     GPU,
     NAMESPACE,
     OPERATOR,
@@ -19,7 +18,7 @@ from retuned.metrics.records import Exporter, Keeper, Kind, Label, Metric, Stage
 
 _COST = Book(Stage.OVERHEAD, BESIDE)
 _OPERATOR = Book(Stage.OPERATOR, OPERATOR)
-_GPU = Book(Stage.GPU, DAEMON)
+_GPU = Book(Stage.GPU, BESIDE)
 _STEP = closed(
     "step",
     (

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
+
+from pydantic import ValidationError
 
 from retuned.metrics import Row
 from retuned.ports import DeviceState
+from retuned.stages.drift import GpuSeen, Throttle, gpu_words
 
-SLOW_RATIO = 0.9
-"""A busy device below this part of its highest clock is worth a word."""
-_BUSY_RATIO = 0.5
-_THROTTLES = ("power", "thermal", "hardware", "software", "other")
 _PLAIN: Mapping[str, Callable[[DeviceState], float | None]] = {
     "retuned_gpu_power_watts": lambda each: each.power_w,
     "retuned_gpu_power_limit_watts": lambda each: each.power_limit_w,
     "retuned_gpu_temperature_celsius": lambda each: each.temperature_c,
     "retuned_gpu_busy_ratio": lambda each: each.busy_ratio,
     "retuned_gpu_memory_used_bytes": lambda each: each.memory_used_bytes,
-    "retuned_gpu_clock_ratio": lambda each: clock_ratio(each),
+    "retuned_gpu_clock_ratio": lambda each: _seen(each, None).clock_ratio,
 }
-
-
-def clock_ratio(state: DeviceState) -> float | None:
-    """Return the core clock over the highest one; None where either is not known."""
-    if state.core_hz is None or not state.core_max_hz:
-        return None
-    return state.core_hz / state.core_max_hz
 
 
 def rows(
@@ -54,10 +47,10 @@ def rows(
         if hz is not None
     ]
     found["retuned_gpu_throttled"] = [
-        ({"gpu": each.gpu, "reason": reason}, float(reason in each.throttled))
+        ({"gpu": each.gpu, "reason": str(reason)}, float(reason in each.throttled))
         for each in states
         if each.throttled is not None
-        for reason in _THROTTLES
+        for reason in Throttle
     ]
     found["retuned_gpu_processes"] = [
         ({"gpu": each.gpu, "whose": whose}, float(count))
@@ -68,6 +61,20 @@ def rows(
     return found
 
 
+def seen(states: Sequence[DeviceState], *, ours: AbstractSet[int]) -> tuple[GpuSeen, ...]:
+    """Return how devices stand as it is told on; a number that none can have is not known.
+
+    Parameters
+    ----------
+    ours
+        Processes of servers and experiments, as the devices number them.
+    """
+    return tuple(
+        _seen(each, None if each.processes is None else len(set(each.processes) - ours))
+        for each in states
+    )
+
+
 def sentence(states: Sequence[DeviceState], *, ours: AbstractSet[int]) -> str:
     """Say what could make the same work slower; empty where nothing is to be said.
 
@@ -76,21 +83,30 @@ def sentence(states: Sequence[DeviceState], *, ours: AbstractSet[int]) -> str:
     >>> sentence([DeviceState(gpu="nvidia-0", throttled=frozenset({"power"}))], ours=set())
     'nvidia-0 is throttled (power)'
     """
-    return "; ".join(word for each in states for word in _words(each, ours))
+    return gpu_words(seen(states, ours=ours))
 
 
-def _words(state: DeviceState, ours: AbstractSet[int]) -> list[str]:
-    found = []
-    if state.throttled:
-        found.append(f"{state.gpu} is throttled ({', '.join(sorted(state.throttled))})")
-    ratio = clock_ratio(state)
-    busy = state.busy_ratio is None or state.busy_ratio >= _BUSY_RATIO
-    if ratio is not None and ratio < SLOW_RATIO and busy:  # idle devices clock down
-        found.append(f"{state.gpu} runs at {100 * ratio:.0f} % of its highest clock")
-    others = len(set(state.processes or ()) - ours)
-    if others:
-        found.append(f"{state.gpu} is shared with {others} other process(es)")
+def _seen(state: DeviceState, others: int | None) -> GpuSeen:
+    numbers = {
+        "core_hz": state.core_hz,
+        "core_max_hz": state.core_max_hz,
+        "power_w": state.power_w,
+        "power_limit_w": state.power_limit_w,
+        "temperature_c": state.temperature_c,
+        "busy_ratio": state.busy_ratio,
+        "others": others,
+    }
+    reasons = state.throttled
+    throttled = None if reasons is None else tuple(sorted({_throttle(each) for each in reasons}))
+    found = GpuSeen(gpu=state.gpu, throttled=throttled)
+    for name, value in numbers.items():
+        with suppress(ValidationError):
+            found = GpuSeen.model_validate({**dict(found), name: value})
     return found
+
+
+def _throttle(word: str) -> Throttle:
+    return Throttle(word) if word in set(Throttle) else Throttle.OTHER
 
 
 def _whose(

@@ -19,6 +19,8 @@ from retuned.stages.profile import Counts, WorkloadProfile
 
 log = logging.getLogger(__name__)
 
+_MAX_DEVICES = 64
+"""Devices of one window that are told apart."""
 _MERGED_AT_ONCE = 8
 """Profiles that are in memory together: each has up to a thousand signatures in a sidecar."""
 
@@ -105,6 +107,7 @@ def _keep(ctx: Observing, batch: TraceBatch) -> None:
         "format": batch.format,
         "completed_at_ns": batch.completed_at_ns,
         "skipped": dict(batch.skipped),
+        "devices": sorted({each.device for each in batch.launches if each.device})[:_MAX_DEVICES],
         "profile": _fold(ctx, batch).model_dump(mode="json"),
     }
     if ctx.store.add(BATCH, batch.digest, body, phase="new"):
@@ -123,22 +126,26 @@ def _fold(ctx: Observing, batch: TraceBatch) -> WorkloadProfile:
     )
 
 
-def _merged(ctx: Observing, batches: Sequence[_Waiting]) -> WorkloadProfile:
-    """Merge some at a time: a profiler may write hundreds of files in a window."""
+def _merged(ctx: Observing, batches: Sequence[_Waiting]) -> tuple[WorkloadProfile, Sequence[str]]:
+    """Merge some at a time: a profiler may write hundreds of files in a window.
+
+    Returns the workload, and the devices that it ran on.
+    """
     merged: list[WorkloadProfile] = []
+    devices: set[str] = set()
     for first in range(0, len(batches), _MERGED_AT_ONCE):
         for batch in batches[first : first + _MERGED_AT_ONCE]:
             stored = ctx.store.get(BATCH, batch.id)
             if stored is not None:
                 merged.append(WorkloadProfile.model_validate(stored.body["profile"]))
+                devices.update(stored.body.get("devices", ()))
         merged = [profile_stage.merge(merged, settings=ctx.settings.profile)]
-    return merged[0]
+    return merged[0], sorted(devices)[:_MAX_DEVICES]
 
 
 def _close(ctx: Observing, start_ns: int, window_ns: int, batches: Sequence[_Waiting]) -> None:
-    merged = _merged(ctx, batches).model_copy(
-        update={"window_start_ns": start_ns, "window_ns": window_ns}
-    )
+    found, devices = _merged(ctx, batches)
+    merged = found.model_copy(update={"window_start_ns": start_ns, "window_ns": window_ns})
     totals = counting.totals(ctx)
     before: Counts = {}
     for previous in ctx.store.list(WINDOW, limit=1):
@@ -149,6 +156,7 @@ def _close(ctx: Observing, start_ns: int, window_ns: int, batches: Sequence[_Wai
         "profile": counting.with_counts(ctx, merged, counts).model_dump(mode="json"),
         "totals": counting.steady(before, totals),
         "counts": counts,
+        "devices": devices,
     }
     with ctx.store.transaction():
         # a late file may complete a window that is closed already: it opens a second part of it

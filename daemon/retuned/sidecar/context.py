@@ -12,13 +12,22 @@ from retuned.agent_wire import Held, PodRef
 from retuned.observing.context import Recogniser
 from retuned.observing.numbers import Numbers
 from retuned.observing.seen import History
-from retuned.ports import Clock, KernelTap, Operator, Spans, Swapper, Telemetry, TraceSource
+from retuned.ports import (
+    Clock,
+    Devices,
+    KernelTap,
+    Operator,
+    Spans,
+    Swapper,
+    Telemetry,
+    TraceSource,
+)
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.spool import Spool
 from retuned.sidecar.state import TOLD, PodStore
 from retuned.sidecar.trusting import Believed
 from retuned.spans import NoSpans
-from retuned.stages.drift import DriftSettings
+from retuned.stages.drift import DriftSettings, GpuSeen
 from retuned.stages.profile import ProfileSettings
 from retuned.stages.swap import MixedEpochs
 from retuned.stages.watch import WatchReport, WatchSettings
@@ -117,6 +126,12 @@ class Standing:
     """When it last said who is here, monotonic."""
     pruned_at_s: float = float("-inf")
     """When what is over was removed last, monotonic."""
+    version: int = 1
+    """Of the language that the operator was last heard to speak, as far as both do."""
+    processes: int = 0
+    """Processes of the server that answered last; 0 before."""
+    gpus: tuple[GpuSeen, ...] = ()
+    """How the pod's accelerators stood last."""
     lifted_at_s: float = float("-inf")
     """When the server was asked for its launches last, monotonic."""
     seen: str = ""
@@ -161,6 +176,8 @@ class Context:
     believed: Believed
     settings: SidecarSettings
     standing: Standing = field(default_factory=Standing)
+    devices: Devices | None = None
+    """The pod's accelerators; None where nothing shows any."""
     kernels: KernelTap | None = None
     """What the server's Triton launches are; None asks for none."""
     spans: Spans = field(default_factory=NoSpans)

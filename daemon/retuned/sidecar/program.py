@@ -11,7 +11,7 @@ from types import FrameType
 from retuned.errors import RetunedError, TemporaryError
 from retuned.observing import windows
 from retuned.observing.steps import attempt
-from retuned.sidecar import carrying, lifting, reporting, taking, watching
+from retuned.sidecar import carrying, devices, lifting, reporting, taking, watching
 from retuned.sidecar.context import Context
 from retuned.sidecar.kept import wanted_artifacts
 from retuned.sidecar.state import kept_of
@@ -43,6 +43,7 @@ class Sidecar:
             ("windows", lambda: windows.close_windows(ctx)),
             ("drift", lambda: windows.judge_windows(ctx)),
             ("lift", lambda: lifting.look(ctx)),
+            ("gpus", lambda: devices.look(ctx)),
             ("queue", lambda: reporting.queue_reports(ctx)),
             ("prune", self._prune),
         )

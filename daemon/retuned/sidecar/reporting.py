@@ -23,6 +23,7 @@ from retuned.agent_wire import (
     SlotWatch,
     WatchPost,
     environment_digest,
+    older,
     skew_s,
 )
 from retuned.errors import Refused, TemporaryError
@@ -83,6 +84,8 @@ def say_hello(ctx: Context) -> None:
     if abs(ahead_s) > _SKEW_S:  # nothing depends on it; people compare times
         log.warning("this pod's clock is %.0f s ahead of the operator's", ahead_s)
     ctx.telemetry.gauge("retuned_clock_skew_seconds", ahead_s)
+    ctx.standing.version = min(VERSION, answer.version)
+    ctx.standing.processes = len(environments)
     if environments:  # until the server answers, it is asked again with each look
         ctx.standing.hello_at_s = now_s
 
@@ -146,11 +149,7 @@ def flush(ctx: Context, *, most_windows: int | None = None) -> int:
                 break
             windows += 1
         try:
-            found_in = _found_in(ctx, report)
-            if isinstance(report, OrderDone):
-                ctx.operator.done(report, traceparent=found_in)
-            else:
-                ctx.operator.post(report, traceparent=found_in)
+            _say(ctx, report)
         except Refused as error:
             if is_about_us(error):
                 raise
@@ -158,6 +157,23 @@ def flush(ctx: Context, *, most_windows: int | None = None) -> int:
         ctx.spool.told(waiting)
         told += 1
     return told
+
+
+def _say(ctx: Context, report: ProfileReport | DriftPost | OrderDone) -> None:
+    """Tell a report as the operator understands it; an older one may have come back meanwhile."""
+    found_in = _found_in(ctx, report)
+    if isinstance(report, OrderDone):
+        ctx.operator.done(report, traceparent=found_in)
+        return
+    said = older(report, version=ctx.standing.version)
+    try:
+        ctx.operator.post(said, traceparent=found_in)
+    except Refused as error:
+        least = older(report, version=1)
+        if error.code != "body-invalid" or said == least:
+            raise
+        ctx.standing.version = 1
+        ctx.operator.post(least, traceparent=found_in)
 
 
 def _found_in(ctx: Context, report: ProfileReport | DriftPost | OrderDone) -> str:
@@ -196,11 +212,14 @@ def _report(ctx: Context, stored: Stored) -> ProfileReport | DriftPost | None:
             id=stored.id,
             profile=profile,
             counts=_counted(stored.body.get("counts", {})),
+            gpus_traced=len(stored.body.get("devices", ())),
+            gpus=ctx.standing.gpus,
         )
     report = DriftReport.model_validate(stored.body)
     if not report.detected:
         return None
-    return DriftPost(pod=ctx.pod, target=ctx.target, id=stored.id, report=report)
+    gpus = ctx.standing.gpus
+    return DriftPost(pod=ctx.pod, target=ctx.target, id=stored.id, report=report, gpus=gpus)
 
 
 def _counted(counts: Counts) -> dict[str, dict[str, int]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from retuned.agent_wire import DriftPost, OrderDone, ProfileReport
+from retuned.agent_wire import DriftPost, OrderDone, ProfileReport, wire_json
 from retuned.contract import digest_of
 from retuned.errors import TemporaryError
 from retuned.plain_files import make_private, read_plain
@@ -106,7 +106,7 @@ class Spool:
         """
         kind = next(name for name, each in _KINDS.items() if isinstance(report, each))
         mark = digest_of(key).removeprefix("sha256:")[:16]
-        data = report.model_dump_json().encode()
+        data = wire_json(report).encode()
         if len(data) > min(_MAX_FILE_BYTES, self._max_bytes):
             self._lose(1, f"{key} has {len(data)} bytes")
             return

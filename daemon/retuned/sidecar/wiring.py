@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 
 from retuned.adapters.clock import SystemClock
+from retuned.adapters.gpu_devices import find_devices
 from retuned.adapters.operator_api import OperatorApi
 from retuned.adapters.runtime_kernels import RuntimeKernels
 from retuned.adapters.telemetry import PrometheusTelemetry
@@ -21,6 +23,7 @@ from retuned.metrics import Exporter
 from retuned.observing import shown
 from retuned.observing.context import BATCH
 from retuned.observing.numbers import Numbers, numbers_of
+from retuned.ports import Devices
 from retuned.settings import Settings
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.context import Context, SidecarSettings
@@ -32,6 +35,8 @@ from retuned.sidecar.state import PodStore
 from retuned.sidecar.trusting import Believed
 from retuned.stages import watch
 from retuned.stages.swap import MixedEpochs
+
+log = logging.getLogger(__name__)
 
 _MAX_LAUNCHES = 20_000
 """Launches that are read at a time: the memory of a sidecar is a pod's."""
@@ -99,6 +104,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
             settings.watch_dirs, source=source, clock=clock, max_bytes=settings.max_folder_bytes
         ),
         swapper=server,
+        devices=_devices(),
         kernels=RuntimeKernels(settings.sockets, server=server, most=_MAX_KINDS),
         operator=operator,
         catalog=Catalog(),
@@ -116,6 +122,13 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
         release=_release(),
     )
     return Sidecar(context), telemetry
+
+
+def _devices() -> Devices | None:
+    found = find_devices()
+    if found is None:
+        log.info("nothing here shows the pod's GPUs: clocks, power and neighbours are not told")
+    return found
 
 
 def _kept_after(settings: Settings) -> watch.WatchSettings:

@@ -248,6 +248,8 @@ class DriftLine:
     """When its window began."""
     report: DriftReport
     """The answer."""
+    beside: str = ""
+    """What accelerators did meanwhile; empty where nothing is known or worth a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

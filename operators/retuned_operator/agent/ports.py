@@ -27,6 +27,8 @@ class PodRecord:
     """Its uid."""
     target: str
     """TuningTarget whose selector it matches, as ``namespace/name``; empty where none does."""
+    gpus: int = 1
+    """Accelerators that it requests; 1 where it requests none that are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,13 +106,18 @@ class Beliefs:
                 reasons = drifted.report.reasons
                 why = Drift(
                     reason=str(reasons[0].code) if reasons else "",
-                    sentence=drifted.report.sentence[:2048],
+                    sentence=_sentence(drifted)[:2048],
                 )
                 about = {"experiment": planned.id, "kernel": belief.definition}
                 with self._acting.spans.span("experiment", about=about):
                     self._acting.make(EXPERIMENTS, asked_for(planned, target, chosen, why))
                 self._telemetry.count("retuned_hypotheses_total")
         return True
+
+
+def _sentence(drifted: Drifted) -> str:
+    said = drifted.report.sentence
+    return f"{said} Beside it: {drifted.beside}." if drifted.beside else said
 
 
 def beliefs_of(

@@ -172,6 +172,8 @@ class Drifted:
     """Its id in the store."""
     report: DriftReport
     """What stage 3 said."""
+    beside: str = ""
+    """What the pod's accelerators did then; empty where nothing is known or worth a word."""
     windows: tuple[WorkloadProfile, ...]
     """Windows that were told since, of any pod of the target, oldest first."""
     counts: Counts = field(default_factory=dict)

@@ -34,7 +34,8 @@ EXPERIMENT = f"{GROUP}/experiment"
 """Annotation of a Job: ``namespace/name`` of its experiment."""
 LET_GO = ("released", placed.WAITS_FOR_ROOM, placed.STARTING)
 """Reasons of an experiment whose Job was let go and does not run yet."""
-_FINISHED = ("Succeeded", "Failed")
+FINISHED = ("Succeeded", "Failed")
+"""Phases of pods that have ended."""
 _WORKING = ("Running", "Verifying")
 
 
@@ -190,7 +191,7 @@ def pod_seen(body: Mapping[str, Any], *, container: str) -> PodSeen | None:
     metadata, spec, status = (part(body, key) for key in ("metadata", "spec", "status"))
     containers = [*parts(spec, "initContainers"), *parts(spec, "containers")]
     names = {each.get("name") for each in containers}
-    if status.get("phase") in _FINISHED or SIDECAR not in names or not metadata.get("uid"):
+    if status.get("phase") in FINISHED or SIDECAR not in names or not metadata.get("uid"):
         return None
     conditions = {each.get("type"): each.get("status") for each in parts(status, "conditions")}
     return PodSeen(

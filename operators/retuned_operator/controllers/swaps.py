@@ -118,17 +118,22 @@ def target_of(world: World, key: str) -> TuningTarget | None:
     return found.model_copy(update={"metadata": metadata})
 
 
-def pods_of(world: World, target: TuningTarget) -> tuple[PodSeen, ...] | None:
-    """Return the server pods of a target that have a sidecar; None while they are not known."""
+def server_pods(caches: Caches, target: TuningTarget) -> Sequence[Obj] | None:
+    """Return the pods that a target selects; None while they are not known."""
     labels = target.spec.selector.match_labels
     if not labels:
         return ()
     first = next(f"{target.metadata.namespace}/{k}={v}" for k, v in sorted(labels.items()))
-    bodies = world.caches.by(PODS, BY_LABEL, first)
+    bodies = caches.by(PODS, BY_LABEL, first)
+    return None if bodies is None else [b for b in bodies if reading.selected(b, labels)]
+
+
+def pods_of(world: World, target: TuningTarget) -> tuple[PodSeen, ...] | None:
+    """Return the server pods of a target that have a sidecar; None while they are not known."""
+    bodies = server_pods(world.caches, target)
     if bodies is None:
         return None
-    mine = [body for body in bodies if reading.selected(body, labels)]
-    seen = [reading.pod_seen(body, container=target.spec.container) for body in mine]
+    seen = [reading.pod_seen(body, container=target.spec.container) for body in bodies]
     return tuple(pod for pod in seen if pod is not None)
 
 

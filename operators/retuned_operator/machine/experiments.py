@@ -173,7 +173,7 @@ def _going(case: Trial) -> Trial:
         if role is case.pipeline[-1]:
             return _verified(case, result)
         if result.finalists == 0:
-            return case.to(_P.NO_IMPROVEMENT, "nothing-found")
+            return case.to(_P.NO_IMPROVEMENT, "nothing-found", result.beside)
     return case.to(_P.FAILED, "no-pipeline")
 
 
@@ -308,20 +308,21 @@ def _marked(case: Trial) -> Trial:
 def _verified(case: Trial, result: ResultFact) -> Trial:
     """Propose what the trusted Job proved; nothing else may."""
     if result.winner is None or result.speedup is None:
-        return case.to(_P.NO_IMPROVEMENT, "not-proven")
+        return case.to(_P.NO_IMPROVEMENT, "not-proven", result.beside)
+    beside = result.beside
     best = Best(digest=result.winner, speedup=result.speedup, result=result.pod_uid)
     case = case.having(best=best)
     if case.facts.proposal is not None:
-        return case.having(proposal=case.facts.proposal).to(_P.SUCCEEDED, "proposed")
+        return case.having(proposal=case.facts.proposal).to(_P.SUCCEEDED, "proposed", beside)
     if case.facts.refusal is not None:
-        return case.to(_P.NO_IMPROVEMENT, case.facts.refusal)
+        return case.to(_P.NO_IMPROVEMENT, case.facts.refusal, beside)
     target = case.facts.target
     assert target is not None, "its absence ends an experiment"
     quarantined = any(
         each.digest == result.winner and case.now < each.until for each in target.status.quarantine
     )
     if quarantined:
-        return case.to(_P.NO_IMPROVEMENT, "quarantined")
-    return case.to(_P.VERIFYING, "proven").doing(
+        return case.to(_P.NO_IMPROVEMENT, "quarantined", beside)
+    return case.to(_P.VERIFYING, "proven", beside).doing(
         Propose(winner=result.winner, result=result.pod_uid)
     )

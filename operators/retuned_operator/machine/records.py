@@ -215,6 +215,8 @@ class ResultFact:
     """Variant that a verify Job proved faster; None where none was, and for other Jobs."""
     speedup: Interval | None = None
     """Of the winner."""
+    beside: str = ""
+    """What accelerators did while it was measured; empty where nothing is known or worth a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

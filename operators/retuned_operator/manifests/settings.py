@@ -177,6 +177,12 @@ class JobSettings:
             raise ValueError("endpoint.url: a key is sent over https only")
 
     @property
+    def accelerators(self) -> frozenset[str]:
+        """Names of the resources that are GPUs."""
+        named = {name for vendor, name in self.gpu_resources.items() if vendor is not Vendor.CPU}
+        return frozenset(named - {""})
+
+    @property
     def asks_model(self) -> bool:
         """Whether variants are written by a model."""
         return self.endpoint is not None and bool(self.endpoint.url)

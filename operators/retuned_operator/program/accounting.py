@@ -1,7 +1,8 @@
 """What experiments cost and swaps saved in a cluster, added up as windows and results come.
 
 A window counts for a swap where its pod says that it has had the swap since before the window
-began. What was taken back is noted for good, because objects may be deleted later.
+began; a pod counts with all its accelerators. What was taken back is noted for good, because
+objects may be deleted later.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from retuned.adapters.savings import Savings
+from retuned.agent_wire import ProfileReport
 from retuned.errors import RetunedError, UnreadableInput
 from retuned.ports import Store
 from retuned.stages.profile import WorkloadProfile
-from retuned.stages.watch import Account
+from retuned.stages.watch import Account, of_all_gpus
 from retuned_operator.agent.ports import PodRecord
 from retuned_operator.controllers.ports import BY_PHASE, BY_TARGET, Caches, Kernels
 from retuned_operator.crds import KernelExperiment, SwapProposal, TuningTarget, read
@@ -63,8 +65,11 @@ class ClusterAccounts:
         self._results = results
         self._savings = Savings(store)
 
-    def heard(self, pod: PodRecord, profile: WorkloadProfile) -> None:
+    def heard(self, pod: PodRecord, said: ProfileReport) -> None:
         """Add a window that a pod has told for the first time."""
+        profile = said.profile
+        # slots count in all processes, so that a counted window has every rank's time already
+        traced = 0 if profile.counted else said.gpus_traced
         start = datetime.fromtimestamp(profile.window_start_ns / 1e9, UTC)
         target = self._target(pod.target)
         for found in self._in_force(pod, start) if target is not None else ():
@@ -79,7 +84,7 @@ class ClusterAccounts:
                     definition=found.spec.kernel,
                     speedup=found.spec.speedup,
                     month=start.strftime("%Y-%m"),
-                    gpu_ns=gpu_ns,
+                    gpu_ns=of_all_gpus(gpu_ns, gpus=pod.gpus, traced=traced),
                 )
 
     def keep_up(self) -> None:

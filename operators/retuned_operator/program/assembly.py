@@ -165,7 +165,10 @@ class Operator:
         )
         self.reports = Reports(self._ledger, changed=self._heard)
         self._fleet = CachedFleet(
-            self.caches, artifact=self._ledger.artifact, key=notary.public_hex
+            self.caches,
+            artifact=self._ledger.artifact,
+            key=notary.public_hex,
+            gpu_resources=settings.job_settings().accelerators,
         )
         self._shown = Shown(self.caches, self._telemetry, clock=self._clock, learnt=learnt)
         self._stack = ExitStack()
@@ -245,6 +248,7 @@ class Operator:
             caches=self.caches,
             shelf=shelf,
             clock=self._clock,
+            gpu_resources=settings.job_settings().accelerators,
         )
 
     def _channelled(self, settings: Settings) -> ClusterChannels:

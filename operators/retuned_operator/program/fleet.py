@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from retuned.contract import Digest
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.stages.swap import SwapOrder
 from retuned_operator.agent import PodRecord, desired_orders
 from retuned_operator.controllers import reading
+from retuned_operator.controllers.accelerators import gpus_of
 from retuned_operator.controllers.ports import BY_SELECTOR, BY_TARGET, Caches
 from retuned_operator.controllers.turns import last_span
 from retuned_operator.crds import SwapProposal, TuningTarget, read
@@ -28,6 +29,8 @@ class CachedFleet:
         Files of an artifact by digest; None where there is none.
     key
         Public key that artifacts are signed with, hex.
+    gpu_resources
+        Names of the resources that are accelerators.
     """
 
     def __init__(
@@ -36,8 +39,10 @@ class CachedFleet:
         *,
         artifact: Callable[[Digest], Mapping[str, bytes] | None],
         key: Callable[[], str],
+        gpu_resources: Collection[str] = (),
     ) -> None:
         self._caches = caches
+        self._gpu_resources = frozenset(gpu_resources)
         self._artifact = artifact
         self._key = key
 
@@ -52,7 +57,8 @@ class CachedFleet:
             raise TemporaryError(text, delay_s=_AGAIN_S)
         uid = str(body["metadata"].get("uid", ""))
         target = targets[0] if targets else ""
-        return PodRecord(namespace=namespace, name=name, uid=uid, target=target)
+        gpus = gpus_of(body, self._gpu_resources)
+        return PodRecord(namespace=namespace, name=name, uid=uid, target=target, gpus=gpus)
 
     def _surely_none(self, pod: Mapping[str, object]) -> bool:
         """Whether no target selects a pod: it goes back to its own code where that is said."""

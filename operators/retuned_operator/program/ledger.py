@@ -40,6 +40,7 @@ from retuned.stages.verdict import (
     doubt_of,
 )
 from retuned_operator.agent.ports import PodRecord, Receipt, Said
+from retuned_operator.controllers.accelerators import beside_of
 from retuned_operator.controllers.ports import Drifted, Win
 from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.machine import ResultFact
@@ -96,7 +97,7 @@ class StoreLedger:
         results: ResultFolder,
         collector: Collector | None = None,
         live: LiveKernels | None = None,
-        heard: Callable[[PodRecord, WorkloadProfile], None] = lambda _pod, _profile: None,
+        heard: Callable[[PodRecord, ProfileReport], None] = lambda _pod, _said: None,
         spans: Spans | None = None,
         asking: Asking | None = None,
     ) -> None:
@@ -254,6 +255,7 @@ class StoreLedger:
                 Drifted(
                     id=stored.id,
                     report=DriftReport.model_validate(stored.body["report"]),
+                    beside=beside_of(stored.body),
                     windows=tuple(later[w.id] for w in since),
                     counts=together(w.body.get("counts", {}) for w in since),
                     traceparent=stored.traceparent,
@@ -352,14 +354,14 @@ class StoreLedger:
             self._live.take(receipt.pod.target, said)
         if isinstance(said, ProfileReport | DriftPost):
             kind = PROFILE if isinstance(said, ProfileReport) else DRIFT
-            body: dict[str, Any] = said.model_dump(mode="json")
+            body: dict[str, Any] = {**said.model_dump(mode="json"), "of_gpus": receipt.pod.gpus}
             id = digest_of([receipt.pod.target, receipt.pod.uid, said.id])
             wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE
             phase = "new" if wanted else "noted"
             with self._heard_in(receipt, said):
                 new = self._store.add(kind, f"{receipt.pod.target}/{id}", body, phase=phase)
             if new and isinstance(said, ProfileReport):
-                self._heard(receipt.pod, said.profile)
+                self._heard(receipt.pod, said)
 
     def _heard_in(
         self, receipt: Receipt, said: ProfileReport | DriftPost

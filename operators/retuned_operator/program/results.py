@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from retuned.adapters.artifact_folder import bundle_of
-from retuned.adapters.lab_wire import read_line
+from retuned.adapters.lab_wire import read_line, stood_of
 from retuned.adapters.pod_bundle import FINDINGS, Bundle
 from retuned.contract import Digest
 from retuned.errors import HarnessError, MissingDependency, TemporaryError
@@ -62,6 +62,8 @@ class PodResult:
     """Every candidate, in the order in which they were final."""
     left_out: int = 0
     """Losers that the pod had no room to tell of."""
+    beside: str = ""
+    """What accelerators did while it measured; empty where nothing is known or worth a word."""
 
     def best(self) -> Finding | None:
         """Return the finding that promotes with the highest lower bound; None where none does."""
@@ -82,6 +84,7 @@ class PodResult:
             finalists=promoted,
             winner=proven.solution.digest if proven else None,
             speedup=proven.verdict.speedup if proven else None,
+            beside=self.beside,
         )
 
 
@@ -258,6 +261,7 @@ class ResultFolder:
             at=moment,
             findings=tuple(findings),
             left_out=_left_out(folder),
+            beside=stood_of(lines[-1]).words,
         )
 
 

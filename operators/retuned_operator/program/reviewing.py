@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -96,7 +97,13 @@ def review_settings(given: object) -> ReviewSettings:
 
 
 def review_app(
-    settings: ReviewSettings, api: Api, *, caches: Caches, shelf: Shelf, clock: Clock
+    settings: ReviewSettings,
+    api: Api,
+    *,
+    caches: Caches,
+    shelf: Shelf,
+    clock: Clock,
+    gpu_resources: Collection[str] = (),
 ) -> ASGIApp:
     """Return the page as an ASGI application.
 
@@ -104,6 +111,8 @@ def review_app(
     ----------
     api
         The API server; not the one that only who leads may write to: people's words are theirs.
+    gpu_resources
+        Names of the resources that are accelerators.
 
     Raises
     ------
@@ -131,6 +140,7 @@ def review_app(
             clock=clock,
             place=settings.place,
             usd_per_gpu_hour=settings.gpu_hour_usd,
+            gpu_resources=gpu_resources,
         ),
         ClusterDeciding(api, clock=clock, said=said),
         ProxyDoor(proxy, groups=frozenset(settings.groups)),

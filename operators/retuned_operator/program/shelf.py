@@ -16,6 +16,7 @@ from retuned.stages.profile import WorkloadProfile
 from retuned.stages.watch import Account
 from retuned.web.records import DriftLine, Roofs
 from retuned.web.roofs import roofs_of
+from retuned_operator.controllers.accelerators import beside_of
 from retuned_operator.controllers.ports import Kernels
 from retuned_operator.crds import TuningTarget
 from retuned_operator.program.ledger import DRIFT, PROFILE, SOLUTION
@@ -95,7 +96,8 @@ class StoreShelf:
         for stored in self._store.list(PROFILE, prefix=f"{target}/", limit=_LOOKED_AT):
             profile = _profile(stored)
             if profile is not None and profile.observed_ns > 0:
-                found.append(min(1.0, profile.gpu_time_ns / profile.observed_ns))
+                busy = profile.gpu_time_ns / profile.observed_ns / _gpus_in(stored, profile)
+                found.append(min(1.0, busy))
         return sum(found) / len(found) if found else None
 
     def accounts(self) -> Sequence[Account]:
@@ -111,7 +113,14 @@ def _lines(page: Sequence[Stored]) -> Iterator[DriftLine]:
             continue
         at = datetime.fromtimestamp(report.window_start_ns / 1e9, UTC)
         target = stored.id.rpartition("/")[0]
-        yield DriftLine(key=stored.id, target=target, at=at, report=report)
+        beside = beside_of(stored.body)
+        yield DriftLine(key=stored.id, target=target, at=at, report=report, beside=beside)
+
+
+def _gpus_in(stored: Stored, profile: WorkloadProfile) -> int:
+    """Return the accelerators whose launches a window has; slots count those of all ranks."""
+    name = "of_gpus" if profile.counted else "gpus_traced"
+    return max(1, int(stored.body.get(name, 1)))
 
 
 def _profile(stored: Stored) -> WorkloadProfile | None:

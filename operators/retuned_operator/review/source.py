@@ -23,7 +23,9 @@ from retuned.web.records import (
     Window,
 )
 from retuned_operator.controllers import reading
+from retuned_operator.controllers.accelerators import gpus_of_all
 from retuned_operator.controllers.ports import BY_PHASE, BY_PROPOSAL, Caches
+from retuned_operator.controllers.swaps import server_pods
 from retuned_operator.crds import PolicyObject, SwapProposal, TuningTarget, read
 from retuned_operator.crds.proposal_status import ProposalPhase
 from retuned_operator.review.case import case_of, row_of, standing_of, swap_lines
@@ -64,6 +66,8 @@ class ClusterReview:
         What this cluster is called.
     usd_per_gpu_hour
         Price of an hour; None where nobody said.
+    gpu_resources
+        Names of the resources that are accelerators.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class ClusterReview:
         clock: Clock,
         place: str,
         usd_per_gpu_hour: float | None = None,
+        gpu_resources: Collection[str] = (),
     ) -> None:
         self._caches = caches
         self._shelf = shelf
@@ -83,6 +88,7 @@ class ClusterReview:
         self._clock = clock
         self._place = place
         self._price = usd_per_gpu_hour
+        self._gpu_resources = frozenset(gpu_resources)
         self._said = said
         self._orders = _Orders(self._dates, clock=clock)
 
@@ -238,13 +244,18 @@ class ClusterReview:
             return None
 
     def _fleet(self, key: str) -> Fleet:
-        """Reckon with one accelerator a pod: what pods request is not known here."""
+        """Reckon with the accelerators that the pods request."""
         target = self._target(key)
         return Fleet(
-            gpus=max(1, target.status.pods if target else 1),
+            gpus=self._gpus(target) if target else 1,
             busy_ratio=self._shelf.busy_ratio(key),
             usd_per_gpu_hour=self._price,
         )
+
+    def _gpus(self, target: TuningTarget) -> int:
+        """Return the accelerators of a target's pods; one a pod while those are not known."""
+        bodies = server_pods(self._caches, target) or ()
+        return gpus_of_all(bodies, self._gpu_resources) or max(1, target.status.pods)
 
     def _swaps_of(self, key: str, namespaces: frozenset[str]) -> Iterator[Line]:
         if key.partition("/")[0] not in namespaces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.operators import examples
 from tests.operators.review.conftest import Looking
 
 from retuned.adapters.memory_store import MemoryStore
+from retuned.agent_wire import PodRef, ProfileReport
 from retuned.contract import Solution
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned_operator.agent.ports import PodRecord
@@ -72,7 +74,15 @@ class World:
         rollout = {"startedAt": since, "waveStartedAt": since, "lastSwapAt": since}
         return {"phase": phase, "rollout": rollout | {"pods": [told | {"since": since} | pod]}}
 
-    def hear(self, *, after: timedelta, m: int = 256, pod: PodRecord = POD) -> None:
+    def hear(
+        self,
+        *,
+        after: timedelta,
+        m: int = 256,
+        pod: PodRecord = POD,
+        counted: bool = True,
+        traced: int = 0,
+    ) -> None:
         start_ns = int((SINCE + after).timestamp() * 1e9)
         stats = [
             SignatureStat(
@@ -83,16 +93,18 @@ class World:
             )
             for name in ("mine", "other")
         ]
-        self.sums.heard(
-            pod,
-            WorkloadProfile(
-                window_start_ns=start_ns,
-                window_ns=10**12,
-                observed_ns=10**12,
-                stats=tuple(stats),
-                counted=True,
-            ),
+        profile = WorkloadProfile(
+            window_start_ns=start_ns,
+            window_ns=10**12,
+            observed_ns=10**12,
+            stats=tuple(stats),
+            counted=counted,
         )
+        ref = PodRef(namespace=pod.namespace, name=pod.name, uid=pod.uid)
+        said = ProfileReport(
+            pod=ref, target=pod.target, id="w", profile=profile, gpus_traced=traced
+        )
+        self.sums.heard(pod, said)
 
     def set(self, phase: str, **pod: Any) -> None:
         self.swap = self.fake.set_status(PROPOSALS, self.swap, **self.status(phase, **pod))
@@ -118,6 +130,19 @@ def test_an_hour_of_a_swapped_kernel_saves_what_its_speedup_says(world: World) -
         ("2026-12", "serving/chat", pytest.approx(one)),
         ("2026-11", "serving/chat", pytest.approx(2 * one)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("counted", "traced", "times"),
+    [(False, 1, 8), (False, 2, 4), (False, 8, 1), (False, 16, 1), (False, 0, 1), (True, 1, 1)],
+)
+def test_a_rank_that_was_looked_at_stands_for_all_gpus_of_its_pod_unless_all_were_counted(
+    world: World, counted: bool, traced: int, times: int
+) -> None:
+    pod = replace(POD, gpus=8)
+    world.hear(after=timedelta(hours=1), pod=pod, counted=counted, traced=traced)
+    one = read(SwapProposal, world.swap).spec.speedup.point - 1
+    assert saved(world) == [("2026-11", "serving/chat", pytest.approx(times * one))]
 
 
 @pytest.mark.parametrize(

@@ -159,5 +159,6 @@ def page(cluster: Cluster, tmp_path: Path) -> Page:
         caches=Looking(cluster.fake),
         shelf=shelf,
         clock=clock,
+        gpu_resources={"amd.com/gpu"},
     )
     return Page(cluster=cluster, store=store, app=app, clock=clock)

@@ -14,11 +14,12 @@ from tests.operators.review.conftest import HOST, SECRET, Page, proxied
 
 from retuned.errors import UnreadableInput, UsageError
 from retuned.stages.drift import DriftAction, DriftReport
+from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned_operator.manifests.roles import speaking_rules
 from retuned_operator.program.ledger import DRIFT, PROFILE
 from retuned_operator.program.reviewing import review_settings
 from retuned_operator.review.identity import Proxy
-from retuned_operator.runtime.resources import DECISIONS, PROPOSALS, Obj
+from retuned_operator.runtime.resources import DECISIONS, PODS, PROPOSALS, Obj
 
 NAME = "serving/swp-0123456789abcdef0123"
 
@@ -239,6 +240,37 @@ def test_swaps_and_drift_of_the_cluster_have_their_pages(page: Page) -> None:
     page.store.add(PROFILE, "serving/chat/x", {"id": "x", "profile": {}}, phase="new")
     assert "rmsnorm now runs at M=512" in page.get("/drift").text
     assert "is not kept any more" in page.get("/drift/serving/chat/x").text
+
+
+def test_what_accelerators_did_stands_beside_a_drift_and_what_no_sidecar_says_does_not(
+    page: Page,
+) -> None:
+    hot = [{"gpu": "amd-0", "throttled": ["thermal"]}]
+    page.store.add(DRIFT, "serving/chat/x", {"report": report(), "gpus": hot}, phase="noted")
+    wrong = [{"gpu": "<i>"}]
+    page.store.add(DRIFT, "serving/chat/y", {"report": report(), "gpus": wrong}, phase="noted")
+    said = page.get("/drift").text
+    assert said.count("Beside it: amd-0 is throttled (thermal).") == 1
+    assert "Beside it: amd-0 is throttled (thermal)." in page.get("/drift/serving/chat/x").text
+    assert "Beside it" not in page.get("/drift/serving/chat/y").text
+
+
+def test_hours_of_a_swap_are_reckoned_with_the_accelerators_that_pods_request(page: Page) -> None:
+    page.cluster.target()
+    page.cluster.proposal(page.cluster.policy())
+    wanted = {"name": "server", "resources": {"limits": {"amd.com/gpu": "8"}}}
+    for name in ("chat-0", "chat-1"):
+        about = {"name": name, "namespace": "serving", "labels": {"app": "chat"}}
+        page.cluster.fake.make(PODS, {"metadata": about, "spec": {"containers": [wanted]}})
+    seen = WorkloadProfile(
+        window_start_ns=0, window_ns=100, observed_ns=100, counted=True,
+        stats=(SignatureStat(signature=Signature(kernel="k"), launches=1, gpu_time_ns=400,
+                             median_ns=400),),
+    )  # fmt: skip
+    body = {"profile": seen.model_dump(mode="json"), "of_gpus": 8}
+    page.store.add(PROFILE, "serving/chat/w", body, phase="new")
+    said = page.get(f"/proposals/{NAME}").text
+    assert "16 GPUs, kernels running 50.0% of the time" in said
 
 
 def test_plots_of_drift_are_of_one_server_and_lead_to_the_others(page: Page) -> None:

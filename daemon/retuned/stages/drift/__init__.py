@@ -12,6 +12,7 @@ from retuned.stages.drift.alike import OneSided, alike
 from retuned.stages.drift.compare import compare
 from retuned.stages.drift.detect import detect
 from retuned.stages.drift.learn import comparable, learn
+from retuned.stages.drift.machine import GpuSeen, Throttle, gpu_words
 from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason, DriftReport
 from retuned.stages.drift.settings import DEMO_SETTINGS, DriftSettings
 from retuned.stages.drift.state import (
@@ -31,16 +32,19 @@ __all__ = [
     "DriftReason",
     "DriftReport",
     "DriftSettings",
+    "GpuSeen",
     "Latency",
     "Library",
     "LibraryProfile",
     "OneSided",
     "SizeClass",
+    "Throttle",
     "adopt",
     "alike",
     "answer",
     "comparable",
     "compare",
     "detect",
+    "gpu_words",
     "learn",
 ]

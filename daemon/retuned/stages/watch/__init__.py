@@ -6,7 +6,17 @@ gate G7, which judges the whole server with the swap on and off; `blocks` and `p
 is judged on. `accounts` adds up what experiments cost and swaps saved.
 """
 
-from retuned.stages.watch.accounts import METHOD, Account, Hours, Ran, Tried, saved, settle, total
+from retuned.stages.watch.accounts import (
+    METHOD,
+    Account,
+    Hours,
+    Ran,
+    Tried,
+    of_all_gpus,
+    saved,
+    settle,
+    total,
+)
 from retuned.stages.watch.assessing import (
     BucketSample,
     WatchAction,
@@ -75,6 +85,7 @@ __all__ = [
     "decide_canary",
     "judge_end_to_end",
     "not_measured",
+    "of_all_gpus",
     "order_of",
     "predicted_gain",
     "saved",

@@ -24,7 +24,9 @@ METHOD = (
     "bounds of several swaps are added up. Swaps that were taken back count as nothing saved. "
     "Hours without a profile count as nothing saved, and so does everything outside the guard; of "
     "windows that were only sampled the sampled part counts, and of swaps that began with a part "
-    "of the launches only the time after that."
+    "of the launches only the time after that. In a cluster a pod counts with every GPU that it "
+    "requests, for each of its ranks runs the kernel: counted windows hold the launches of all "
+    "ranks, and in sampled ones the ranks that were looked at stand for the others."
 )
 """How the numbers are made, for whoever reads them."""
 
@@ -113,6 +115,30 @@ class Account:
     def net_h(self) -> Hours:
         """GPU-hours saved less those spent."""
         return self.saved_h.less(self.spent_h)
+
+
+def of_all_gpus(gpu_ns: int, *, gpus: int, traced: int) -> int:
+    """Return the device time of all GPUs of a server, of which a sampled window shows some.
+
+    Parameters
+    ----------
+    gpu_ns
+        What the profile shows, nanoseconds.
+    gpus
+        GPUs that the server has.
+    traced
+        GPUs whose launches the profile has; 0 where that is not known, and then nothing is added.
+
+    Examples
+    --------
+    A rank of eight was looked at, or all of them:
+
+    >>> of_all_gpus(100, gpus=8, traced=1), of_all_gpus(800, gpus=8, traced=8)
+    (800, 800)
+    >>> of_all_gpus(100, gpus=8, traced=0), of_all_gpus(100, gpus=1, traced=2)
+    (100, 100)
+    """
+    return gpu_ns * gpus // traced if 0 < traced < gpus else gpu_ns
 
 
 def saved(ran: Ran) -> Hours:
