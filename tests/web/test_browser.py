@@ -15,6 +15,7 @@ from tests.web.conftest import SOURCE, TWO_PEOPLE, solution
 
 from retuned.adapters.approvals import Approvals
 from retuned.adapters.clock import FakeClock
+from retuned.contract import TrustClass
 from retuned.local.review_source import key_of
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ def furnished(there: Served) -> dict[str, str]:
         site.window(m)
     window = site.window(512, detected=True)
     changed = SOURCE.replace("1e-6", "1e-5").replace("tl.rsqrt(", "1.0 / tl.sqrt(")
-    one = site.propose(candidate=solution("rewritten", source=changed, num_warps=8))
+    rewritten = solution("rewritten", source=changed, num_warps=8)
+    one = site.propose(candidate=rewritten, trust=TrustClass.GENERATED)
     two = site.propose(phase="promoted", target="code")
     site.propose(phase="rejected")
     site.spent(two)
