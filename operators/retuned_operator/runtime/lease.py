@@ -14,13 +14,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from retuned_operator.runtime.backoff import Backoff
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import ApiError, Conflict, NotFound
+from retuned_operator.runtime.lease_rules import LeaseTimes, Seen, holder_of, may_take, observed
 from retuned_operator.runtime.resources import LEASES, Obj
 from retuned_operator.runtime.transport import Timeouts
 
@@ -38,82 +37,6 @@ class NotLeading(Conflict):
     """Another operator leads, or may lead by now; nothing may be written."""
 
     code = "not-leading"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseTimes:
-    """How long a lease holds, all in seconds."""
-
-    duration_s: float = 30.0
-    """Without a renewal for so long, it is another's."""
-    renew_deadline_s: float = 20.0
-    """Without a renewal for so long, who holds it stops: several tries, also where a machine is so
-    busy that each takes seconds."""
-    renew_s: float = 2.0
-    """From the begin of a renewal to the next, and between looks at another's lease."""
-    fresh_s: float = 6.0
-    """A confirmation is good for so long; after it the lease is read before a write."""
-
-    def __post_init__(self) -> None:
-        ordered = 0 < self.renew_s < self.fresh_s <= self.renew_deadline_s < self.duration_s
-        if not ordered:
-            raise ValueError(f"renew < fresh <= deadline < duration does not hold: {self}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """A lease as it was seen."""
-
-    version: str
-    """Its ``resourceVersion``."""
-    holder: str
-    """Who holds it; empty if nobody."""
-    duration_s: float
-    """For how long after a renewal, as its holder says."""
-    since_s: float
-    """When this version was first seen, on one's own clock."""
-
-
-def observed(body: Obj, before: Seen | None, *, now_s: float) -> Seen:
-    """Return a lease as it is now, with the time since when it is so.
-
-    Examples
-    --------
-    >>> body = {"metadata": {"resourceVersion": "3"}, "spec": {"holderIdentity": "a"}}
-    >>> first = observed(body, None, now_s=10.0)
-    >>> observed(body, first, now_s=12.0).since_s
-    10.0
-    """
-    version = str(body["metadata"]["resourceVersion"])
-    if before is not None and before.version == version:
-        return before
-    duration: Any = (body.get("spec") or {}).get("leaseDurationSeconds")
-    return Seen(
-        version=version,
-        holder=_holder(body),
-        duration_s=float(duration) if isinstance(duration, int) and duration > 0 else 0.0,
-        since_s=now_s,
-    )
-
-
-def may_take(seen: Seen, me: str, *, now_s: float, times: LeaseTimes) -> bool:
-    """Return whether a lease is one's own or free.
-
-    The longer of both durations counts: another version of the operator may have another.
-
-    Examples
-    --------
-    >>> seen = Seen(version="1", holder="a", duration_s=15.0, since_s=0.0)
-    >>> may_take(seen, "a", now_s=1.0, times=LeaseTimes())
-    True
-    >>> may_take(seen, "b", now_s=29.0, times=LeaseTimes())
-    False
-    >>> may_take(seen, "b", now_s=30.0, times=LeaseTimes())
-    True
-    """
-    if seen.holder in ("", me):
-        return True
-    return now_s - seen.since_s >= max(seen.duration_s, times.duration_s)
 
 
 class Leader:
@@ -199,7 +122,7 @@ class Leader:
         """
         self._reads += 1
         sent, body = self._clock(), self._read()
-        if body is None or _holder(body) != self.identity:
+        if body is None or holder_of(body) != self.identity:
             raise NotLeading(f"{self.identity} does not lead any more")
         # it was its own when it was read; when it ends is counted from the renewal as before
         if self._clock() - sent > self.times.fresh_s or not self.is_leading():
@@ -306,7 +229,7 @@ class Leader:
         self._lost = True
         try:
             body = self._read()
-            if body is not None and _holder(body) == self.identity:
+            if body is not None and holder_of(body) == self.identity:
                 spec = {**body["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
                 self._api.replace(LEASES, {**body, "spec": spec})
         except ApiError as error:
@@ -316,7 +239,7 @@ class Leader:
         """Return the lease as this one writes it."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = dict(body.get("spec") or {})
-        if _holder(body) != self.identity:
+        if holder_of(body) != self.identity:
             spec["acquireTime"] = now
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + bool(body)
         spec["holderIdentity"] = self.identity
@@ -324,7 +247,3 @@ class Leader:
         spec["renewTime"] = now
         named = {"metadata": {"name": self._name, "namespace": self._namespace}}
         return {**(body or named), "spec": spec}
-
-
-def _holder(body: Obj) -> str:
-    return str((body.get("spec") or {}).get("holderIdentity") or "")

@@ -16,7 +16,8 @@ from tests.operators.runtime.running import eventually, in_thread
 
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import Unavailable
-from retuned_operator.runtime.lease import Leader, LeaseTimes, NotLeading, Seen, may_take, observed
+from retuned_operator.runtime.lease import Leader, NotLeading
+from retuned_operator.runtime.lease_rules import LeaseTimes, Seen, may_take, observed
 from retuned_operator.runtime.resources import LEASES, Obj
 
 QUICK = LeaseTimes(duration_s=3.0, renew_deadline_s=2.0, renew_s=0.1, fresh_s=0.5)

@@ -17,7 +17,8 @@ from retuned.errors import HarnessError, TemporaryError
 from retuned_operator.runtime.backoff import Backoff
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import Conflict, Unavailable
-from retuned_operator.runtime.lease import Leader, LeaseTimes
+from retuned_operator.runtime.lease import Leader
+from retuned_operator.runtime.lease_rules import LeaseTimes
 from retuned_operator.runtime.manager import Controller, Manager, ManagerSettings, itself
 from retuned_operator.runtime.resources import CONFIG_MAPS, SECRETS, Obj
 from retuned_operator.runtime.store import Store, split
