@@ -14,7 +14,7 @@ from tests.local.test_showing import until_it_waits
 
 from retuned.adapters.gpu_devices import FakeDevices
 from retuned.local.context import Kind
-from retuned.local.devices import WHAT, Beside, descendants
+from retuned.local.devices import WHAT, Beside, descendants, said_beside
 from retuned.local.program import Loop
 from retuned.ports import DeviceState
 
@@ -52,6 +52,8 @@ def test_an_alarm_about_the_machine_has_what_devices_did_beside_it_once(world: W
     beside.look()
     words = "nvidia-0 is throttled (power); nvidia-0 is shared with 1 other process(es)"
     assert said(world, Kind.DRIFT) == [words]
+    assert said_beside(world.store, Kind.DRIFT, "2.0") == words
+    assert said_beside(world.store, Kind.DRIFT, "1.0") == ""
 
 
 def test_an_experiment_has_beside_it_what_may_have_slowed_it(world: World) -> None:

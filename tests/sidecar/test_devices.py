@@ -25,11 +25,12 @@ from retuned.agent_wire import (
 )
 from retuned.errors import Refused
 from retuned.observing.context import DRIFT, WINDOW
-from retuned.ports import DeviceState
+from retuned.ports import DeviceState, TraceBatch
 from retuned.sidecar.devices import look
 from retuned.sidecar.program import Sidecar
 from retuned.stages.drift import DriftAction, DriftReport, Throttle
 from retuned.stages.profile import WorkloadProfile
+from retuned.stages.trace import LaunchRecord
 
 PROFILE = WorkloadProfile(window_start_ns=0, window_ns=60, observed_ns=60, stats=())
 ALARM = DriftReport(
@@ -74,6 +75,26 @@ def test_an_alarm_and_its_window_are_told_with_how_the_pods_devices_stood(world:
     assert (gpu.gpu, gpu.throttled, gpu.others) == ("amd-0", (Throttle.THERMAL,), 1)
     assert window.gpus == drift.gpus
     assert window.gpus_traced == 2
+
+
+def test_the_devices_that_traces_of_a_window_name_are_counted_once_each(world: PodWorld) -> None:
+    world.turn()  # whom it serves
+    at_ns = int(world.clock.now().timestamp() * 1e9)
+    for number, device in enumerate(("0", "1", "1")):
+        launch = LaunchRecord(kernel="gemm", start_ns=0, duration_ns=5_000, device=device)
+        world.traces.add(
+            TraceBatch(
+                origin=f"/traces/{number}.json",
+                digest=f"sha256:{number:064d}",
+                format="test",
+                launches=(launch,),
+                span_ns=10_000,
+                completed_at_ns=at_ns,
+            )
+        )
+    world.turn(200.0)
+    world.turn()
+    assert [each.gpus_traced for each in world.said(ProfileReport)] == [2]
 
 
 def test_a_sidecar_shows_its_devices_and_names_no_process_of_them(world: PodWorld) -> None:

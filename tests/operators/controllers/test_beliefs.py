@@ -46,12 +46,13 @@ def drifted(id: str = "d1", windows: int = 2, **more: object) -> Drifted:
 
 def test_drift_becomes_an_experiment_under_the_policy_that_allows_it_and_then_a_proposal() -> None:
     cluster = Cluster(OPEN)
-    cluster.ledger.reports.append(drifted())
+    hot = replace(drifted(), beside="amd-0 is throttled (thermal)")
+    cluster.ledger.reports.append(hot)
     cluster.until(lambda: bool(cluster.experiments()))
     (experiment,) = cluster.experiments()
     assert experiment.spec.policy_ref.name == "prod"
     assert experiment.spec.environment == WORLD
-    assert experiment.spec.drift.sentence == "other traffic"
+    assert experiment.spec.drift.sentence == f"other traffic Beside it: {hot.beside}."
     (belief,) = cluster.ledger.beliefs
     assert experiment.spec.hypothesis == belief.id
     assert cluster.ledger.reports == []

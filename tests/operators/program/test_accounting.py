@@ -21,8 +21,9 @@ from retuned_operator.agent.ports import PodRecord
 from retuned_operator.controllers.ports import LiveShapes
 from retuned_operator.crds import SwapProposal, TuningTarget, read
 from retuned_operator.program.accounting import ClusterAccounts
+from retuned_operator.program.fleet import CachedFleet
 from retuned_operator.program.results import ResultFolder
-from retuned_operator.runtime.resources import EXPERIMENTS, PROPOSALS, TARGETS
+from retuned_operator.runtime.resources import EXPERIMENTS, PODS, PROPOSALS, TARGETS
 
 SINCE = datetime(2026, 11, 2, 12, tzinfo=UTC)
 POD = PodRecord(namespace="serving", name="chat-0", uid="uid-0", target="serving/chat")
@@ -143,6 +144,20 @@ def test_a_rank_that_was_looked_at_stands_for_all_gpus_of_its_pod_unless_all_wer
     world.hear(after=timedelta(hours=1), pod=pod, counted=counted, traced=traced)
     one = read(SwapProposal, world.swap).spec.speedup.point - 1
     assert saved(world) == [("2026-11", "serving/chat", pytest.approx(times * one))]
+
+
+def test_a_pod_has_the_gpus_that_it_requests_and_others_of_its_resources_are_none(
+    world: World,
+) -> None:
+    for name, asked in (("chat-0", {"amd.com/gpu": "8", "cpu": "64"}), ("chat-1", {"cpu": "64"})):
+        about = {"name": name, "namespace": "serving", "labels": {"app": "chat"}}
+        containers = [{"name": "server", "resources": {"requests": asked, "limits": asked}}]
+        world.fake.make(PODS, {"metadata": about, "spec": {"containers": containers}})
+    fleet = CachedFleet(
+        Looking(world.fake), artifact=lambda _: None, key=str, gpu_resources={"amd.com/gpu"}
+    )
+    found = [fleet.pod("serving", name) for name in ("chat-0", "chat-1")]
+    assert [each and each.gpus for each in found] == [8, 1]
 
 
 @pytest.mark.parametrize(
