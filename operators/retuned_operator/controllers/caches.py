@@ -42,6 +42,7 @@ INDICES: Mapping[Resource, Mapping[str, Index]] = {
     PODS: {BY_LABEL: reading.label_words, BY_SIDECAR: reading.sidecar_words},
 }
 """How objects are found besides by their key."""
+_Words = frozenset[tuple[str, str]]
 _MOST = 4096
 """Written objects that are kept before those that went meanwhile are looked for."""
 
@@ -61,14 +62,22 @@ class StoreCaches:
         self._stores = stores
         self._current = current
         self._lock = threading.Lock()
-        self._written: dict[tuple[str, str], Obj] = {}
+        self._written: dict[tuple[Resource, str], tuple[Obj, _Words]] = {}
+        self._keys: dict[tuple[Resource, str, str], set[str]] = {}
+        """By kind, index and word: keys of what was written and is found so now."""
+        self._most = _MOST
 
     def wrote(self, resource: Resource, body: Obj) -> None:
         """Remember what was just written, until the store has it."""
         if resource in self._stores:
             with self._lock:
-                self._written[resource.plural, key_of(body)] = body
-                if len(self._written) > _MOST:
+                place = (resource, key_of(body))
+                self._forget(place)
+                words = _words(resource, body)
+                self._written[place] = (body, words)
+                for word in words:
+                    self._keys.setdefault((resource, *word), set()).add(place[1])
+                if len(self._written) > self._most:
                     self._prune()
 
     def knows(self, resource: Resource) -> bool:
@@ -91,14 +100,13 @@ class StoreCaches:
         """Return what an index finds, also among what was just written; None while not known."""
         if not self.knows(resource):
             return None
-        found = {key_of(body): body for body in self._stores[resource].by(index, word)}
-        with self._lock:
-            keys = [key for plural, key in self._written if plural == resource.plural]
-        for key in keys:
-            body = found.get(key) or self._stores[resource].get(key)
+        store, words = self._stores[resource], INDICES[resource][index]
+        written = self._written_as(resource, index, word)  # first: what arrives now is in the store
+        found = {key_of(body): self._newest(resource, body) for body in store.by(index, word)}
+        for key in written - set(found):
+            body = store.get(key)
             if body is not None:
                 found[key] = self._newest(resource, body)
-        words = INDICES[resource][index]
         return [body for _, body in sorted(found.items()) if word in words(body)]
 
     def dated(self, resource: Resource, index: str, word: str) -> Mapping[str, str] | None:
@@ -109,10 +117,11 @@ class StoreCaches:
         if not self.knows(resource):
             return None
         store, words = self._stores[resource], INDICES[resource][index]
+        written = self._written_as(resource, index, word)
         found = store.dated(index, word)
         with self._lock:
-            keys = [key for plural, key in self._written if plural == resource.plural]
-        for key in keys:
+            written |= {key for key in found if (resource, key) in self._written}
+        for key in written:
             found.pop(key, None)
             body = store.get(key)
             newest = None if body is None else self._newest(resource, body)
@@ -120,26 +129,51 @@ class StoreCaches:
                 found[key] = made_of(newest)
         return found
 
+    def _written_as(self, resource: Resource, index: str, word: str) -> set[str]:
+        """Return the keys of what was just written so that an index finds it under a word."""
+        with self._lock:
+            return set(self._keys.get((resource, index, word), ()))
+
+    def _forget(self, place: tuple[Resource, str]) -> None:
+        _, words = self._written.pop(place, (None, ()))
+        for word in words:
+            keys = self._keys[place[0], *word]
+            keys.discard(place[1])
+            if not keys:
+                del self._keys[place[0], *word]
+
     def _prune(self) -> None:
-        """Forget objects that no store has: they were deleted before a watch brought them."""
-        stores = {kind.plural: store for kind, store in self._stores.items()}
-        self._written = {
-            (plural, key): body
-            for (plural, key), body in self._written.items()
-            if stores[plural].get(key) is not None
-        }
+        """Forget what no store has, deleted before a watch brought it, and what has arrived.
+
+        What is under way still is not looked at again with each write.
+        """
+        for (resource, key), (mine, _) in tuple(self._written.items()):
+            body = self._stores[resource].get(key)
+            if body is None or not _is_newer(mine, body):
+                self._forget((resource, key))
+        self._most = max(_MOST, 2 * len(self._written))
 
     def _newest(self, resource: Resource, body: Obj) -> Obj:
         """Return the newer of what is there and what was written; forget what has arrived."""
-        place = (resource.plural, key_of(body))
+        place = (resource, key_of(body))
         with self._lock:
-            mine = self._written.get(place)
+            mine, _ = self._written.get(place, (None, ()))
             if mine is None:
                 return body
-            if _uid(mine) == _uid(body) and _version(mine) > _version(body):
+            if _is_newer(mine, body):
                 return mine
-            del self._written[place]
+            self._forget(place)
             return body
+
+
+def _words(resource: Resource, body: Obj) -> _Words:
+    """Return every index and word under which an object is found."""
+    indices = INDICES.get(resource, {})
+    return frozenset((name, word) for name, index in indices.items() for word in index(body))
+
+
+def _is_newer(mine: Obj, body: Obj) -> bool:
+    return _uid(mine) == _uid(body) and _version(mine) > _version(body)
 
 
 def _uid(body: Obj) -> str:

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.operators import examples
 
+from retuned_operator.controllers import caches
 from retuned_operator.controllers.caches import INDICES, StoreCaches
 from retuned_operator.controllers.ports import BY_PHASE, BY_SELECTOR, BY_TARGET
+from retuned_operator.runtime import store
 from retuned_operator.runtime.resources import PROPOSALS, TARGETS, Obj
 from retuned_operator.runtime.store import Store, key_of, made_of
 
@@ -94,3 +97,55 @@ def test_what_was_written_and_never_seen_again_does_not_pile_up() -> None:
         body["metadata"]["name"] = f"swp-{n}"
         kept.caches.wrote(PROPOSALS, body)
     assert len(kept.caches._written) <= 4096
+
+
+def test_what_is_looked_for_costs_no_more_for_what_was_written_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = Kept()
+    for n in range(300):
+        body = a_swap(9, name=f"swp-{n}", uid=f"uid-{n}")
+        body["spec"]["targetRef"] = {"name": f"t{n}"}
+        kept.stores[PROPOSALS].put(body)
+        after = {**body, "metadata": {**body["metadata"], "resourceVersion": "10"}}
+        kept.caches.wrote(PROPOSALS, after)
+    decoded: list[bytes] = []
+    whole = store._decoded
+
+    def counted(text: bytes) -> Obj:
+        decoded.append(text)
+        return whole(text)
+
+    monkeypatch.setattr(store, "_decoded", counted)
+    found = kept.caches.by(PROPOSALS, BY_TARGET, "serving/t7")
+    assert found is not None
+    assert [body["metadata"]["resourceVersion"] for body in found] == ["10"]
+    assert len(decoded) == 1
+    assert kept.caches.dated(PROPOSALS, BY_TARGET, "serving/t7") is not None
+    assert len(decoded) == 2
+
+
+def test_what_has_arrived_is_forgotten_together_and_not_looked_for_with_every_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(caches, "_MOST", 50)
+    kept = Kept()
+    asked: list[str] = []
+    whole = kept.stores[PROPOSALS].get
+
+    def counted(key: str) -> Obj | None:
+        asked.append(key)
+        return whole(key)
+
+    monkeypatch.setattr(kept.stores[PROPOSALS], "get", counted)
+    for n in range(1000):  # the watch has brought every second one
+        body = a_swap(9 + n % 2, name=f"swp-{n}", uid=f"uid-{n}")
+        kept.stores[PROPOSALS].put(body)
+        after = {**body, "metadata": {**body["metadata"], "resourceVersion": "10"}}
+        kept.caches.wrote(PROPOSALS, after)
+    assert len(kept.caches._written) < 1000
+    assert len(asked) <= 4 * 1000
+    for n in range(0, 1000, 2):
+        found = kept.caches.get(PROPOSALS, f"serving/swp-{n}")
+        assert found is not None
+        assert found["metadata"]["resourceVersion"] == "10"
