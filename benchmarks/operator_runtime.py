@@ -322,7 +322,7 @@ def _running(operator: Operator, stop: threading.Event) -> Iterator[Operator]:
 
 def _until(noted: Noted, targets: int, operator: Operator) -> None:
     end = time.monotonic() + _PATIENCE_S
-    while len({key for key, _ in noted.done}) < targets:
+    while len({key for key, _ in tuple(noted.done)}) < targets:
         operator.must_live()
         if time.monotonic() > end:
             raise SystemExit(f"{len(noted.done)} of {targets} targets have a status by now")
@@ -336,7 +336,7 @@ def _settle(operator: Operator) -> None:
         operator.must_live()
         if time.monotonic() > end:
             raise SystemExit(f"{operator.waiting()} keys wait still")
-        time.sleep(0.2)
+        time.sleep(0.5)  # an answer is work for the operator, too
 
 
 def _stall(
