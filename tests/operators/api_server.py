@@ -1,53 +1,40 @@
-"""A real API server with etcd on loopback, for schemas, rules and admission; no nodes, no pods."""
+"""A real API server, for schemas, rules and admission; nobody works on what it keeps."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
+import ssl
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
+from tests.plane.control_plane import ControlPlane, Place, needed_tools
 
-ROOT = Path(__file__).parents[2]
-_READY_S = 90
-USERS = {
-    "admin": "system:masters",
-    "ada": "gpu-platform,sre",
-    "bob": "other",
-    "program": "gpu-platform",
-}
-
-
-def tools() -> Path | None:
-    """Return the folder with the built tools; None where they are not built."""
-    script = ROOT / "scripts" / "cluster-tools"
-    found = subprocess.run([script, "--path"], capture_output=True, text=True, check=False)
-    return Path(found.stdout.strip()) if found.returncode == 0 else None
+USERS = {"admin": ("system:masters",), "ada": ("gpu-platform", "sre"), "bob": ("other",)}
+"""Who asks, and in which groups they are."""
 
 
 class ApiServer:
-    """Requests as one of `USERS`."""
+    """Requests as one of `USERS`.
 
-    def __init__(self, url: str) -> None:
-        # the certificate is the server's own, made at its start
-        self._client = httpx.Client(base_url=url, verify=False, timeout=30.0)
+    Parameters
+    ----------
+    clients
+        By user.
+    """
 
-    def close(self) -> None:
-        self._client.close()
+    def __init__(self, clients: Mapping[str, httpx.Client]) -> None:
+        self._clients = clients
 
     def call(
         self, method: str, path: str, body: Any = None, *, user: str = "admin"
     ) -> tuple[int, Mapping[str, Any]]:
         """Return status and answer."""
         patch = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        headers = {"Authorization": f"Bearer {user}-token", "Content-Type": patch}
-        answer = self._client.request(method, path, json=body, headers=headers)
+        headers = {"Content-Type": patch}
+        answer = self._clients[user].request(method, path, json=body, headers=headers)
         found = answer.json() if answer.headers["content-type"] == "application/json" else {}
         return answer.status_code, found
 
@@ -92,83 +79,16 @@ def path_of(body: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def running(bin: Path, folder: Path) -> Iterator[ApiServer]:
+def running(folder: Path) -> Iterator[ApiServer]:
     """Run etcd and an API server for as long as the block lasts."""
-    etcd, peer, port = (_free_port() for _ in range(3))
-    _write_key(folder)
-    lines = [f'{name}-token,{name},{name},"{groups}"\n' for name, groups in USERS.items()]
-    (folder / "tokens.csv").write_text("".join(lines))
-    stores = f"http://127.0.0.1:{etcd}"
-    commands: list[list[str | Path]] = [
-        [
-            bin / "etcd",
-            f"--data-dir={folder / 'data'}",
-            f"--listen-client-urls={stores}",
-            f"--advertise-client-urls={stores}",
-            f"--listen-peer-urls=http://127.0.0.1:{peer}",
-            "--unsafe-no-fsync=true",
-        ],
-        [
-            bin / "kube-apiserver",
-            f"--etcd-servers={stores}",
-            f"--cert-dir={folder / 'certs'}",
-            f"--secure-port={port}",
-            "--bind-address=127.0.0.1",
-            "--authorization-mode=RBAC",
-            "--service-cluster-ip-range=10.0.0.0/24",
-            "--disable-admission-plugins=ServiceAccount",
-            f"--service-account-issuer=https://127.0.0.1:{port}/",
-            f"--service-account-key-file={folder / 'sa.pub'}",
-            f"--service-account-signing-key-file={folder / 'sa.key'}",
-            f"--token-auth-file={folder / 'tokens.csv'}",
-            "--endpoint-reconciler-type=none",
-        ],
-    ]
-    children: list[subprocess.Popen[bytes]] = []
-    server = ApiServer(f"https://127.0.0.1:{port}")
-    with (folder / "log").open("wb") as log:
-        try:
-            for command in commands:
-                children.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder))
-            _wait(server, children, folder / "log")
-            yield server
-        finally:
-            server.close()
-            for child in reversed(children):
-                child.terminate()
-                try:
-                    child.wait(timeout=20)
-                except subprocess.TimeoutExpired:
-                    child.kill()
-                    child.wait()
+    place = Place(controllers=False)
+    with ControlPlane(folder, needed_tools(), place=place) as plane, ExitStack() as stack:
+        yield ApiServer({user: stack.enter_context(client(plane, user)) for user in USERS})
 
 
-def _wait(server: ApiServer, children: list[subprocess.Popen[bytes]], log: Path) -> None:
-    deadline = time.monotonic() + _READY_S
-    while time.monotonic() < deadline:
-        assert all(child.poll() is None for child in children), log.read_text()[-3000:]
-        try:
-            if server.call("GET", "/readyz")[0] == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"not ready within {_READY_S} s: {log.read_text()[-3000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _write_key(folder: Path) -> None:
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (folder / "sa.key").write_bytes(private)
-    (folder / "sa.pub").write_bytes(public)
+def client(plane: ControlPlane, user: str) -> httpx.Client:
+    """Return what asks as a user."""
+    context = ssl.create_default_context(cafile=str(plane.authority.certificate))
+    pair = plane.authority.user(user, groups=USERS[user])
+    context.load_cert_chain(pair.certificate, pair.key)
+    return httpx.Client(base_url=plane.url, verify=context, timeout=30.0)

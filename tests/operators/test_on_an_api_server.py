@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.operators import examples
-from tests.operators.api_server import ApiServer, running, tools
+from tests.operators.api_server import ApiServer, running
 from tests.operators.test_manifests import REQUEST, SETTINGS
 
 from retuned.adapters.policy_files import load_policy
@@ -38,13 +37,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    found = tools()
-    if found is None:
-        reason = "the cluster tools are not built: make cluster-tools"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with running(found, tmp_path_factory.mktemp("api")) as server:
+    with running(tmp_path_factory.mktemp("api")) as server:
         for kind in KINDS:
             server.create(definition_of(kind))
         for kind in KINDS:

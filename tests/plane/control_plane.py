@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 import yaml
 from tests.plane.pki import Authority, Pair
 
@@ -51,6 +52,8 @@ class Place:
     """The first of them is the API server's own."""
     kubelets: bool = False
     """Whether nodes are real ones, with pods that reach the API server; else kwok plays them."""
+    controllers: bool = True
+    """Whether anybody works on what is stored; else there is an API server and nothing besides."""
     before: tuple[str, ...] = ()
     """What starts each program, such as one that ends it together with who started it."""
 
@@ -69,6 +72,17 @@ def tools() -> Path | None:
         check=False,
     )
     return Path(done.stdout.strip()) if done.returncode == 0 else None
+
+
+def needed_tools() -> Path:
+    """Return where the control plane was built; that it was not is a failure in CI."""
+    programs = tools()
+    if programs is None:
+        reason = "Kubernetes is not built here: make cluster-tools"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return programs
 
 
 def free_ports(count: int) -> list[int]:
@@ -122,7 +136,8 @@ class ControlPlane:
             self._start_store()
             self._start_api()
             self._define()
-            self._start_controllers()
+            if self._place.controllers:
+                self._start_controllers()
         except BaseException:
             self.stop()
             raise
