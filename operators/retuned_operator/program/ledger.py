@@ -49,6 +49,7 @@ from retuned_operator.program.artifacts import ArtifactFolders, is_bound
 from retuned_operator.program.asking import Asking
 from retuned_operator.program.collecting import Collector
 from retuned_operator.program.live_kernels import LiveKernels
+from retuned_operator.program.newest import Newest
 from retuned_operator.program.results import PodResult, ResultFolder
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class StoreLedger:
         self._asking = asking
         self._spans = spans or NoSpans()
         self._heard = heard
+        self._newest = Newest()
         self._live = live or LiveKernels(store)
         self._store = store
         self._notary = notary
@@ -355,12 +357,15 @@ class StoreLedger:
         if isinstance(said, ProfileReport | DriftPost):
             kind = PROFILE if isinstance(said, ProfileReport) else DRIFT
             body: dict[str, Any] = {**said.model_dump(mode="json"), "of_gpus": receipt.pod.gpus}
-            id = digest_of([receipt.pod.target, receipt.pod.uid, said.id])
+            id = f"{receipt.pod.target}/{digest_of([receipt.pod.target, receipt.pod.uid, said.id])}"
+            if isinstance(said, ProfileReport):
+                body["before"] = self._newest.before(receipt.pod.uid, id)
             wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE
             phase = "new" if wanted else "noted"
             with self._heard_in(receipt, said):
-                new = self._store.add(kind, f"{receipt.pod.target}/{id}", body, phase=phase)
+                new = self._store.add(kind, id, body, phase=phase)
             if new and isinstance(said, ProfileReport):
+                self._newest.told(receipt.pod.uid, id)
                 self._heard(receipt.pod, said)
 
     def _heard_in(

@@ -14,7 +14,7 @@ from retuned.ports import Store, Stored, Verifier
 from retuned.stages.drift import DriftReport
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.watch import Account
-from retuned.web.records import DriftLine, Roofs
+from retuned.web.records import DriftLine, Roofs, Window
 from retuned.web.roofs import roofs_of
 from retuned_operator.controllers.accelerators import beside_of
 from retuned_operator.controllers.ports import Kernels
@@ -81,14 +81,20 @@ class StoreShelf:
         page = self._store.page(DRIFT, phases=_PHASES, before=before, limit=limit)
         return tuple(_lines(page))
 
-    def window(self, key: str) -> tuple[DriftLine, WorkloadProfile | None] | None:
-        """Return a drift report with its window, which its pod has told under the same id."""
+    def window(self, key: str) -> Window | None:
+        """Return a drift report with its window, told under the same id, and its pod's before."""
         stored = self._store.get(DRIFT, key)
         line = next(_lines((stored,) if stored is not None else ()), None)
         if line is None:
             return None
         kept = self._store.get(PROFILE, key)
-        return line, _profile(kept) if kept is not None else None
+        name = kept.body.get("before") if kept is not None else None
+        earlier = self._store.get(PROFILE, name) if isinstance(name, str) and name else None
+        return Window(
+            line=line,
+            profile=_profile(kept) if kept is not None else None,
+            before=_profile(earlier) if earlier is not None else None,
+        )
 
     def busy_ratio(self, target: str) -> float | None:
         """Return the share of time in which kernels ran; None where no profile says so."""

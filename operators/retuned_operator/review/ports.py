@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from retuned.contract import Digest, Solution
-from retuned.stages.profile import WorkloadProfile
 from retuned.stages.verdict import Doubt, EvidenceDocument
 from retuned.stages.watch import Account
-from retuned.web.records import DriftLine, Roofs
+from retuned.web.records import DriftLine, Roofs, Window
 from retuned_operator.crds import TuningTarget
 from retuned_operator.kubectl.desk import Cluster
 from retuned_operator.runtime.resources import Resource
@@ -49,8 +48,8 @@ class Shelf(Protocol):
         """Return drift reports of all targets, newest first."""
         ...
 
-    def window(self, key: str) -> tuple[DriftLine, WorkloadProfile | None] | None:
-        """Return a drift report with its window; None where there is none."""
+    def window(self, key: str) -> Window | None:
+        """Return a drift report with its window and the one before; None where there is none."""
         ...
 
     def busy_ratio(self, target: str) -> float | None:

@@ -197,9 +197,7 @@ class ClusterReview:
     def window(self, viewer: Person, key: str) -> Window | None:
         """Return the window of a drift report; None where there is none."""
         found = self._shelf.window(key)
-        if found is None or not self._sees(viewer, found[0]):
-            return None
-        return Window(line=found[0], profile=found[1])
+        return found if found is not None and self._sees(viewer, found.line) else None
 
     def accounts(self, viewer: Person) -> tuple[Account, ...]:
         """Return what was spent and saved, newest month first."""

@@ -15,6 +15,7 @@ from tests.operators.review.conftest import HOST, SECRET, Page, proxied
 from retuned.errors import UnreadableInput, UsageError
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
+from retuned.stages.trace import ShapeSource
 from retuned_operator.manifests.roles import speaking_rules
 from retuned_operator.program.ledger import DRIFT, PROFILE
 from retuned_operator.program.reviewing import review_settings
@@ -271,6 +272,40 @@ def test_hours_of_a_swap_are_reckoned_with_the_accelerators_that_pods_request(pa
     page.store.add(PROFILE, "serving/chat/w", body, phase="new")
     said = page.get(f"/proposals/{NAME}").text
     assert "16 GPUs, kernels running 50.0% of the time" in said
+
+
+def test_a_window_is_drawn_beside_the_one_that_its_pod_told_before(page: Page) -> None:
+    for id, share, before in (("w1", 0.9, ""), ("w2", 0.4, "serving/chat/w1")):
+        kept = {"id": id, "profile": window_of(share), "before": before}
+        page.store.add(PROFILE, f"serving/chat/{id}", kept, phase="new")
+        body = {"id": id, "report": report()}
+        page.store.add(DRIFT, f"serving/chat/{id}", body, phase="new")
+    first, second = (page.get(f"/drift/serving/chat/{id}").text for id in ("w1", "w2"))
+    assert "Where the kernel time goes" in first
+    assert second.count("<figure") == first.count("<figure") + 1
+
+
+def window_of(share: float) -> dict[str, object]:
+    """Return a window in which one of two kernels has a share of the time."""
+    stats = tuple(
+        SignatureStat(
+            signature=Signature(kernel=kernel, dims=((16, 4096),), dtypes=("bfloat16",)),
+            launches=1000,
+            gpu_time_ns=int(part * 10**9),
+            median_ns=10_000,
+            shape_source=ShapeSource.CAPTURE,
+            shape_confidence=1.0,
+        )
+        for kernel, part in (("rmsnorm", share), ("rope", 1.0 - share))
+    )
+    found = WorkloadProfile(
+        window_start_ns=1_772_000_000 * 10**9,
+        window_ns=10**10,
+        observed_ns=10**10,
+        stats=stats,
+        counted=True,
+    )
+    return found.model_dump(mode="json")
 
 
 def test_plots_of_drift_are_of_one_server_and_lead_to_the_others(page: Page) -> None:
