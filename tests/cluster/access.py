@@ -9,6 +9,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ class Access(ABC):
         """Return what kubectl gets."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *what, "-o", "json"))
         return found
+
+    def evict(self, pod: str, *, namespace: str) -> None:
+        """Ask for a pod's end by the Eviction API, as ``kubectl drain`` does."""
+        about = {"name": pod, "namespace": namespace}
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": about}
+        where = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+        self.kubectl("create", "--raw", where, "-f", "-", given=json.dumps(eviction))
+
+    @contextmanager
+    def cordoned(self, node: str) -> Iterator[None]:
+        """Let no new pod onto a node for a block."""
+        self.kubectl("cordon", node)
+        try:
+            yield
+        finally:
+            self.kubectl("uncordon", node)
 
     def person(self, name: str, role: str, *, namespace: str, groups: tuple[str, ...] = ()) -> Path:
         """Return the kubeconfig of somebody who has one of our roles in a namespace."""

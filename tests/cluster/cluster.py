@@ -13,7 +13,8 @@ import json
 import signal
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -102,13 +103,14 @@ class Cluster(Access):
         (found,) = [each["containerID"] for each in listed if each["name"] == container]
         self._ctr("tasks", "kill", "--signal=SIGKILL", found.removeprefix("containerd://"))
 
-    def stop_kubelet(self) -> None:
-        """Stop the kubelet; its pods go on."""
+    @contextmanager
+    def without_kubelet(self) -> Iterator[None]:
+        """Have no kubelet for a block; its pods go on, and who ends there stays ended."""
         self.node.stop("kubelet")
-
-    def start_kubelet(self) -> None:
-        """Start the kubelet again."""
-        self._run_kubelet()
+        try:
+            yield
+        finally:
+            self._run_kubelet()
 
     # --- its parts --------------------------------------------------------------------------------
 

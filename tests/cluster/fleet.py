@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,6 +145,12 @@ class Client:
         wanted = int(self.ask("mark")["ok"]) + count
         return lambda: int(self.ask("mark")["ok"]) >= wanted
 
+    def serves(self, count: int, *, at_least_s: float) -> None:
+        """Wait until so many more requests were answered and so much time has passed."""
+        began, served = time.monotonic(), self.served(count)
+        while not served() or time.monotonic() - began < at_least_s:
+            time.sleep(0.5)
+
 
 @contextmanager
 def traffic_of(url: str, *, folder: Path, counted: Counted) -> Iterator[Client]:
@@ -196,6 +203,10 @@ class Fleet:
         """Return the oldest proposal."""
         return self.all("swapproposals")[0]
 
+    def experiment(self, name: str) -> dict[str, Any]:
+        """Return an experiment."""
+        return self.cluster.get("kernelexperiment", name, "-n", NAMESPACE)
+
     def phase(self) -> str:
         """Return where it is."""
         return str(self.proposal().get("status", {}).get("phase", ""))
@@ -216,6 +227,16 @@ class Fleet:
         (status,) = pod["status"]["containerStatuses"]
         found: dict[str, Any] = status
         return found
+
+    def said_anew(self, *words: str) -> Callable[[], bool]:
+        """Return whether the operator has said one of some words again since now, when asked."""
+
+        def count() -> int:
+            said = self.cluster.kubectl("logs", *OPERATOR, "--tail=-1")
+            return sum(said.count(each) for each in words)
+
+        before = count()
+        return lambda: count() > before
 
     def operators_last_words(self) -> str:
         """Return the end of what the operator said before it was started again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,24 +73,35 @@ class Volume:
     cluster: Cluster
     folder: Path
 
-    def fill(self) -> None:
-        """Take what is left of it."""
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """Take what is left of it for a block, the room that the database has set aside too."""
         text = 'dd if=/dev/zero of="$0/filler" bs=1M 2>/dev/null || true'
+        self.cluster.node.run(*self._with_database("PRAGMA wal_checkpoint(TRUNCATE)"))
         self.cluster.node.run("sh", "-c", text, str(self.folder))
+        try:
+            yield
+        finally:
+            self.cluster.node.run("rm", str(self.folder / "filler"))
 
-    def empty(self) -> None:
-        """Give it back."""
-        self.cluster.node.run("rm", str(self.folder / "filler"))
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep everybody else from writing into the operator's database for a block."""
+        self.cluster.node.start("holder", *self._with_database("BEGIN IMMEDIATE", wait_s=600.0))
+        try:
+            yield
+        finally:
+            self.cluster.node.stop("holder")
 
-    def hold(self, *, seconds: float) -> None:
-        """Keep everybody else from writing into the operator's database for a while."""
+    def _with_database(self, statement: str, *, wait_s: float = 0.0) -> Sequence[str]:
+        """Return a command that says something to the operator's database, and stays a while."""
         text = (
             "import pathlib, sqlite3, sys, time; "
             "(path,) = pathlib.Path(sys.argv[1]).glob('state/*.sqlite3'); "
             "db = sqlite3.connect(path, timeout=60, isolation_level=None); "
-            "db.execute('BEGIN IMMEDIATE'); time.sleep(float(sys.argv[2]))"
+            "db.execute(sys.argv[2]).fetchall(); time.sleep(float(sys.argv[3]))"
         )
-        self.cluster.node.run(sys.executable, "-c", text, str(self.folder), str(seconds))
+        return sys.executable, "-c", text, str(self.folder), statement, str(wait_s)
 
     @contextmanager
     def tampered(self, digest: str) -> Iterator[None]:

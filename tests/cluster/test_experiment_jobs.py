@@ -209,14 +209,7 @@ def test_a_pod_that_was_evicted_is_replaced_and_has_not_failed(cluster: Cluster)
     request = wanted("evicted", task="{}")
     started(cluster, request, waiting_until(time.time() + 30))
     (first,) = pods(cluster, request)
-    name = first["metadata"]["name"]
-    eviction = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-    }
-    where = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
-    cluster.kubectl("create", "--raw", where, "-f", "-", given=json.dumps(eviction))
+    cluster.evict(first["metadata"]["name"], namespace=NAMESPACE)
     assert ending(cluster, request, within_s=120) == "Complete"
     ran = {pod["metadata"]["uid"] for pod in pods(cluster, request)}
     assert ran - {first["metadata"]["uid"]}
@@ -226,8 +219,7 @@ def test_on_a_node_that_is_cordoned_a_job_waits_and_then_runs(cluster: Cluster) 
     request = wanted("cordoned", task="{}")
     _, job = job_objects(request, SETTINGS)
     job["spec"]["template"]["spec"]["containers"][0]["command"] = waiting(1)
-    cluster.kubectl("cordon", NODE)
-    try:
+    with cluster.cordoned(NODE):
         start(cluster, request, job)
         cluster.eventually(lambda: bool(pods(cluster, request)), "the pod is made")
 
@@ -237,6 +229,4 @@ def test_on_a_node_that_is_cordoned_a_job_waits_and_then_runs(cluster: Cluster) 
             return any(each.get("reason") == "Unschedulable" for each in found)
 
         cluster.eventually(refused, "the scheduler finds no node")
-    finally:
-        cluster.kubectl("uncordon", NODE)
     assert ending(cluster, request) == "Complete"

@@ -146,10 +146,9 @@ def test_a_kubelet_that_stops_leaves_the_server_serving(
     cluster: Cluster, pod: str, url: str, report: Report
 ) -> None:
     with traffic(lambda: url) as counted:
-        cluster.stop_kubelet()
-        seen = counted.sent
-        cluster.eventually(lambda: counted.sent >= seen + 30, "thirty requests without a kubelet")
-        cluster.start_kubelet()
+        with cluster.without_kubelet():
+            seen = counted.sent
+            cluster.eventually(lambda: counted.sent >= seen + 30, "thirty requests without it")
         cluster.eventually(
             lambda: cluster.succeeds("exec", "-n", NAMESPACE, pod, "-c", "server", "--", "true"),
             "the kubelet is back",
