@@ -17,6 +17,7 @@ from tests.cluster.installing import OPERATOR, Volume, values
 from tests.cluster.serving import SHARED_FOLDERS, Counted, server_pod
 
 from retuned.agent_wire import PodRef
+from retuned.contract import digest_of
 from retuned.demo.processes import Child
 from retuned_operator.manifests.names import INJECT
 from retuned_operator.manifests.sidecar import SIDECAR, SOCKET_DIR
@@ -102,6 +103,21 @@ def story_values(volume: str) -> Mapping[str, Any]:
         }
     ]
     return given
+
+
+def starving(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return values by which pods that compile and search have no room for Python's modules."""
+    sizes = given["experiments"]["sizes"]
+    small = {role: sizes[role] | {"memory": "32Mi"} for role in ("compile", "search")}
+    return {**given, "experiments": {**given["experiments"], "sizes": {**sizes, **small}}}
+
+
+def like(experiment: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an experiment on the same kernel by another plan, as somebody would ask for it."""
+    spec = experiment["spec"] | {"plan": digest_of([experiment["spec"]["plan"], name])}
+    about = {"name": name, "namespace": experiment["metadata"]["namespace"]}
+    kind = {key: experiment[key] for key in ("apiVersion", "kind")}
+    return kind | {"metadata": about, "spec": spec}
 
 
 def deployment() -> dict[str, Any]:

@@ -24,6 +24,8 @@ from tests.cluster.fleet import (
     TARGET,
     Fleet,
     deployment,
+    like,
+    starving,
     story_values,
     traffic_of,
 )
@@ -436,13 +438,60 @@ def test_a_kernel_that_turns_wrong_is_found_and_goes_back_by_itself(
     report.note_phases(fleet.proposal())
 
 
+def test_an_experiment_without_memory_fails_with_its_reason_and_the_target_goes_on(
+    fleet: Fleet, report: Report
+) -> None:
+    before, target = fleet.experiment(fleet.proposal()["spec"]["experimentRef"]), fleet.status()
+    end_experiments(fleet, fleet.cluster.admin)
+    upgrade(fleet.cluster, starving(VALUES))
+    fleet.cluster.kubectl("apply", "-f", "-", given=[like(before, "starved")])
+    report.seconds["no memory to failed"] = fleet.cluster.eventually(
+        lambda: fleet.experiment("starved").get("status", {}).get("phase") == "Failed",
+        "it has failed",
+        within_s=240,
+    )
+    status = fleet.experiment("starved")["status"]
+    helper, search = sorted(status["jobRefs"], key=lambda each: str(each["role"]))
+    assert status["reason"] == "job-failed"
+    assert status["detail"].startswith(search["name"])
+    for why in (helper["givenUp"], status["detail"]):  # 137: killed, as for want of memory
+        assert "with code 137" in why
+    fleet.cluster.eventually(
+        lambda: fleet.status().get("reportingPods") == 1, "the pod is heard again", within_s=120
+    )
+    assert fleet.status()["quarantine"] == target["quarantine"]
+    assert len(fleet.all("swapproposals")) == 1, "it proposed nothing"
+
+
+def written(fleet: Fleet, resource: str, verbs: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the requests that somebody made to write objects of a kind, oldest first."""
+    return [
+        each
+        for each in fleet.cluster.plane.audited()
+        if each["verb"] in verbs
+        and each["objectRef"]["resource"] == resource
+        and each["stage"] == "ResponseComplete"
+    ]
+
+
+def test_the_audit_log_says_that_a_swap_and_a_way_back_were_ordered_once(fleet: Fleet) -> None:
+    asked = written(fleet, "swapproposals", ("patch", "update"))
+    after = [each["responseObject"] for each in asked if each["responseStatus"]["code"] == 200]
+    rollouts = [
+        each["status"]["rollout"] for each in after if each.get("status", {}).get("rollout")
+    ]
+    told = {
+        (each["uid"], each["epoch"], each["wants"]) for every in rollouts for each in every["pods"]
+    }
+    assert sorted(wants for _, _, wants in told) == ["back", "swap"]
+    assert len({epoch for _, epoch, _ in told}) == 2
+    assert {uid for uid, _, _ in told} == {fleet.ref.uid}
+
+
 def test_the_audit_log_says_who_decided(fleet: Fleet) -> None:
     made = [
         (each["user"]["username"], each["responseStatus"]["code"])
-        for each in fleet.cluster.plane.audited()
-        if each["verb"] == "create"
-        and each["objectRef"]["resource"] == "swapdecisions"
-        and each["stage"] == "ResponseComplete"
+        for each in written(fleet, "swapdecisions", ("create",))
     ]
     asker = str(fleet.proposal()["spec"]["requestedBy"])
     assert made == [(asker, 403), ("ada", 201), ("ben", 201)]
