@@ -17,6 +17,12 @@ from retuned.errors import MissingDependency, UsageError
 LOOK = "import sys; print([type(f).__name__ for f in sys.meta_path].count('ImportWatch'))"
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder whose name is short: there are sockets in it."""
+    return tmp_path_factory.mktemp("a")
+
+
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith("RETUNED_")]:
