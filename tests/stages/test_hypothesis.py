@@ -67,6 +67,12 @@ def test_a_kernel_as_short_as_its_launch_is_not_believed_in() -> None:
     assert hypothesize(shapes, report=report(), total_gpu_time_ns=SECOND) == ()
 
 
+def test_a_floor_that_launches_beat_was_guessed_and_tells_as_little_as_none() -> None:
+    unknown, beaten = believe(floor=0.0), believe(floor=1.45)
+    assert (beaten.expected_saving, beaten.because) == (unknown.expected_saving, unknown.because)
+    assert beaten.expected_saving > 0.0
+
+
 def test_the_kernel_that_saves_most_comes_first() -> None:
     found = hypothesize(
         {

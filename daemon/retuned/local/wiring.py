@@ -66,8 +66,8 @@ OBSERVES_ONLY = (
     "and not timed, and without times nothing is proven, so nothing is tried; run the daemon where "
     "a GPU is"
 )
-_CORE = Peak(gflops=100.0, gbytes_per_s=20.0, cache_bytes=0)
-"""One core of today's servers: two 256-bit FMA units at 3 GHz, and what one core streams from
+_CORE = Peak(gflops=256.0, gbytes_per_s=20.0, cache_bytes=0)
+"""One core of today's servers: two 512-bit FMA units at 4 GHz, and what one core streams from
 memory. A guess that only ranks hypotheses; what is gained is measured."""
 _UNKNOWN = Peak(gflops=0.0, gbytes_per_s=0.0, cache_bytes=0)
 

@@ -120,7 +120,7 @@ def _believe(
 def _gain(cost: ShapeCost, prior: float | None, settings: HypothesisSettings) -> float:
     if prior is not None:
         return min(max(prior, 1.0), settings.max_gain)
-    if cost.floor_ns <= 0:
+    if not 0 < cost.floor_ns <= cost.median_ns:  # a floor that launches beat was guessed too high
         return settings.unknown_gain
     room = max(cost.median_ns / (cost.floor_ns + settings.launch_ns), 1.0)
     return float(min(room**settings.reach, settings.max_gain))
@@ -129,4 +129,5 @@ def _gain(cost: ShapeCost, prior: float | None, settings: HypothesisSettings) ->
 def _source(costs: Sequence[ShapeCost], prior: float | None) -> str:
     if prior is not None:
         return "earlier experiments"
-    return "rooflines" if any(cost.floor_ns > 0 for cost in costs) else "untuned shapes"
+    known = any(0 < cost.floor_ns <= cost.median_ns for cost in costs)
+    return "rooflines" if known else "untuned shapes"
