@@ -32,6 +32,12 @@ class Monitoring:
         assert answer.status_code == 200, answer.text
         return list(answer.json())
 
+    def ask(self, query: str) -> list[Any]:
+        """Return the series that a query finds in Prometheus."""
+        answer = httpx.get(f"{self.prometheus}/api/v1/query", params={"query": query}, timeout=20.0)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["data"]["result"])
+
     def until(self, reached: Callable[[], object], what: str) -> None:
         """Wait for something, and show both logs where it does not come."""
         deadline_s = time.monotonic() + _PATIENCE_S

@@ -1,7 +1,8 @@
 """The whole way with real programs: traffic drifts, somebody is called, looks, and says yes.
 
 Server, client and daemon are those of ``retuned demo``; Prometheus, Alertmanager and Chromium are
-Debian's. What is played is the person, and Slack's end of the wire. It takes some 90 s.
+Debian's. What is played is the person, and Slack's end of the wire. Dashboards find data for every
+panel about what happens. It takes some 90 s.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.channels.heard import Ear, listening
 from tests.channels.monitoring import Monitoring, monitoring_of
+from tests.dashboards.panels import queries
 from tests.plane.control_plane import free_ports
 from tests.web.browsing import NEEDS_CHROMIUM, approve, chromium, taken
 
@@ -47,6 +49,31 @@ SHORT = {
 }
 """What makes the demo's turn shorter: less is learned and measured, nothing is played. Where one
 experiment ends without a winner, which happens on a busy machine, there is time for another."""
+ABSENT = {
+    "retuned_gpu_": "a GPU",
+    "retuned_experiment_phases_total": "an operator",
+    "retuned_operator_": "an operator",
+    "retuned_definition_files": "an operator",
+    "retuned_target_": "an operator",
+    "retuned_swap_proposal_pods": "pods",
+    "retuned_spool_reports": "a sidecar",
+    "retuned_clock_skew_seconds": "a sidecar",
+    "retuned_orders_total": "a sidecar",
+    "retuned_end_to_end_total": "hours",
+    "retuned_canary_steps_total": "a canary",
+    "retuned_freeze_since_timestamp_seconds": "a freeze",
+    "retuned_proposals_refused_total": "a win that is not worth it",
+    "retuned_channel_oldest_waiting_timestamp_seconds": "a channel that is down",
+    "retuned_step_errors_total": "a step that fails",
+    "retuned_rollbacks_": "a way back",
+    "retuned_pages_total": "a way back that fails",
+    "retuned_swap_rollback_failed": "a way back that fails",
+    "retuned_swap_paused": "a rollout over pods",
+    "retuned_swap_rolled_back": "a way back",
+}
+"""How metrics begin that this evening has nothing to tell of, and what it would take. Other tests
+ask these of stages that do have it."""
+QUERIES = [each for each in queries() if not any(name in each.expr for name in ABSENT)]
 _PATIENCE_S = 240.0
 """For each scene; the lab shares two cores with everything else here."""
 
@@ -64,6 +91,12 @@ def config(folder: Path, **more: object) -> Path:
     return path
 
 
+def test_dashboards_do_ask_what_the_evening_has_not() -> None:
+    every = " ".join(query.expr for query in queries())
+    assert [name for name in ABSENT if name not in every] == []
+    assert len(QUERIES) > 2 * (len(queries()) - len(QUERIES)), "most panels can be looked at"
+
+
 class OnCall:
     """Somebody whose phone rings, with a browser."""
 
@@ -71,6 +104,15 @@ class OnCall:
         self.ear, self.there, self.chromium = ear, there, chromium
         self.proposal: Mapping[str, Any] = {}
         self.shown = ""
+        self.empty = {query.id: query for query in QUERIES}
+        """Queries of dashboards that have found nothing yet."""
+
+    def look_at_dashboards(self) -> bool:
+        """Ask Prometheus what the dashboards ask it; return whether all has been seen by now."""
+        found = [id for id, query in self.empty.items() if self.there.ask(query.asked())]
+        for id in found:
+            del self.empty[id]
+        return not self.empty
 
     def alerts(self) -> list[Any]:
         """Return what stands in Alertmanager about the proposal."""
@@ -78,13 +120,17 @@ class OnCall:
         return [each for each in self.there.alerts() if each["labels"].get("proposal") == id]
 
     def called(self, proposal: Mapping[str, Any]) -> None:
-        """Wait for the alert and for the message, open its link, look and agree."""
+        """Wait for the alert and for the message, open its link, look and agree.
+
+        Of a proposal that waits dashboards show only as long as it does.
+        """
         self.proposal = proposal
         self.there.until(self.alerts, "the alert stands")
         (alert,) = self.alerts()
         assert alert["labels"]["alertname"] == "RetunedSwapAwaitingApproval"
         assert proposal["artifact"] in alert["annotations"]["approve_command"]
         self.there.until(lambda: self.ear.took, "Slack is told")
+        self.look_at_dashboards()
         buttons = self.ear.took[0].body["blocks"][-1]["elements"]
         (link,) = [each["url"] for each in buttons if each["action_id"] == "retuned-review"]
         with self.chromium.new_context(java_script_enabled=False) as context:
@@ -99,6 +145,7 @@ class OnCall:
         """Wait until the alert has resolved and the proposal's history says so."""
         self.there.until(lambda: not self.alerts(), "the alert resolves")
         self.there.until(lambda: "alert-resolved" in history(), "the history has it")
+        self.there.until(self.look_at_dashboards, "every panel had data, before or after")
 
 
 class Evening(Story):
