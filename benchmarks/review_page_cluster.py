@@ -48,6 +48,7 @@ from retuned_operator.review.source import KEEP_S
 from retuned_operator.runtime.resources import (
     DECISIONS,
     FREEZES,
+    PODS,
     POLICIES,
     PROPOSALS,
     TARGETS,
@@ -80,7 +81,7 @@ class Filled:
         self.now = datetime.now(UTC).replace(microsecond=0)
         self.clock, self.notary = FakeClock(self.now), FakeNotary()
         self.store = MemoryStore(self.clock)
-        kinds = (TARGETS, POLICIES, PROPOSALS, DECISIONS, FREEZES)
+        kinds = (TARGETS, POLICIES, PROPOSALS, DECISIONS, FREEZES, PODS)
         self._stores = {kind: Store(INDICES.get(kind)) for kind in kinds}
         self.caches = StoreCaches(self._stores, current=lambda _plural: True)
         self.opened: list[str] = []
