@@ -118,16 +118,16 @@ def served_arguments(
     bind, constants = intercept.get("bind", {}), intercept["constexprs"]
     whole = {*intercept.get("ints", {}), *intercept["axes"].values()}
     found: list[tuple[str, str, Any]] = []
-    for name, constexpr in ((each.name, each.constexpr) for each in parameters):
-        bound = bind.get(name, name)
-        if name in solution.params:
-            found.append((name, "fixed", solution.params[name]))
-        elif constexpr and bound in constants:
-            found.append((name, "fixed", constants[bound]))
-        elif constexpr or bound in constants or bound in whole:
+    for each in parameters:
+        bound = bind.get(each.name, each.name)
+        if each.name in solution.params:
+            found.append((each.name, "fixed", solution.params[each.name]))
+        elif each.constexpr and bound in constants:
+            found.append((each.name, "fixed", constants[bound]))
+        elif each.constexpr or bound in constants or bound in whole:
             return None
         else:
-            found.append((name, "handed", intercept["dtypes"].get(bound, "float")))
+            found.append((each.name, "handed", intercept["dtypes"].get(bound, "float")))
     return found
 
 

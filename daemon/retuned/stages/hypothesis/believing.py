@@ -120,7 +120,7 @@ def _believe(
 def _gain(cost: ShapeCost, prior: float | None, settings: HypothesisSettings) -> float:
     if prior is not None:
         return min(max(prior, 1.0), settings.max_gain)
-    if not 0 < cost.floor_ns <= cost.median_ns:  # a floor that launches beat was guessed too high
+    if not _has_floor(cost):
         return settings.unknown_gain
     room = max(cost.median_ns / (cost.floor_ns + settings.launch_ns), 1.0)
     return float(min(room**settings.reach, settings.max_gain))
@@ -129,5 +129,9 @@ def _gain(cost: ShapeCost, prior: float | None, settings: HypothesisSettings) ->
 def _source(costs: Sequence[ShapeCost], prior: float | None) -> str:
     if prior is not None:
         return "earlier experiments"
-    known = any(0 < cost.floor_ns <= cost.median_ns for cost in costs)
-    return "rooflines" if known else "untuned shapes"
+    return "rooflines" if any(map(_has_floor, costs)) else "untuned shapes"
+
+
+def _has_floor(cost: ShapeCost) -> bool:
+    """Whether a roofline is known; one that launches beat was guessed too high."""
+    return 0 < cost.floor_ns <= cost.median_ns
