@@ -85,6 +85,17 @@ def test_the_roofline_is_the_devices_and_unknown_devices_have_none(
     assert known.floor_ns(SOFTMAX, {"M": rows}) >= int(moved_bytes / 3_350.0)
 
 
+def test_what_any_launch_takes_is_the_gpus_where_kernels_run_on_one(tmp_path: Path) -> None:
+    """Else nobody would believe that a kernel of 5 us can be better, of which servers are full."""
+    settings = Settings(state_dir=tmp_path, lab_language="triton")
+    on_gpu = wiring.loop_settings(settings).hypothesis
+    on_cpu = wiring.loop_settings(
+        settings.model_copy(update={"lab_language": "cpu_cpp"})
+    ).hypothesis
+    assert on_gpu.launch_ns < on_cpu.launch_ns
+    assert on_gpu.max_shapes == on_cpu.max_shapes == settings.max_shapes
+
+
 def test_no_launch_beats_the_physics_of_a_device() -> None:
     from retuned import catalog
 

@@ -76,7 +76,20 @@ def test_a_device_in_use_is_named(
     found = surroundings.environment()
     assert (found["device"], found["runtime"]) == expected
     assert found["device_name"] == "a GPU"
-    assert found["torch"] == "9.9"
+
+
+def test_the_version_of_pytorch_is_the_one_that_the_lab_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`__version__` of one and the same wheel adds +cu130: a warning at every swap on a GPU."""
+    wheels = {"torch": "9.9"}
+    monkeypatch.setattr(surroundings, "_version", lambda name: wheels.get(name, ""))
+    torch = module(is_initialized=lambda: False)
+    torch.__version__ = "9.9+cu130"
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert surroundings.environment()["torch"] == "9.9"
+    wheels.clear()
+    assert surroundings.environment()["torch"] == "9.9+cu130", "built from source: nobody lists it"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("device lost"), AttributeError("x")])

@@ -2,11 +2,10 @@
 
     python -m benchmarks.gpu.live.daemon CONFIG
 
-Two things differ from ``retuned run``, and nothing else: the cost of a launch is not taken off what
-a better kernel could save (kernels of a few microseconds are worth an experiment in a show, not in
-production), and a lifted kernel that a drift report did not lead to, because the traces name it by
-its operator's shapes, is believed of by this file, at the live shapes and weights that the runtime
-counted. What is tried, judged, proposed, gated, swapped and watched is the product's own.
+Two things differ from ``retuned run``, and nothing else: smaller savings are worth an experiment
+than in production, and a lifted kernel that a drift report did not lead to, because the traces name
+it by its operator's shapes, is believed of by this file, at the live shapes and weights that the
+runtime counted. What is tried, judged, proposed, gated, swapped and watched is the product's own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from retuned.local.context import Context, Kind
 from retuned.local.program import Loop, serve
 from retuned.local.wiring import build
 from retuned.settings import load_settings
-from retuned.stages.hypothesis import Hypothesis, HypothesisSettings
+from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.hypothesis.records import named
 from retuned.stages.profile import WorkloadProfile
 
@@ -84,12 +83,8 @@ def main(config: Path) -> None:
     )
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     loop, _ = build(settings)
-    eager = HypothesisSettings(
-        max_shapes=settings.max_shapes,
-        max_attempts=settings.max_attempts,
-        launch_ns=0,
-        min_saving=0.0005,
-        experiment_weight=0.0,
+    eager = loop.ctx.settings.hypothesis.model_copy(
+        update={"min_saving": 0.0001, "experiment_weight": 0.0}
     )
     ctx = replace(loop.ctx, settings=replace(loop.ctx.settings, hypothesis=eager))
     serve(ShowLoop(ctx), observe_s=settings.observe_poll_s, steer_s=settings.steer_poll_s)

@@ -54,7 +54,7 @@ def write_settings(folder: Path, config: Path, *, cores: Sequence[int]) -> None:
         "max_candidates": 30,
         "max_experiment_s": 120.0,
         "max_shapes": 2,
-        "max_attempts": 3,
+        "max_attempts": 2,
         "min_saving_ratio": 0.0001,
         "shadow_every": SHADOW_EVERY,
         "observe_poll_s": 0.5,

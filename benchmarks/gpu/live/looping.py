@@ -27,8 +27,8 @@ from retuned.demo.processes import Child
 from retuned.demo.traffic import Phase
 from retuned.errors import HarnessError
 
-KERNELS = ("_rms_norm_forward_kernel", "_swiglu_forward_kernel", "_triton_rope")
-"""Liger's, as traces name them."""
+KERNELS = ("_rms_norm_forward_kernel", "_swiglu_forward_kernel", "_triton_rope", "silu_mul_tiles")
+"""Liger's, as traces name them, and what may take their place."""
 _POLL_S = 0.2
 _SEEN_S = 8.0
 """Traffic before the script lifts what it has launched."""
@@ -153,7 +153,7 @@ class Turn:
     def _experiments(self) -> dict[str, Any]:
         """Wait for experiments and what comes of them; approve what asks for a person."""
         started_s = time.monotonic()
-        limit_s = min(150.0 if self._quick else 200.0, self._left_s() * 0.55)
+        limit_s = min(240.0, self._left_s() * 0.6)
         rested_s = started_s + 35.0
         asked: set[str] = set()
         assert self._traffic is not None, "traffic runs"
@@ -165,7 +165,7 @@ class Turn:
             if self._journal.busy() or self._journal.proposals("awaiting", "approved", "swapping"):
                 rested_s = time.monotonic() + 6.0
             self._traffic.pause_s = _THIN_S if self._journal.busy() else 0.0
-            if time.monotonic() > rested_s:
+            if time.monotonic() > rested_s or (self._quick and self._journal.swaps()):
                 break
             self._check()
             time.sleep(_POLL_S)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import logging
 import os
 import sys
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _HOLD_S = 30.0
 """Longest hold: who forgets to let go stops nobody for good."""
+_STALL_S = 1.5
 _MAX_BODY_BYTES = 64 * 1024
 R = TypeVar("R", bound=Record)
 Token = Annotated[int, Field(strict=True, ge=0)]
@@ -179,6 +181,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def watch_for_stalls() -> None:
+    """Have every stack written to stderr whenever no Python thread of this process ran for long."""
+
+    def beat() -> None:
+        while True:
+            faulthandler.dump_traceback_later(_STALL_S)
+            time.sleep(_STALL_S / 4)
+
+    threading.Thread(target=beat, name="stalls", daemon=True).start()
+
+
 def main(arguments: Sequence[str]) -> None:
     """Serve until told to stop."""
     started_s = time.monotonic()
@@ -192,6 +205,7 @@ def main(arguments: Sequence[str]) -> None:
     from retuned.runtime import attach
 
     attach(server=f"live-{options.mode}", socket_dir=options.socket_dir)
+    watch_for_stalls()
     torch.set_num_threads(1)
     shape = SHAPES[options.model]
     model = LiveModel(

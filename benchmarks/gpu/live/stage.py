@@ -157,12 +157,15 @@ class Stage:
     ) -> dict[str, Any]:
         """Serve the same requests on every side in turn, and compare tokens a second.
 
-        `sides` put themselves in order and return whom to ask. Every block has requests of its own;
-        the order of the sides turns round from block to block.
+        `sides` put themselves in order and return whom to ask. Every block has requests of its own,
+        which every process serves once before: libraries plan for each length that is new to them.
+        The order of the sides turns round from block to block.
         """
         found: dict[str, list[float]] = {name: [] for name in sides}
         failed = 0
         for block in range(blocks):
+            for url in self.urls:
+                self.play(url, phase, requests, seed=1000 + block)
             names = list(sides) if block % 2 == 0 else list(sides)[::-1]
             for name in names:
                 played = self.play(sides[name](), phase, requests, seed=1000 + block)

@@ -78,7 +78,7 @@ def kernel_times(windows: Sequence[Path], names: Sequence[str]) -> dict[str, Any
         for one in read_trace(path).launches:
             for name in names:
                 if name in one.kernel:
-                    found.setdefault(f"{name} rows={one.blocks[0]}", []).append(one.duration_ns)
+                    found.setdefault(f"{name} grid={one.blocks[0]}", []).append(one.duration_ns)
     return {
         key: {
             "launches": len(values),

@@ -36,7 +36,7 @@ def environment() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "python": platform.python_version(),
-        "torch": str(getattr(torch, "__version__", "")),
+        "torch": _torch_version(torch),
         "triton": _version("triton"),
         "cpu": f"cpu:{_processor()}",
         **_device(torch),
@@ -62,6 +62,13 @@ def _device(torch: Any) -> dict[str, str]:  # noqa: ANN401 - a module, or None
     except (AttributeError, RuntimeError, AssertionError, TypeError):
         # a PyTorch without devices, a lost device, a stranger's object under its name
         return unknown
+
+
+def _torch_version(torch: Any) -> str:  # noqa: ANN401 - a module, or None
+    """Return the version as the lab asks for it: ``__version__`` of the same wheel adds +cu130."""
+    if torch is None:
+        return ""
+    return _version("torch") or str(getattr(torch, "__version__", ""))
 
 
 @cache

@@ -84,8 +84,9 @@ class HypothesisSettings(Record):
     reach: float = Field(default=0.4, gt=0.0, le=1.0)
     """Part of the way to the roofline, in logarithms, that a search is believed to go."""
     launch_ns: int = Field(default=5_000, ge=0)
-    """Part of every launch that belongs to framework and driver: no other source saves it, and
-    without it a kernel of a few microseconds looks far from its roofline."""
+    """Part of every launch's time that no other source saves, and without which a kernel of a few
+    microseconds looks far from its roofline: on CPUs the framework's, on GPUs what the shortest
+    kernels take."""
     max_gain: float = Field(default=4.0, gt=1.0)
     """Gains above this are not believed before they are measured."""
     max_shapes: int = Field(default=4, ge=1)
