@@ -60,6 +60,8 @@ class Show:
         self._out = out
         self._started_s = time.monotonic()
         self.failed: list[str] = []
+        self.logs: tuple[str, Path] | None = None
+        """Mode and folder of the processes that run now; kept part by part, as the results are."""
         self.result: dict[str, Any] = {
             "method": _METHOD,
             "machine": machine(),
@@ -94,6 +96,8 @@ class Show:
             self.say(f"{name}: FAILED: {scrubbed(repr(error))[:2000]}")
             found = None
         self.write()
+        if self.logs is not None:
+            self.keep_logs(*self.logs)
         return found
 
     def write(self) -> None:
@@ -128,6 +132,7 @@ class Show:
     def mode(self, mode: str, folder: Path) -> None:
         """Everything about one way to decode."""
         options = self.options
+        self.logs = mode, folder
         cores = Cores.choose(wide=options.device == "cuda")
         stage = Stage(
             folder, mode=mode, device=options.device, model=options.model,
@@ -136,7 +141,6 @@ class Show:
         with ExitStack() as stack:
             if self.part(f"{mode}: start", lambda: stage.start(stack, cores=cores.server)) is None:
                 self.say(_tail(folder / "server.log") + _tail(folder / "control.log"))
-                self.keep_logs(mode, folder)
                 return
             self.part(f"{mode}: same batches", lambda: stage.exact(seed=7))
             # before the first profiler window: CUPTI stays in a process that had one
@@ -154,7 +158,7 @@ class Show:
                 turn.run(stack)
             self.part(f"{mode}: decode steps", stage.steps)
             self.part(f"{mode}: answers", lambda: stage.judged(most=150 if options.quick else 600))
-        self.keep_logs(mode, folder)
+        self.keep_logs(mode, folder)  # the daemon's last words come as it stops
 
     def keep_logs(self, mode: str, folder: Path) -> None:
         """Write the ends of the processes' logs beside the results: for whoever looks for why."""
