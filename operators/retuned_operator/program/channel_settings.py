@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from retuned.errors import UsageError
-
-
-def _plain(value: str) -> str:
-    if value.lower().startswith("system:"):
-        raise ValueError("names that begin with system: belong to the cluster itself")
-    return value
-
-
-_Name = Annotated[
-    str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$"), AfterValidator(_plain)
-]
+from retuned_operator.program.file_parts import PersonName, read_part
 
 
 class Somebody(BaseModel):
@@ -26,9 +15,9 @@ class Somebody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    user: _Name
+    user: PersonName
     """Name, as the API server knows it."""
-    groups: tuple[_Name, ...] = Field(default=(), max_length=64)
+    groups: tuple[PersonName, ...] = Field(default=(), max_length=64)
     """Groups that the word is given for; the operator's role names them as well."""
 
 
@@ -96,9 +85,4 @@ def channel_settings(given: object) -> ChannelSettings:
     UsageError
         With each thing that is wrong.
     """
-    try:
-        return ChannelSettings.model_validate(given)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)[:5]
-        said = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'all'}: {p['msg']}" for p in problems)
-        raise UsageError(f"channels: {said}") from error
+    return read_part(ChannelSettings, given, where="channels")

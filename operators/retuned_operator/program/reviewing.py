@@ -10,16 +10,17 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.types import ASGIApp
 
-from retuned.errors import UnreadableInput, UsageError
+from retuned.errors import UnreadableInput
 from retuned.plain_files import read_plain
 from retuned.ports import Clock
 from retuned.web.app import Pages, Site
 from retuned.web.guarding import Guard
 from retuned_operator.controllers.ports import Caches
+from retuned_operator.program.file_parts import PersonName, read_part
 from retuned_operator.review.deciding import ClusterDeciding
 from retuned_operator.review.identity import Proxy, ProxyDoor
 from retuned_operator.review.ports import Shelf
@@ -39,16 +40,7 @@ def _host(value: str) -> str:
     return value
 
 
-def _plain(value: str) -> str:
-    if value.lower().startswith("system:"):
-        raise ValueError("names that begin with system: belong to the cluster itself")
-    return value
-
-
 _Header = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
-_Name = Annotated[
-    str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$"), AfterValidator(_plain)
-]
 
 
 class ReviewSettings(BaseModel):
@@ -74,7 +66,7 @@ class ReviewSettings(BaseModel):
     """What the API server puts before names of the same login."""
     groups_prefix: str = Field(default="", max_length=64)
     """What the API server puts before groups of the same login."""
-    groups: tuple[_Name, ...] = Field(default=(), max_length=256)
+    groups: tuple[PersonName, ...] = Field(default=(), max_length=256)
     """Groups that the operator may speak for, as its role allows."""
     gpu_hour_usd: float | None = Field(default=None, ge=0.0)
     """Price of an hour of one accelerator; None shows no money."""
@@ -88,12 +80,7 @@ def review_settings(given: object) -> ReviewSettings:
     UsageError
         With each thing that is wrong.
     """
-    try:
-        return ReviewSettings.model_validate(given)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)[:5]
-        said = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'all'}: {p['msg']}" for p in problems)
-        raise UsageError(f"review: {said}") from error
+    return read_part(ReviewSettings, given, where="review")
 
 
 def review_app(

@@ -25,6 +25,7 @@ from pydantic_settings import (
 from retuned.errors import UsageError
 from retuned.strict_yaml import parse, read_text
 from retuned_operator.manifests import JobSettings, SidecarSettings
+from retuned_operator.program.file_parts import problems_of
 
 PREFIX = "RETUNED_OPERATOR_"
 CONFIG = f"{PREFIX}CONFIG"
@@ -163,7 +164,7 @@ def load_settings(config: Path | None = None) -> Settings:
     try:
         return Layered()
     except ValidationError as error:
-        raise UsageError(f"{path or 'the environment'}: {_said(error)}") from error
+        raise UsageError(f"{path or 'the environment'}: {problems_of(error)}") from error
 
 
 def _check_names() -> None:
@@ -188,13 +189,5 @@ def _built(model: type[D], given: Mapping[str, Any], *, where: str) -> D:
     try:
         found: D = _READERS[model].validate_python(values)
     except ValidationError as error:
-        raise UsageError(f"{where}: {_said(error)}") from error
+        raise UsageError(f"{where}: {problems_of(error)}") from error
     return found
-
-
-def _said(error: ValidationError) -> str:
-    problems = error.errors(include_url=False, include_input=False)[:5]
-    return "; ".join(
-        f"{'.'.join(str(part) for part in item['loc']) or 'the whole'}: {item['msg']}"
-        for item in problems
-    )
