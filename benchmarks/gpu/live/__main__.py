@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -40,6 +41,8 @@ from benchmarks.gpu.live.traces import kernel_times, pick, publish  # noqa: E402
 from retuned.demo.processes import Cores  # noqa: E402
 from retuned.demo.traffic import Phase  # noqa: E402
 
+_PAUSE_S = 0.5
+"""That a thread which does nothing gets no turn for longer is told."""
 _TRACE_BYTES = 1_000_000
 """Of a window as the profiler wrote it; packed better, four of them are below 3 MB."""
 
@@ -67,7 +70,19 @@ class Show:
             "machine": machine(),
             "options": {k: str(v) for k, v in vars(options).items()},
             "cut": [],
+            "pauses": [],
         }
+        threading.Thread(target=self._note_pauses, daemon=True).start()
+
+    def _note_pauses(self) -> None:
+        """Note when this process stood still: what a server does then is the machine's doing."""
+        while True:
+            before_s = time.monotonic()
+            time.sleep(_PAUSE_S / 10)
+            paused_s = time.monotonic() - before_s
+            if paused_s > _PAUSE_S:
+                at_s = round(before_s - self._started_s, 1)
+                self.result["pauses"].append({"at_s": at_s, "seconds": round(paused_s, 2)})
 
     @property
     def left_s(self) -> float:
