@@ -29,7 +29,7 @@ from retuned_operator.manifests.roles import (
     speaking_rules,
     watching_rules,
 )
-from retuned_operator.program.assembly import WATCHED
+from retuned_operator.program.watched import WATCHED
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import ApiError
 from retuned_operator.runtime.manager import Manager, ManagerSettings

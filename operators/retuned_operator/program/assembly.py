@@ -9,76 +9,52 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import httpx
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from retuned.adapters.clock import SystemClock
-from retuned.adapters.signing import Ed25519Notary
-from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.adapters.tracing import open_spans
 from retuned.errors import RetunedError, UsageError
 from retuned.metrics import Exporter
 from retuned.ports import Clock
-from retuned_operator.agent import AgentServer, Hub, Reports, TokenReviews, agent_app
-from retuned_operator.agent.serving import Certificates
+from retuned_operator.agent import Hub, Reports, TokenReviews, agent_app
 from retuned_operator.controllers import Acting, World
-from retuned_operator.controllers.caches import INDICES, StoreCaches
+from retuned_operator.controllers.caches import StoreCaches
 from retuned_operator.controllers.experiments import EVOLVE
 from retuned_operator.controllers.ports import BY_LABEL, BY_SIDECAR
 from retuned_operator.crds import KernelExperiment
-from retuned_operator.manifests.names import EXPERIMENT_UID, MANAGER
+from retuned_operator.manifests.names import EXPERIMENT_UID
 from retuned_operator.manifests.roles import LEASE
-from retuned_operator.program.accounting import ClusterAccounts
-from retuned_operator.program.asking import Asking
-from retuned_operator.program.catalog import CatalogKernels
 from retuned_operator.program.channel_settings import channel_settings
 from retuned_operator.program.channelling import ClusterChannels
-from retuned_operator.program.collecting import Collector
 from retuned_operator.program.controlling import controllers_of
-from retuned_operator.program.definitions import learn
 from retuned_operator.program.fleet import CachedFleet
 from retuned_operator.program.health import HealthServer
-from retuned_operator.program.ledger import StoreLedger
-from retuned_operator.program.live_kernels import LiveKernels
+from retuned_operator.program.listening import Listening
 from retuned_operator.program.prometheus import Prometheus
-from retuned_operator.program.reporting import write_reports
-from retuned_operator.program.results import ResultFolder
 from retuned_operator.program.reviewing import review_app, review_settings
 from retuned_operator.program.securing import Securing
 from retuned_operator.program.settings import Settings
 from retuned_operator.program.shelf import StoreShelf
 from retuned_operator.program.showing import Shown
 from retuned_operator.program.signals import PrometheusSignals
+from retuned_operator.program.state import open_state
+from retuned_operator.program.sweeping import sweep
+from retuned_operator.program.watched import stores_of
 from retuned_operator.runtime.client import Api, connect
 from retuned_operator.runtime.lease import EXIT_LOST, LEASE_TIMEOUTS, Leader
 from retuned_operator.runtime.manager import Manager
 from retuned_operator.runtime.queue import WorkQueue
-from retuned_operator.runtime.resources import (
-    DECISIONS,
-    EXPERIMENTS,
-    FREEZES,
-    JOBS,
-    PODS,
-    POLICIES,
-    PROPOSALS,
-    TARGETS,
-    Obj,
-    Resource,
-)
-from retuned_operator.runtime.store import Store
+from retuned_operator.runtime.resources import PODS, TARGETS, Obj
 
 log = logging.getLogger(__name__)
 
-WATCHED = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES)
-"""Our own kinds; pods and Jobs are watched besides."""
 _LOOK_S = 0.5
 _SWEEP = timedelta(minutes=10)
 _SHOW_S = 10.0
-_CHANNELS_RETRY_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,74 +108,35 @@ class Operator:
         self._queues: dict[str, WorkQueue] = {}
         whose = {"k8s.pod.name": settings.pod_name, "k8s.namespace.name": settings.pod_namespace}
         self._spans = open_spans("retuned-operator", url=settings.traces_url, **whose)
-        self._store = SqliteStore(
-            settings.state_dir / "state", clock=self._clock, carried=self._spans.carried
-        )
-        notary = Ed25519Notary(settings.state_dir / "keys")
-        notary.current()  # a key that cannot be used is found before anything else is begun
         if settings.webhook_port is not None:
-            settings.sidecar_settings()  # and so is a sidecar that nobody could put into a pod
-        self._stores = self._kept(settings)
+            settings.sidecar_settings()  # one that nobody could put into a pod is found at once
+        self._stores = stores_of(self.manager, settings)
         self.caches = StoreCaches(self._stores, current=self.manager.is_current)
-        self._results = ResultFolder(settings.state_dir / "results")
-        collector = Collector(
-            self._results, pods=self._pods_of, logs=self._reach.api, clock=self._clock
-        )
-        artifacts = settings.state_dir / "artifacts"
-        learnt = learn(settings.definitions_dir)  # before pods tell of kernels that take a name
-        live = LiveKernels(self._store)
-        self._kernels = CatalogKernels(live)
-        self._accounts = ClusterAccounts(
-            self._store, self.caches, kernels=self._kernels, results=self._results
-        )
-        self._ledger = StoreLedger(
-            self._store,
-            notary,
-            artifacts=artifacts,
-            results=self._results,
-            collector=collector,
-            live=live,
-            heard=self._accounts.heard,
-            spans=self._spans,
-            asking=Asking(self._store, settings.job_settings(), clock=self._clock),
-        )
-        self.reports = Reports(self._ledger, changed=self._heard)
-        self._fleet = CachedFleet(
+        self._state = open_state(
+            settings,
             self.caches,
-            artifact=self._ledger.artifact,
-            key=notary.public_hex,
-            gpu_resources=settings.job_settings().accelerators,
+            pods=self._pods_of,
+            logs=self._reach.api,
+            clock=self._clock,
+            spans=self._spans,
         )
-        self._shown = Shown(self.caches, self._telemetry, clock=self._clock, learnt=learnt)
+        self.reports = Reports(self._state.ledger, changed=self._heard)
+        self._shown = Shown(
+            self.caches, self._telemetry, clock=self._clock, learnt=self._state.learnt
+        )
         self._stack = ExitStack()
         self._control(settings)
         self._securing = Securing(settings, self.manager.writer, namespaces=self._server_namespaces)
-        self._agent: AgentServer | None = None
-        self._pages = self._review(settings, notary)
-        self._page: AgentServer | None = None
-        self._channels = self._channelled(settings)
-        self._ear: AgentServer | None = None
-        self._channels_at_s = float("-inf")
+        self._listening = Listening(
+            settings,
+            agent=self._agent(settings),
+            hub=self.hub,
+            pages=self._review(settings),
+            channels=self._channelled(settings),
+            clock=self._clock,
+        )
         self._ended = threading.Event()
         self.health = self._health(settings)
-
-    def _kept(self, settings: Settings) -> dict[Resource, Store]:
-        jobs = settings.job_settings()
-        watched = settings.namespaces
-        with_jobs = (jobs.namespace,) if jobs.namespace else watched
-        with_pods = tuple(dict.fromkeys((*watched, *with_jobs))) if watched else ()
-        stores = {
-            kind: self.manager.store(kind, namespaces=watched, indices=INDICES.get(kind))
-            for kind in WATCHED
-        }
-        stores[PODS] = self.manager.store(PODS, namespaces=with_pods, indices=INDICES[PODS])
-        stores[JOBS] = self.manager.store(
-            JOBS,
-            namespaces=with_jobs,
-            labels=f"app.kubernetes.io/managed-by={MANAGER}",
-            indices=INDICES[JOBS],
-        )
-        return stores
 
     def _control(self, settings: Settings) -> None:
         prometheus = None
@@ -212,8 +149,8 @@ class Operator:
             signals=PrometheusSignals(
                 prometheus, slo_alerts=settings.slo_alerts, clock=self._clock
             ),
-            ledger=self._ledger,
-            kernels=self._kernels,
+            ledger=self._state.ledger,
+            kernels=self._state.kernels,
             clock=self._clock,
             environment=settings.environment,
             generators=("search", EVOLVE) if settings.job_settings().asks_model else ("search",),
@@ -235,12 +172,31 @@ class Operator:
         ):
             self._queues[controller.name] = self.manager.add(controller)
 
-    def _review(self, settings: Settings, notary: Ed25519Notary) -> ASGIApp | None:
+    def _agent(self, settings: Settings) -> ASGIApp:
+        state = self._state
+        fleet = CachedFleet(
+            self.caches,
+            artifact=state.ledger.artifact,
+            key=state.notary.public_hex,
+            gpu_resources=settings.job_settings().accelerators,
+        )
+        return agent_app(
+            fleet,
+            self.reports,
+            tokens=TokenReviews(self._reach.api),
+            hub=self.hub,
+            clock=self._clock,
+            traces=fleet.traces,
+            heard=self.reports.has_heard,
+        )
+
+    def _review(self, settings: Settings) -> ASGIApp | None:
         """Return the review page; None where nobody wants one."""
         if settings.review_port is None:
             return None
+        state = self._state
         shelf = StoreShelf(
-            self._store, notary, kernels=self._kernels, accounts=self._accounts.accounts
+            state.store, state.notary, kernels=state.kernels, accounts=state.accounts.accounts
         )
         return review_app(
             review_settings(settings.review),
@@ -269,7 +225,10 @@ class Operator:
     def _health(self, settings: Settings) -> HealthServer:
         return HealthServer(
             self.registry,
-            live={"running": lambda: not self._ended.is_set(), "agent": self._agent_lives},
+            live={
+                "running": lambda: not self._ended.is_set(),
+                "agent": self._listening.agent_lives,
+            },
             ready={"synced": self.manager.is_synced, "webhook": self._securing.is_serving},
             address=settings.address,
             port=settings.metrics_port,
@@ -303,10 +262,7 @@ class Operator:
             stop.set()
 
     def _serve(self, stop: threading.Event) -> None:
-        """Serve the webhook from the start, and the agent API while this one leads.
-
-        What sidecars say is kept in memory: only who leads may hear it.
-        """
+        """Serve the webhook from the start, and the rest while this one leads."""
         sweep_at = show_at = self._clock.monotonic_s()
         while not stop.wait(_LOOK_S):
             try:
@@ -314,11 +270,8 @@ class Operator:
             except RetunedError as error:
                 log.warning("certificates: %s", error)
             pair = self._securing.files
-            if self._agent is None and self.manager.is_acting() and pair is not None:
-                self._agent = self._agent_on(*pair)
-                self._page = self._page_on(*pair)
-            if self._agent is not None and pair is not None:
-                self._channels_on(*pair)
+            if pair is not None:
+                self._listening.look(*pair, leads=self.manager.is_acting())
             if self._clock.monotonic_s() >= sweep_at and self.manager.is_acting():
                 try:
                     self._sweep()
@@ -329,94 +282,21 @@ class Operator:
                 self._shown.show()
                 show_at = self._clock.monotonic_s() + _SHOW_S
 
-    def _agent_on(self, certificate: Path, key: Path) -> AgentServer:
-        app = agent_app(
-            self._fleet,
-            self.reports,
-            tokens=TokenReviews(self._reach.api),
-            hub=self.hub,
-            clock=self._clock,
-            traces=self._fleet.traces,
-            heard=self.reports.has_heard,
-        )
-        server = AgentServer(
-            app,
-            Certificates(certificate, key),
-            hub=self.hub,
-            address=self._settings.address,
-            port=self._settings.agent_port,
-        )
-        server.start()
-        log.info("the agent API listens on port %d", server.port)
-        return server
-
-    def _page_on(self, certificate: Path, key: Path) -> AgentServer | None:
-        """Serve the review page; where the store is, which who leads has."""
-        if self._pages is None or self._settings.review_port is None:
-            return None
-        server = AgentServer(
-            self._pages,
-            Certificates(certificate, key),
-            hub=Hub(),
-            address=self._settings.address,
-            port=self._settings.review_port,
-        )
-        server.start()
-        log.info("the review page listens on port %d", server.port)
-        return server
-
-    def _channels_on(self, certificate: Path, key: Path) -> None:
-        """Let channels begin once this one leads, and hear what they say.
-
-        Channels that cannot begin keep nothing else from its work, and are tried again.
-        """
-        now_s = self._clock.monotonic_s()
-        if not self._channels.is_any or self._channels.has_begun or now_s < self._channels_at_s:
-            return
-        try:
-            app = self._channels.start()
-            if app is not None and self._settings.channels_port is not None:
-                self._ear = AgentServer(
-                    app,
-                    Certificates(certificate, key),
-                    hub=Hub(),
-                    address=self._settings.address,
-                    port=self._settings.channels_port,
-                )
-                self._ear.start()
-                log.info("channels are heard on port %d", self._ear.port)
-        except RetunedError as error:
-            log.error("nobody is told of proposals, and nobody heard: %s", error)
-            self._channels.stop()
-            self._ear, self._channels_at_s = None, now_s + _CHANNELS_RETRY_S
-
     def _sweep(self) -> None:
-        """Tell what was spent and saved; forget what pods and experiments left that are gone."""
-        try:
-            self._accounts.keep_up()  # before results go
-            keys = self._stores[TARGETS].keys()
-            write_reports(
-                self.manager.writer,
-                self._accounts.accounts(),
-                namespaces={key.partition("/")[0] for key in keys},
-            )
-        except RetunedError as error:
-            log.warning("accounts: %s", error)
-        uids = {str(body["metadata"].get("uid", "")) for body in self._stores[PODS].list()}
-        self.reports.forget_all_but(uids)
-        experiments = self.caches.list(EXPERIMENTS)
-        if experiments is not None:
-            self._results.keep_only({str(body["metadata"].get("uid", "")) for body in experiments})
+        sweep(
+            self.manager.writer,
+            self._stores,
+            caches=self.caches,
+            state=self._state,
+            reports=self.reports,
+        )
 
     def _end(self) -> None:
-        for server in (self._ear, self._page, self._agent):
-            if server is not None:
-                server.stop()
-        self._channels.stop()
+        self._listening.end()
         self._securing.stop()
         self.health.stop()
         self._stack.close()
-        self._store.close()
+        self._state.store.close()
         self._spans.close()
 
     # --- what others ask --------------------------------------------------------------------------
@@ -424,17 +304,17 @@ class Operator:
     @property
     def agent_port(self) -> int | None:
         """Port of the agent API; None while it does not listen."""
-        return self._agent.port if self._agent is not None else None
+        return self._listening.agent_port
 
     @property
     def review_port(self) -> int | None:
         """Port of the review page; None while it does not listen."""
-        return self._page.port if self._page is not None else None
+        return self._listening.review_port
 
     @property
     def channels_port(self) -> int | None:
         """Port on which channels are heard; None while it does not listen."""
-        return self._ear.port if self._ear is not None else None
+        return self._listening.channels_port
 
     def _heard(self, target: str) -> None:
         for name in ("targets", "proposals", "beliefs"):
@@ -445,9 +325,6 @@ class Operator:
         namespace = self._settings.job_settings().namespace or experiment.metadata.namespace
         word = f"{namespace}/{EXPERIMENT_UID}={experiment.metadata.uid}"
         return self.caches.by(PODS, BY_LABEL, word)
-
-    def _agent_lives(self) -> bool:
-        return self._agent is None or self._agent.is_serving
 
     def _server_namespaces(self) -> tuple[str, ...]:
         """Return the namespaces with targets, or with pods whose sidecars ask for one."""

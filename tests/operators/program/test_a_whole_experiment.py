@@ -235,7 +235,7 @@ def test_drift_becomes_a_proposal_by_way_of_pods_whose_logs_are_read_once(
         assert proposal["spec"]["speedup"]["lower"] > 1.0
         assert proposal["metadata"]["name"] == status["proposal"]
         digest = proposal["spec"]["artifact"]["digest"]
-        assert operator._ledger.artifact(digest) is not None
+        assert operator._state.ledger.artifact(digest) is not None
         # its evidence holds for what the server says it runs on, and people are asked
         eventually(
             lambda: (
