@@ -35,7 +35,7 @@ def compiled(arch: str, which: str) -> dict[str, Any]:
     definition = catalog.get(solution.definition).definition
     binding = language.check_contract(solution, definition)
     lengths = language._specialisations(binding, definition, [])
-    task = language.task_of(solution, definition, lengths, arch, language.LIMITS)
+    task = language.task_of(solution, definition, lengths, arch)
     (found,) = language.run_compiler(task, language.LIMITS)
     return found
 

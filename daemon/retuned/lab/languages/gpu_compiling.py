@@ -1,24 +1,16 @@
-"""Runs a compiler of GPU C++ in a limited process that is killed when it takes too long."""
+"""Compiles GPU C++ with whichever compiler there is, in a process of its own."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from retuned.errors import CompileFailed, MissingDependency
-from retuned.lab.languages.gpu import variables
+from retuned.lab.languages.compile_process import ask_compiler, complaint
 from retuned.lab.languages.gpu_compilers import Compiler
 from retuned.lab.languages.limits import CompileLimits
 
@@ -67,11 +59,11 @@ def compile_source(
         "headers": dict(headers),
         "options": list(options),
     }
-    answer = _run(task, limits)
+    answer = ask_compiler(_PROGRAM, task, limits=limits)
     if "broken" in answer:
         raise MissingDependency(f"{compiler.kind} does not work: {answer['broken']}")
     if "failed" in answer:
-        raise CompileFailed("compile-failed", detail=_sanitised(str(answer["failed"])))
+        raise CompileFailed("compile-failed", detail=_complaint(str(answer["failed"])))
     try:
         return base64.b64decode(answer["object"], validate=True)
     except (KeyError, binascii.Error) as error:
@@ -88,7 +80,7 @@ def version_of(compiler: Compiler) -> str:
     MissingDependency
         If it cannot be loaded or started.
     """
-    answer = _run({**_task(compiler), "source": ""}, LIMITS)
+    answer = ask_compiler(_PROGRAM, {**_task(compiler), "source": ""}, limits=LIMITS)
     if "version" not in answer:
         reason = answer.get("broken") or answer.get("failed") or "no answer"
         raise MissingDependency(f"{compiler.kind} at {compiler.path} does not work: {reason}")
@@ -96,53 +88,10 @@ def version_of(compiler: Compiler) -> str:
 
 
 def _task(compiler: Compiler) -> dict[str, Any]:
-    return {"kind": compiler.kind, "path": compiler.path, "parent": os.getpid()}
+    return {"kind": compiler.kind, "path": compiler.path}
 
 
-def _run(task: Mapping[str, Any], limits: CompileLimits) -> dict[str, Any]:
-    """Run the compiler's process in a folder of its own.
-
-    Raises
-    ------
-    CompileFailed
-        If it dies or takes too long.
-    """
-    body = {
-        **task,
-        "memory_bytes": limits.memory_bytes,
-        "cpu_s": limits.cpu_s,
-        "file_bytes": limits.file_bytes,
-    }
-    with tempfile.TemporaryDirectory(prefix="retuned-gpu-build-") as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(_PROGRAM)],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**variables(), "TMPDIR": folder, "HOME": folder},
-            start_new_session=True,
-        )
-        try:
-            out, _ = process.communicate(json.dumps(body).encode(), timeout=limits.wall_s)
-        except subprocess.TimeoutExpired:
-            detail = f"took more than {limits.wall_s:g} s"
-            raise CompileFailed("compile-failed", detail=detail) from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    try:
-        answer: dict[str, Any] = json.loads(out)
-    except ValueError:
-        detail = f"the compiler ended with status {process.returncode}"
-        raise CompileFailed("compile-failed", detail=detail) from None
-    return answer
-
-
-def _sanitised(text: str) -> str:
-    """Shorten a compiler's complaint: no paths of this machine, no control characters."""
+def _complaint(text: str) -> str:
+    """Return what a compiler said, its errors before its warnings."""
     lines = [line for line in text.splitlines() if "error" in line]
-    text = " | ".join(lines[:3]) or text
-    text = re.sub(r"/[\w./+-]*/", "", text)
-    return re.sub(r"[^\x20-\x7e]+", " ", text).strip()[:400]
+    return complaint(" | ".join(lines[:3]) or text)

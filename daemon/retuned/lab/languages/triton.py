@@ -7,15 +7,10 @@ that a source that no GPU could run is refused before anybody's time is spent on
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import re
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +19,9 @@ from typing import Any
 from retuned.contract import Definition, Language, Solution
 from retuned.errors import CandidateError, CompileFailed
 from retuned.lab.audit import AuditLimits, AuditReport, refusal
+from retuned.lab.languages.compile_process import ask_compiler, complaint
 from retuned.lab.languages.cpp_contract import ContractViolated
-from retuned.lab.languages.gpu import find_gpu, gpu_environment, target_of, variables
+from retuned.lab.languages.gpu import find_gpu, gpu_environment, target_of
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.languages.triton_audit import figures_of, report_of
 from retuned.runtime.spec import Refused
@@ -170,7 +166,7 @@ def build(
     path, notes = cache_dir / f"{key}.py", cache_dir / f"{key}.json"
     if not notes.exists() or not path.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)
-        task = task_of(solution, definition, lengths, arch, limits or LIMITS)
+        task = task_of(solution, definition, lengths, arch)
         compiled = run_compiler(task, limits or LIMITS)
         found = [report_of(each, arch=arch) for each in compiled]
         _raise(refusal(found))
@@ -213,7 +209,7 @@ def audit_solution(
     """
     plan = check_contract(solution, definition, shapes=shapes)
     lengths = _specialisations(plan, definition, shapes)
-    task = task_of(solution, definition, lengths, arch, limits or LIMITS)
+    task = task_of(solution, definition, lengths, arch)
     compiled = run_compiler(task, limits or LIMITS)
     return tuple(report_of(each, arch=arch, limits=audit_limits) for each in compiled)
 
@@ -276,7 +272,6 @@ def task_of(
     definition: Definition,
     lengths: Sequence[Sequence[int]],
     arch: str,
-    limits: CompileLimits,
 ) -> dict[str, Any]:
     """Return what the compiler's process is asked: a variant at lengths of all its axes."""
     launch = launch_of(solution, definition)
@@ -288,10 +283,6 @@ def task_of(
         "lengths": lengths,
         "target": target_of(arch),
         "paths": [str(_ROOT), *sys.path],
-        "parent": os.getpid(),
-        "memory_bytes": limits.memory_bytes,
-        "cpu_s": limits.cpu_s,
-        "file_bytes": limits.file_bytes,
     }
 
 
@@ -303,52 +294,11 @@ def run_compiler(task: Mapping[str, Any], limits: CompileLimits) -> list[dict[st
     CompileFailed
         If the compiler refuses it, dies or exceeds its limits.
     """
-    answer = _run(json.dumps(task), limits)
+    answer = ask_compiler(_PROGRAM, task, limits=limits, folders=("TRITON_CACHE_DIR",))
     if "failed" in answer:
-        raise CompileFailed("compile-failed", detail=_sanitised(str(answer["failed"])))
+        raise CompileFailed("compile-failed", detail=complaint(str(answer["failed"])))
     found: list[dict[str, Any]] = answer["compiled"]
     return found
-
-
-def _run(task: str, limits: CompileLimits) -> dict[str, Any]:
-    """Run the compiler's process in a folder of its own.
-
-    Raises
-    ------
-    CompileFailed
-        If it dies or takes too long.
-    """
-    with tempfile.TemporaryDirectory(prefix="retuned-triton-build-") as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(_PROGRAM)],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**variables(), "TMPDIR": folder, "HOME": folder, "TRITON_CACHE_DIR": folder},
-            start_new_session=True,
-        )
-        try:
-            out, _ = process.communicate(task.encode(), timeout=limits.wall_s)
-        except subprocess.TimeoutExpired:
-            detail = f"took more than {limits.wall_s:g} s"
-            raise CompileFailed("compile-failed", detail=detail) from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    try:
-        answer: dict[str, Any] = json.loads(out)
-    except ValueError:
-        detail = f"the compiler ended with status {process.returncode}"
-        raise CompileFailed("compile-failed", detail=detail) from None
-    return answer
-
-
-def _sanitised(text: str) -> str:
-    """Shorten a compiler's complaint: no paths of this machine, no control characters."""
-    text = re.sub(r"/[\w./+-]*/", "", text)
-    return re.sub(r"[^\x20-\x7e]+", " ", text).strip()[:400]
 
 
 def _cache_key(solution: Solution, arch: str, lengths: Sequence[Sequence[int]]) -> str:

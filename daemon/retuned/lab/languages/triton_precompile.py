@@ -60,7 +60,7 @@ def precompile(
     lengths = needed_lengths(plan, definition, shapes)
     if not lengths:
         return ()
-    task = task_of(solution, definition, lengths, arch, limits or LIMITS)
+    task = task_of(solution, definition, lengths, arch)
     return _entries(task, arch=arch, limits=limits or LIMITS)
 
 
@@ -95,7 +95,7 @@ def precompile_served(
         return ()
     check_contract(solution, definition)
     served = {"entry": entry, "arguments": arguments}
-    task = task_of(solution, definition, (), arch, limits or LIMITS) | {"served": served}
+    task = task_of(solution, definition, (), arch) | {"served": served}
     return _entries(task, arch=arch, limits=limits or LIMITS)
 
 
