@@ -82,7 +82,7 @@ class Server:
             "epoch": 7,
             "target": "local",
         }
-        supervision = self.runtime._host._supervision
+        supervision = self.runtime._host._execution.supervision
         swapped = Swapped(
             slot,
             parse_order(body | fields),
@@ -212,7 +212,7 @@ def test_every_process_of_a_server_is_a_row(server: Server, run: Run, folder: Pa
     try:
         for each in (server, second):
             each.slot("double_m")
-        server.swap(server.runtime._host._all_slots()[0])
+        server.swap(server.runtime._host._seating.slots()[0])
         text = run("status")
         rows = [line.split() for line in text.splitlines() if line.startswith("double_m")]
         assert {(row[1], row[2]) for row in rows} == {
@@ -240,7 +240,7 @@ def test_ranks_are_told_in_their_order_with_their_groups(run: Run, folder: Path)
 
 
 def test_asking_does_not_renew_the_lease_that_a_daemon_holds(server: Server, run: Run) -> None:
-    supervision = server.runtime._host._supervision
+    supervision = server.runtime._host._execution.supervision
     supervision._heard_s -= 1000.0
     assert run("status", "--json")["processes"][0]["unasked_s"] >= 1000.0
     run("status")
@@ -393,7 +393,7 @@ def test_a_tripped_kernel_is_armed_and_who_and_why_is_kept(
     text = run("rearm", "double_m", "--reason", "the driver was updated")
     assert "Armed double_m again" in text
     assert "aaaaaaaaaaaa was taken back for shadow-mismatch" in text
-    assert server.runtime._host._supervision.breaker.state() == {}
+    assert server.runtime._host._execution.supervision.breaker.state() == {}
     (event,) = [event for event in trail(folder) if event.what == "breaker-armed"]
     assert (event.who, event.kind, event.id) == ("ada", "slot", "double_m")
     assert event.detail["reason"] == "the driver was updated"
@@ -420,7 +420,7 @@ def test_after_many_trips_only_all_arms(server: Server, run: Run, folder: Path) 
         run("rearm", "a", "--reason", "found")
     body = run("rearm", "--all", "--reason", "found", "--json")
     assert set(body["was"]) == {"a", "b", "c"}
-    assert server.runtime._host._supervision.breaker.process == ""
+    assert server.runtime._host._execution.supervision.breaker.process == ""
     assert [event.what for event in trail(folder)] == ["breakers-armed"]
     with pytest.raises(Refused, match="nothing is tripped in any process"):
         run("rearm", "--all", "--reason", "found")

@@ -355,4 +355,4 @@ def test_ten_thousand_swaps_and_ways_back_leak_nothing_and_fail_no_call(
     assert more_objects < 500
     assert grown < 32 << 10, "300 cycles leave nothing behind"
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-    assert len(host._seats["a"].resident) == 2
+    assert len(host._seating.seats["a"].resident) == 2

@@ -383,7 +383,7 @@ def test_workers_are_driven_alike_and_reported_as_one(
 
     swapper.prepare(order(FIRST, epoch=1), artifact_dir=deliver(tmp_path, FIRST))
     assert state(swapper).epoch == 0
-    tell(runtimes[0], "commit", order(FIRST, epoch=1), term=runtimes[0]._host._fence.term)
+    tell(runtimes[0], "commit", order(FIRST, epoch=1), term=runtimes[0]._host._execution.fence.term)
     assert (state(swapper).active, state(swapper).epoch) == (None, 0), "one of two is behind"
     swapper.commit(order(FIRST, epoch=1))
     assert (state(swapper).active, state(swapper).epoch) == (FIRST, 1)

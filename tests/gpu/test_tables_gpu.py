@@ -181,11 +181,11 @@ def test_inputs_are_captured_before_the_kernel_changes_them_and_never_into_a_gra
     with torch.cuda.graph(graph):
         slot(held)
     host.housekeeping()
-    reservoir = host._seats["doubling"].reservoir
+    reservoir = host._seating.seats["doubling"].reservoir
     assert reservoir is not None
     assert reservoir.samples() == [], "a clone would be part of the graph"
     host.answer({"op": "capture", "definition": "doubling", "rule": RULE | {"samples": 1}})
-    reservoir = host._seats["doubling"].reservoir
+    reservoir = host._seating.seats["doubling"].reservoir
     assert reservoir is not None
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

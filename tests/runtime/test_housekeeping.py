@@ -35,11 +35,11 @@ class World:
         self.host = Host("kept")
         for name in ("one", "two"):
             self.host.add(Slot(_definition(name), lambda x: x))
-        seats = self.host._seats
+        seats = self.host._seating.seats
         self.host._interception = self._played("interception", poll="interception")
-        self.host._supervision = self._played("supervision", tend="leases and breakers")
+        self.host._execution.supervision = self._played("supervision", tend="leases and breakers")
         monkeypatch.setattr("retuned.runtime.host.CHECKS", self._played("c", settle="checks"))
-        monkeypatch.setattr(self.host._graphs, "housekeeping", self._piece("graphs"))
+        monkeypatch.setattr(self.host.graphs, "housekeeping", self._piece("graphs"))
         for name in ("one", "two"):
             seats[name].packed = self._played(name, pack_pending=f"{name}: packing")
             seats[name].ledger = self._played(name, expired=f"{name}: never committed")
@@ -68,7 +68,7 @@ def _definition(name: str) -> dict[str, Any]:
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(monkeypatch)
     yield made
-    for slot in made.host._all_slots():
+    for slot in made.host._seating.slots():
         made.host.graphs.remove(slot)
 
 

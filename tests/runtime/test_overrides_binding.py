@@ -166,7 +166,7 @@ class Doubling:
 
 
 def slot_of(runtime: Runtime, name: str) -> Slot:
-    return runtime._host._seats[name].slot
+    return runtime._host._seating.seats[name].slot
 
 
 def test_an_operator_that_returns_a_new_tensor_has_a_slot(runtime: Runtime) -> None:

@@ -175,7 +175,7 @@ def test_a_weight_written_to_after_packing_is_not_served_from_the_old_copy(
 
 def test_packed_copies_die_with_their_weights(server: Server, build: Any) -> None:
     server.swap(build(panel=8))
-    packed = server.runtime._host._seats["linear_n16_k32"].packed
+    packed = server.runtime._host._seating.seats["linear_n16_k32"].packed
     assert len(packed) == 1
     server.launch(4, wq=torch.ones(16, 32, dtype=torch.int8))
     server.runtime._host.housekeeping()
@@ -414,7 +414,7 @@ def test_variants_stay_loaded_for_the_way_back_but_not_without_end(
         previous = digests[-1] if digests else None
         server.swap(built, epoch=epoch, previous=previous)
         digests.append(built.digest)
-    resident = server.runtime._host._seats["linear_n16_k32"].resident
+    resident = server.runtime._host._seating.seats["linear_n16_k32"].resident
     assert list(resident) == digests[-4:]
     server.ask("commit", order=server.kit.order(digests[-2], epoch=8, kind="rollback"))
     assert server.state()["active"] == digests[-2]

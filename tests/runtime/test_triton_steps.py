@@ -373,7 +373,7 @@ def test_a_variant_of_two_launches_serves_and_grows_its_scratch_off_the_request_
 def test_a_thread_between_the_steps_of_another_is_served_by_the_original(server: Server) -> None:
     server.swap(server.deliver(server.solution()))
     server.launch(4)
-    (seat,) = server.runtime._host._seats.values()
+    (seat,) = server.runtime._host._seating.seats.values()
     variant: Any
     (variant,) = seat.resident.values()
     lane = variant._blocks.take(0, 1)

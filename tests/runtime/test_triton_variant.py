@@ -230,7 +230,7 @@ def test_a_launch_whose_code_is_missing_goes_to_the_original_and_is_compiled_lat
     assert sample["swapped_launches"] == 2
     assert sample["ineligible_launches"] == {"not-compiled": 4}
     server.runtime._host.housekeeping()
-    (seat,) = server.runtime._host._seats.values()
+    (seat,) = server.runtime._host._seating.seats.values()
     (variant,) = seat.resident.values()
     assert isinstance(variant, LoadedVariant)
     assert variant.prepare_pending() == 0, "what failed is not tried again"

@@ -13,6 +13,7 @@ from retuned.runtime.epochs import Ledger
 from retuned.runtime.inforce import Variant
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.intercept.slot import KernelSlot
+from retuned.runtime.intercept.variant import KernelVariant
 from retuned.runtime.loaded import LoadedVariant
 from retuned.runtime.orders import Order
 from retuned.runtime.overrides_frames import OperatorSlot
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MAX_RESIDENT = 4
 """Variants kept loaded per slot for instant ways back."""
+COUNTED = (LoadedVariant, KernelVariant)
+"""Variants that say where their code came from."""
 
 
 @dataclass(slots=True)

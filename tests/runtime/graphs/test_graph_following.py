@@ -496,12 +496,11 @@ def test_the_host_tells_of_graphs_in_pages_and_gives_slots_back(
 ) -> None:
     monkeypatch.setattr(report, "MAX_SHOWN", 2)
     host = Host("server")
-    host._graphs = HostedGraphs(None, graphs=lambda: server.graphs)
+    host._seating.graphs = HostedGraphs(None, graphs=lambda: server.graphs)
     server.graphs.remove_slot(server.slot)
     assert not server.graphs.torch.installed, "nobody is left whom to follow"
     assert server.graphs.install(server.torch)
     host.add(server.slot)
-    host._operations["graphs"] = host._graphs.answer
     kept = [server.capture(64) for _ in range(3)]
     server.order(server.variant())
     assert [factor(*one) for one in kept] == [[3.0]] * 3

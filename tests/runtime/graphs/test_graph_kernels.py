@@ -116,7 +116,9 @@ class Server(World):
         self.torch = played_torch(played)
         self.graphs = Graphs(lambda _: played.calls, capturing=played.capturing, device=lambda: 0)
         assert self.graphs.install(self.torch)
-        self.host._graphs = HostedGraphs(self.host._interception, graphs=lambda: self.graphs)
+        self.host._seating.graphs = HostedGraphs(
+            self.host._interception, graphs=lambda: self.graphs
+        )
 
     def launch(self, x: Any, y: Any, *, block: int = 64) -> None:
         n = x.numel()

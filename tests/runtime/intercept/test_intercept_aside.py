@@ -96,7 +96,7 @@ def settled() -> Iterator[None]:
 
 
 def in_force(world: World) -> Swapped:
-    (slot,) = world.host._all_slots()
+    (slot,) = world.host._seating.slots()
     order = slot.table.in_force
     assert isinstance(order, Swapped)
     return order

@@ -151,7 +151,7 @@ def test_one_code_serves_every_length_as_where_it_was_validated(world: World, de
     for n in (10, 1, 16, 7):
         shifted(n, by=0.5)
     assert world.sample()["swapped_launches"] == 4, "none waited for a compiler"
-    (found,) = world.host._seats["lifted_affine"].resident.values()
+    (found,) = world.host._seating.seats["lifted_affine"].resident.values()
     (plan,) = found._plans.values()  # type: ignore[attr-defined]
     assert len(plan.ready) == 4
     if device is not None:
@@ -168,7 +168,7 @@ def test_a_source_whose_code_depends_on_a_length_has_one_for_each(
         shifted(n, by=0.5)
     assert world.sample()["swapped_launches"] == 2
     assert ineligible(world) == {"not-compiled": 1}
-    (found,) = world.host._seats["lifted_affine"].resident.values()
+    (found,) = world.host._seating.seats["lifted_affine"].resident.values()
     (plan,) = found._plans.values()  # type: ignore[attr-defined]
     if device is not None:
         assert len({id(each.compiled) for each in plan.ready.values()}) == 2

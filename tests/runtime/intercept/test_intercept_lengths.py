@@ -41,7 +41,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def plan_of(world: World) -> Plan:
-    (seat,) = world.host._seats.values()
+    (seat,) = world.host._seating.seats.values()
     (one,) = seat.resident.values()
     assert isinstance(one, KernelVariant)
     (plan,) = one._plans.values()
@@ -138,7 +138,7 @@ def test_codes_are_bounded_and_what_failed_is_forgotten_in_the_end(
         launch_affine(n)
         world.host.housekeeping()
     assert plan_of(world).codes == 1
-    (seat,) = world.host._seats.values()
+    (seat,) = world.host._seating.seats.values()
     (one,) = seat.resident.values()
     assert isinstance(one, KernelVariant)
     assert len(one._failed) == 1

@@ -72,7 +72,7 @@ _ASKED = {"code": "live", "axes": {"N": "n"}, "numels": {"x_ptr": "2 * N"}}
 
 
 def table(world: World) -> Table:
-    (slot,) = world.host._all_slots()
+    (slot,) = world.host._seating.slots()
     return slot.table
 
 
@@ -89,7 +89,7 @@ def test_the_third_launch_is_made_as_the_second_and_counted_as_it(
     assert compiled.metadata.num_warps == 2
     assert world.sample()["swapped_launches"] == counted + 1
     assert world.sample()["fallback_launches"] == 0
-    assert world.host._all_slots()[0].total() == counted + 1
+    assert world.host._seating.slots()[0].total() == counted + 1
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_no_launch_is_repeated_once_its_table_is_gone(
 ) -> None:
     swapped(world)
     launch()
-    (slot,) = world.host._all_slots()
+    (slot,) = world.host._seating.slots()
     for flip in (
         lambda: slot.replace(slot.table.in_force, state="bypassed"),
         lambda: slot.replace(slot.table.in_force, state="tripped:test"),
@@ -156,7 +156,7 @@ def test_a_canary_and_what_distorts_are_asked_each_time(world: World, answers: l
     for _ in range(8):
         launch()
     assert table(world).repeats == {}
-    (slot,) = world.host._all_slots()
+    (slot,) = world.host._seating.slots()
     order: Any = slot.table.in_force
     order.ramp(1.0, excluded=[])
     order.distortion = lambda output: output
@@ -346,7 +346,7 @@ def _made(world: World, device: Any, sequence: list[dict[str, Any]]) -> Made:
     timed = ("epoch", "fraction_s", "shadow_s", "slowdown")
     sample = {name: value for name, value in world.sample().items() if name not in timed}
     sample["buckets"] = [each for each in sample["buckets"] if each["launches"]]
-    return Made(made, sample, world.host._all_slots()[0].total())
+    return Made(made, sample, world.host._seating.slots()[0].total())
 
 
 @pytest.fixture
@@ -371,7 +371,7 @@ def twice(world: World, device: Any) -> Callable[[list[dict[str, Any]], str], No
                 if not remembers:
                     patch.setattr(places, "remember", lambda *_: None)
                 world.swap(variants[grid])
-                before = world.host._all_slots()[0].total()
+                before = world.host._seating.slots()[0].total()
                 made = _made(world, device, sequence)
                 found.append((made.launches, made.sample, made.total - before))
                 assert remembers or not table(world).repeats

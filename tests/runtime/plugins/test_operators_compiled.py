@@ -168,7 +168,7 @@ def test_a_launch_that_wants_gradients_is_the_originals(joined: Any) -> None:
 def test_shapes_without_data_never_reach_a_slot(joined: Any) -> None:
     layer(*inputs())
     joined.swap("rmsnorm_h16")
-    slot = joined.runtime._host._seats["rmsnorm_h16"].slot
+    slot = joined.runtime._host._seating.seats["rmsnorm_h16"].slot
     before = slot.total(), dict(joined.calls)
     with FakeTensorMode():
         x = torch.empty(3, WIDTH)

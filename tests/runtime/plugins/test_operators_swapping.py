@@ -111,7 +111,7 @@ def test_a_wrong_variant_is_found_and_the_launch_is_right_all_the_same(
     # The self-check would not let it in: what was loaded goes wrong later.
     digest, _ = server.artifact(definition)
     server.ask("commit", order=server.order(definition, digest))
-    slot = server.runtime._host._seats[definition].slot
+    slot = server.runtime._host._seating.seats[definition].slot
     slot.table.in_force.distortion = lambda output: (
         tuple(2 * o for o in output) if isinstance(output, tuple) else 2 * output
     )
@@ -158,7 +158,7 @@ def test_a_variant_writes_to_the_operators_own_output(server: Any, bindings: Any
     args = norm_args()
     launch(NORM, args)
     seen: list[int] = []
-    slot = server.runtime._host._seats[definition].slot
+    slot = server.runtime._host._seating.seats[definition].slot
     order = slot.table.in_force
 
     def noted(output: Any) -> Any:

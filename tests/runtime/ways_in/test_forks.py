@@ -146,8 +146,9 @@ host, done = runtime._host, threading.Event()
 held = threading.Barrier(2)
 
 def hold():
-    seat = host._seats["k"]
-    with host._preparing, seat.lock, slot._lock, runtime._starting, joining._JOINING._lock:
+    seat = host._seating.seats["k"]
+    prepared = host._execution.preparing
+    with prepared, seat.lock, slot._lock, runtime._starting, joining._JOINING._lock:
         held.wait()
         done.wait()
 
