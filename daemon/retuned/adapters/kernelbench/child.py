@@ -27,7 +27,8 @@ def main() -> None:
     os.dup2(0, _IN)
     os.dup2(1, _OUT)
     settings = json.loads(_line())
-    from retuned.adapters.kernelbench.model import Problem, Refused
+    from retuned.adapters.kernelbench.model import Problem
+    from retuned.adapters.kernelbench.tensors import Refused
     from retuned.lab.harness import sandbox
 
     sandbox.enter(parent=settings["parent"], cores=settings["cores"])

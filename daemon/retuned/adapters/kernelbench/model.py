@@ -12,18 +12,8 @@ import random
 from time import perf_counter_ns
 from typing import Any
 
-_TYPES = (
-    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool",
-)  # fmt: skip
-_WIDE = ("float64", "float32", "float16", "bfloat16")
-_NARROW = ("float32", "float16", "bfloat16")
-_MOST_TENSORS = 512
-_ALIKE = 1e-9
-"""Relative difference of two float64 answers to the same question."""
-
-
-class Refused(Exception):
-    """A problem that cannot be used; the first argument is a stable code, the second says why."""
+from retuned.adapters.kernelbench.probing import Probe
+from retuned.adapters.kernelbench.tensors import Refused, Tensors, spec_of, state_of
 
 
 class Problem:
@@ -42,6 +32,8 @@ class Problem:
         import torch
 
         self._numpy, self._torch, self._device = numpy, torch, device
+        self._tensors = Tensors(device)
+        self._probe = Probe(self._tensors, device=device)
         self._names: dict[str, Any] = {"__name__": "problem"}
         self._inputs: list[tuple[str, str]] = []
         self._weights: list[tuple[str, str]] = []
@@ -60,28 +52,28 @@ class Problem:
         model, values = self._build(seed), self._given(seed)
         self._inputs = self._name_inputs(model, values)
         wide, other = self._build(seed).double(), self._build(seed + 1).double()
-        state = self._state(wide)
         taken = {name for name, _ in self._inputs}
         self._weights = [
-            (_unique(_word(name), taken), name) for name in self._used(wide, values, state)
+            (_unique(_word(name), taken), name) for name in self._probe.used(wide, values)
         ]
         copies = [value.clone() if hasattr(value, "clone") else value for value in values]
-        answer = self._tensors(model, copies, double=False)
+        answer = self._tensors.answers(model, copies, double=False)
         self._outputs = ["out"] if len(answer) == 1 else [f"out{n}" for n in range(len(answer))]
-        self._examine(wide, other, values, self._given(seed + 1))
+        self._probe.examine(wide, other, values, self._given(seed + 1))
         self._models = {False: model, True: wide}
-        parts = self._state(model)
+        parts = state_of(model)
         weights = [(called, parts[name]) for called, name in self._weights]
         return {
             "inputs": [
-                {**_spec(called, value), "scalar": kind == "scalar"}
+                {**spec_of(called, value), "scalar": kind == "scalar"}
                 for (called, kind), value in zip(
                     self._inputs, self._as_tensors(values), strict=True
                 )
             ],
-            "weights": [_spec(called, tensor) for called, tensor in weights],
+            "weights": [spec_of(called, tensor) for called, tensor in weights],
             "outputs": [
-                _spec(called, tensor) for called, tensor in zip(self._outputs, answer, strict=True)
+                spec_of(called, tensor)
+                for called, tensor in zip(self._outputs, answer, strict=True)
             ],
         }
 
@@ -90,16 +82,19 @@ class Problem:
         model, values = self._build(seed), self._given(seed)
         if len(values) != len(self._inputs):
             raise Refused("inputs-vary", "makes another number of inputs for another seed")
-        state = self._state(model)
+        state = state_of(model)
         tensors = self._as_tensors(values) + [state[name] for _, name in self._weights]
-        return [self._array(tensor) for tensor in tensors]
+        return [self._tensors.array(tensor) for tensor in tensors]
 
     def forward(self, arrays: list[Any], *, double: bool) -> list[Any]:
         """Return one array per output, in float64 where asked."""
         model = self._models[double]
-        with self._precision(double):
+        with self._tensors.precision(double=double):
             values = self._load(model, arrays, double=double)
-            return [self._array(each) for each in self._tensors(model, values, double=double)]
+            return [
+                self._tensors.array(each)
+                for each in self._tensors.answers(model, values, double=double)
+            ]
 
     def place(self, arrays: list[Any]) -> None:
         """Keep one more set of inputs and weights for timing, with a model of its own."""
@@ -120,7 +115,7 @@ class Problem:
         with self._torch.no_grad():
             for call, (_, values) in zip(self._calls, self._sets, strict=True):
                 call(*values)
-        self._wait()
+        self._tensors.wait()
 
     def time(self, calls: int, first: int, group: int) -> list[int]:
         """Call the model, sets in turn; return the time of each group of calls, ns."""
@@ -130,7 +125,7 @@ class Problem:
                 begin = perf_counter_ns()
                 for turn in range(start, start + group):
                     self._calls[turn % count](*sets[turn % count][1])
-                self._wait()
+                self._tensors.wait()
                 times.append(perf_counter_ns() - begin)
         return times
 
@@ -161,17 +156,6 @@ class Problem:
         random.seed(seed)
         self._numpy.random.seed(seed % 2**32)
 
-    def _chance(self) -> list[Any]:
-        state = [self._torch.get_rng_state().tolist(), random.getstate()]
-        state.append(str(self._numpy.random.get_state()))
-        if self._device != "cpu":
-            state.append(self._torch.cuda.get_rng_state().tolist())
-        return state
-
-    def _state(self, model: Any) -> dict[str, Any]:  # noqa: ANN401 - a torch.nn.Module
-        """Return parameters, then buffers, in the order of their registration."""
-        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
     def _name_inputs(self, model: Any, values: list[Any]) -> list[tuple[str, str]]:  # noqa: ANN401
         try:
             bound = inspect.signature(model.forward).bind(*values)
@@ -188,172 +172,25 @@ class Problem:
         kinds = ["tensor" if isinstance(v, self._torch.Tensor) else "scalar" for v in values]
         return [(_unique(_word(w), taken), k) for w, k in zip(words, kinds, strict=True)]
 
-    def _used(self, model: Any, values: list[Any], state: dict[str, Any]) -> list[str]:  # noqa: ANN401
-        """Return the weights that the model touches, and refuse a model that rounds on the way."""
-        from torch.overrides import TorchFunctionMode
-
-        seen: set[int] = set()
-        rounded: list[str] = []
-        torch = self._torch
-
-        class Watch(TorchFunctionMode):  # type: ignore[misc]
-            def __torch_function__(
-                self,
-                func: Any,  # noqa: ANN401
-                types: Any,  # noqa: ANN401
-                args: Any = (),  # noqa: ANN401
-                kwargs: Any = None,  # noqa: ANN401
-            ) -> Any:  # noqa: ANN401
-                seen.update(id(each) for each in _leaves((args, kwargs or {})))
-                found = func(*args, **(kwargs or {}))
-                for each in _leaves(found):
-                    if isinstance(each, torch.Tensor) and _type(each) in _NARROW:
-                        rounded.append(getattr(func, "__name__", "an operator"))
-                return found
-
-        with self._precision(True), torch.no_grad():
-            widened = [self._widen(value, double=True) for value in values]
-            with Watch():
-                model(*widened)
-        if rounded:
-            text = f"computes in less than float64 when asked for float64, in {rounded[0][:60]}"
-            raise Refused("no-double", text)
-        used = [name for name, tensor in state.items() if id(tensor) in seen]
-        if len(used) > _MOST_TENSORS:
-            raise Refused("too-large", f"{len(used)} weights are more than {_MOST_TENSORS}")
-        return used
-
-    def _examine(self, model: Any, other: Any, values: list[Any], later: list[Any]) -> None:  # noqa: ANN401
-        """Refuse what is no function of inputs and weights: chance, memory, hidden weights."""
-        before = {name: each.detach().clone() for name, each in self._state(model).items()}
-        with self._precision(True):
-            widened = [self._widen(value, double=True) for value in values]
-            kept = [v.clone() if hasattr(v, "clone") else v for v in widened]
-            chance = self._chance()
-            first = [each.clone() for each in self._tensors(model, widened, double=True)]
-            if self._chance() != chance:
-                raise Refused("draws-random-numbers", "forward draws random numbers")
-            if not all(self._alike([a], [b]) for a, b in zip(widened, kept, strict=True)):
-                raise Refused("changes-inputs", "forward writes into its inputs")
-            changed = [
-                n for n, e in self._state(model).items() if not self._torch.equal(e, before[n])
-            ]
-            if changed:
-                text = f"forward changes {changed[0][:60]}; is it a normalisation in training mode?"
-                raise Refused("changes-state", text)
-            second = [self._widen(value, double=True) for value in later]
-            self._copy(other, before)
-            if not self._alike(first, self._clones(other, kept)):
-                text = "the answer follows from more than inputs, parameters and buffers: a tensor "
-                raise Refused("hidden-state", text + "that is not registered depends on the seed")
-            fresh = self._clones(other, second)
-            if not self._alike(fresh, self._clones(model, second)):
-                raise Refused("hidden-state", "the answer depends on earlier calls")
-            if not self._alike(first, self._clones(model, kept)):
-                raise Refused("hidden-state", "the same call twice has two answers")
-        if any(_type(each) in _WIDE and bool(each.isnan().all()) for each in first):
-            raise Refused("nan-output", "the answer is not a number, everywhere")
-        if all(each.numel() >= 8 and bool((each == each.reshape(-1)[0]).all()) for each in first):
-            raise Refused("constant-output", "every element of the answer is the same number")
-        if self._alike(first, fresh):
-            raise Refused("constant-output", "the answer does not depend on the inputs")
-
     def _load(self, model: Any, arrays: list[Any], *, double: bool) -> list[Any]:  # noqa: ANN401
         """Put weights into a model, and return the values to call it with."""
-        state = self._state(model)
+        state = state_of(model)
         count = len(self._inputs)
-        self._copy(
+        self._tensors.put(
             model,
             {
-                name: self._tensor(array, like=state[name])
+                name: self._tensors.tensor(array, like=state[name])
                 for (_, name), array in zip(self._weights, arrays[count:], strict=True)
             },
         )
         values = []
         for (_, kind), array in zip(self._inputs, arrays[:count], strict=True):
-            tensor = self._tensor(array)
+            tensor = self._tensors.tensor(array)
             values.append(
                 tensor.reshape(-1)[0].item() if kind == "scalar" else
-                self._widen(tensor, double=double)
+                self._tensors.widen(tensor, double=double)
             )  # fmt: skip
         return values
-
-    def _copy(self, model: Any, weights: dict[str, Any]) -> None:  # noqa: ANN401
-        state = self._state(model)
-        with self._torch.no_grad():
-            for name, tensor in weights.items():
-                state[name].copy_(tensor)
-
-    def _tensor(self, array: Any, like: Any = None) -> Any:  # noqa: ANN401
-        """Return a tensor of its own memory from (bytes, type, shape)."""
-        data, name, shape = array
-        kind = getattr(self._torch, name)
-        flat = (
-            self._torch.frombuffer(data, dtype=kind) if data else self._torch.empty(0, dtype=kind)
-        )
-        return flat.reshape(shape if like is None else like.shape).clone().to(self._device)
-
-    def _widen(self, value: Any, *, double: bool) -> Any:  # noqa: ANN401
-        wide = double and isinstance(value, self._torch.Tensor) and _type(value) in _WIDE
-        return value.double() if wide else value
-
-    def _precision(self, double: bool) -> Any:  # noqa: ANN401 - a context
-        import contextlib
-
-        @contextlib.contextmanager
-        def scope() -> Any:  # noqa: ANN401
-            before = self._torch.get_default_dtype()
-            self._torch.set_default_dtype(self._torch.float64 if double else self._torch.float32)
-            try:
-                yield
-            finally:
-                self._torch.set_default_dtype(before)
-
-        return scope()
-
-    def _call(self, model: Any, values: list[Any]) -> list[Any]:  # noqa: ANN401
-        found = model(*values)
-        answers = list(found) if isinstance(found, (tuple, list)) else [found]
-        if not answers or not all(isinstance(each, self._torch.Tensor) for each in answers):
-            kinds = ", ".join(type(each).__name__ for each in answers) or "nothing"
-            raise Refused("unsupported-output", f"returns {kinds[:80]}; tensors are compared")
-        return answers
-
-    def _tensors(self, model: Any, values: list[Any], *, double: bool) -> list[Any]:  # noqa: ANN401
-        with self._torch.no_grad():
-            answers = self._call(model, values)
-        self._wait()
-        if len(answers) > 64:
-            raise Refused("unsupported-output", f"returns {len(answers)} tensors")
-        for each in answers:
-            if _type(each) not in _TYPES or each.layout is not self._torch.strided:
-                raise Refused("unsupported-output", f"returns {_type(each)}, {each.layout}")
-            if double and _type(each) in _NARROW:
-                raise Refused("no-double", f"returns {_type(each)} when asked for float64")
-        return answers
-
-    def _clones(self, model: Any, values: list[Any]) -> list[Any]:  # noqa: ANN401
-        values = [value.clone() if hasattr(value, "clone") else value for value in values]
-        return [each.clone() for each in self._tensors(model, values, double=True)]
-
-    def _alike(self, left: list[Any], right: list[Any]) -> bool:
-        return len(left) == len(right) and all(
-            self._same(a, b) for a, b in zip(left, right, strict=True)
-        )
-
-    def _same(self, left: Any, right: Any) -> bool:  # noqa: ANN401
-        if not isinstance(left, self._torch.Tensor):
-            return bool(left == right)
-        if left.shape != right.shape or left.dtype != right.dtype:
-            return False
-        scale = (
-            float(right.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if right.numel() else 0.0
-        )
-        return bool(
-            self._torch.allclose(
-                left.double(), right.double(), rtol=_ALIKE, atol=_ALIKE * scale, equal_nan=True
-            )
-        )
 
     def _as_tensors(self, values: list[Any]) -> list[Any]:
         found = []
@@ -366,33 +203,6 @@ class Problem:
             kinds = {bool: self._torch.bool, int: self._torch.int64, float: self._torch.float32}
             found.append(self._torch.tensor([value], dtype=kinds[type(value)]))
         return found
-
-    def _array(self, tensor: Any) -> tuple[bytes, str, list[int]]:  # noqa: ANN401
-        flat = tensor.detach().to("cpu").contiguous()
-        raw = flat.reshape(-1).view(self._torch.uint8) if flat.numel() else flat.reshape(-1)
-        return bytes(memoryview(raw.numpy())), _type(flat), list(flat.shape)
-
-    def _wait(self) -> None:
-        if self._device != "cpu":
-            self._torch.cuda.synchronize()
-
-
-def _leaves(tree: Any) -> list[Any]:  # noqa: ANN401 - nested lists, tuples and dicts
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    if isinstance(tree, (list, tuple)):
-        return [leaf for each in tree for leaf in _leaves(each)]
-    return [tree]
-
-
-def _spec(name: str, tensor: Any) -> dict[str, Any]:  # noqa: ANN401 - torch.Tensor
-    if _type(tensor) not in _TYPES:
-        raise Refused("unsupported-input", f"'{name}' is {_type(tensor)}")
-    return {"name": name, "dtype": _type(tensor), "shape": list(tensor.shape)}
-
-
-def _type(tensor: Any) -> str:  # noqa: ANN401 - torch.Tensor
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _word(name: str) -> str:
