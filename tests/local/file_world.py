@@ -16,7 +16,8 @@ from tests.local.proofs import MACHINE, interval, measured
 
 from retuned import catalog
 from retuned.adapters.approvals import Approvals
-from retuned.adapters.runtime_files import FilesSwapper, RuntimeFiles
+from retuned.adapters.files_swapper import FilesSwapper
+from retuned.adapters.runtime_files import RuntimeFiles
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.signing import Ed25519Notary
 from retuned.configured.records import Format

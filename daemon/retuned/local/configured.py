@@ -2,7 +2,7 @@
 
 The steps of the loop stay what they are. A step of a server's file is a kernel of the catalog with
 the row as its incumbent; what a proposal writes is kept under its id, and its order goes the way of
-all orders, by `adapters.runtime_files`. What the server picks is asked before anything rests on it.
+all orders, by `adapters.files_swapper`. What the server picks is asked before anything rests on it.
 """
 
 from __future__ import annotations

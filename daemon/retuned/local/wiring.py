@@ -12,12 +12,13 @@ from retuned import catalog
 from retuned.adapters.clock import SystemClock
 from retuned.adapters.end_to_end_http import HttpEndToEnd, load_requests
 from retuned.adapters.evolution import config_of
+from retuned.adapters.files_swapper import FilesSwapper
 from retuned.adapters.gpu_devices import find_devices
 from retuned.adapters.lab_process import LabProcess
 from retuned.adapters.local_lab import LocalLab
 from retuned.adapters.policy_files import PolicyFiles, load_policies
 from retuned.adapters.runtime_captures import RuntimeCaptures
-from retuned.adapters.runtime_files import FilesSwapper, RuntimeFiles
+from retuned.adapters.runtime_files import RuntimeFiles
 from retuned.adapters.runtime_kernels import RuntimeKernels
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.server_cores import free_cores, server_cores, server_processes
