@@ -13,20 +13,20 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 from retuned.runtime.graphs.calls import GraphCalls
-from retuned.runtime.graphs.index import GraphIndex, IndexedGraph, Site, index_graph
+from retuned.runtime.graphs.captured import WHATEVER, index_capture
+from retuned.runtime.graphs.changing import NodeChanges, Outcome, is_stale, originals
+from retuned.runtime.graphs.index import GraphIndex, IndexedGraph
 from retuned.runtime.graphs.recapture import RECORDED, Recapture
-from retuned.runtime.graphs.recording import CaptureGate, Note, Recorder
-from retuned.runtime.graphs.slot_target import SlotTarget, Target, serving
-from retuned.runtime.graphs.swap import Step, apply, original_of, prepare
+from retuned.runtime.graphs.recording import CaptureGate, Recorder
+from retuned.runtime.graphs.slot_target import SlotTarget, Target
+from retuned.runtime.graphs.swap import apply
 from retuned.runtime.graphs.torch_graphs import TorchGraphs
 from retuned.runtime.graphs.triton_notes import TritonNotes
-from retuned.runtime.graphs.variants import learn_layout
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused
 
@@ -37,28 +37,8 @@ RETRY_S = 1.0
 """Between attempts at nodes that could not be reached yet."""
 _LATER = frozenset({"capturing", "not-compiled", "weight-not-packed", "scratch-memory"})
 """Reasons that pass by themselves."""
-_WHATEVER = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError)
-"""What PyTorch's or Triton's objects may raise; the server's launch is not its victim."""
 
 CallsOf = Callable[[int], GraphCalls]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of one target's nodes."""
-
-    target: str
-    """Slot or kernel."""
-    changed: int = 0
-    """Nodes that launch something else now."""
-    swapped: int = 0
-    """Nodes that launch the variant now."""
-    unreachable: Counter[str] = field(default_factory=Counter)
-    """Reason -> nodes that keep the original although the variant should run there."""
-    took_ns: int = 0
-    """Changing the nodes, without preparing."""
-    reason: str = ""
-    """Why nothing was changed at all; empty if everything could be."""
 
 
 class Graphs:
@@ -99,7 +79,7 @@ class Graphs:
         self._device = device
         self._targets: dict[str, Target] = {}
         self._later: set[str] = set()
-        self._failed: dict[str, tuple[str, str]] = {}
+        self._nodes = NodeChanges(self.recapture)
         self._tried_at = float("-inf")
         self._noting = False
         self._lock = threading.RLock()
@@ -184,7 +164,7 @@ class Graphs:
             self._later.discard(target.name)
             try:
                 with self.gate.changing():
-                    apply(_originals(self.index.where(target.is_mine)))
+                    apply(originals(self.index.where(target.is_mine)))
             except Refused as error:
                 log.error("%s: graphs keep their variants: %s", target.name, error)
             if not self._targets:  # nobody is left whom to follow
@@ -246,14 +226,13 @@ class Graphs:
             self._captured.add(graph)
             return None
         try:
-            found = self._index(graph)
+            found = index_capture(
+                graph, calls=lambda: self._calls_of(self._device()), notes=self.recorder.take
+            )
         except Refused as error:
             self.failures[error.reason] += 1
             log.warning("a captured graph is not followed: %s", error)
             return None
-        for site in found.sites:
-            site.mark = None if site.note is None else site.note.recorded
-            self._learn(found, site)
         if not self.index.add(found):
             return None
         weakref.finalize(graph, self.index.remove, found.number)
@@ -261,13 +240,6 @@ class Graphs:
             if any(target.is_mine(site) for site in found.sites):
                 self.follow(target.name)
         return found
-
-    def _learn(self, graph: IndexedGraph, site: Site) -> None:
-        if site.launch is not None:
-            try:
-                learn_layout(graph.calls, site.launch.compiled)
-            except (Refused, *_WHATEVER) as error:
-                log.debug("%s: its arguments are not known: %r", site.name, error)
 
     def gone(self, graph: Any) -> None:  # noqa: ANN401 - a CUDAGraph
         """Forget a graph that was reset."""
@@ -293,7 +265,7 @@ class Graphs:
             if error.reason != "capturing":
                 log.warning("%s: its graphs are not changed: %s", name, error)
             return Outcome(name, reason=error.reason)
-        except _WHATEVER as error:
+        except WHATEVER as error:
             log.exception("%s: its graphs are not changed", name)
             return Outcome(name, reason=f"runtime-error: {type(error).__name__}")
 
@@ -322,94 +294,16 @@ class Graphs:
         sites = [] if target is None else self.index.where(target.is_mine)
         if target is None:
             return outcome
-        if any(_is_stale(target, note) for graph in self.index for note in graph.unplaced):
+        if any(is_stale(target, note) for graph in self.index for note in graph.unplaced):
             outcome.unreachable[RECORDED] += 1
             self.recapture.wanted = True
         if not sites:
             return outcome
         with self.gate.changing():
-            steps = self._plan(target, sites, outcome)
-            try:
-                done = apply(steps)
-            except Refused as error:
-                outcome.reason = error.reason
-                log.error("%s: its graphs go back to the original: %s", name, error)
-                for step in steps:
-                    if step.mark is not None:  # this order is not tried again
-                        self._failed[name] = (step.mark, error.reason)
-                        step.site.reason = error.reason
-                done = apply(_originals(sites))
-        outcome.changed, outcome.took_ns = done.nodes, done.took_ns
-        outcome.swapped = sum(site.mark is not None for _, site in sites)
+            self._nodes.change(target, sites, outcome)
         if not _LATER.isdisjoint(outcome.unreachable):
             self._later.add(name)
         return outcome
-
-    def _plan(
-        self, target: Target, sites: Sequence[tuple[IndexedGraph, Site]], outcome: Outcome
-    ) -> list[Step]:
-        """Prepare every node: the variant where it can be, else the original."""
-        steps = []
-        for graph, site in sites:
-            owner, mark = graph.alive(), target.admitted(site)
-            if owner is None or (site.mark == mark and not site.reason):
-                continue
-            if site.note is not None and site.note.recorded is not None:
-                self._stale(site, mark, outcome)
-                continue
-            failed = self._failed.get(target.name)
-            stays = failed is not None and failed[0] == mark
-            site.reason = failed[1] if failed is not None and stays else ""
-            with graph.lock, graph.calls.current():
-                try:
-                    step = self._step(target, graph, site, None if stays else mark)
-                except Refused as error:
-                    site.reason = error.reason
-                    back = site.mark is not None and not graph.broken
-                    step = prepare(graph, site, None) if back else None
-            if site.reason:
-                outcome.unreachable[site.reason] += 1
-            if step is not None:
-                steps.append(step)
-        return steps
-
-    def _stale(self, site: Site, mark: str | None, outcome: Outcome) -> None:
-        """Look at a node that was captured with a variant: there is no original to go back to."""
-        assert site.note is not None, "only noted launches are recorded with a variant"
-        site.reason = "" if site.note.recorded == mark else RECORDED
-        if site.reason:
-            outcome.unreachable[RECORDED] += 1
-            self.recapture.wanted = True
-
-    def _step(
-        self, target: Target, graph: IndexedGraph, site: Site, mark: str | None
-    ) -> Step | None:
-        change = None
-        if mark is not None:
-            change = target.change(graph, site, original_of(graph, site).params)
-        step = prepare(graph, site, change)
-        if step is None:  # the same launch by another order
-            graph.settle()
-            site.mark = None if change is None else change.mark
-        return step
-
-    def _index(self, graph: Any) -> IndexedGraph:  # noqa: ANN401 - a CUDAGraph
-        try:
-            handle = int(graph.raw_cuda_graph())
-        except RuntimeError as error:
-            raise Refused("graphs-not-kept", detail=str(error)[:300]) from error
-        owner = weakref.ref(graph)
-
-        def instance() -> int:
-            alive = owner()
-            try:
-                return int(alive.raw_cuda_graph_exec()) if alive is not None else 0
-            except RuntimeError:  # not instantiated yet
-                return 0
-
-        calls = self._calls_of(self._device())
-        return index_graph(calls, handle, instance=instance, owner=owner,
-                           notes=self.recorder.take)  # fmt: skip
 
     def _note(self, on: bool) -> None:
         with self._lock:
@@ -418,16 +312,3 @@ class Graphs:
                 self.triton.on() if on else self.triton.off()
                 for target in self._targets.values():
                     target.note_captures(on)
-
-
-def _is_stale(target: Target, note: Note) -> bool:
-    """Whether a launch of several nodes was captured with a variant that is not to run now."""
-    if note.recorded is None or note.target != target.name or not isinstance(target, SlotTarget):
-        return False
-    order = serving(target.slot, note.key)
-    return order is None or order.mark != note.recorded
-
-
-def _originals(sites: Sequence[tuple[IndexedGraph, Site]]) -> list[Step]:
-    steps = (prepare(graph, site, None) for graph, site in sites if site.now and not graph.broken)
-    return [step for step in steps if step is not None]
