@@ -365,6 +365,44 @@ def test_a_page_keeps_the_order_of_adding_whatever_became_of_a_record(store: Sto
     ]
 
 
+def test_what_is_old_is_forgotten_but_what_is_named_or_in_another_phase(
+    store: Store, clock: FakeClock
+) -> None:
+    for name, phase in (("a", "over"), ("b", "over"), ("c", "open"), ("d", "over")):
+        store.add("window", name, {"n": 1}, phase=phase)
+    store.add("report", "a", {}, phase="over")
+    clock.advance(10.0)
+    at = clock.now()
+    store.add("window", "e", {}, phase="over")
+    assert store.forget("window", phase="over", before=at, keep=["b", "nobody"]) == 2
+    assert store.ids("window") == ["b", "c", "e"]
+    assert store.ids("report") == ["a"]
+    assert store.forget("window", phase="over", before=at, keep=["b"]) == 0
+    assert store.add("window", "a", {"n": 2}, phase="over"), "a name is free again"
+    assert store.ids("window") == ["b", "c", "e", "a"]
+
+
+def test_people_s_words_cannot_be_forgotten(store: Store) -> None:
+    store.add("decision", "d", {"proposal": "p"}, phase="final")
+    with pytest.raises(ValueError, match="never changed"):
+        store.forget("decision", phase="final", before=datetime.max.replace(tzinfo=UTC))
+    assert store.ids("decision") == ["d"]
+
+
+def test_more_is_forgotten_than_one_write_takes(tmp_path: Path) -> None:
+    clock, steps = FakeClock(NOON), list[str]()
+    store = SqliteStore(tmp_path, clock=clock, hook=steps.append)
+    with store.transaction():
+        for number in range(450):
+            store.add("window", f"w{number}", {}, phase="over")
+    clock.advance(1.0)
+    steps.clear()
+    assert store.forget("window", phase="over", before=clock.now()) == 450
+    assert store.ids("window") == []
+    assert steps.count("written") == 3, "others may write in between"
+    store.close()
+
+
 def test_records_are_counted_by_phase(store: Store) -> None:
     assert dict(store.counts("proposal")) == {}
     for name, phase in (("x", "a"), ("y", "a"), ("z", "b")):

@@ -209,3 +209,18 @@ def test_what_is_pinned_or_young_never_goes(
     assert not {each.name for each in gone} & {f"{n:064x}" for n in pinned}
     stays = len([t for t in things if t.age <= timedelta(days=days) or pins.holds(t.name)])
     assert len(gone) + stays == len(things)
+
+
+def test_windows_go_after_a_week_but_those_of_drift_and_the_ones_before(
+    world: World, ctx: Context
+) -> None:
+    for number in range(1, 7):
+        ctx.store.add(Kind.WINDOW, f"w{number}", {}, phase="judged")
+        phase = "answered" if number == 4 else "noted"
+        ctx.store.add(Kind.DRIFT, f"w{number}", {}, phase=phase)
+        world.clock.advance(DAY_S)
+    assert housekeeping.keep_house(replace(ctx, lab=None))[str(Kind.WINDOW)] == 0
+    world.clock.advance(3.5 * DAY_S)  # the first three are older than a week
+    assert housekeeping.keep_house(replace(ctx, lab=None))[str(Kind.WINDOW)] == 2
+    assert ctx.store.ids(Kind.WINDOW) == ["w3", "w4", "w5", "w6"]
+    assert ctx.store.ids(Kind.DRIFT) == ["w4", "w5", "w6"]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -169,6 +169,16 @@ class MemoryStore:
                 and row.id.startswith(prefix)
                 and row.id > above
             ]
+
+    def forget(self, kind: str, *, phase: str, before: datetime, keep: Collection[str] = ()) -> int:
+        """Remove old records of a phase for good; see `Store.forget`."""
+        check_mutable(kind)
+        with self._lock:
+            rows = self._found(kind, phase, "", "")
+            old = [row for row in rows if row.created_at < before and row.id not in keep]
+            for row in old:
+                del self._rows[kind, row.id]
+            return len(old)
 
     def record(self, event: Event) -> None:
         """Append to the audit trail."""

@@ -11,9 +11,9 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ DATABASE = "state.sqlite3"
 
 _BUSY_S = 10.0
 """How long a write waits for another process's write."""
+_AT_ONCE = 200
+"""Most records that are forgotten in one write."""
 
 
 class SqliteStore:
@@ -195,6 +197,24 @@ class SqliteStore:
             "SELECT phase, count(*) FROM records WHERE kind = ? GROUP BY phase", (kind,)
         )
         return {str(phase): int(count) for phase, count in rows}
+
+    def forget(self, kind: str, *, phase: str, before: datetime, keep: Collection[str] = ()) -> int:
+        """Remove old records of a phase for good; see `Store.forget`."""
+        check_mutable(kind)
+        rows = self._read(
+            "SELECT id FROM records WHERE kind = ? AND phase = ? AND created_at < ? ORDER BY seq",
+            (kind, phase, before.astimezone(UTC).isoformat()),
+        )
+        kept = frozenset(keep)
+        old = [(kind, id, phase) for (id,) in rows if id not in kept]
+        gone = 0
+        for start in range(0, len(old), _AT_ONCE):
+            with self._write():
+                gone += self._db.executemany(
+                    "DELETE FROM records WHERE kind = ? AND id = ? AND phase = ?",
+                    old[start : start + _AT_ONCE],
+                ).rowcount
+        return gone
 
     def record(self, event: Event) -> None:
         """Append to the audit trail."""

@@ -1,4 +1,4 @@
-"""Once a day: what of ended experiments nobody needs any more goes.
+"""Once a day: what nobody needs any more goes, of ended experiments and of windows.
 
 Safe to kill anywhere. What is removed can be made again from the records, or is a document whose
 absence every reader takes for missing evidence, which promotes nothing. Files go first, and only
@@ -31,6 +31,7 @@ from retuned.local.retention import (
     expendable,
     expendable_evidence,
     pins_of,
+    windows_of,
 )
 from retuned.ports import Event
 from retuned.stages.proposal import Proposal
@@ -53,6 +54,10 @@ _NEEDED = (
     "rollback-failed",
 )
 """Phases of proposals whose artifact and evidence are needed."""
+_ASKED = ("new", "explained", "answered")
+"""Phases of drift reports that asked for something."""
+_OVER = ("judged", "skipped")
+"""Phases of windows that nobody looks at again but people."""
 _GOING = ".going-"
 """Beginning of the name of a folder that is being removed."""
 
@@ -61,16 +66,18 @@ def keep_house(ctx: Context) -> Counter[str]:
     """Remove what may go if that was not done today; return how many of each sort went."""
     last = ctx.store.get(Kind.HOUSEKEEPING, STATE)
     now = ctx.clock.now()
-    if ctx.lab is None or (last is not None and now - last.updated_at < EVERY):
+    if last is not None and now - last.updated_at < EVERY:
         return Counter()
+    gone = Counter({str(Kind.WINDOW): _forget_windows(ctx)})
     retire(ctx)
     try:
         pins = pins_now(ctx)
     except (RetunedError, ValidationError) as error:
         # a record that cannot be read may be what says that something is needed
-        log.error("nothing is cleared away: %s", error)
-        return Counter()
-    gone = _clear_lab(ctx, ctx.lab, pins)
+        log.error("nothing of experiments is cleared away: %s", error)
+        return gone
+    if ctx.lab is not None:
+        gone += _clear_lab(ctx, ctx.lab, pins)
     gone[str(Kind.FINDING)] = _clear_evidence(ctx, pins)
     body = {"removed": dict(gone)}
     if not ctx.store.add(Kind.HOUSEKEEPING, STATE, body, phase="current"):
@@ -156,6 +163,17 @@ def _finish(root: Path) -> None:
     for sort in Sort:
         for left in (root / sort).glob(f"{_GOING}*"):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _forget_windows(ctx: Context) -> int:
+    """Forget old windows, and reports that asked for nothing; return how many windows went."""
+    before = ctx.clock.now() - ctx.settings.retention.windows
+    asked = {id for phase in _ASKED for id in ctx.store.ids(Kind.DRIFT, phase=phase)}
+    keep = windows_of(asked, windows=ctx.store.ids(Kind.WINDOW))
+    ctx.store.forget(Kind.DRIFT, phase="noted", before=before)
+    return sum(
+        ctx.store.forget(Kind.WINDOW, phase=phase, before=before, keep=keep) for phase in _OVER
+    )
 
 
 def _clear_evidence(ctx: Context, pins: Pins) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from itertools import pairwise
 
 from retuned.contract import Digest
 from retuned.stages.proposal import Proposal
@@ -38,6 +39,8 @@ class Retention:
     """Compiled variants and raw samples."""
     evidence: timedelta = timedelta(days=365)
     """Signed documents."""
+    windows: timedelta = timedelta(days=7)
+    """Windows in which nothing asked for anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +128,22 @@ def expendable_evidence(
     if age <= max(retention.evidence, retention.things):
         return []
     return sorted(each for each in named if not pins.holds(each))
+
+
+def windows_of(drifts: Collection[str], *, windows: Sequence[str]) -> set[str]:
+    """Return the windows that drift was found in, and of each the one before it.
+
+    Parameters
+    ----------
+    drifts
+        Ids of the reports; a report has its window's.
+    windows
+        Ids of all windows, oldest first.
+
+    Examples
+    --------
+    >>> sorted(windows_of({"w3"}, windows=["w1", "w2", "w3", "w4"]))
+    ['w2', 'w3']
+    """
+    before = {earlier for earlier, later in pairwise(windows) if later in drifts}
+    return before | set(drifts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -114,6 +114,14 @@ class Store(Protocol):
 
     def counts(self, kind: str) -> Mapping[str, int]:
         """Return how many records of a kind are in each phase; cheap as `ids` is."""
+        ...
+
+    def forget(self, kind: str, *, phase: str, before: datetime, keep: Collection[str] = ()) -> int:
+        """Remove the records of a phase that were added before a moment, but those that are named.
+
+        For good. They go a few at a time, so that who writes beside it does not wait for all of
+        them; a kill in between leaves the rest. Returns how many went.
+        """
         ...
 
     def record(self, event: Event) -> None:

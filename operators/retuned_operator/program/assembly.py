@@ -289,6 +289,7 @@ class Operator:
             caches=self.caches,
             state=self._state,
             reports=self.reports,
+            now=self._clock.now(),
         )
 
     def _end(self) -> None:

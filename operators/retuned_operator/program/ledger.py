@@ -360,6 +360,9 @@ class StoreLedger:
             id = f"{receipt.pod.target}/{digest_of([receipt.pod.target, receipt.pod.uid, said.id])}"
             if isinstance(said, ProfileReport):
                 body["before"] = self._newest.before(receipt.pod.uid, id)
+            else:  # a report has the id of its window, which comes first
+                window = self._store.get(PROFILE, id)
+                body["before"] = window.body.get("before", "") if window is not None else ""
             wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE
             phase = "new" if wanted else "noted"
             with self._heard_in(receipt, said):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import datetime
 
 from retuned.errors import RetunedError
 from retuned_operator.agent import Reports
 from retuned_operator.controllers.ports import Caches
+from retuned_operator.program.forgetting import forget_windows
 from retuned_operator.program.reporting import Objects, write_reports
 from retuned_operator.program.state import State
 from retuned_operator.runtime.resources import EXPERIMENTS, PODS, TARGETS, Resource
@@ -23,6 +25,7 @@ def sweep(
     caches: Caches,
     state: State,
     reports: Reports,
+    now: datetime,
 ) -> None:
     """Tell what was spent and saved; forget what pods and experiments left that are gone.
 
@@ -30,6 +33,8 @@ def sweep(
     ----------
     writer
         The API server, as who leads.
+    now
+        By the operator's clock.
 
     Raises
     ------
@@ -51,3 +56,4 @@ def sweep(
     experiments = caches.list(EXPERIMENTS)
     if experiments is not None:
         state.results.keep_only({str(body["metadata"].get("uid", "")) for body in experiments})
+    forget_windows(state.store, now=now)
