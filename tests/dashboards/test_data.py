@@ -18,7 +18,8 @@ from tests.fakeapi.access import Identity
 from tests.fakeapi.server import FakeApi
 from tests.local.local_world import KERNEL, World
 from tests.operators import examples
-from tests.operators.controllers.cluster import WORLD, Cluster
+from tests.operators.controllers.cluster import Cluster
+from tests.operators.controllers.server_pods import WORLD
 from tests.operators.controllers.test_swaps import OPEN, OTHER, agree, propose, reached
 from tests.operators.program import test_program
 from tests.sidecar.sidecar_world import FIRST, SECOND, PodWorld, swap

@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.operators.controllers.cluster import SERVER, Cluster
+from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.memory import KERNEL, FakeLedger
+from tests.operators.controllers.server_pods import SERVER
 from tests.sidecar.sidecar_world import CLEAN, PodWorld
 from tests.tracing.receiver import Collector, Seen, collecting
 from tests.tracing.test_whole_turn import assert_connected

@@ -9,49 +9,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import yaml
 from tests.operators import examples
-from tests.operators.controllers.memory import (
-    KERNEL,
-    WIN,
-    FakeKernels,
-    FakeLedger,
-    FakeSignals,
-    NoArchive,
-)
+from tests.operators.controllers.memory import WIN, FakeLedger, FakeSignals
 from tests.operators.controllers.memory_server import MemoryServer
+from tests.operators.controllers.one_operator import Operator
 from tests.operators.controllers.server import Faulty, Server, ended
+from tests.operators.controllers.server_pods import WORLD, ServerPod
 from tests.operators.world import GROUPS, POLICY
 
 from retuned.adapters.clock import FakeClock
 from retuned.adapters.telemetry import FakeTelemetry
-from retuned.agent_wire import Held, Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
-from retuned.contract import Digest
-from retuned.errors import RetunedError
 from retuned.ports import Spans
 from retuned.stages.gate import DecisionKind, StopPolicy
-from retuned.stages.swap import SwapKind, SwapOrder
-from retuned.stages.watch import WatchAction, WatchReport
-from retuned_operator.agent import Receipt, Reports, desired_orders
+from retuned.stages.swap import SwapOrder
+from retuned_operator.agent import Receipt, desired_orders
 from retuned_operator.agent.ports import PodRecord
-from retuned_operator.controllers import (
-    Acting,
-    Beliefs,
-    Decisions,
-    Experiments,
-    Freezes,
-    Policies,
-    Proposals,
-    Targets,
-    World,
-    reading,
-)
-from retuned_operator.controllers.caches import INDICES, StoreCaches
 from retuned_operator.controllers.experiments import EVOLVE
-from retuned_operator.controllers.targets import environment_of
 from retuned_operator.crds import JobRole, KernelExperiment, SwapProposal, TuningTarget, read
 from retuned_operator.machine import ResultFact
 from retuned_operator.manifests import JobSettings
@@ -69,30 +45,6 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
-from retuned_operator.runtime.store import Store, key_of
-
-OURS = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES, PODS, JOBS)
-SERVER = ProcessEnvironment(process="1", device="gfx942", triton="3.9.0")
-
-
-@dataclass
-class ServerPod:
-    """One server pod with its sidecar."""
-
-    name: str
-    uid: str
-    active: Digest | None = None
-    epoch: int = 0
-    proposal: str = ""
-    says: str = "keep"
-    """keep, wait, rollback; or none: the sidecar is silent."""
-    tripped: str = ""
-    refuses: str = ""
-    """Why it carries no swap out; empty: it does."""
-    waits: str = ""
-    """Why it cannot carry a swap out yet."""
-    held: Held | None = None
-    swaps: list[tuple[int, Digest | None]] = field(default_factory=list)
 
 
 class Cluster:
@@ -124,7 +76,7 @@ class Cluster:
         self.wins = True
         """Whether searches find anything."""
         endpoint = self.jobs.endpoint
-        self.generators = ("search", EVOLVE) if endpoint else ("search",)
+        self.generators: tuple[str, ...] = ("search", EVOLVE) if endpoint else ("search",)
         self._count = 0
         self.put(TARGETS, examples.a_target())
         body = policy or yaml.safe_load(POLICY)
@@ -217,18 +169,7 @@ class Cluster:
         for server in self.servers.values():
             if server.says == "silent":
                 continue
-            orders = self.orders_of(server)
-            if server.active is not None and not orders:  # see `retuned.sidecar.withdrawing`
-                server.epoch, server.active = server.epoch + 1, None
-                server.swaps.append((server.epoch, None))
-            for order in orders:
-                server.held = held(order, server)
-                if order.epoch > server.epoch and server.held is None:
-                    server.swaps.append((order.epoch, order.artifact))
-                    server.epoch, server.active = order.epoch, order.artifact
-                    server.proposal, server.tripped = order.proposal, ""
-                    if order.kind is SwapKind.ROLLBACK:
-                        server.says = "keep"
+            server.carry_out(self.orders_of(server))
             self.tell(server)
 
     def orders_of(self, server: ServerPod) -> Sequence[SwapOrder]:
@@ -244,32 +185,8 @@ class Cluster:
         key = f"{self.namespace}/chat"
         pod = PodRecord(namespace=self.namespace, name=server.name, uid=server.uid, target=key)
         receipt = Receipt(pod=pod, at=self.clock.now())
-        ref = PodRef(namespace=self.namespace, name=server.name, uid=server.uid)
-        now = self.clock.now() + self.skew
-        self.operator.reports.take(
-            receipt,
-            Hello(pod=ref, target=key, version=1, release="1", at=now, environments=(SERVER,)),
-        )
-        report = None
-        if server.says != "none" and server.proposal:
-            report = WatchReport(action=WatchAction(server.says), reason="shadow-mismatch")
-        slot = SlotWatch(
-            definition=KERNEL,
-            active=server.active,
-            epoch=server.epoch,
-            newest_epoch=server.epoch,
-            tripped=server.tripped,
-            proposal=server.proposal,
-            report=report,
-        )
-        post = WatchPost(
-            pod=ref,
-            target=key,
-            at=now,
-            slots=(slot,),
-            held=(server.held,) if server.held is not None else (),
-        )
-        self.operator.reports.take(receipt, post)
+        for said in server.says_now(self.namespace, target=key, at=self.clock.now() + self.skew):
+            self.operator.reports.take(receipt, said)
 
     # --- Jobs -------------------------------------------------------------------------------------
 
@@ -378,95 +295,3 @@ class Cluster:
     def restart(self) -> None:
         """Begin with an operator that knows nothing."""
         self.operator = Operator(self)
-
-
-def held(order: SwapOrder, server: ServerPod) -> Held | None:
-    """Return why a server does not carry an order out."""
-    reason = server.refuses or server.waits
-    if order.kind is SwapKind.ROLLBACK or not reason or order.epoch <= server.epoch:
-        return None
-    return Held(
-        order=order.id,
-        proposal=order.proposal,
-        definition=order.definition,
-        epoch=order.epoch,
-        final=bool(server.refuses),
-        reason=reason,
-        detail="as the test wished",
-    )
-
-
-WORLD = environment_of(
-    Hello(
-        pod=PodRef(namespace="n", name="n", uid="u"),
-        target="n/n",
-        version=1,
-        release="1",
-        at=examples.NOW,
-        environments=(SERVER,),
-    )
-)
-"""Digest of what every server runs on."""
-
-
-class Operator:
-    """One operator's life: caches, controllers, what sidecars told it."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.reports = Reports(NoArchive())
-        self.errors: list[str] = []
-        self.current = True
-        self.stores = {kind: Store(INDICES.get(kind)) for kind in OURS}
-        caches = StoreCaches(self.stores, current=lambda _: self.current)
-        telemetry = cluster.telemetry
-        self.acting = Acting(
-            cluster.api,
-            memory=caches,
-            clock=cluster.clock,
-            telemetry=telemetry,
-            spans=cluster.spans,
-        )
-        self.world = World(
-            caches=caches,
-            reports=self.reports,
-            signals=cluster.signals,
-            ledger=cluster.ledger,
-            kernels=FakeKernels(),
-            clock=cluster.clock,
-            generators=cluster.generators,
-        )
-        acting, world = self.acting, self.world
-        self.controllers = (
-            (POLICIES, Policies(world, acting)),
-            (FREEZES, Freezes(world, acting)),
-            (TARGETS, Targets(world, acting, jobs=cluster.jobs)),
-            (TARGETS, Beliefs(world, acting, telemetry=telemetry)),
-            (EXPERIMENTS, Experiments(world, acting, jobs=cluster.jobs, telemetry=telemetry)),
-            (TARGETS, Proposals(world, acting, telemetry=telemetry)),
-            (DECISIONS, Decisions(world, acting, telemetry=telemetry)),
-        )
-
-    def sync(self) -> None:
-        """Let every watch bring all there is."""
-        for kind, store in self.stores.items():
-            bodies = self.cluster.all(kind)
-            there = {key_of(body) for body in bodies}
-            for body in bodies:
-                store.put(body)
-            for key in set(store.keys()) - there:
-                store.drop(key)
-
-    def look(self, *, sync: bool = True) -> None:
-        """Look at every key once; what fails is looked at in the next turn."""
-        if sync:
-            self.sync()
-        for kind, controller in self.controllers:
-            keys = set(self.stores[kind].keys())
-            if kind is TARGETS:  # its proposals name one that is gone, too
-                keys.update(*map(reading.target_word, self.cluster.all(PROPOSALS)))
-            for key in sorted(keys):
-                try:
-                    controller.reconcile(key)
-                except RetunedError as error:
-                    self.errors.append(str(error))

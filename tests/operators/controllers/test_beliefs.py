@@ -6,8 +6,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from tests.operators.controllers.cluster import WORLD, Cluster
+from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.memory import LIVE
+from tests.operators.controllers.server_pods import WORLD
 
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile

@@ -9,9 +9,10 @@ from unittest import mock
 
 import pytest
 from tests.operators import examples
-from tests.operators.controllers.cluster import WORLD, Cluster
+from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.memory import ANOTHER, LIVE
 from tests.operators.controllers.memory_server import MemoryServer
+from tests.operators.controllers.server_pods import WORLD
 
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.controllers import Proposals, swaps

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.operators import examples
-from tests.operators.controllers.cluster import WORLD, Cluster
+from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.memory_server import pod_of
+from tests.operators.controllers.server_pods import WORLD
 
 from retuned_operator.controllers.experiments import Experiments
 from retuned_operator.controllers.trials import hours_of

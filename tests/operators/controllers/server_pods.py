@@ -1,0 +1,105 @@
+"""Server pods of the virtual cluster, each with a sidecar that does as its test wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from tests.operators import examples
+from tests.operators.controllers.memory import KERNEL
+
+from retuned.agent_wire import Held, Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
+from retuned.contract import Digest
+from retuned.stages.swap import SwapKind, SwapOrder
+from retuned.stages.watch import WatchAction, WatchReport
+from retuned_operator.controllers.targets import environment_of
+
+SERVER = ProcessEnvironment(process="1", device="gfx942", triton="3.9.0")
+WORLD = environment_of(
+    Hello(
+        pod=PodRef(namespace="n", name="n", uid="u"),
+        target="n/n",
+        version=1,
+        release="1",
+        at=examples.NOW,
+        environments=(SERVER,),
+    )
+)
+"""Digest of what every server runs on."""
+
+
+@dataclass
+class ServerPod:
+    """One server pod with its sidecar."""
+
+    name: str
+    uid: str
+    active: Digest | None = None
+    epoch: int = 0
+    proposal: str = ""
+    says: str = "keep"
+    """keep, wait, rollback; or none: the sidecar is silent."""
+    tripped: str = ""
+    refuses: str = ""
+    """Why it carries no swap out; empty: it does."""
+    waits: str = ""
+    """Why it cannot carry a swap out yet."""
+    held: Held | None = None
+    swaps: list[tuple[int, Digest | None]] = field(default_factory=list)
+
+    def carry_out(self, orders: Sequence[SwapOrder]) -> None:
+        """Do what is ordered and not done yet; without orders there is the original."""
+        if self.active is not None and not orders:  # see `retuned.sidecar.withdrawing`
+            self.epoch, self.active = self.epoch + 1, None
+            self.swaps.append((self.epoch, None))
+        for order in orders:
+            self.held = held(order, self)
+            if order.epoch > self.epoch and self.held is None:
+                self.swaps.append((order.epoch, order.artifact))
+                self.epoch, self.active = order.epoch, order.artifact
+                self.proposal, self.tripped = order.proposal, ""
+                if order.kind is SwapKind.ROLLBACK:
+                    self.says = "keep"
+
+    def says_now(self, namespace: str, *, target: str, at: datetime) -> tuple[Hello, WatchPost]:
+        """Return what the sidecar posts: who it is, and how its server stands."""
+        ref = PodRef(namespace=namespace, name=self.name, uid=self.uid)
+        report = None
+        if self.says != "none" and self.proposal:
+            report = WatchReport(action=WatchAction(self.says), reason="shadow-mismatch")
+        slot = SlotWatch(
+            definition=KERNEL,
+            active=self.active,
+            epoch=self.epoch,
+            newest_epoch=self.epoch,
+            tripped=self.tripped,
+            proposal=self.proposal,
+            report=report,
+        )
+        return (
+            Hello(pod=ref, target=target, version=1, release="1", at=at, environments=(SERVER,)),
+            WatchPost(
+                pod=ref,
+                target=target,
+                at=at,
+                slots=(slot,),
+                held=(self.held,) if self.held is not None else (),
+            ),
+        )
+
+
+def held(order: SwapOrder, server: ServerPod) -> Held | None:
+    """Return why a server does not carry an order out."""
+    reason = server.refuses or server.waits
+    if order.kind is SwapKind.ROLLBACK or not reason or order.epoch <= server.epoch:
+        return None
+    return Held(
+        order=order.id,
+        proposal=order.proposal,
+        definition=order.definition,
+        epoch=order.epoch,
+        final=bool(server.refuses),
+        reason=reason,
+        detail="as the test wished",
+    )
