@@ -24,7 +24,8 @@ from pydantic import (
 )
 
 from retuned.errors import UnreadableInput, UsageError
-from retuned.strict_yaml import Tree, parse, problems_of, read_text, suggest
+from retuned.strict_yaml import Tree, parse, read_text
+from retuned.yaml_problems import problems_of, suggest
 
 PREFIX = "RETUNED_"
 RESERVED = frozenset(

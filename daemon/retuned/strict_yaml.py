@@ -8,16 +8,14 @@ files, and what is not UTF-8. Scalars mean what YAML 1.2 says: ``on`` and ``no``
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from pydantic import ValidationError
 
-from retuned.errors import Problem, UnreadableInput
+from retuned.errors import UnreadableInput
 from retuned.plain_files import NotPlain, read_plain
 
 MAX_BYTES = 256 * 1024
@@ -29,6 +27,7 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,18})")
 _FLOAT = re.compile(r"[-+]?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][-+]?[0-9]{1,3})?")
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_TRUTHS = re.compile("[yYnN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF")
 
 Place = tuple[str | int, ...]
 
@@ -56,6 +55,8 @@ class Tree:
     """Dicts, lists, text, numbers, booleans and None."""
     lines: Mapping[Place, int]
     """Line of each value, from 1, by its place."""
+    truths: tuple[tuple[Place, str], ...] = ()
+    """Bare words, keys too, that are text here and truth values to YAML 1.1, such as ``on``."""
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
@@ -104,78 +105,23 @@ def parse(text: str, *, path: Path) -> Tree:
             builder.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = f"{error.context or ''} {error.problem or ''}".strip()
+        what = _advised(f"{error.context or ''} {error.problem or ''}".strip())
         line = mark.line + 1 if mark else None
         raise NotPlainYaml("yaml-syntax", path=path, line=line, message=what) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         what = f"character {error.character!r} is not allowed in YAML"
         raise NotPlainYaml("yaml-syntax", path=path, line=line, message=what) from error
-    return Tree(data=builder.root, lines=builder.lines)
+    return Tree(data=builder.root, lines=builder.lines, truths=tuple(builder.truths))
 
 
-def problems_of(
-    error: ValidationError, *, schema: Mapping[str, Any], tree: Tree
-) -> tuple[Problem, ...]:
-    """Turn pydantic's errors into problems with lines, in the order of the file.
-
-    Parameters
-    ----------
-    schema
-        JSON schema of the model, for names that were perhaps meant.
-    """
-    found = []
-    for item in error.errors(include_url=False):
-        place: Place = item["loc"]
-        kind = item["type"]
-        if kind == "extra_forbidden":
-            message = _unknown(str(place[-1]), _known(schema, place[:-1]))
-        elif kind == "missing":
-            message = "is required"
-        elif kind in {"value_error", "assertion_error"}:
-            message = item["msg"].removeprefix("Value error, ")
-        else:
-            message = f"{item['msg']}, got {item['input']!r:.60}"
-        line = tree.lines.get(place)
-        found.append(Problem(path=".".join(map(str, place)), line=line, message=message))
-    return tuple(sorted(found, key=lambda p: (p.line is None, p.line or 0, p.path)))
-
-
-def suggest(name: str, known: list[str]) -> str:
-    """Return ``; did you mean X?`` or nothing."""
-    close = get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    hint = suggest(name, known)
-    if not hint and known:
-        hint = f"; known here: {', '.join(known)}"
-    return f"unknown key {name!r:.60}{hint}"
-
-
-def _known(schema: Mapping[str, Any], place: Place) -> list[str]:
-    nodes = list(_resolve(schema, schema))
-    for part in place:
-        inner: list[Mapping[str, Any]] = []
-        for node in nodes:
-            if isinstance(part, int):
-                child = node.get("items")
-            else:
-                child = node.get("properties", {}).get(part, node.get("additionalProperties"))
-            if isinstance(child, dict):
-                inner += _resolve(child, schema)
-        nodes = inner
-    return sorted({name for node in nodes for name in node.get("properties", {})})
-
-
-def _resolve(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    if "$ref" in node:
-        yield from _resolve(schema["$defs"][node["$ref"].rsplit("/", 1)[-1]], schema)
-    else:
-        yield node
-        for option in node.get("anyOf", ()):
-            yield from _resolve(option, schema)
+def _advised(what: str) -> str:
+    """Return what a parser says, with what to look at, which it does not say."""
+    if "'\\t'" in what:
+        return f"{what}; indent with spaces, never with tabs"
+    if "block" in what or "mapping values" in what:
+        return f"{what}; do keys of one level begin in the same column, is text with ': ' quoted?"
+    return what
 
 
 @dataclass(slots=True)
@@ -194,6 +140,7 @@ class _Builder:
     path: Path
     root: Any = None
     lines: dict[Place, int] = field(default_factory=dict)
+    truths: list[tuple[Place, str]] = field(default_factory=list)
     _stack: list[_Open] = field(default_factory=list)
     _documents: int = 0
     _nodes: int = 0
@@ -222,7 +169,7 @@ class _Builder:
             self._key(event, top, top.value)
             return
         if isinstance(event, yaml.ScalarEvent):
-            self._put(event, self._scalar(event), top)
+            self._truth(event, self._put(event, self._scalar(event), top))
             return
         value: dict[str, Any] | list[Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
         place = self._put(event, value, top)
@@ -241,6 +188,7 @@ class _Builder:
             self._refuse("yaml-duplicate-key", event, text)
         top.key = event.value
         self.lines[(*top.place, event.value)] = _line(event)
+        self._truth(event, (*top.place, event.value))
 
     def _put(self, event: yaml.NodeEvent, value: object, top: _Open | None) -> Place:
         if top is None:
@@ -257,6 +205,10 @@ class _Builder:
         top.value[top.key] = value
         top.key = None
         return place
+
+    def _truth(self, event: yaml.ScalarEvent, place: Place) -> None:
+        if event.style is None and _TRUTHS.fullmatch(event.value):
+            self.truths.append((place, event.value))
 
     def _scalar(self, event: yaml.ScalarEvent) -> Any:  # noqa: ANN401 - any scalar
         text = event.value

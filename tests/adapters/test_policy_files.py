@@ -16,6 +16,7 @@ from retuned.adapters.policy_files import (
     check_policy,
     load_policies,
     load_policy,
+    misread_in,
 )
 from retuned.errors import PolicyInvalid, UnreadableInput
 from retuned.strict_yaml import NotPlainYaml
@@ -179,10 +180,75 @@ def test_every_problem_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) 
     assert [line for _, line, _ in found] == [4, 8, 15]
 
 
-def test_a_missing_key_has_no_line(tmp_path: Path) -> None:
+def test_a_missing_key_has_the_line_of_what_it_is_missing_in(tmp_path: Path) -> None:
     assert problems(tmp_path, GOOD.replace("  mode: Enforce\n", "")) == [
-        ("spec.mode", None, "is required")
+        ("spec.mode", 5, "is required")
     ]
+    headless = GOOD.replace("kind: KernelTuningPolicy\n", "")
+    assert problems(tmp_path, headless) == [("kind", None, "is required")]
+
+
+@pytest.mark.parametrize("text", ["", "# later\n", "---\n", "~\n"])
+def test_a_file_that_says_nothing_is_told_what_it_needs(tmp_path: Path, text: str) -> None:
+    ((path, _, message),) = problems(tmp_path, text)
+    assert (path, message) == (
+        "",
+        "nothing is in this file; it needs apiVersion, kind, metadata, spec",
+    )
+
+
+def test_of_a_list_with_wrong_entries_the_entries_are_told_and_nothing_else(tmp_path: Path) -> None:
+    found = problems(tmp_path, GOOD + "  rollout: {waves: [10, 100]}\n")
+    assert [path for path, _, _ in found] == ["spec.rollout.waves.0", "spec.rollout.waves.1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (GOOD.replace("  mode", "\tmode"), "indent with spaces"),
+        (GOOD.replace("  mode", " mode"), "begin in the same column"),
+        (GOOD.replace("  - name", "   - name"), "begin in the same column"),
+        (GOOD.replace("name: test", "name: my: test"), "is text with ': ' quoted"),
+    ],
+)
+def test_wrong_indentation_is_told_with_what_to_look_at(
+    tmp_path: Path, text: str, advice: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(NotPlainYaml, match=advice) as told:
+        load_policy(path)
+    assert told.value.code == "yaml-syntax"
+
+
+@pytest.mark.parametrize(("field", "week"), [("0 25 * * MON", False), ("0 9 * * FRI-MON", True)])
+def test_advice_about_weekdays_comes_with_weekdays_alone(
+    tmp_path: Path, field: str, week: bool
+) -> None:
+    ((_, _, message),) = problems(tmp_path, GOOD.replace("0 9 * * MON-THU", field))
+    assert ("SAT,SUN" in message) is week
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "truth"),
+    [
+        ("kind: allow", "kind: allow\n    overrun: off", "spec.windows.0.overrun", "off as false"),
+        ("mode: Enforce", "mode: Enforce\n  on: 1", "spec.on", "on as true"),
+        ("name: one", "name: y", "spec.gates.0.name", "y as true"),
+        ("name: test", "name: No", "metadata.name", "No as false"),
+        ("name: test", "name: 'no'", None, ""),
+        ("name: test", "name: nobody", None, ""),
+        ("name: test", "name: true", None, ""),
+    ],
+)
+def test_words_that_kubernetes_takes_for_truths_have_their_place(
+    tmp_path: Path, old: str, new: str, place: str | None, truth: str
+) -> None:
+    assert old in GOOD
+    found = misread_in(write(tmp_path, GOOD.replace(old, new)))
+    assert [each.path for each in found] == ([place] if place else [])
+    for each in found:
+        assert each.line is not None
+        assert truth in each.message
 
 
 @pytest.mark.parametrize(

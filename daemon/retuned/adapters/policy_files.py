@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from retuned.errors import PolicyInvalid, Problem, RetunedError, UnreadableInput
 from retuned.stages.gate import KernelTuningPolicy, limits_of, unenforced
-from retuned.strict_yaml import Tree, parse, problems_of, read_text
+from retuned.strict_yaml import Tree, parse, read_text
+from retuned.yaml_problems import problems_of, truths_of
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,17 @@ def unenforced_in(path: Path) -> tuple[Problem, ...]:
         )
         for field in unenforced(policy)
     )
+
+
+def misread_in(path: Path) -> tuple[Problem, ...]:
+    """Return what kubectl and Helm would not read as it is written, each with its line.
+
+    Raises
+    ------
+    UnreadableInput
+        If the file cannot be read.
+    """
+    return truths_of(parse(read_text(path), path=path))
 
 
 def permissions_in(path: Path) -> tuple[Problem, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from retuned.adapters.policy_files import (
     check_policy,
     load_policies,
+    misread_in,
     permissions_in,
     policy_paths,
     unenforced_in,
@@ -37,7 +38,8 @@ def examine(path: Path, *, one_machine: bool) -> list[Found]:
     path
         File or folder.
     one_machine
-        Whether it is for a machine without a cluster, which does not enforce all that it says.
+        Whether it is for a machine without a cluster, which does not enforce all that it says;
+        else it goes through a YAML reader of Kubernetes, which takes other words for truth values.
     """
     try:
         files = policy_paths([path])
@@ -84,7 +86,7 @@ def print_policies(found: Sequence[Found]) -> None:
 
 def _examine_one(file: Path, *, one_machine: bool) -> Found:
     try:
-        problems = check_policy(file)
+        problems = check_policy(file) or (() if one_machine else misread_in(file))
         idle = unenforced_in(file) if one_machine and not problems else ()
         permits = () if problems else permissions_in(file)
     except UnreadableInput as error:

@@ -72,7 +72,8 @@ def explained(verb: str, resource: Resource, *, namespace: str = "") -> Iterator
     except (Forbidden, Invalid) as error:
         raise Refused(_why(error, verb, resource, namespace)) from error
     except NotFound as error:
-        if resource.plural in _OURS and (verb == "list" or "requested resource" in str(error)):
+        nothing_else = verb == "list" or (verb == "create" and not namespace)
+        if resource.plural in _OURS and (nothing_else or "requested resource" in str(error)):
             raise MissingDependency(
                 f"the cluster has no {resource.plural}.{resource.group}: install the Helm chart, "
                 "or choose another --context"

@@ -114,6 +114,16 @@ def test_what_is_wrong_with_a_policy_is_told_with_its_line(run: Run, tmp_path: P
     assert run("policy", "check", str(tmp_path / "no.yaml"), code=3)
 
 
+def test_a_bare_word_that_kubernetes_takes_for_a_truth_makes_a_policy_invalid(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "p.yaml"
+    good = (POLICIES / "production-two-person.yaml").read_text()
+    path.write_text(good.replace('"on":', "on:"))
+    text = run("policy", "check", str(path), code=1)
+    assert "spec.rollout.autoRollback.on: Kubernetes reads a bare on as true" in text
+
+
 def words() -> Iterator[tuple[str, ...]]:
     waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app))]
     while waiting:

@@ -260,6 +260,8 @@ def test_an_experiment_is_aborted_by_its_name(cluster: Cluster, run: Run) -> Non
 def test_a_cluster_without_our_kinds_says_what_to_install(cluster: Cluster, run: Run) -> None:
     cluster.fake.faults.add(Fault(verb="list", plural="swapproposals", status=404))
     assert "install the Helm chart" in run("proposals", code=4)
+    cluster.fake.faults.add(Fault(verb="create", plural="tuningfreezes", status=404))
+    assert "install the Helm chart" in run("freeze", who="grace", code=4)
 
 
 def test_a_cluster_that_is_busy_is_a_matter_of_time(cluster: Cluster, run: Run) -> None:

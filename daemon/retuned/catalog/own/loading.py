@@ -14,7 +14,8 @@ from retuned.catalog.own.making import ORDINARY_FAMILIES, rule_of
 from retuned.catalog.own.records import OwnDefinition, OwnTraces, OwnVariant
 from retuned.contract import Definition, Language, SourceFile, TensorSpec
 from retuned.errors import Problem, UnreadableInput
-from retuned.strict_yaml import Tree, parse, problems_of, read_text
+from retuned.strict_yaml import Tree, parse, read_text
+from retuned.yaml_problems import problems_of
 
 _MOST_SHOWN = 8
 _INLINE = {Language.TRITON: "kernel.py", Language.CPU_CPP: "kernel.cpp"}

@@ -85,7 +85,10 @@ def check_schedule(schedule: str) -> str:
     try:
         next(CronSim(schedule, datetime(2026, 1, 1, tzinfo=UTC)))
     except CronSimError as error:
-        raise ValueError(f"{error}; a range across the week's end is a list: SAT,SUN") from None
+        advice = (
+            "; a range across the week's end is a list: SAT,SUN" if "week" in f"{error}" else ""
+        )
+        raise ValueError(f"{error}{advice}") from None
     except StopIteration:
         raise ValueError("this schedule never fires") from None
     return schedule
