@@ -14,7 +14,7 @@ from tests.tracing.receiver import collecting
 
 from retuned.adapters.tracing import open_spans
 from retuned.spans import NoSpans
-from retuned.terminal.logs import Framed, JsonLines, TextLines
+from retuned.terminal.logs import Framed, JsonLines, TextLines, Unrepeated
 
 
 class Written:
@@ -92,3 +92,48 @@ def test_a_name_makes_no_second_line_for_people_either() -> None:
     written = Written(TextLines("%(levelname)s %(message)s"))
     written.log.info("kernel %s", "gemm\nERROR \x1b[31mall is lost")
     assert "\x1b" not in written.stream.getvalue()
+
+
+class Repeating:
+    """A logger whose lines pass `Unrepeated`, by a clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.written = Written(TextLines("%(name)s %(message)s"))
+        self.log = self.written.log
+        (handler,) = self.log.handlers
+        handler.addFilter(Unrepeated(now_s=lambda: self.now_s))
+
+    def passed(self) -> list[str]:
+        return [line.removeprefix("retuned.test ") for line in self.written.lines()]
+
+
+def test_what_is_said_every_few_seconds_is_logged_once_a_minute_with_how_often() -> None:
+    repeating = Repeating()
+    for _ in range(25):
+        repeating.log.info("nobody listens at 100 %% of %s", "sockets")
+        repeating.now_s += 5.0
+    assert repeating.passed() == [
+        "nobody listens at 100 % of sockets",
+        "nobody listens at 100 % of sockets (said 11 more times)",
+        "nobody listens at 100 % of sockets (said 11 more times)",
+    ]
+
+
+def test_other_sentences_and_errors_are_never_left_out() -> None:
+    repeating = Repeating()
+    for number in range(3):
+        repeating.log.info("window %d closed", number)
+        repeating.log.error("the disk is full")
+    assert repeating.passed() == [
+        line for number in range(3) for line in (f"window {number} closed", "the disk is full")
+    ]
+
+
+def test_only_so_many_sentences_are_remembered() -> None:
+    repeating = Repeating()
+    repeating.log.info("first")
+    for number in range(600):
+        repeating.log.info("name %d", number)
+    repeating.log.info("first")
+    assert repeating.passed().count("first") == 2

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Literal
 
 from retuned.spans import spoken
 from retuned.terminal.output import lines
 
 _SPOKEN = "retuned_frames"
+_AGAIN_S = 60.0
+_MOST = 512
+"""Sentences that are remembered."""
 _OWN = frozenset({"time", "level", "logger", "message", "exception"})
 
 
@@ -20,6 +27,44 @@ class Framed(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Let it pass, with a note."""
         setattr(record, _SPOKEN, spoken())
+        return True
+
+
+class Unrepeated(logging.Filter):
+    """Lets the same sentence pass once a minute, with how often it was left out; errors always.
+
+    A program that looks every few seconds finds the same thing missing each time.
+
+    Parameters
+    ----------
+    now_s
+        Time that only goes forward, seconds.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._said: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether this line may pass; the number of those that did not is added to it."""
+        if record.levelno >= logging.ERROR:
+            return True
+        text = record.getMessage()
+        key = record.name, text
+        with self._lock:
+            last_s, left_out = self._said.get(key, (-_AGAIN_S, 0))
+            now_s = self._now_s()
+            if now_s - last_s < _AGAIN_S:
+                self._said[key] = last_s, left_out + 1
+                return False
+            self._said[key] = now_s, 0
+            self._said.move_to_end(key)
+            while len(self._said) > _MOST:
+                self._said.popitem(last=False)
+        if left_out:
+            record.msg, record.args = f"{text} (said {left_out} more times)", ()
         return True
 
 
@@ -66,6 +111,7 @@ def log_to_stderr(*, level: str, form: Literal["text", "json"]) -> None:
         else TextLines("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     )
     handler.addFilter(Framed())
+    handler.addFilter(Unrepeated())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # a step that still runs when its next turn comes is ordinary: an experiment takes minutes
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
