@@ -12,11 +12,11 @@ from retuned.errors import RetunedError
 from retuned.local import again, asking, configured, proving
 from retuned.local.context import Context, Kind
 from retuned.local.found import findings
-from retuned.local.ordered import IN_PLACE, in_phases, latest, say
+from retuned.local.ordered import IN_PLACE, in_phases, latest, live_guard, say
 from retuned.local.reading import proposals, understood
 from retuned.local.reasoning import live_baseline, share_of
 from retuned.local.returning import call_off, lapse, quarantined
-from retuned.local.swapping import live_guard, roll_back
+from retuned.local.swapping import roll_back
 from retuned.ports import Event, Stored
 from retuned.stages import gate as gate_stage
 from retuned.stages import proposal as proposal_stage

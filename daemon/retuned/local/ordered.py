@@ -20,8 +20,9 @@ from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder
 
 __all__ = [
-    "IN_PLACE", "OPEN", "STANDING", "Kept", "facts_of", "fresh_epoch", "in_force", "in_phases",
-    "latest", "live_guard", "orders", "owner", "retire", "say", "slot_of", "swap_order_of",
+    "IN_PLACE", "OPEN", "STANDING", "Kept", "fresh_epoch", "in_force", "in_phases",
+    "latest", "live_guard", "orders", "owner", "retire", "say", "server_facts", "slot_of",
+    "swap_order_of",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -138,6 +139,15 @@ def _bringer(found: Sequence[Kept], order: SwapOrder) -> SwapOrder | None:
         and kept.order.epoch < order.epoch
     ]
     return max(earlier, key=lambda each: each.epoch, default=None)
+
+
+def server_facts(ctx: Context) -> list[SlotFacts] | None:
+    """Return what the server says of its slots; None where it does not answer."""
+    try:
+        return [facts_of(slot) for slot in ctx.swapper.slots()]
+    except TemporaryError as error:
+        log.info("server does not answer, orders wait: %s", error)
+        return None
 
 
 def fresh_epoch(ctx: Context, *, after: int = 0) -> int:

@@ -15,6 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from retuned.local import (
     accounting,
     capturing,
+    carried_out,
     configured,
     deciding,
     devices,
@@ -22,6 +23,7 @@ from retuned.local import (
     experimenting,
     housekeeping,
     lifting,
+    ordering,
     reasoning,
     showing,
     swapping,
@@ -84,11 +86,11 @@ class Loop:
         parts: tuple[tuple[str, Callable[[], object]], ...] = (
             ("requests", lambda: deciding.carry_out_requests(ctx)),
             ("freezes", lambda: deciding.take_back(ctx)),
-            ("delivered", lambda: swapping.close_carried_out(ctx)),
+            ("delivered", lambda: carried_out.close_carried_out(ctx)),
             ("watch", lambda: watching.watch(ctx, self._history)),
             ("gate", lambda: deciding.gate(ctx)),
-            ("hold", lambda: swapping.hold_back(ctx)),
-            ("start", lambda: swapping.start_swaps(ctx)),
+            ("hold", lambda: ordering.hold_back(ctx)),
+            ("start", lambda: ordering.start_swaps(ctx)),
             ("drive", lambda: self._history.restart(swapping.drive_orders(ctx))),
         )
         with self._orders:

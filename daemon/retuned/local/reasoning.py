@@ -14,7 +14,7 @@ from retuned.lifting.kept import Geometries
 from retuned.local import counting, lifting
 from retuned.local.context import Context, Kind
 from retuned.local.found import winners
-from retuned.local.swapping import in_force, live_guard
+from retuned.local.ordered import in_force, live_guard
 from retuned.ports import Event, Stored
 from retuned.stages import drift as drift_stage
 from retuned.stages import hypothesis as hypothesis_stage
