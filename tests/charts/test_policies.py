@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.charts.rendering import CHART, ROOT, Helm
+from tests.charts.rendering import CHART, ROOT, Helm, Refused
 from tests.operators.structural import invalid
 from tests.policies.test_example_policies import FRIDAY, TUESDAY, ask
 
 from retuned.adapters.policy_files import load_policy
 from retuned.contract import TrustClass
-from retuned.stages.gate import DecisionKind, GateReason, GateState, KernelTuningPolicy
+from retuned.stages.gate import DecisionKind, GateReason, GateState, KernelTuningPolicy, policy_for
 from retuned.stages.proposal import Risk
-from retuned_operator.crds import KINDS, PolicyObject, read, schema_of
+from retuned_operator.crds import KINDS, PolicyObject, TuningTarget, read, schema_of
 from retuned_operator.crds.schema import filled
+from retuned_operator.machine.gating import labels_of
+from retuned_operator.manifests.injection import inject
+from retuned_operator.manifests.settings import SidecarSettings
 
 FILES = sorted((ROOT / "policies").glob("*.yaml"))
 (KIND,) = (kind for kind in KINDS if kind.kind == "KernelTuningPolicy")
@@ -108,12 +111,50 @@ def test_own_keys_take_the_place_of_the_shipped_ones_whole(helm: Helm) -> None:
     assert own.spec.rollout == shipped.spec.rollout
 
 
+PAGE = (CHART / "README.md").read_text("utf-8")
+
+
+def example(section: str) -> str:
+    """Return the YAML below a heading of the chart's page."""
+    (text,) = re.findall(rf"\n## {section}\n.*?```yaml\n(.*?)```", PAGE, re.DOTALL)
+    return str(text)
+
+
+def policy_of_the_page(helm: Helm) -> KernelTuningPolicy:
+    (entry,) = yaml.safe_load(example("Policies"))["policies"]
+    return in_cluster(helm, entry["shipped"], **entry["spec"])
+
+
+def test_the_examples_on_the_charts_page_fit_together(helm: Helm) -> None:
+    server, body = yaml.safe_load_all(example("A server"))
+    (kind,) = (kind for kind in KINDS if kind.kind == "TuningTarget")
+    assert invalid(body, schema_of(kind)) == []
+    target = read(TuningTarget, body)
+    pod = server["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert inject(pod, settings=SidecarSettings(image="i", agent_url="https://a")).patch
+    assert (container["name"], pod["metadata"]["labels"]) == (
+        target.spec.container,
+        target.spec.selector.match_labels,
+    )
+    policy = policy_of_the_page(helm)
+    labels = labels_of(target)
+    chosen = policy_for([policy], "rmsnorm_h512", labels=labels)
+    assert chosen.policy is policy
+    assert policy.spec.gates[0].when.env == (labels["env"],)
+
+
+def test_a_policy_that_does_not_ship_is_told_with_those_that_do(helm: Helm) -> None:
+    entry = {"name": "p", "namespace": "n", "shipped": "prodution-two-person"}
+    with pytest.raises(Refused, match=r"there are break-glass, .*production-two-person"):
+        helm.objects({"policies": [entry]})
+
+
 def test_the_example_on_the_charts_page_is_right(helm: Helm) -> None:
-    page = (CHART / "README.md").read_text("utf-8")
-    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    page = PAGE
     (body,) = (
         each
-        for each in helm.objects(yaml.safe_load(example))
+        for each in helm.objects(yaml.safe_load(example("Policies")))
         if each["kind"] == "KernelTuningPolicy"
     )
     assert body["spec"]["selector"] == {"matchLabels": {"app": "vllm"}}

@@ -34,7 +34,11 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- $spec := dict }}
 {{- with .policy.shipped }}
 {{- $text := $.root.Files.Get (printf "files/policies/%s.yaml" .) }}
-{{- if not $text }}{{ fail (printf "policies[%d].shipped: there is no %s in policies/" $.index .) }}{{ end }}
+{{- if not $text }}
+{{- $names := list }}
+{{- range $path, $_ := $.root.Files.Glob "files/policies/*.yaml" }}{{ $names = append $names (base $path | trimSuffix ".yaml") }}{{ end }}
+{{- fail (printf "policies[%d].shipped: there is no %s in policies/; there are %s" $.index . (join ", " $names)) }}
+{{- end }}
 {{- $spec = ($text | fromYaml).spec }}
 {{- end }}
 {{- range $name, $value := .policy.spec }}{{ $_ := set $spec $name $value }}{{ end }}
