@@ -98,6 +98,13 @@ def test_a_fault_in_the_file_names_its_line(
     assert caught.value.exit_code == 2
 
 
+def test_a_file_of_another_kind_is_refused_in_a_few_lines() -> None:
+    path = ROOT / "policies" / "laptop-demo.yaml"
+    with pytest.raises(UsageError, match="unknown key 'apiVersion'; none of") as told:
+        load_settings(path)
+    assert len(str(told.value)) < 1000
+
+
 def test_a_file_that_is_no_plain_yaml_is_unreadable_and_names_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, "target: a\ntarget: b\n")
     with pytest.raises(UnreadableInput, match="written twice") as caught:

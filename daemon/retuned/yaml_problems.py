@@ -13,6 +13,8 @@ from pydantic_core import ErrorDetails
 from retuned.errors import Problem
 from retuned.strict_yaml import Place, Tree
 
+_MOST_NAMED = 24
+"""Names of keys that are told at once; with a hundred nobody finds what is wrong."""
 _TRUE = re.compile("[yY]|[oO][nN]|[yY][eE][sS]")
 
 
@@ -88,7 +90,8 @@ def suggest(name: str, known: list[str]) -> str:
 def _unknown(name: str, known: list[str]) -> str:
     hint = suggest(name, known)
     if not hint and known:
-        hint = f"; known here: {', '.join(known)}"
+        few = len(known) <= _MOST_NAMED
+        hint = f"; known here: {', '.join(known)}" if few else f"; none of {len(known)} is like it"
     return f"unknown key {name!r:.60}{hint}"
 
 

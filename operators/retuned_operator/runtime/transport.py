@@ -312,6 +312,7 @@ def configuration_of(
         If nothing says where the API server is, or it cannot be read.
     """
     found = Configuration()
+    of = "" if kubeconfig is None else f" by {printable(str(kubeconfig))}"
     try:
         if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
             kubernetes_config.load_incluster_config(client_configuration=found)
@@ -323,9 +324,11 @@ def configuration_of(
                 persist_config=False,
             )
     except (kubernetes_config.ConfigException, OSError, yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"no way to an API server: {printable(str(error))[:300]}") from error
+        text = f"no way to an API server{of}: {printable(str(error))[:300]}"
+        raise UsageError(text) from error
     except (AttributeError, KeyError, TypeError) as error:  # the client does not look before
-        raise UsageError("no way to an API server: the kubeconfig has another shape") from error
+        text = f"no way to an API server{of}: the kubeconfig has another shape"
+        raise UsageError(text) from error
     return found
 
 

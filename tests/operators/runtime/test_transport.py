@@ -263,14 +263,15 @@ def test_a_path_cannot_be_left_by_a_name() -> None:
 
 
 def test_a_kubeconfig_that_is_none_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no way to an API server"):
-        configuration_of(tmp_path / "absent")
-    strange = tmp_path / "strange"
-    strange.write_text("just words", "utf-8")
-    with pytest.raises(UsageError, match="no way to an API server"):
-        configuration_of(strange)
+    absent, strange = tmp_path / "absent", tmp_path / "strange"
+    with pytest.raises(UsageError, match=f"no way to an API server by {absent}: "):
+        configuration_of(absent)
+    for content in (b"just words", b"\xff\xfe\x00"):
+        strange.write_bytes(content)
+        with pytest.raises(UsageError, match=f"no way to an API server by {strange}: "):
+            configuration_of(strange)
     strange.write_text("apiVersion: v1\nkind: Config\ncontexts: []\n", "utf-8")
-    with pytest.raises(UsageError, match="no way to an API server"):
+    with pytest.raises(UsageError, match=f"no way to an API server by {strange}: "):
         configuration_of(strange, context="none")
 
 
