@@ -41,7 +41,7 @@ from retuned.web.serving import PageServer
 from retuned_operator.controllers.caches import INDICES, StoreCaches
 from retuned_operator.manifests.roles import reviewing_rules, watching_rules
 from retuned_operator.program.catalog import CatalogKernels
-from retuned_operator.program.ledger import SOLUTION
+from retuned_operator.program.kinds import SOLUTION
 from retuned_operator.program.reviewing import review_app, review_settings
 from retuned_operator.program.shelf import StoreShelf
 from retuned_operator.review.source import KEEP_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from retuned.ports import Store
-from retuned_operator.program.ledger import DRIFT, PROFILE
+from retuned_operator.program.kinds import DRIFT, PROFILE
 
 KEPT = timedelta(days=1)
 """How long windows are kept in which nothing asked for anything, and reports that asked nothing."""

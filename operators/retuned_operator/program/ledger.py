@@ -7,61 +7,39 @@ is copied and signed for the target that it is proposed for.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from retuned.adapters.envelopes import seal, unseal
-from retuned.adapters.lab_wire import FindingRecord
-from retuned.adapters.pod_task import COMPILE_GATES
 from retuned.adapters.signing import Ed25519Notary
-from retuned.agent_wire import DefinitionPost, DriftPost, ProfileReport
-from retuned.catalog import own_definition
-from retuned.catalog.own import OwnDefinition
+from retuned.agent_wire import ProfileReport
 from retuned.catalog.own.intercepting import launch_data_of
-from retuned.contract import Digest, Record, Solution, TrustClass, digest_of
+from retuned.contract import Digest, Solution
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.lab.countersigning import wrong_with
 from retuned.ports import Finding, Spans, Store
 from retuned.spans import NoSpans
-from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.hypothesis import Hypothesis
-from retuned.stages.profile import WorkloadProfile, together
 from retuned.stages.proposal import Proposal
-from retuned.stages.verdict import (
-    Claim,
-    EvidenceFault,
-    ServerEnvironment,
-    Status,
-    differences,
-    doubt_of,
-)
+from retuned.stages.verdict import Claim, EvidenceFault, ServerEnvironment, differences, doubt_of
 from retuned_operator.agent.ports import PodRecord, Receipt, Said
-from retuned_operator.controllers.accelerators import beside_of
 from retuned_operator.controllers.ports import Drifted, Win
 from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.machine import ResultFact
-from retuned_operator.manifests.jobs import MAX_TASK_BYTES, WORK_DIR
 from retuned_operator.program.artifacts import ArtifactFolders, is_bound
 from retuned_operator.program.asking import Asking
 from retuned_operator.program.collecting import Collector
+from retuned_operator.program.inbox import StoreInbox
+from retuned_operator.program.kinds import HYPOTHESIS, SOLUTION
 from retuned_operator.program.live_kernels import LiveKernels
-from retuned_operator.program.newest import Newest
 from retuned_operator.program.results import PodResult, ResultFolder
+from retuned_operator.program.tasks import Tasks, target_of
 
 log = logging.getLogger(__name__)
 
-PROFILE, DRIFT, HYPOTHESIS, SOLUTION = "pod-profile", "pod-drift", "hypothesis", "solution"
-"""Kinds of records."""
 _PASSING = frozenset({"key-unreadable", "blob-unreadable"})
 _RETRY_S = 15.0
-_MAX_SOLUTIONS = 8
-_MAX_WINDOWS = 64
-_NAMES_BYTES = 1024
-"""Of a task, for names of lists that are empty yet."""
 
 
 class StoreLedger:
@@ -102,11 +80,9 @@ class StoreLedger:
         spans: Spans | None = None,
         asking: Asking | None = None,
     ) -> None:
-        self._asking = asking
-        self._spans = spans or NoSpans()
-        self._heard = heard
-        self._newest = Newest()
-        self._live = live or LiveKernels(store)
+        live = live or LiveKernels(store)
+        self._inbox = StoreInbox(store, live=live, heard=heard, spans=spans or NoSpans())
+        self._tasks = Tasks(store, results, live=live, asking=asking)
         self._store = store
         self._notary = notary
         self._artifacts = ArtifactFolders(artifacts, notary)
@@ -126,7 +102,7 @@ class StoreLedger:
         return tuple(
             result.fact(ref.role)
             for ref in experiment.status.job_refs
-            for result in self._of(experiment, ref.name)
+            for result in self._tasks.of(experiment, ref.name)
         )
 
     def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
@@ -135,7 +111,7 @@ class StoreLedger:
 
     def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> Win | None:
         """Check, sign and keep what a pod proved; see `Ledger.win`."""
-        found = next((r for r in self._of(experiment, job) if r.pod_uid == pod_uid), None)
+        found = next((r for r in self._tasks.of(experiment, job) if r.pod_uid == pod_uid), None)
         best = found.best() if found is not None else None
         if found is None or best is None:
             return None
@@ -156,36 +132,8 @@ class StoreLedger:
         return Win(verdict=verdict, trust=best.solution.trust)
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
-        """Return the lab's task; a trusted Job gets the finalists, and nobody's numbers.
-
-        What has no room in a ConfigMap is left out: the search compiles it itself.
-        """
-        plan = experiment.spec.stage_plan()
-        own = self._own(experiment)
-        solutions = [self._solution(plan.incumbent)]
-        if role is JobRole.VERIFY:
-            solutions += self._finalists(experiment)
-        body: dict[str, Any] = {
-            "plan": plan.model_dump(mode="json"),
-            "root": WORK_DIR,
-            "solutions": [each.model_dump(mode="json") for each in solutions if each],
-            "definitions": [] if own is None else [own.model_dump(mode="json")],
-        }
-        if role is not JobRole.VERIFY:
-            body["arch"] = arch
-        if role is JobRole.GENERATE and self._asking is not None:
-            budget = plan.budget.model_copy(update=self._asking.bounds())
-            body["plan"] = plan.model_copy(update={"budget": budget}).model_dump(mode="json")
-            before = sum(ref.role is role for ref in experiment.status.job_refs)
-            attempt = f"{experiment.metadata.uid}/{before}"
-            # who does not know what it writes for would be told of another device
-            body["evolve"] = self._asking.config(attempt) if arch else None
-        if role in (JobRole.COMPILE, JobRole.SEARCH):
-            body["written"] = _fitting(body, self._written(experiment))
-        if role is JobRole.SEARCH:
-            refused = map(FindingRecord.of, self._refused(experiment))
-            body["refused"] = _fitting(body, refused)
-        return json.dumps(body, sort_keys=True, separators=(",", ":"))
+        """Return the lab's task; see `Ledger.task` and `Tasks`."""
+        return self._tasks.task(experiment, role, arch=arch)
 
     def doubt(
         self, proposal: Proposal, *, servers: Sequence[ServerEnvironment]
@@ -235,43 +183,24 @@ class StoreLedger:
         """Return what is known of each candidate; see `Ledger.findings`."""
         found: dict[Digest, Finding] = {}
         for role in (JobRole.SEARCH, JobRole.VERIFY):
-            found |= {each.solution.digest: each for each in self._told(experiment, role)}
+            found |= {each.solution.digest: each for each in self._tasks.told(experiment, role)}
         return tuple(found.values())
 
     def drifts(self, target: str) -> Sequence[Drifted]:
         """Return the reports that ask for something and are still to be answered."""
-        still_open = self._store.list(DRIFT, phase="new", prefix=f"{target}/")
-        if not still_open:  # as of nearly every look: windows are large, and many are kept
-            return ()
-        windows = self._store.list(PROFILE, prefix=f"{target}/", limit=_MAX_WINDOWS)
-        first = still_open[0].created_at
-        later = {
-            w.id: WorkloadProfile.model_validate(w.body["profile"])
-            for w in windows
-            if w.created_at > first
-        }
-        found = []
-        for stored in still_open:
-            since = [w for w in windows if w.created_at > stored.created_at]
-            found.append(
-                Drifted(
-                    id=stored.id,
-                    report=DriftReport.model_validate(stored.body["report"]),
-                    beside=beside_of(stored.body),
-                    windows=tuple(later[w.id] for w in since),
-                    counts=together(w.body.get("counts", {}) for w in since),
-                    traceparent=stored.traceparent,
-                )
-            )
-        return tuple(found)
+        return self._inbox.drifts(target)
+
+    def answered(self, drifted: Drifted) -> None:
+        """Note that a report has been answered."""
+        self._inbox.answered(drifted)
+
+    def take(self, receipt: Receipt, said: Said) -> None:
+        """Keep what a sidecar says; see `StoreInbox`."""
+        self._inbox.take(receipt, said)
 
     def believe(self, belief: Hypothesis) -> None:
         """Keep a belief."""
         self._store.add(HYPOTHESIS, belief.id, belief.model_dump(mode="json"), phase="open")
-
-    def answered(self, drifted: Drifted) -> None:
-        """Note that a report has been answered."""
-        self._store.advance(DRIFT, drifted.id, expect="new", to="answered")
 
     # --- code -------------------------------------------------------------------------------------
 
@@ -286,7 +215,7 @@ class StoreLedger:
         files = self._results.artifact(experiment.metadata.uid, found, solution.digest)
         if files is None:
             return False
-        target, own = target_of(experiment), self._own(experiment)
+        target, own = target_of(experiment), self._tasks.own(experiment)
         name = experiment.spec.kernel.name
         if not is_bound(files, {} if own is None else launch_data_of(own, solution)):
             log.error("%s says of launches of %s what nobody has lifted", solution.digest, name)
@@ -295,106 +224,3 @@ class StoreLedger:
         body = solution.model_dump(mode="json")
         self._store.add(SOLUTION, solution.digest, body, phase="final")
         return True
-
-    def _own(self, experiment: KernelExperiment) -> OwnDefinition | None:
-        """Return the definition that a pod cannot know by itself: a live kernel's, or a user's."""
-        name = experiment.spec.kernel.name
-        return self._live.find(target_of(experiment), name) or own_definition(name)
-
-    def _solution(self, digest: Digest) -> Solution | None:
-        """Return a variant that an earlier experiment won; None for one of the catalog."""
-        stored = self._store.get(SOLUTION, digest)
-        return Solution.model_validate(stored.body) if stored is not None else None
-
-    def _told(self, experiment: KernelExperiment, role: JobRole) -> list[Finding]:
-        """Return what the pod of a role has told whose result counts, in its order."""
-        refs = [r for r in experiment.status.job_refs if r.role is role and r.result]
-        return [
-            finding
-            for ref in refs
-            for result in self._of(experiment, ref.name)
-            if result.pod_uid == ref.result
-            for finding in result.findings
-        ]
-
-    def _written(self, experiment: KernelExperiment) -> list[Solution]:
-        """Return what a model has written; whatever the pod says, a stranger is its author."""
-        return [
-            each.solution.model_copy(update={"trust": TrustClass.GENERATED})
-            for each in self._told(experiment, JobRole.GENERATE)
-            if each.solution.definition == experiment.spec.kernel.name
-        ]
-
-    def _refused(self, experiment: KernelExperiment) -> list[Finding]:
-        """Return what could not be compiled; of anything else a pod that compiles knows nothing."""
-        return [
-            each
-            for each in self._told(experiment, JobRole.COMPILE)
-            if each.verdict.status is Status.REJECT and each.verdict.gate in COMPILE_GATES
-        ]
-
-    def _finalists(self, experiment: KernelExperiment) -> list[Solution]:
-        """Return what the search would promote, best first."""
-        told = self._told(experiment, JobRole.SEARCH)
-        found = [each for each in told if each.verdict.status is Status.PROMOTE]
-        ordered = sorted(
-            found, key=lambda f: -(f.verdict.speedup.lower if f.verdict.speedup else 0)
-        )
-        return [
-            each.solution
-            for each in ordered[: min(_MAX_SOLUTIONS, experiment.spec.budget.finalists)]
-        ]
-
-    def _of(self, experiment: KernelExperiment, job: str) -> Sequence[PodResult]:
-        return self._results.of(experiment.metadata.uid, job)
-
-    # --- what sidecars say ------------------------------------------------------------------------
-
-    def take(self, receipt: Receipt, said: Said) -> None:
-        """Keep windows, drift and live kernels; telling them again changes nothing."""
-        if isinstance(said, DefinitionPost):
-            self._live.take(receipt.pod.target, said)
-        if isinstance(said, ProfileReport | DriftPost):
-            kind = PROFILE if isinstance(said, ProfileReport) else DRIFT
-            body: dict[str, Any] = {**said.model_dump(mode="json"), "of_gpus": receipt.pod.gpus}
-            id = f"{receipt.pod.target}/{digest_of([receipt.pod.target, receipt.pod.uid, said.id])}"
-            if isinstance(said, ProfileReport):
-                body["before"] = self._newest.before(receipt.pod.uid, id)
-            else:  # a report has the id of its window, which comes first
-                window = self._store.get(PROFILE, id)
-                body["before"] = window.body.get("before", "") if window is not None else ""
-            wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE
-            phase = "new" if wanted else "noted"
-            with self._heard_in(receipt, said):
-                new = self._store.add(kind, id, body, phase=phase)
-            if new and isinstance(said, ProfileReport):
-                self._newest.told(receipt.pod.uid, id)
-                self._heard(receipt.pod, said)
-
-    def _heard_in(
-        self, receipt: Receipt, said: ProfileReport | DriftPost
-    ) -> AbstractContextManager[None]:
-        """Be in the span of what a pod tells of drift, which goes on from the pod's own."""
-        if isinstance(said, ProfileReport):
-            return nullcontext()
-        about = {"target": receipt.pod.target, "pod": receipt.pod.name}
-        about |= {"action": str(said.report.action), "sentence": said.report.sentence}
-        return self._spans.span("heard", after=receipt.traceparent, about=about)
-
-
-def _fitting(task: Mapping[str, Any], records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return records as JSON, the first ones, as many as there is still room for in a task."""
-    found: list[dict[str, Any]] = []
-    left = MAX_TASK_BYTES - _NAMES_BYTES - len(json.dumps(task))
-    for each in records:
-        body = each.model_dump(mode="json")
-        left -= len(json.dumps(body)) + 1
-        if left < 0:
-            break
-        found.append(body)
-    return found
-
-
-def target_of(experiment: KernelExperiment) -> str:
-    """Return the target of an experiment, ``namespace/name``."""
-    return f"{experiment.metadata.namespace}/{experiment.spec.target_ref.name}"

@@ -19,7 +19,7 @@ from retuned.web.roofs import roofs_of
 from retuned_operator.controllers.accelerators import beside_of
 from retuned_operator.controllers.ports import Kernels
 from retuned_operator.crds import TuningTarget
-from retuned_operator.program.ledger import DRIFT, PROFILE, SOLUTION
+from retuned_operator.program.kinds import DRIFT, PROFILE, SOLUTION
 from retuned_operator.review.ports import Kept
 
 _PHASES = ("new", "noted", "answered")

@@ -42,7 +42,8 @@ from retuned_operator.manifests.jobs import FINAL_EXIT_CODES, TELLER
 from retuned_operator.manifests.settings import Endpoint
 from retuned_operator.program.asking import Asking
 from retuned_operator.program.collecting import Collector
-from retuned_operator.program.ledger import SOLUTION, StoreLedger
+from retuned_operator.program.kinds import SOLUTION
+from retuned_operator.program.ledger import StoreLedger
 from retuned_operator.program.results import ResultFolder
 
 NAME = "linear_w8_n32_k64"

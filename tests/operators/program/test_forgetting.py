@@ -17,7 +17,8 @@ from retuned.stages.profile import WorkloadProfile
 from retuned_operator.agent.ports import PodRecord, Receipt
 from retuned_operator.program.catalog import CatalogKernels
 from retuned_operator.program.forgetting import KEPT, forget_windows
-from retuned_operator.program.ledger import DRIFT, PROFILE, StoreLedger
+from retuned_operator.program.kinds import DRIFT, PROFILE
+from retuned_operator.program.ledger import StoreLedger
 from retuned_operator.program.results import ResultFolder
 from retuned_operator.program.shelf import StoreShelf
 

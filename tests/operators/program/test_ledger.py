@@ -35,7 +35,8 @@ from retuned_operator.controllers.ports import Win
 from retuned_operator.crds import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
 from retuned_operator.crds.experiment_status import JobRef
 from retuned_operator.manifests.jobs import MAX_TASK_BYTES
-from retuned_operator.program.ledger import DRIFT, PROFILE, StoreLedger
+from retuned_operator.program.kinds import DRIFT, PROFILE
+from retuned_operator.program.ledger import StoreLedger
 from retuned_operator.program.results import FINDINGS, ResultFolder
 
 JOB = "verify-1"

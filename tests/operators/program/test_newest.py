@@ -12,7 +12,8 @@ from retuned.stages.profile import WorkloadProfile
 from retuned.web.records import Window
 from retuned_operator.agent.ports import PodRecord, Receipt
 from retuned_operator.program.catalog import CatalogKernels
-from retuned_operator.program.ledger import DRIFT, StoreLedger
+from retuned_operator.program.kinds import DRIFT
+from retuned_operator.program.ledger import StoreLedger
 from retuned_operator.program.shelf import StoreShelf
 
 __all__ = ["Pod", "ledger", "pod"]
@@ -64,7 +65,7 @@ def test_a_name_of_a_window_that_is_gone_or_none_shows_none(
     ledger: StoreLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for before in ("serving/chat/gone", 7, None):
-        monkeypatch.setattr(ledger._newest, "before", lambda _pod, _id, said=before: said)
+        monkeypatch.setattr(ledger._inbox._newest, "before", lambda _pod, _id, said=before: said)
         number = 5 if before is None else 6 if before == 7 else 8
         tell(ledger, "one", number)
         assert shown(ledger)[number].before is None

@@ -25,7 +25,7 @@ from retuned_operator.controllers.ports import Caches
 from retuned_operator.crds import proposal_spec
 from retuned_operator.crds.objects import write
 from retuned_operator.program.catalog import CatalogKernels
-from retuned_operator.program.ledger import SOLUTION
+from retuned_operator.program.kinds import SOLUTION
 from retuned_operator.program.reviewing import review_app, review_settings
 from retuned_operator.program.shelf import StoreShelf
 from retuned_operator.runtime.client import Api

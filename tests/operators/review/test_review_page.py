@@ -17,7 +17,7 @@ from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.trace import ShapeSource
 from retuned_operator.manifests.roles import speaking_rules
-from retuned_operator.program.ledger import DRIFT, PROFILE
+from retuned_operator.program.kinds import DRIFT, PROFILE
 from retuned_operator.program.reviewing import review_settings
 from retuned_operator.review.identity import Proxy
 from retuned_operator.runtime.resources import DECISIONS, PODS, PROPOSALS, Obj

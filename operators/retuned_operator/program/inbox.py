@@ -1,0 +1,113 @@
+"""What sidecars tell, as the operator's store keeps it: windows, drift and live kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from retuned.agent_wire import DefinitionPost, DriftPost, ProfileReport
+from retuned.contract import digest_of
+from retuned.ports import Spans, Store
+from retuned.stages.drift import DriftAction, DriftReport
+from retuned.stages.profile import WorkloadProfile, together
+from retuned_operator.agent.ports import PodRecord, Receipt, Said
+from retuned_operator.controllers.accelerators import beside_of
+from retuned_operator.controllers.ports import Drifted
+from retuned_operator.program.kinds import DRIFT, PROFILE
+from retuned_operator.program.live_kernels import LiveKernels
+from retuned_operator.program.newest import Newest
+
+_MAX_WINDOWS = 64
+
+
+class StoreInbox:
+    """The `Inbox` that lasts, and the drift in it that asks for something.
+
+    Parameters
+    ----------
+    store
+        Records.
+    live
+        Live kernels of servers.
+    heard
+        Told of every window that a pod has told for the first time.
+    spans
+        What is being done, for traces.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        live: LiveKernels,
+        heard: Callable[[PodRecord, ProfileReport], None],
+        spans: Spans,
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._heard = heard
+        self._spans = spans
+        self._newest = Newest()
+
+    def take(self, receipt: Receipt, said: Said) -> None:
+        """Keep windows, drift and live kernels; telling them again changes nothing."""
+        if isinstance(said, DefinitionPost):
+            self._live.take(receipt.pod.target, said)
+        if isinstance(said, ProfileReport | DriftPost):
+            kind = PROFILE if isinstance(said, ProfileReport) else DRIFT
+            body: dict[str, Any] = {**said.model_dump(mode="json"), "of_gpus": receipt.pod.gpus}
+            id = f"{receipt.pod.target}/{digest_of([receipt.pod.target, receipt.pod.uid, said.id])}"
+            if isinstance(said, ProfileReport):
+                body["before"] = self._newest.before(receipt.pod.uid, id)
+            else:  # a report has the id of its window, which comes first
+                window = self._store.get(PROFILE, id)
+                body["before"] = window.body.get("before", "") if window is not None else ""
+            wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE
+            phase = "new" if wanted else "noted"
+            with self._heard_in(receipt, said):
+                new = self._store.add(kind, id, body, phase=phase)
+            if new and isinstance(said, ProfileReport):
+                self._newest.told(receipt.pod.uid, id)
+                self._heard(receipt.pod, said)
+
+    def _heard_in(
+        self, receipt: Receipt, said: ProfileReport | DriftPost
+    ) -> AbstractContextManager[None]:
+        """Be in the span of what a pod tells of drift, which goes on from the pod's own."""
+        if isinstance(said, ProfileReport):
+            return nullcontext()
+        about = {"target": receipt.pod.target, "pod": receipt.pod.name}
+        about |= {"action": str(said.report.action), "sentence": said.report.sentence}
+        return self._spans.span("heard", after=receipt.traceparent, about=about)
+
+    def drifts(self, target: str) -> Sequence[Drifted]:
+        """Return the reports that ask for something and are still to be answered."""
+        still_open = self._store.list(DRIFT, phase="new", prefix=f"{target}/")
+        if not still_open:  # as of nearly every look: windows are large, and many are kept
+            return ()
+        windows = self._store.list(PROFILE, prefix=f"{target}/", limit=_MAX_WINDOWS)
+        first = still_open[0].created_at
+        later = {
+            w.id: WorkloadProfile.model_validate(w.body["profile"])
+            for w in windows
+            if w.created_at > first
+        }
+        found = []
+        for stored in still_open:
+            since = [w for w in windows if w.created_at > stored.created_at]
+            found.append(
+                Drifted(
+                    id=stored.id,
+                    report=DriftReport.model_validate(stored.body["report"]),
+                    beside=beside_of(stored.body),
+                    windows=tuple(later[w.id] for w in since),
+                    counts=together(w.body.get("counts", {}) for w in since),
+                    traceparent=stored.traceparent,
+                )
+            )
+        return tuple(found)
+
+    def answered(self, drifted: Drifted) -> None:
+        """Note that a report has been answered."""
+        self._store.advance(DRIFT, drifted.id, expect="new", to="answered")
