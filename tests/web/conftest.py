@@ -38,11 +38,12 @@ from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.swap import order_swap
 from retuned.stages.trace import ShapeSource
 from retuned.stages.verdict import EvidenceDocument
-from retuned.web.app import Pages, Site
+from retuned.web.app import Pages
 from retuned.web.guarding import Guard as PageGuard
 from retuned.web.ports import Door, Visit
 from retuned.web.records import Person, Roof, Roofs
 from retuned.web.refusing import refused
+from retuned.web.site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)

@@ -104,15 +104,17 @@ def test_lists_are_paged_and_nothing_is_lost_or_twice(site: Site9476) -> None:
 
     seen: list[str] = []
     path = "/past"
+    pages = 0
     before, app.PAGE = app.PAGE, 3
     try:
         while path:
             text = browser.get(path).text
+            pages += 1
             seen += [part.partition('"')[0] for part in text.split('href="/proposals/')[1:]]
             path = text.partition('class="more"><a href="')[2].partition('"')[0]
     finally:
         app.PAGE = before
-    assert len(seen) == len(set(seen)) == 7
+    assert (len(seen), len(set(seen)), pages) == (7, 7, 3)
 
 
 def test_a_record_that_cannot_be_understood_is_named_and_hides_no_other(site: Site9476) -> None:

@@ -20,11 +20,11 @@ from retuned.adapters.approvals import identity_of_uid
 from retuned.adapters.local_peers import uid_of_peer
 from retuned.errors import Refused, TemporaryError, UsageError
 from retuned.local.review_page import LocalDoor
-from retuned.web.app import Site
 from retuned.web.differences import MOST_COLUMNS, MOST_LINES, MOST_SHOWN, difference
 from retuned.web.ports import Visit
 from retuned.web.roofline import Spot, roofline
 from retuned.web.serving import PageServer, place_of
+from retuned.web.site import Site
 from retuned.web.tokens import LIFE, Shown, fault_of, sign
 
 KEY = b"k" * 32

@@ -21,13 +21,14 @@ from retuned.ports import Clock, Store
 from retuned.settings import Settings
 from retuned.stages.gate import DecisionKind
 from retuned.stages.proposal import Proposal
-from retuned.web.app import Pages, Site
+from retuned.web.app import Pages
 from retuned.web.guarding import Guard
 from retuned.web.ports import Seen, Visit
 from retuned.web.records import Act, Person
 from retuned.web.refusing import refused
 from retuned.web.roofs import roofs_of
 from retuned.web.serving import PageServer, names_of, place_of
+from retuned.web.site import Site
 
 _KINDS = {Act.APPROVE: DecisionKind.APPROVE, Act.BREAK_GLASS: DecisionKind.BREAK_GLASS}
 

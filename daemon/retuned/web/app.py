@@ -5,32 +5,27 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from retuned.contract import Digest
-from retuned.errors import (
-    MissingDependency,
-    RetunedError,
-    TemporaryError,
-    UnreadableInput,
-    UsageError,
-)
+from retuned.errors import RetunedError, UsageError
 from retuned.ports import Clock
 from retuned.stages.watch import METHOD, total
 from retuned.web import rendering
+from retuned.web.asked import act_of, headers_of, key_of, place_of, seen_of, slice_of
+from retuned.web.failures import broken, failed, html, not_here
 from retuned.web.figures import change_figure, drift_figure, kernels_figure, months_figure
 from retuned.web.forms import form_of, same_site
-from retuned.web.ports import Deciding, Door, ReviewSource, Seen, Visit
-from retuned.web.records import Act, Found, Person, Row, Slice, Standing
-from retuned.web.refusing import STATUS, refused
+from retuned.web.ports import Deciding, Door, ReviewSource, Visit
+from retuned.web.records import Found, Person, Row, Standing
+from retuned.web.refusing import refused
+from retuned.web.site import Site
 from retuned.web.tokens import Shown, fault_of, sign
 from retuned.web.views import RowView, proposal_view, row_view
 
@@ -42,38 +37,8 @@ _IN_MOTION = (Standing.OPEN, Standing.AGREED, Standing.UNDER_WAY)
 _DRIFTS = 100
 _SIGNATURES = 60
 _SESSION = re.compile(r"[A-Za-z0-9_-]{43}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_KEY_MAX = 400
 MAX_COMMENT = 4_000
 """Longest reason that a decision's record takes, characters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """What the page is called, and what it signs with."""
-
-    hosts: frozenset[str]
-    """Names that a browser may ask for, as in ``Host``, in lower case; another name is refused, so
-    that nobody's own domain can point here."""
-    secure: bool = False
-    """Whether browsers reach it by HTTPS."""
-    key: bytes = b""
-    """Signs forms; at least 32 bytes. Several that serve the same page share it."""
-
-    def __post_init__(self) -> None:
-        if len(self.key) < 32:
-            raise UsageError("the key that signs forms has at least 32 bytes")
-
-    @property
-    def origins(self) -> frozenset[str]:
-        """Where forms may come from."""
-        scheme = "https" if self.secure else "http"
-        return frozenset(f"{scheme}://{host}" for host in self.hosts)
-
-    @property
-    def cookie(self) -> str:
-        """Name of the session's cookie."""
-        return "__Host-retuned-review" if self.secure else "retuned-review"
 
 
 class Pages:
@@ -117,9 +82,9 @@ class Pages:
         return Starlette(
             routes=routes,
             exception_handlers={
-                RetunedError: self._failed,
-                HTTPException: self._not_here,
-                Exception: self._broken,
+                RetunedError: failed,
+                HTTPException: not_here,
+                Exception: broken,
             },
         )
 
@@ -127,7 +92,7 @@ class Pages:
 
     def inbox(self, request: Request) -> Response:
         """Show what waits and what is under way."""
-        who, part = self._who(request), _slice(request)
+        who, part = self._who(request), slice_of(request, limit=PAGE)
         found = self._source.proposals(who, part, standing=_IN_MOTION)
         back: Found[Row] = Found(rows=())
         if not part.before:  # what goes back concerns everybody, however much waits
@@ -151,12 +116,12 @@ class Pages:
 
     def _list(self, request: Request, name: str, *, standing: Standing) -> Response:
         who = self._who(request)
-        found = self._source.proposals(who, _slice(request), standing={standing})
+        found = self._source.proposals(who, slice_of(request, limit=PAGE), standing={standing})
         return self._page(request, who, name, found=found, rows=self._rows(found.rows))
 
     def proposal(self, request: Request) -> Response:
         """Show one proposal, with forms that carry tokens."""
-        who, key = self._who(request), _key(request)
+        who, key = self._who(request), key_of(request)
         case = self._source.case(who, key)
         if case is None:
             raise HTTPException(404, "There is no such proposal, or you may not see it.")
@@ -182,13 +147,13 @@ class Pages:
         """Show swaps and ways back."""
         who = self._who(request)
         return self._page(
-            request, who, "swaps.html", found=self._source.swaps(who, _slice(request))
+            request, who, "swaps.html", found=self._source.swaps(who, slice_of(request, limit=PAGE))
         )
 
     def drifts(self, request: Request) -> Response:
         """Show drift reports, and plots of one server: lines through several mean nothing."""
         who = self._who(request)
-        found = self._source.drifts(who, _slice(request, limit=_DRIFTS))
+        found = self._source.drifts(who, slice_of(request, limit=_DRIFTS))
         servers = tuple(dict.fromkeys(line.target for line in found.rows))
         asked = request.query_params.get("server", "")
         chosen = asked if asked in servers else next(iter(servers), "")
@@ -207,7 +172,7 @@ class Pages:
     def window(self, request: Request) -> Response:
         """Show one window of the workload."""
         who = self._who(request)
-        found = self._source.window(who, _key(request))
+        found = self._source.window(who, key_of(request))
         if found is None:
             raise HTTPException(404, "There is no such window, or you may not see it.")
         profile, before = found.profile, found.before
@@ -253,10 +218,10 @@ class Pages:
 
     async def decide(self, request: Request) -> Response:
         """Take a person's word, if the form proves that this person was shown this artifact."""
-        same_site(_headers(request), origins=self._site.origins)
+        same_site(headers_of(request), origins=self._site.origins)
         form = await form_of(request)
-        who, key = await run_in_threadpool(self._who, request), _key(request)
-        act, seen = _act(form), _seen(form)
+        who, key = await run_in_threadpool(self._who, request), key_of(request)
+        act, seen = act_of(form), seen_of(form)
         shown = Shown(
             session=request.cookies.get(self._site.cookie, ""),
             user=who.user,
@@ -291,9 +256,9 @@ class Pages:
     def _who(self, request: Request) -> Person:
         return self._door.who(
             Visit(
-                headers=_headers(request),
-                client=_place(request.scope.get("client")),
-                server=_place(request.scope.get("server")),
+                headers=headers_of(request),
+                client=place_of(request.scope.get("client")),
+                server=place_of(request.scope.get("server")),
             )
         )
 
@@ -316,7 +281,7 @@ class Pages:
             now=self._clock.now(),
             **values,
         )
-        response = _html(text)
+        response = html(text)
         if session:
             response.set_cookie(
                 self._site.cookie,
@@ -327,95 +292,3 @@ class Pages:
                 path="/",
             )
         return response
-
-    def _failed(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, RetunedError), "registered for it"
-        status = STATUS.get(error.code, 409)
-        if isinstance(error, TemporaryError | MissingDependency):
-            status = 503
-        elif isinstance(error, UsageError):
-            status = 422
-        elif isinstance(error, UnreadableInput):
-            status = 500
-            log.error("review page: %s", error)
-        said = error.message[:1].upper() + error.message[1:]
-        return self._message(request, status, said, code=error.code)
-
-    def _not_here(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException), "registered for it"
-        said = error.detail
-        if error.status_code == 405:
-            said = "This address shows, or takes a form; it does nothing else."
-        return self._message(request, error.status_code, said, code="", headers=error.headers or {})
-
-    def _broken(self, request: Request, error: Exception) -> Response:
-        log.error("review page: %s %s", request.method, request.url.path, exc_info=error)
-        return self._message(request, 500, "Something went wrong here; see the log.", code="failed")
-
-    def _message(
-        self,
-        request: Request,
-        status: int,
-        said: str,
-        *,
-        code: str,
-        headers: Mapping[str, str] | None = None,
-    ) -> Response:
-        key = request.path_params.get("key", "") if request.method == "POST" else ""
-        text = rendering.render(
-            "message.html", path=request.url.path, said=said, code=code, key=str(key)[:_KEY_MAX]
-        )
-        answer = _html(text, status=status)
-        answer.headers.update(headers or {})
-        return answer
-
-
-def _html(text: str, *, status: int = 200) -> HTMLResponse:
-    return HTMLResponse(text, status_code=status, headers={"cache-control": "no-store"})
-
-
-def _headers(request: Request) -> dict[str, str]:
-    """Return the headers; one that is sent twice is not believed, whichever is meant."""
-    found: dict[str, str] = {}
-    twice: set[str] = set()
-    for name, value in request.headers.items():
-        if name in found:
-            twice.add(name)
-        found[name] = value
-    return {name: value for name, value in found.items() if name not in twice}
-
-
-def _place(found: object) -> tuple[str, int]:
-    """Return address and port of an end of the connection; of another kind of socket neither."""
-    if not isinstance(found, tuple | list) or not isinstance(found[1], int):
-        return "", 0
-    return str(found[0]), found[1]
-
-
-def _key(request: Request) -> str:
-    key = str(request.path_params["key"])
-    if not 0 < len(key) <= _KEY_MAX or not key.isprintable():
-        raise HTTPException(404, "There is no such address.")
-    return key
-
-
-def _slice(request: Request, *, limit: int = PAGE) -> Slice:
-    before = request.query_params.get("before", "")
-    if len(before) > _KEY_MAX or not (before.isprintable() or not before):
-        raise HTTPException(404, "There is no such part of the list.")
-    return Slice(before=before, limit=limit)
-
-
-def _act(form: Mapping[str, str]) -> Act:
-    try:
-        return Act(form.get("act", ""))
-    except ValueError:
-        raise UsageError("the form does not say what is decided; load the page again") from None
-
-
-def _seen(form: Mapping[str, str]) -> Seen:
-    artifact, policy = form.get("artifact", ""), form.get("policy", "")
-    if not _DIGEST.fullmatch(artifact) or not (policy == "" or _DIGEST.fullmatch(policy)):
-        raise UsageError("the form names no artifact; load the page again")
-    digest: Digest | None = policy or None
-    return Seen(artifact=artifact, policy=digest)

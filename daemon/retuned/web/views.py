@@ -12,9 +12,7 @@ from datetime import datetime
 from retuned.report import words
 from retuned.report.figures import Figure
 from retuned.stages.gate import DecisionKind, SwapDecision
-from retuned.stages.proposal import Proposal
-from retuned.stages.verdict import Check, EvidenceDocument, Status
-from retuned.stages.watch import EndToEndReport, Hours, WatchSample
+from retuned.stages.watch import EndToEndReport, WatchSample
 from retuned.terminal.moments import ago, short
 from retuned.terminal.proposals import (
     DECIDED,
@@ -26,19 +24,10 @@ from retuned.terminal.proposals import (
 )
 from retuned.web.differences import Difference, difference
 from retuned.web.figures import roof_figure, shapes_figure
-from retuned.web.records import Act, Case, Fleet, Line, Row, Standing
+from retuned.web.records import Act, Case, Line, Row, Standing
+from retuned.web.sureness import GateView, gates_of, sure_of
+from retuned.web.worth import lead_of, worth_of
 
-HOURS_PER_MONTH = 730.0
-GATES = {
-    "G0": "frozen before anything tried it",
-    "G1": "only what a candidate may contain",
-    "G2": "compiles, and the binary holds nothing else",
-    "G3": "stays within its memory",
-    "G4": "computes the right thing",
-    "G5": "faster in the search",
-    "G6": "faster again, measured from zero on fresh inputs",
-}
-"""What each gate asks."""
 _SETTLED = {Standing.IN_PLACE: "good", Standing.GOING_BACK: "bad", Standing.ENDED: "quiet"}
 _ASKS = {
     Act.APPROVE: ("Approve", "Give one approval for exactly this artifact."),
@@ -68,20 +57,6 @@ class RowView:
     """Until when, or since when."""
     tone: str
     """``wait``, ``good``, ``bad`` or ``quiet``; words carry the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateView:
-    """One gate of the judge."""
-
-    gate: str
-    """Such as ``G4``."""
-    asks: str
-    """What it asks."""
-    passed: bool
-    """Whether it was passed."""
-    detail: str
-    """The numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,13 +148,13 @@ def proposal_view(case: Case, *, now: datetime) -> ProposalView:
     return ProposalView(
         case=case,
         headline=f"{proposal.definition} on {proposal.target}: {speedup_words(proposal)}",
-        lead=_lead(proposal, case.fleet),
+        lead=lead_of(proposal, case.fleet),
         state=_state(row, now=now),
         tone=_tone(row),
         subject=(*subject_fields(proposal), *origin_fields(proposal, now=now)),
-        worth=tuple(_worth(proposal, case.fleet)),
-        gates=tuple(_gates(document)) if document else (),
-        sure=tuple(_sure(case)),
+        worth=tuple(worth_of(proposal, case.fleet)),
+        gates=tuple(gates_of(document)) if document else (),
+        sure=tuple(sure_of(case)),
         words=tuple(_word(each, case, now=now) for each in case.words),
         acts=tuple(_act(act, case) for act in Act if act in case.acts),
         changes=difference(case.incumbent, case.candidate) if case.candidate else None,
@@ -188,30 +163,6 @@ def proposal_view(case: Case, *, now: datetime) -> ProposalView:
         running=(*_counted(case.sample), *_end_to_end(case.end_to_end)),
         expired=row.standing is Standing.OPEN and now >= proposal.expires_at,
     )
-
-
-def saving_of(proposal: Proposal) -> Hours:
-    """Return the share of kernel time that a swap saves, by each bound of its speedup.
-
-    Examples
-    --------
-    A kernel with half of the time, twice as fast, saves a quarter.
-    """
-    speedup, share = proposal.speedup, proposal.share
-    low, middle, high = (
-        share * (1.0 - 1.0 / max(each, 1.0))
-        for each in (speedup.lower, speedup.point, speedup.upper)
-    )
-    return Hours(lower=low, point=middle, upper=high)
-
-
-def monthly_hours(proposal: Proposal, fleet: Fleet) -> Hours | None:
-    """Return GPU-hours a month that a swap saves; None where nobody knows how busy the GPU is."""
-    if fleet.busy_ratio is None:
-        return None
-    whole = fleet.gpus * HOURS_PER_MONTH * min(max(fleet.busy_ratio, 0.0), 1.0)
-    share = saving_of(proposal)
-    return Hours(lower=whole * share.lower, point=whole * share.point, upper=whole * share.upper)
 
 
 def event_words(line: Line) -> str:
@@ -249,15 +200,6 @@ def _tone(row: Row) -> str:
     return _SETTLED.get(row.standing, "wait")
 
 
-def _lead(proposal: Proposal, fleet: Fleet) -> str:
-    hours = monthly_hours(proposal, fleet)
-    saved = f"Saves at least {proposal.expected_saving:.2%} of kernel time"
-    touches = f"it touches {proposal.share:.1%} of it, for {proposal.guard}"
-    if hours is None:
-        return f"{saved}; {touches}."
-    return f"{saved}, about {words.significant(hours.lower)} GPU-hours a month; {touches}."
-
-
 def _state(row: Row, *, now: datetime) -> str:
     if row.standing is Standing.OPEN and now >= row.proposal.expires_at:
         return "Expired: nobody decided in time, and nothing is swapped."
@@ -265,85 +207,6 @@ def _state(row: Row, *, now: datetime) -> str:
     if row.standing in (Standing.OPEN, Standing.AGREED):
         return said
     return f"{row.phase[:1].upper()}{row.phase[1:]}."
-
-
-def _worth(proposal: Proposal, fleet: Fleet) -> Iterator[tuple[str, str]]:
-    share, hours = saving_of(proposal), monthly_hours(proposal, fleet)
-    yield "kernel time", f"{share.point:.2%} less ({share.lower:.2%} to {share.upper:.2%})"
-    if hours is None:
-        yield "GPU-hours", "not known: no profile says how busy the GPU is"
-        return
-    said = " to ".join(words.significant(each) for each in (hours.lower, hours.upper))
-    yield "GPU-hours", f"{words.significant(hours.point)} a month ({said})"
-    price = fleet.usd_per_gpu_hour
-    if price is not None:
-        low, high = hours.lower * price, hours.upper * price
-        yield (
-            "money",
-            f"${hours.point * price:,.0f} a month (${low:,.0f} to ${high:,.0f}) at "
-            f"${price:g} an hour",
-        )
-    busy = fleet.busy_ratio or 0.0
-    yield (
-        "reckoned with",
-        f"{words.plural(fleet.gpus, 'GPU')}, kernels running {busy:.1%} of the time, "
-        f"{HOURS_PER_MONTH:g} hours a month",
-    )
-
-
-def _gates(document: EvidenceDocument) -> Iterator[GateView]:
-    for check in document.evidence.checks:
-        yield GateView(
-            gate=check.gate,
-            asks=GATES.get(check.gate, ""),
-            passed=check.reason is None,
-            detail=_detail(check),
-        )
-
-
-def _detail(check: Check) -> str:
-    parts = [] if check.reason is None else [check.reason.value]
-    parts += [check.detail] if check.detail else []
-    if check.error_ratio is not None:
-        parts.append(f"error {check.error_ratio:.3g} of the incumbent's")
-    return "; ".join(parts)
-
-
-def _sure(case: Case) -> Iterator[tuple[str, str]]:
-    document, doubt = case.document, case.doubt
-    if doubt is not None:
-        yield "evidence", f"NOT VERIFIED, it will not be swapped: {doubt.detail} ({doubt.fault})"
-    elif document is not None:
-        yield "evidence", "signed and whole"
-    if document is None:
-        return
-    verdict, timing = document.verdict, document.evidence.timing
-    if verdict.error_ratio is not None:
-        yield (
-            "numerics",
-            f"largest error against float64 is {verdict.error_ratio:.3g} of the incumbent's own",
-        )
-    if verdict.noise_floor_ratio is not None:
-        yield (
-            "noise floor",
-            f"two identical copies differed by {verdict.noise_floor_ratio:.3f}x in the same run",
-        )
-    if timing is not None:
-        yield (
-            "measured",
-            f"{timing.pairs} pairs or more a shape in {timing.blocks} blocks and "
-            f"{words.plural(timing.processes, 'fresh process')}",
-        )
-    tried = words.plural(document.tried, "candidate")
-    yield "luck", f"best of {tried}, p-values over {words.plural(document.finalists, 'finalist')}"
-    if verdict.status is not Status.PROMOTE:
-        yield "verdict", f"{verdict.status}: {verdict.reason}"
-    environment = document.environment
-    facts = (environment.arch, environment.driver, environment.runtime, environment.compiler)
-    torch = f"torch {environment.torch}" if environment.torch else ""
-    yield "measured on", "; ".join(filter(None, (*facts, torch)))
-    for sentence in document.isolation.missing:
-        yield "missing", sentence
 
 
 def _word(said: SwapDecision, case: Case, *, now: datetime) -> WordView:

@@ -17,8 +17,9 @@ from starlette.types import ASGIApp
 from retuned.errors import UnreadableInput
 from retuned.plain_files import read_plain
 from retuned.ports import Clock
-from retuned.web.app import Pages, Site
+from retuned.web.app import Pages
 from retuned.web.guarding import Guard
+from retuned.web.site import Site
 from retuned_operator.controllers.ports import Caches
 from retuned_operator.program.file_parts import PersonName, read_part
 from retuned_operator.review.deciding import ClusterDeciding
