@@ -12,41 +12,31 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from retuned.runtime.epochs import MAX_HISTORY, Fence, Ledger
 from retuned.runtime.spec import Refused
 from retuned.runtime.trust import Trust
 from retuned.runtime.tuned import servers
-from retuned.runtime.tuned.changes import TUNABLE_OP, Plan, plan
-from retuned.runtime.tuned.files import Entry, entries, kept_before, read_file, replace, restore
+from retuned.runtime.tuned.carrying import (
+    SHOWN,
+    Prepared,
+    carry_out,
+    check_picks,
+    plan_for,
+    prepare,
+    put_back,
+)
 from retuned.runtime.tuned.looking import look
 from retuned.runtime.tuned.orders import TunedOrder, parse_tuned_order
-from retuned.runtime.tuned.picking import changed_picks, picks_of, wrong_picks
+from retuned.runtime.tuned.picking import wrong_picks
 from retuned.runtime.tuned.servers import Server
 from retuned.runtime.tuned.standing import Standing, report_of
-from retuned.runtime.tuned.strict import digest_of
-from retuned.runtime.tuned.tunable_op import read_results
 
 log = logging.getLogger(__name__)
 
 MAX_PREPARED = 16
 """Orders that may stand prepared; the oldest goes first."""
-_SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """An order that can be carried out at once."""
-
-    order: TunedOrder
-    server: Server
-    plan: Plan
-    expected: bytes | None
-    """What lies at the target now."""
 
 
 class TunedFiles:
@@ -83,7 +73,7 @@ class TunedFiles:
     def restart(self) -> None:
         """Forget all orders, at close and after a fork; files stay as they are."""
         self._lock = threading.Lock()
-        self._prepared: OrderedDict[str, _Prepared] = OrderedDict()
+        self._prepared: OrderedDict[str, Prepared] = OrderedDict()
         self._ledgers: dict[str, Ledger] = {}
         self._outcomes: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._standing: OrderedDict[str, Standing] = OrderedDict()
@@ -135,8 +125,8 @@ class TunedFiles:
             done = self._outcomes.get(order.id)
             if done is not None or order.id in self._prepared:
                 return {"already": True}
-            prepared = self._plan(order)
-            self._check_picks(prepared)
+            prepared = prepare(order)
+            check_picks(prepared)
             self._prepared[order.id] = prepared
             while len(self._prepared) > MAX_PREPARED:
                 self._prepared.popitem(last=False)
@@ -168,7 +158,7 @@ class TunedFiles:
                 raise Refused("not-prepared", detail=detail)
             ledger = self._ledger(prepared.server)
             ledger.check(order.epoch)
-            said = self._carry_out(prepared)
+            said = {**carry_out(prepared), **self._reach()}
             ledger.carried_out(order.id, epoch=order.epoch, artifact=None, flip_ns=0)
             self._remember(order.id, said)
             if said["outcome"] != "not-engaged":
@@ -193,13 +183,13 @@ class TunedFiles:
             server = servers.find(order.change)
             ledger = self._ledger(server)
             ledger.check(order.epoch)
-            restored, theirs = _restored(order, server)
+            restored, theirs = put_back(order, server)
             server.clear()
             now = servers.find(order.change)  # what is read may be another file again
             outcome, wrong = "left-alone" if theirs else "needs-restart", []
             picks: Mapping[Hashable, Any] = {}
             if now.pick is not None and not theirs:
-                found = self._plan_for(order, now)
+                found = plan_for(order, now)
                 picks = found.was
                 wrong = wrong_picks(now, {**found.outside, **picks})
                 outcome = "not-engaged" if wrong else "engaged"
@@ -207,7 +197,7 @@ class TunedFiles:
                 "outcome": outcome,
                 "engaged": outcome == "engaged",
                 "restored": restored,
-                "mismatches": wrong[:_SHOWN],
+                "mismatches": wrong[:SHOWN],
                 "path": str(server.target),
                 **self._reach(),
             }
@@ -264,102 +254,6 @@ class TunedFiles:
         self._fence().admit(request)
         return order
 
-    def _plan(self, order: TunedOrder) -> _Prepared:
-        server = servers.find(order.change)
-        data = _bytes_of(server.source, server.target)
-        expected = data if server.source == server.target else read_file(server.target)
-        if digest_of(data) != order.before:
-            # another rank of this server, or this one before it was restarted, has written it
-            listed = entries(server.target)
-            if not listed or listed[-1].order != order.id or listed[-1].after != digest_of(data):
-                detail = f"{server.source} is {digest_of(data)}, the order is for {order.before}"
-                raise Refused("file-differs", detail=detail)
-            expected = kept_before(server.target, listed[-1])
-            data = expected if expected is not None else _bytes_of(server.fallback, server.target)
-            if digest_of(data) != order.before:
-                detail = f"{server.target} was made from a file that is no more; roll it back first"
-                raise Refused("file-differs", detail=detail)
-        return _Prepared(order, server, plan(server.target.name, data, order.change), expected)
-
-    def _plan_for(self, order: TunedOrder, server: Server) -> Plan:
-        data = _bytes_of(server.source, server.target)
-        return plan(server.target.name, data, order.change)
-
-    def _check_picks(self, prepared: _Prepared) -> None:
-        """Make sure that this server picks by the rule that the plan rests on, before a write."""
-        server, found = prepared.server, prepared.plan
-        if server.pick is None:
-            return
-        wrong = wrong_picks(server, found.outside)
-        if wrong:
-            detail = f"the server's own lookup says something else already: {wrong[:_SHOWN]}"
-            raise Refused("picks-differ", detail=detail[:1000])
-        if prepared.order.change.format == TUNABLE_OP:
-            self._check_memory(prepared)
-
-    def _check_memory(self, prepared: _Prepared) -> None:
-        """Make sure that clearing PyTorch's results loses none that only its memory has."""
-        file = read_results(prepared.server.target.name, prepared.plan.data).solutions()
-        results = servers.tunable_results()
-        lost = [key for key in results if key not in file]
-        if lost:
-            detail = f"{len(lost)} results are in no file, such as {lost[0]}; write them first"
-            raise Refused("rows-in-memory-only", detail=detail)
-
-    def _carry_out(self, prepared: _Prepared) -> dict[str, Any]:
-        order, server, found = prepared.order, prepared.server, prepared.plan
-        before = picks_of(server, found.outside)
-        entry = Entry(
-            order=order.id,
-            epoch=order.epoch,
-            who=order.who or "daemon",
-            when=order.when or datetime.now(UTC).isoformat(timespec="seconds"),
-            before=digest_of(prepared.expected),
-            after=digest_of(found.data) or "",
-            rows=found.rows,
-        )
-        wrote = replace(server.target, found.data, expected=prepared.expected, entry=entry)
-        outcome, reason, restored = "needs-restart", "", False
-        wrong: list[str] = []
-        if server.pick is not None:
-            try:
-                server.clear()
-                wrong = wrong_picks(server, {**found.inside, **found.outside})
-                defaults = {m: was for m, was in before.items() if found.outside[m] is None}
-                wrong += changed_picks(server, defaults)  # of which the file says nothing
-            except Refused as error:
-                wrong, reason = [error.detail], error.reason
-            except BaseException:  # what was written and is not known to be picked does not stay
-                self._back(prepared)
-                raise
-            outcome = "not-engaged" if wrong else "engaged"
-            reason = reason or ("picks-differ" if wrong else "")
-        if wrong:
-            restored = self._back(prepared)
-        return {
-            "outcome": outcome,
-            "engaged": outcome == "engaged",
-            "reason": reason,
-            "mismatches": wrong[:_SHOWN],
-            "probes": len(found.inside) + len(before),
-            "wrote": wrote,
-            "restored": restored,
-            "path": str(server.target),
-            "digest": None if restored else entry.after,
-            "compiles": "at-first-launch",
-            **self._reach(),
-        }
-
-    def _back(self, prepared: _Prepared) -> bool:
-        """Put the old bytes back and clear again; False if that cannot be done."""
-        try:
-            restore(prepared.server.target, order=prepared.order.id)
-            prepared.server.clear()
-        except Refused as error:
-            log.error("%s: cannot be put back: %s", prepared.server.target, error)
-            return False
-        return True
-
     def _reach(self) -> dict[str, Any]:
         """Say what an emptied cache does not reach: launches that were captured before."""
         known = self._graphs()
@@ -376,34 +270,3 @@ class TunedFiles:
         self._outcomes[order] = said
         while len(self._outcomes) > MAX_HISTORY:
             self._outcomes.popitem(last=False)
-
-
-def _bytes_of(path: Path | None, target: Path) -> bytes | None:
-    """Return a file's bytes; what is only read may be a link, as installed packages have them."""
-    if path is None:
-        return None
-    return read_file(path if path == target else path.resolve())
-
-
-def _restored(order: TunedOrder, server: Server) -> tuple[bool, bool]:
-    """Put the file back; return whether it was changed, and whether others' file stays.
-
-    What another rank of the server has put back already is no fault.
-    """
-    restored, missing = False, None
-    for each in (order.undoes, *order.older):
-        try:
-            restored = restore(server.target, order=each) or restored
-        except Refused as error:
-            if error.reason == "changed-by-others" and order.leaves:
-                return restored, True
-            if error.reason != "nothing-to-restore":
-                raise
-            missing = error
-    if missing is not None:
-        source = servers.find(order.change).source
-        if digest_of(_bytes_of(source, server.target)) != order.before:
-            if order.leaves:
-                return restored, True
-            raise missing
-    return restored, False
