@@ -118,7 +118,7 @@ def swapped(caught: Caught) -> dict[str, Thunk]:
     plan, variant, asked = form.plan, table.in_force.variant, caught.call()
     reader = key_reader(kernel.slot.rule, kernel.slot.spec, kernel)
     key = reader(asked)
-    numbers: Any = plan.grid(asked, ready, key)
+    numbers: Any = plan.geometry.grid(asked, ready, key)
     pool = (*given, *form.fixed)
     chosen = form.arguments(pool)
     through: Callable[..., object] = type(jit).run.__through__
@@ -137,7 +137,7 @@ def swapped(caught: Caught) -> dict[str, Thunk]:
         "fresh": caught.call,
         "of which key of the slot": lambda: reader(caught.call()),
         "of which signature": lambda: plan.signature(asked),
-        "of which grid": lambda: plan.grid(caught.call(), ready, key),
+        "of which grid": lambda: plan.geometry.grid(caught.call(), ready, key),
         "nothing": nothing,
     }
 

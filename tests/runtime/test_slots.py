@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retuned.runtime import slots as slots_module
+from retuned.runtime import tables
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, allows, parse_bounds, parse_spec
 
@@ -164,7 +165,7 @@ def test_a_shape_beyond_the_limit_is_routed_once_and_not_at_every_launch(
 
 def test_routes_are_bounded_however_many_shapes_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots_module, "MAX_KEYS", 4)
-    monkeypatch.setattr(slots_module, "MAX_ROUTES", 8)
+    monkeypatch.setattr(tables, "MAX_ROUTES", 8)
     slot = Slot(definition(), original)
     slot.commit(Order(swapped))
     for m in range(1, 100):

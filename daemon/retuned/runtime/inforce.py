@@ -20,8 +20,9 @@ from retuned.runtime.judging import Judge
 from retuned.runtime.launching import Ineligible, Launch, Variant
 from retuned.runtime.orders import Order
 from retuned.runtime.shadow import Compare, Sampler, Stratum
-from retuned.runtime.slots import Run, Slot
+from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Key, Tensor, parse_bounds
+from retuned.runtime.tables import Run
 
 __all__ = ["MAX_ERRORS", "Ineligible", "Launch", "Swapped", "Variant"]
 

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from retuned.runtime.slots import Run, Slot
+from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, Spec, Tensor
+from retuned.runtime.tables import Run
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from retuned.runtime.loaded import Allocate, loaded_torch
 from retuned.runtime.shadow import as_outputs
-from retuned.runtime.slots import Recorder, Run, Slot
+from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Spec, Tensor
+from retuned.runtime.tables import Recorder, Run
 
 Keyset = Any
 """A `torch.DispatchKeySet`: which keys a launch still has before it."""

@@ -21,8 +21,9 @@ from retuned.runtime.overrides import Body, Override, find, same_schema
 from retuned.runtime.overrides_binding import FORMS, Binding
 from retuned.runtime.overrides_calls import Arguments, plan_of
 from retuned.runtime.overrides_frames import Frame, Keyset, OperatorSlot, Plan, deliver
-from retuned.runtime.slots import Run, Slot
+from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, Tensor, parse_spec
+from retuned.runtime.tables import Run
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,8 @@
 """Slots: the one place in the server where a kernel may be changed.
 
 A call reads one reference, finds the route for the lengths of its variable axes and counts. The
-reference leads to a `Table` whose meaning never changes: swapping, rolling back, bypassing and
-tripping each build a new table and store it in one assignment, so a call sees one epoch or the next
-and never a mixture. The guard is evaluated once per key, when the key is first seen under a table;
-only the keys launched most are routed beforehand, so that a flip takes microseconds however many
-keys there were.
+reference leads to a `Table` (`tables`): swapping, rolling back, bypassing and tripping each build a
+new one and store it in one assignment, so a call sees one epoch or the next and never a mixture.
 
 Counting is one ``+=`` on a list cell. CPython with its global lock never switches threads between
 the read and the write of that statement, so no count is lost; a free-threaded build may lose a few.
@@ -19,106 +16,20 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from heapq import nlargest
-from typing import Any, Protocol
+from typing import Any
 
-from retuned.runtime.spec import Key, Refused, Spec, Tensor, allows, parse_spec
+from retuned.runtime.spec import Key, Refused, Spec, Tensor, parse_spec
+from retuned.runtime.tables import MAX_KEYS, InForce, Recorder, Reservoir, Run, Table, Untouched
 
 log = logging.getLogger(__name__)
 
-MAX_KEYS = 4096
-"""Keys counted one by one per slot; later ones are counted together."""
-MAX_ROUTES = 2 * MAX_KEYS
-"""Routes kept per table; a server that shows more keys than this starts over. Without a place for
-keys beyond those counted, each of their launches would be routed anew."""
 PREROUTED = 64
 """Keys routed before a flip, those launched most."""
 MAX_CONSTANTS = 4096
 """Sets of weights noted per slot; a slot that shows more does not keep them still."""
 
-Run = Callable[..., Any]
-Route = tuple[list[int], Run]
-
 _ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What looking up inputs raises that are not the tensors of the definition."""
-
-
-class InForce(Protocol):
-    """An order carried out: knows its variant, keeps its statistics."""
-
-    mark: str
-    """Names the order among all of this process, also of other slots: what graphs count by."""
-    artifact: str | None
-    epoch: int
-    bounds: tuple[tuple[int, int, int], ...]
-
-    def route(self, key: Key) -> Run:
-        """Return what a launch of these lengths calls; only asked for keys within the bounds."""
-        ...
-
-
-class Reservoir(Protocol):
-    """Takes samples of what launches are given; `captures` has it."""
-
-    def wrap(self, key: Key, run: Run) -> Run:
-        """Return what a launch of these lengths calls in place of `run`."""
-        ...
-
-
-class Recorder(Protocol):
-    """Notes launches that are recorded into a graph; `graphs.slot_target` has it."""
-
-    def wrap(self, key: Key, run: Run) -> Run:
-        """Return what a launch of these lengths calls in place of `run`."""
-        ...
-
-
-class Table(dict[Any, Route]):
-    """Key to (launch counter, what to call) under one epoch; fills itself as keys are seen."""
-
-    __slots__ = ("_slot", "in_force", "repeats", "state")
-
-    def __init__(self, slot: Slot, *, in_force: InForce | None, state: str) -> None:
-        super().__init__()
-        self._slot = slot
-        self.in_force = in_force
-        """The last order; None before the first. Its artifact runs only in state ``swapped``."""
-        self.state = state
-        """``original``, ``swapped``, ``bypassed``, or ``tripped:`` and a reason."""
-        self.repeats: dict[Any, Any] = {}
-        """What whoever leads launches here remembers of them; gone with the table."""
-
-    def __missing__(self, raw: Any) -> Route:  # noqa: ANN401 - an int or a tuple of them
-        """First sight of a key: evaluate the guard, remember the answer."""
-        slot = self._slot
-        run = slot.original
-        order = self.in_force
-        if order is not None and self.state == "swapped":
-            key = slot.as_key(raw)
-            if allows(order.bounds, key):
-                run = order.route(key)
-        if slot.reservoir is not None:
-            run = slot.reservoir.wrap(slot.as_key(raw), run)
-        if slot.recorder is not None:
-            run = slot.recorder.wrap(slot.as_key(raw), run)
-        if len(self) >= MAX_ROUTES:
-            self.clear()  # counts are kept in the slot's cells
-        route = self[raw] = (slot.cell(raw), run)
-        return route
-
-
-class _Untouched(Table):
-    """The first table of a forked child: tells that a launch came, each time a key is new."""
-
-    __slots__ = ("_tell",)
-
-    def __init__(self, slot: Slot, *, tell: Callable[[], None]) -> None:
-        super().__init__(slot, in_force=None, state="original")
-        self._tell = tell
-
-    def __missing__(self, raw: Any) -> Route:  # noqa: ANN401 - an int or a tuple of them
-        """Tell, then do what every table does."""
-        self._tell()
-        return super().__missing__(raw)
 
 
 class Slot:
@@ -227,7 +138,7 @@ class Slot:
         self.other = [0]
         self._table = Table(self, in_force=None, state="original")
         if first_launch is not None:
-            self._table = _Untouched(self, tell=first_launch)
+            self._table = Untouched(self, tell=first_launch)
 
     def sample_inputs(self, reservoir: Reservoir | None) -> None:
         """Let launches give samples of their inputs from now on; None ends that."""

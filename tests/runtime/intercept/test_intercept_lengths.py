@@ -10,9 +10,10 @@ from tests.runtime.intercept.strangers import launch_affine
 from tests.runtime.intercept.test_intercept_swapping import World
 
 from retuned.runtime.compiling import Compiling
-from retuned.runtime.intercept import codes, plans, variant
+from retuned.runtime.intercept import codes, ready, variant
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.intercept.plans import MAX_SIGNATURES, Plan
+from retuned.runtime.intercept.plans import Plan
+from retuned.runtime.intercept.ready import MAX_SIGNATURES, Codes
 from retuned.runtime.intercept.variant import KernelVariant
 from retuned.runtime.spec import Refused
 
@@ -30,13 +31,13 @@ def world(hook: Interceptor, tmp_path: Path, interpreted: bool) -> World:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The signatures that were led to the compiler."""
     found: list[Any] = []
-    compile_it = Plan.compile
+    compile_it = Codes.compile
 
-    def noted(self: Plan, signature: Any, *rest: Any) -> None:
+    def noted(self: Codes, signature: Any, *rest: Any) -> None:
         found.append(signature)
         compile_it(self, signature, *rest)
 
-    monkeypatch.setattr(Plan, "compile", noted)
+    monkeypatch.setattr(Codes, "compile", noted)
     return found
 
 
@@ -63,7 +64,7 @@ def test_new_lengths_of_known_codes_are_swapped_at_once_however_many_there_are(
     assert sample["ineligible_launches"] == {}
     assert sample["swapped_launches"] == len(lengths)
     plan = plan_of(world)
-    assert plan.codes == 3, "of 1, of what 16 divides, and of all others"
+    assert plan.codes.count == 3, "of 1, of what 16 divides, and of all others"
     assert len(plan.ready) <= MAX_SIGNATURES
 
 
@@ -74,7 +75,7 @@ def test_each_length_runs_what_triton_would_have_compiled_for_it(world: World, d
     plan = plan_of(world)
     for n in (1, 7, 16, 17, 48, 2**30, 2**31 + 8):
         raw = ("float32", "float32", n, 0.5, 16)
-        code = plan.code_of((n, float), _dtypes(raw), {})
+        code = plan.codes.code_of((n, float), _dtypes(raw), {})
         alike = [known for known in (1, 96, 100) if _same(plan, code, known)]
         wide = n >= 2**31
         assert alike == ([] if wide else [1] if n == 1 else [96] if n % 16 == 0 else [100])
@@ -87,7 +88,7 @@ def _dtypes(raw: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _same(plan: Plan, code: Any, n: int) -> bool:
-    return bool(plan.code_of((n, float), _dtypes((None, None, n, 0.5, 16)), {}) == code)
+    return bool(plan.codes.code_of((n, float), _dtypes((None, None, n, 0.5, 16)), {}) == code)
 
 
 def test_a_code_that_cannot_be_compiled_is_tried_once_for_all_its_lengths(
@@ -97,11 +98,11 @@ def test_a_code_that_cannot_be_compiled_is_tried_once_for_all_its_lengths(
     world.swap(world.live_affine())
     compiled.clear()
 
-    def refused(self: Plan, signature: Any, *_: Any) -> None:
+    def refused(self: Codes, signature: Any, *_: Any) -> None:
         compiled.append(signature)
         raise Refused("compile-failed", detail="no code for what 16 divides")
 
-    monkeypatch.setattr(Plan, "compile", refused)
+    monkeypatch.setattr(Codes, "compile", refused)
     for n in (96, 112, 128, 144):
         launch_affine(n)
         world.host.housekeeping()
@@ -112,7 +113,7 @@ def test_a_code_that_cannot_be_compiled_is_tried_once_for_all_its_lengths(
 def test_a_triton_that_does_not_say_what_it_compiles_for_has_a_code_for_each_length(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plans, "specialisation_of", lambda *_: None)
+    monkeypatch.setattr(ready, "specialisation_of", lambda *_: None)
     launch_affine(100)
     world.swap(world.live_affine())
     launch_affine(70)
@@ -137,7 +138,7 @@ def test_codes_are_bounded_and_what_failed_is_forgotten_in_the_end(
     for n in (96, 1):
         launch_affine(n)
         world.host.housekeeping()
-    assert plan_of(world).codes == 1
+    assert plan_of(world).codes.count == 1
     (seat,) = world.host._seating.seats.values()
     (one,) = seat.resident.values()
     assert isinstance(one, KernelVariant)
@@ -148,15 +149,15 @@ def test_codes_that_launches_ask_for_are_compiled_within_a_share_of_the_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    compile_it = Plan.compile
+    compile_it = Codes.compile
 
-    def slow(self: Plan, *given: Any) -> None:
+    def slow(self: Codes, *given: Any) -> None:
         compile_it(self, *given)
         now_s[0] += 0.5
 
     launch_affine(100)
     world.swap(world.live_affine())
-    monkeypatch.setattr(Plan, "compile", slow)
+    monkeypatch.setattr(Codes, "compile", slow)
     world.host._compiling = Compiling(clock=lambda: now_s[0])
     for n in (96, 1):
         launch_affine(n)

@@ -20,7 +20,7 @@ from tests.runtime.intercept.test_intercept_swapping import World
 from retuned.runtime.intercept import places, repeats, runner
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.repeats import FAILED, MAX_FORMS, MAX_REPEATS, MISSED
-from retuned.runtime.slots import Table
+from retuned.runtime.tables import Table
 
 LENGTH = 256
 
@@ -203,7 +203,7 @@ def test_hooks_globals_captures_and_other_devices_end_repeating(
         setattr(form, field, lambda: False)
         assert repeats.repeat(table(world), *_arguments(jit)) is not MISSED
         setattr(form, field, None)
-    form.plan.watched = [({"SCALE": 2}, "SCALE", 1)]
+    form.codes.watched = [({"SCALE": 2}, "SCALE", 1)]
     assert repeats.repeat(table(world), *_arguments(jit)) is MISSED
 
 

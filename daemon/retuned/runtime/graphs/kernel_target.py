@@ -18,6 +18,7 @@ from retuned.runtime.graphs.variants import learn_layout, null_scratch, triton_l
 from retuned.runtime.inforce import Ineligible, Swapped
 from retuned.runtime.intercept.call import Call
 from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.plans import Plan
 from retuned.runtime.intercept.rules import key_reader
 from retuned.runtime.intercept.slot import KernelSlot
 from retuned.runtime.intercept.variant import KernelVariant
@@ -151,7 +152,7 @@ def _never(*_: object, **__: object) -> Any:  # noqa: ANN401 - nothing comes bac
     raise Refused("not-launched", detail="a launch that was recorded is not made again")
 
 
-def _ready(variant: KernelVariant, plan: Any, call: Call, key: Key) -> tuple[Any, Size]:  # noqa: ANN401
+def _ready(variant: KernelVariant, plan: Plan, call: Call, key: Key) -> tuple[Any, Size]:
     """Return the variant's compiled code and grid for a launch."""
     signature = plan.signature(call)
     if isinstance(signature, Ineligible):
@@ -165,8 +166,8 @@ def _ready(variant: KernelVariant, plan: Any, call: Call, key: Key) -> tuple[Any
     if problem is not None:
         raise Refused(problem.reason, detail="the variant would not take this launch")
     try:
-        fits = plan.fits(call, ready, key)
-        grid = plan.grid(call, ready, key)
+        fits = plan.geometry.fits(call, ready, key)
+        grid = plan.geometry.grid(call, ready, key)
     except _ODD as error:
         raise Refused("grid-unknown", detail=repr(error)[:300]) from error
     if not fits:

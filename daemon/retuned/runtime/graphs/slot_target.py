@@ -11,8 +11,9 @@ from retuned.runtime.graphs.structures import KernelParams
 from retuned.runtime.graphs.swap import Change
 from retuned.runtime.graphs.variants import change_of
 from retuned.runtime.inforce import Ineligible, Swapped
-from retuned.runtime.slots import Run, Slot
+from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Key, Refused, allows
+from retuned.runtime.tables import Run
 
 
 class Target(Protocol):

@@ -20,11 +20,12 @@ from retuned.runtime.inforce import Swapped
 from retuned.runtime.intercept.arguments import ALIGN
 from retuned.runtime.intercept.call import Call, Ran
 from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.plans import MAX_STORAGE, Plan, Ready
+from retuned.runtime.intercept.plans import MAX_STORAGE, Plan
+from retuned.runtime.intercept.ready import Ready
 from retuned.runtime.intercept.runner import Runner, runner_of
 from retuned.runtime.intercept.slot import KernelSlot
 from retuned.runtime.shadow import Stratum
-from retuned.runtime.slots import Table
+from retuned.runtime.tables import Table
 
 MAX_FORMS = 64
 """Ways of giving arguments that one table remembers; more start over."""
@@ -63,7 +64,7 @@ class Form:
     """
 
     __slots__ = (
-        *("arguments", "by_grid", "capturing", "elsewhere", "exact", "fixed", "floats"),
+        *("arguments", "by_grid", "capturing", "codes", "elsewhere", "exact", "fixed", "floats"),
         *("limited", "order", "plan", "pointers", "repeats", "sizes"),
     )
 
@@ -94,13 +95,14 @@ class Form:
         self.exact = _picker([place for place in range(len(given)) if place not in others])
         """Picks what is."""
         self.pointers = tuple((place, values[place].dtype) for place in tensors)
-        self.sizes = tuple(places[names[place]] for place in plan.sized)
+        self.sizes = tuple(places[names[place]] for place in plan.geometry.sized)
         self.fixed = tuple(fixed)
         self.arguments = _picker(sources)
         """Picks the arguments of the variant from what is given and what is fixed."""
-        self.by_grid = plan.asks_for_grid
+        self.by_grid = plan.geometry.asks_for_grid
         self.limited = plan.limited
         self.plan = plan
+        self.codes = plan.codes
         self.order = order
         self.capturing: Callable[[], bool] | None = ran.variant.capturing()
         self.elsewhere: Callable[[], bool] | None = ran.variant.elsewhere
@@ -151,7 +153,7 @@ def repeat(
         cell, stratum, ready, run = form.repeats[key]
         if bits % ALIGN or stratum.ran >= stratum.check_at or jit.pre_run_hooks:
             return MISSED
-        if form.plan.watched and form.plan.hindered(jit):
+        if form.codes.watched and form.plan.hindered(jit):
             return MISSED
         if form.capturing is not None and form.capturing():
             return MISSED

@@ -21,7 +21,8 @@ from retuned.runtime.intercept.call import Call, GridNumbers, Ran
 from retuned.runtime.intercept.checking import inputs_sum, stored_to
 from retuned.runtime.intercept.detaching import DetachedLaunch, detached_launch
 from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.plans import MAX_CODES, Code, Plan, Ready, Signature, raw_of
+from retuned.runtime.intercept.plans import Plan, raw_of
+from retuned.runtime.intercept.ready import MAX_CODES, Code, Ready, Signature
 from retuned.runtime.intercept.rules import LaunchRule
 from retuned.runtime.loaded import NOT_COMPILED
 from retuned.runtime.precompiled_triton import Shipped
@@ -133,9 +134,9 @@ class KernelVariant:
         kernel, made = asked[0], 0
         try:
             plan = self._plan(kernel)
-            if plan.codes >= MAX_CODES:
+            if plan.codes.count >= MAX_CODES:
                 raise Refused("too-many-codes", detail=f"{MAX_CODES} are compiled")
-            plan.compile(signature, raw, options)
+            plan.codes.compile(signature, raw, options)
             made = 1
         except Refused as error:
             if len(self._failed) >= MAX_FAILED:
@@ -153,7 +154,7 @@ class KernelVariant:
             signature = plan.seen(observation) if observation is not None else None
             if observation is None or signature is None or signature in plan.ready:
                 continue
-            plan.compile(signature, observation.raw, observation.given)
+            plan.codes.compile(signature, observation.raw, observation.given)
             made += 1
         return made
 
@@ -208,8 +209,8 @@ class KernelVariant:
         if known is not None:
             return known
         raw, options = raw_of(call), call.options()
-        code = plan.code_of(signature, raw, options)
-        ready = plan.derived(signature, code)
+        code = plan.codes.code_of(signature, raw, options)
+        ready = plan.codes.derived(signature, code)
         asked = (call.kernel, code)
         if ready is None and asked not in self._failed and len(self._pending) < MAX_PENDING:
             self._pending[asked] = (signature, raw, options)
@@ -335,9 +336,9 @@ class KernelVariant:
         if ready is None:
             return NOT_COMPILED
         problem = plan.hindrance(call)
-        if problem is None and not plan.fits(call, ready, key):
+        if problem is None and not plan.geometry.fits(call, ready, key):
             problem = _OTHER
-        grid = problem or plan.grid(call, ready, key)
+        grid = problem or plan.geometry.grid(call, ready, key)
         return grid if isinstance(grid, Ineligible) else (plan, ready, grid)
 
 
