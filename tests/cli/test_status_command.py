@@ -28,7 +28,8 @@ from retuned.errors import (
     UnreadableInput,
     UsageError,
 )
-from retuned.runtime.attaching import Runtime, attach
+from retuned.runtime.attached import Runtime
+from retuned.runtime.attaching import attach
 from retuned.runtime.compiling import Compiling
 from retuned.runtime.control import ControlSocket
 from retuned.runtime.inforce import Swapped

@@ -13,7 +13,8 @@ import pytest
 from retuned import catalog
 from retuned.adapters.artifact_folder import manifest_of
 from retuned.contract import Definition, Language, Solution
-from retuned.runtime.attaching import Runtime, attach
+from retuned.runtime.attached import Runtime
+from retuned.runtime.attaching import attach
 from retuned.runtime.spec import Refused
 
 torch = pytest.importorskip("torch")

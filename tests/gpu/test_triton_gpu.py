@@ -15,7 +15,8 @@ import pytest
 from retuned import catalog
 from retuned.catalog.entry import Entry
 from retuned.contract import Language, Solution
-from retuned.runtime.attaching import Runtime, attach
+from retuned.runtime.attached import Runtime
+from retuned.runtime.attaching import attach
 from retuned.runtime.shadow import fingerprint
 from retuned.runtime.spec import Refused
 

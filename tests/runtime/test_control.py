@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retuned.runtime import control as control_module
-from retuned.runtime.control import MAX_REQUEST_BYTES, ControlSocket, peer_uid
+from retuned.runtime.control import MAX_REQUEST_BYTES, ControlSocket
+from retuned.runtime.listening import allowed_uids, peer_uid
 from retuned.runtime.spec import Refused
 
 
@@ -327,7 +328,7 @@ def test_a_user_who_was_named_is_let_in_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RETUNED_ALLOWED_UIDS", "7001, 7002,x,-1,")
-    assert control_module.allowed_uids() == {7001, 7002}
+    assert allowed_uids() == {7001, 7002}
     uids = iter([7001, 7003, 7002])
     control = ControlSocket(tmp_path / "c.sock", answer, credentials=lambda _: next(uids))
     assert stat.S_IMODE(control.path.stat().st_mode) == 0o666, "the kernel says who connects"

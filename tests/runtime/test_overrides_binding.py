@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime.attaching import Runtime, attach
+from retuned.runtime.attached import Runtime
+from retuned.runtime.attaching import attach
 from retuned.runtime.overrides_binding import Binding, Given, Made, View
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, parse_spec

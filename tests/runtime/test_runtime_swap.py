@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from retuned.runtime.attaching import Runtime, attach
+from retuned.runtime.attached import Runtime
+from retuned.runtime.attaching import attach
 from retuned.runtime.inforce import MAX_ERRORS, Swapped
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused

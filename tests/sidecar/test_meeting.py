@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retuned.runtime.control import allowed_uids
+from retuned.runtime.listening import allowed_uids
 from retuned.sidecar.meeting import PodSocket
 
 

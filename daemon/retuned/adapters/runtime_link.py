@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retuned.errors import CandidateError, RetunedError, TemporaryError
-from retuned.runtime.control import allowed_uids, peer_uid
+from retuned.runtime.listening import allowed_uids, peer_uid
 
 MAX_ANSWER_BYTES = 32 << 20
 """Longest answer taken from a server."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from retuned.runtime.attaching import Runtime, attach
+    from retuned.runtime.attached import Runtime
+    from retuned.runtime.attaching import attach
     from retuned.runtime.slots import Slot
 
 __all__ = ["Runtime", "Slot", "attach"]
@@ -21,8 +22,12 @@ def __getattr__(name: str) -> object:
         from retuned.runtime.slots import Slot
 
         return Slot
-    if name in __all__:
-        from retuned.runtime import attaching
+    if name == "Runtime":
+        from retuned.runtime.attached import Runtime
 
-        return getattr(attaching, name)
+        return Runtime
+    if name == "attach":
+        from retuned.runtime.attaching import attach
+
+        return attach
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from retuned import catalog
-from retuned.runtime.attaching import Runtime, attach
+from retuned.runtime.attached import Runtime
+from retuned.runtime.attaching import attach
 from retuned.runtime.overrides_binding import Binding
 from retuned.runtime.plugins.operators_table import SGL_KERNEL, SGLANG, VLLM
 

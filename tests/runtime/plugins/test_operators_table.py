@@ -13,7 +13,7 @@ import torch
 from tests.runtime.ways_in.real_servers import sources
 
 from retuned import catalog
-from retuned.runtime.attaching import attached
+from retuned.runtime.attached import attached
 from retuned.runtime.overrides_binding import FORMS
 from retuned.runtime.overrides_calls import Arguments
 from retuned.runtime.plugins.joining import PARTS, Joining

@@ -44,13 +44,13 @@ load()
 load()
 plugins.plugins_loaded = plugins._plugins_loaded = False
 load()
-from retuned.runtime import attaching
+from retuned.runtime.attached import attached
 from retuned.runtime.plugins import joining
 runtime = joining.joined()
 print(json.dumps({
     "joined": runtime is not None,
     "server": runtime._host.server if runtime else "",
-    "attached": len(attaching.attached()),
+    "attached": len(attached()),
     "socket": bool(runtime and runtime.socket),
     "torch": "torch" in sys.modules,
     "triton": "triton" in sys.modules,

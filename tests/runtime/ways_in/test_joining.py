@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from retuned.runtime import attach
-from retuned.runtime.attaching import Runtime, attached
+from retuned.runtime.attached import Runtime, attached
 from retuned.runtime.plugins import joining, register
 from retuned.runtime.plugins.joining import Joining, Part
 from retuned.runtime.plugins.startup import ImportWatch

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from retuned.runtime.attaching import Runtime, attach, attached
+from retuned.runtime.attached import Runtime, attached
+from retuned.runtime.attaching import attach
 from retuned.runtime.plugins.startup import ImportWatch, is_loaded
 from retuned.runtime.plugins.tuned import tune_files
 
