@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from retuned.adapters import runtime_link
-from retuned.adapters.runtime_socket import FakeSwapper, RuntimeSocket
+from retuned.adapters.runtime_fake import FakeSwapper
+from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.contract import Digest, Guard
 from retuned.errors import CandidateError, TemporaryError
 from retuned.lab.languages.cpu_cpp import cpu_environment

@@ -1,30 +1,25 @@
 """The runtime's control socket as a `Swapper`, for one process or for all workers of a server.
 
 Every request opens a connection of its own: nothing has to be reconnected after either side
-restarts. Several processes are driven alike, at the same time, and reported as one: counts are
+restarts. Several processes are driven alike (`runtime_processes`) and reported as one: counts are
 added, and of what differs the state furthest behind is told, so that an order is repeated until
-every process has it. All are told before an error is raised: one that hangs or refuses must not
-keep the others from going back. What was counted is that of the processes that have the newest
-order; the others count as idle. Reports are made of the answers that come, as long as one does.
-A socket that nobody listens on belongs to a process that died, and is skipped.
+every process has it. What was counted is that of the processes that have the newest order; the
+others count as idle. Reports are made of the answers that come, as long as one does.
 """
 
 from __future__ import annotations
 
 import logging
-import stat
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from retuned.adapters.runtime_delivery import Delivery
 from retuned.adapters.runtime_facts import server_environment
-from retuned.adapters.runtime_fake import FakeSwapper
-from retuned.adapters.runtime_link import RETRY_S as _RETRY_S
-from retuned.adapters.runtime_link import Said, told
+from retuned.adapters.runtime_link import RETRY_S, told
+from retuned.adapters.runtime_processes import RuntimeProcesses, worst_first
 from retuned.adapters.runtime_reports import (
     entries,
     merge_samples,
@@ -49,18 +44,14 @@ from retuned.stages.swap import (
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 
-__all__ = ["FakeSwapper", "RuntimeSocket"]
-
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_MOST_AT_ONCE = 32
-"""Processes that are asked at the same time."""
 _CLAIM_S = 0.5
 """Longest wait for the terms that processes know of, before a way back is told."""
 _REMEMBERED = 64
 """Orders whose prepared processes are remembered."""
+_HELLO = {"op": "hello"}
+_MAX_TERM = 2**52
 
 
 class RuntimeSocket:
@@ -79,6 +70,9 @@ class RuntimeSocket:
         that pin the first they see. None shows none.
     """
 
+    PROCESSES = RuntimeProcesses
+    """Finds the sockets and tells them things."""
+
     def __init__(
         self,
         path: Path,
@@ -87,7 +81,7 @@ class RuntimeSocket:
         prepare_timeout_s: float = 120.0,
         key: Callable[[], str] | None = None,
     ) -> None:
-        self._path = path
+        self._processes = self.PROCESSES(path, timeout_s=timeout_s)
         self._timeout_s = timeout_s
         self._prepare_timeout_s = prepare_timeout_s
         self._key = key
@@ -96,12 +90,13 @@ class RuntimeSocket:
 
     def hello(self) -> Sequence[Mapping[str, Any]]:
         """Return pid, protocol version, server name and environment of every process."""
-        return [answer for answer in self._reports({"op": "hello"}, _hello).values()]
+        return list(self._processes.reports(_HELLO, _hello).values())
 
     def slots(self) -> Sequence[SlotState]:
         """Report every slot; see `Swapper.slots`."""
         found: dict[str, list[SlotState]] = defaultdict(list)
-        for states in self._reports({"op": "slots"}, entries("slots", slot_state)).values():
+        parse = entries("slots", slot_state)
+        for states in self._processes.reports({"op": "slots"}, parse).values():
             for state in states:
                 found[state.definition].append(state)
         return [merge_states(states) for states in found.values()]
@@ -110,7 +105,7 @@ class RuntimeSocket:
         """Return what was counted per slot; see `Swapper.samples`."""
         found: dict[str, dict[str, WatchSample]] = defaultdict(dict)
         parse = entries("samples", sample_of)
-        for process, samples in self._reports({"op": "samples"}, parse).items():
+        for process, samples in self._processes.reports({"op": "samples"}, parse).items():
             for sample in samples:
                 found[sample.definition][process] = sample
         return [merge_samples(samples) for samples in found.values()]
@@ -120,7 +115,8 @@ class RuntimeSocket:
 
         A process that listens and does not say is no process that agrees: it gets the order too.
         """
-        return list(self._reports({"op": "hello"}, server_environment, complete=True).values())
+        found = self._processes.reports(_HELLO, server_environment, complete=True)
+        return list(found.values())
 
     def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
         """Prepare in every process, or in none that is refused for good; see `Swapper.prepare`.
@@ -129,10 +125,10 @@ class RuntimeSocket:
         """
         request = {"op": "prepare", "order": order.model_dump(mode="json"), "term": self._claim()}
         delivery = Delivery(request, folder=artifact_dir, key=self._key)
-        answers, errors = self._each(
+        answers, errors = self._processes.each(
             lambda path: delivery.prepare(path, timeout_s=self._prepare_timeout_s)
         )
-        for error in _worst_first(errors):
+        for error in worst_first(errors):
             if isinstance(error, CandidateError) and error.reason not in NOT_YET:
                 self.abort(order)
             raise error
@@ -147,16 +143,16 @@ class RuntimeSocket:
             self._vote(order)
         request = {"op": "commit", "order": order.model_dump(mode="json"), "term": self._claim()}
         voters = self._prepared.get(order.id, {})
-        answers, errors = self._tell(request, timeout_s=self._timeout_s)
+        answers, errors = self._processes.tell(request)
         lost = sorted(voters.keys() - answers.keys()) if order.kind is SwapKind.SWAP else []
         if lost and not errors:
             message = f"{lost} had prepared {order.definition} and are gone"
-            errors.append(TemporaryError(message, delay_s=_RETRY_S))
+            errors.append(TemporaryError(message, delay_s=RETRY_S))
         outcome = outcome_of([True] * len(answers) + [False] * len(errors))
-        for error in _worst_first(errors):
+        for error in worst_first(errors):
             if outcome is Outcome.PARTIAL:
                 message = f"epoch {order.epoch}: {sorted(answers)} have it, others not: {error}"
-                raise PartialCommit(message[:1000], cause=error, delay_s=_RETRY_S) from error
+                raise PartialCommit(message[:1000], cause=error, delay_s=RETRY_S) from error
             raise error
         return max(int(answer.get("flip_ns", 0)) for answer in answers.values())
 
@@ -164,7 +160,7 @@ class RuntimeSocket:
         """Drop what was prepared for an order that will not be committed; see `Swapper.abort`."""
         self._prepared.pop(order.id, None)
         request = {"op": "abort", "order": order.model_dump(mode="json"), "term": self._claim()}
-        _, errors = self._tell(request, timeout_s=self._timeout_s)
+        _, errors = self._processes.tell(request)
         for error in errors:
             log.info("not told to drop %s: %s", order.definition, error)
 
@@ -172,7 +168,8 @@ class RuntimeSocket:
         """Ask every process that listens where it stands with an order."""
         request = {"op": "standing", "order": order.model_dump(mode="json")}
         found = []
-        for path, said in self._say(lambda path: told(path, request, timeout_s=self._timeout_s)):
+        heard = self._processes.say(lambda path: told(path, request, timeout_s=self._timeout_s))
+        for path, said in heard:
             if said is not None:
                 found.append(_rank(path.name, said))
         return found
@@ -199,7 +196,7 @@ class RuntimeSocket:
             raise CandidateError("stale-epoch", detail=message)
         if decision.reason in (PhaseReason.RANK_JOINED, PhaseReason.RANK_RESTARTED):
             raise CandidateError("not-prepared", detail=message)
-        raise TemporaryError(message, delay_s=_RETRY_S)
+        raise TemporaryError(message, delay_s=RETRY_S)
 
     def _claim(self) -> int:
         """Return this daemon's term: later than any that a process of the server has heard of.
@@ -209,7 +206,7 @@ class RuntimeSocket:
         """
         if not self._term:
             known = [0]
-            for _, said in self._say(lambda path: told(path, _HELLO, timeout_s=_CLAIM_S)):
+            for _, said in self._processes.say(lambda path: told(path, _HELLO, timeout_s=_CLAIM_S)):
                 term = said.get("term") if isinstance(said, dict) else None
                 if isinstance(term, int) and 0 <= term < _MAX_TERM:
                     known.append(term)
@@ -233,7 +230,7 @@ class RuntimeSocket:
         TemporaryError
             If the server does not answer.
         """
-        self._ask_all({"op": "bypass", "definition": definition, "on": on})
+        self.ask({"op": "bypass", "definition": definition, "on": on})
 
     def ramp(
         self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]
@@ -242,7 +239,7 @@ class RuntimeSocket:
         request = {"op": "ramp", "definition": order.definition, "epoch": order.epoch}
         request["artifact"] = order.artifact
         spread = {"fraction": fraction, "excluded": [list(bucket) for bucket in excluded]}
-        self._ask_all(request | spread | {"term": self._claim()})
+        self.ask(request | spread | {"term": self._claim()})
 
     def rearm(self, definition: str | None) -> bool:
         """Close the breakers of a slot, or of whole processes with None; True if one was open.
@@ -253,7 +250,7 @@ class RuntimeSocket:
             If the server does not answer.
         """
         request = {"op": "rearm", "definition": definition, "term": self._claim()}
-        return any(answer.get("was_open") is True for answer in self._ask_all(request))
+        return any(answer.get("was_open") is True for answer in self.ask(request))
 
     def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Tell every process one request and return their answers.
@@ -265,7 +262,10 @@ class RuntimeSocket:
         TemporaryError
             If one does not answer, or nobody listens.
         """
-        return self._ask_all(request)
+        answers, errors = self._processes.tell(request)
+        for error in worst_first(errors):
+            raise error
+        return list(answers.values())
 
     def term(self) -> int:
         """Return this daemon's term, as all it tells a server carries it."""
@@ -279,106 +279,7 @@ class RuntimeSocket:
         TemporaryError
             If the folder cannot be read.
         """
-        return self._sockets()
-
-    def _reports(
-        self,
-        request: Mapping[str, Any],
-        parse: Callable[[Mapping[str, Any]], T],
-        *,
-        complete: bool = False,
-    ) -> dict[str, T]:
-        """Return what processes say, by their socket's name; those that fail are left out.
-
-        Parameters
-        ----------
-        request
-            What is asked.
-        parse
-            Reads an answer.
-        complete
-            Every process that listens must answer so that it can be read.
-
-        Raises
-        ------
-        TemporaryError
-            If there is no answer that can be read, or a missing one where all are needed.
-        """
-        answers, errors = self._tell(request, timeout_s=self._timeout_s)
-        reports: dict[str, T] = {}
-        for name, answer in answers.items():
-            try:
-                reports[name] = parse(answer)
-            except TemporaryError as error:
-                errors.append(error)
-        if complete and errors and reports:
-            message = f"{len(errors)} of the server's processes do not answer: {errors[0]}"
-            raise TemporaryError(message[:1000], delay_s=_RETRY_S) from errors[0]
-        if not reports:
-            raise errors[0]
-        for left_out in errors:
-            log.warning("left out of the report: %s", left_out)
-        return reports
-
-    def _ask_all(
-        self, request: Mapping[str, Any], *, timeout_s: float | None = None
-    ) -> list[dict[str, Any]]:
-        """Tell every process, and then raise what went wrong: a refusal first, it is final."""
-        answers, errors = self._tell(request, timeout_s=timeout_s or self._timeout_s)
-        for error in _worst_first(errors):
-            raise error
-        return list(answers.values())
-
-    def _tell(
-        self, request: Mapping[str, Any], *, timeout_s: float
-    ) -> tuple[dict[str, dict[str, Any]], list[RetunedError]]:
-        """Return the answers by socket, and the errors, of which there is one if nobody listens."""
-        return self._each(lambda path: told(path, request, timeout_s=timeout_s))
-
-    def _each(
-        self, do: Callable[[Path], Said]
-    ) -> tuple[dict[str, dict[str, Any]], list[RetunedError]]:
-        answers: dict[str, dict[str, Any]] = {}
-        errors: list[RetunedError] = []
-        for path, answer in self._say(do):
-            if isinstance(answer, RetunedError):
-                errors.append(answer)
-            elif answer is not None:
-                answers[path.name] = answer
-        if not answers and not errors:
-            message = f"{self._path}: no server listens; it may be starting"
-            errors.append(TemporaryError(message, delay_s=_RETRY_S))
-        return answers, errors
-
-    def _say(self, do: Callable[[Path], Said]) -> list[tuple[Path, Said]]:
-        """Do something with every process at the same time."""
-        paths = self._sockets()
-        with ThreadPoolExecutor(max(1, min(len(paths), _MOST_AT_ONCE))) as pool:
-            return list(zip(paths, pool.map(do, paths), strict=True))
-
-    def _sockets(self) -> list[Path]:
-        try:
-            if not self._path.is_dir():
-                return [self._path]
-            paths = sorted(self._path.glob("*.sock"))
-            return [path for path in paths if stat.S_ISSOCK(path.lstat().st_mode)]
-        except OSError as error:
-            raise TemporaryError(f"{self._path}: {error}", delay_s=_RETRY_S) from error
-
-
-_HELLO = {"op": "hello"}
-_MAX_TERM = 2**52
-
-
-def _worst_first(errors: Sequence[RetunedError]) -> list[RetunedError]:
-    """Sort refusals to the front: they are final, silence is not."""
-
-    def weight(error: RetunedError) -> int:
-        if not isinstance(error, CandidateError):
-            return 2
-        return 1 if error.reason in NOT_YET else 0
-
-    return sorted(errors, key=weight)
+        return self._processes.sockets()
 
 
 def _rank(name: str, said: dict[str, Any] | RetunedError) -> Rank:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from retuned.adapters.runtime_processes import RuntimeProcesses
 from retuned.adapters.runtime_socket import RuntimeSocket
 
 _VARIABLE = "RETUNED_ALLOWED_UIDS"
 
 
-class PodSocket(RuntimeSocket):
-    """Talks to every runtime in the pod's folder of sockets.
+class PodProcesses(RuntimeProcesses):
+    """The runtimes in the pod's folder of sockets.
 
     Nobody outside can tell as which user a server's image runs. The folder is a volume that only
     containers of this pod mount, so whoever could make a socket there is part of the server: a
     process that listens is believed if it is of the user who owns its socket.
     """
 
-    def _sockets(self) -> list[Path]:
-        paths = super()._sockets()
+    def sockets(self) -> list[Path]:
+        """Return the sockets there are, whose owners are believed from now on."""
+        paths = super().sockets()
         owners = {0}
         for path in paths:
             try:
@@ -29,3 +31,9 @@ class PodSocket(RuntimeSocket):
         # what the other end of this protocol reads as well, and the one place that is asked
         os.environ[_VARIABLE] = ",".join(str(uid) for uid in sorted(owners))
         return paths
+
+
+class PodSocket(RuntimeSocket):
+    """Talks to every runtime in the pod's folder of sockets."""
+
+    PROCESSES = PodProcesses
