@@ -10,8 +10,9 @@ import pytest
 from tests.lab.test_lab_notebook import PLAN
 
 from retuned.adapters import lab_process, local_lab
+from retuned.adapters.lab_fake import FakeBench
 from retuned.adapters.lab_process import LabProcess
-from retuned.adapters.local_lab import FakeBench, LocalLab
+from retuned.adapters.local_lab import LocalLab
 from retuned.errors import HarnessError
 
 

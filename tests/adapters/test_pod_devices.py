@@ -13,8 +13,8 @@ from tests.local.local_world import LOST, WINNER
 from tests.operators import examples
 
 from retuned.adapters.gpu_devices import FakeDevices
+from retuned.adapters.lab_fake import FakeBench
 from retuned.adapters.lab_wire import LabTask, Stood, done_line, finding_line, read_line, stood_of
-from retuned.adapters.local_lab import FakeBench
 from retuned.adapters.pod_lab import Means, run_pod
 from retuned.adapters.pod_results import FINDINGS
 from retuned.adapters.pod_task import PodRole, PodSettings

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.local.local_world import LOST, WINNER, WON
 
 from retuned.adapters import pod_results
+from retuned.adapters.lab_fake import FakeBench
 from retuned.adapters.lab_wire import done_line, finding_line
-from retuned.adapters.local_lab import FakeBench
 from retuned.adapters.pod_results import (
     BREACH,
     COMPILE_ERROR,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from retuned import catalog
-from retuned.adapters.local_lab import FakeBench, LocalLab
+from retuned.adapters.lab_fake import FakeBench
+from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Digest, Solution, Workload
 from retuned.errors import HarnessError, UsageError
 from retuned.lab.bay import LabSettings

@@ -14,7 +14,7 @@ from tests.local.proofs import MACHINE, interval, measured, proof
 from retuned.adapters.approvals import Approvals
 from retuned.adapters.clock import FakeClock
 from retuned.adapters.envelopes import seal
-from retuned.adapters.local_lab import FakeBench
+from retuned.adapters.lab_fake import FakeBench
 from retuned.adapters.runtime_fake import FakeSwapper
 from retuned.adapters.signing import FakeNotary
 from retuned.adapters.sqlite_store import SqliteStore

@@ -8,8 +8,8 @@ import pytest
 from tests.local.local_world import ENVIRONMENT, KERNEL, LOST, WINNER, WON, World
 from tests.local.test_beliefs import belief, conclude
 
+from retuned.adapters.lab_fake import FakeBench
 from retuned.adapters.lab_process import LabProcess
-from retuned.adapters.local_lab import FakeBench
 from retuned.contract import digest_of
 from retuned.lab.generators.priors import Expectation
 from retuned.local.believed import priors_for

@@ -14,8 +14,8 @@ import pytest
 from tests.local.kill_processes import below, survivors, working_in
 from tests.local.kill_world import KillWorld
 
+from retuned.adapters.lab_fake import FakeBench
 from retuned.adapters.lab_process import LabProcess
-from retuned.adapters.local_lab import FakeBench
 from retuned.errors import TemporaryError, UsageError
 from retuned.local.context import Kind
 from retuned.local.lock import daemon_runs, only_one

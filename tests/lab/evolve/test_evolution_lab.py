@@ -21,8 +21,8 @@ from tests.lab.evolve.scripted_endpoint import (
 )
 
 from retuned.adapters.evolution import transcript_path
+from retuned.adapters.lab_fake import FakeBench
 from retuned.adapters.lab_process import LabProcess
-from retuned.adapters.local_lab import FakeBench
 from retuned.contract import TrustClass, Workload
 from retuned.errors import TemporaryError
 from retuned.experiment import open_lab
