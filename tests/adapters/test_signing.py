@@ -15,7 +15,8 @@ from tests.local.proofs import interval, proof
 
 from retuned.adapters.clock import FakeClock
 from retuned.adapters.envelopes import seal, signed_by, unseal
-from retuned.adapters.signing import Ed25519Notary, FakeNotary, PublicKey, key_id, public_pem
+from retuned.adapters.signing import Ed25519Notary, FakeNotary
+from retuned.adapters.signing_keys import PublicKey, key_id, public_pem
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.stages.verdict import EvidenceFault
 

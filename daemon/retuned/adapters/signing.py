@@ -6,7 +6,6 @@ that what an earlier key signed can be verified after a rotation; of private key
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import re
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PrivateKey,
@@ -24,14 +22,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 
 from retuned.adapters.revoking import Revocation, Revocations, fault_of
+from retuned.adapters.signing_keys import (
+    check_signature,
+    key_id,
+    load_public,
+    message_of,
+    private_pem,
+    public_pem,
+)
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
 from retuned.plain_files import make_private
 from retuned.stages.verdict import EvidenceFault
 
-__all__ = ["Ed25519Notary", "FakeNotary", "PublicKey", "key_id", "public_pem"]
-
-_CONTEXT = b"retuned evidence 1"
-"""What is signed begins so: a signature of ours for another purpose must never fit."""
 _PRIVATE = "current.key"
 _ID = re.compile(r"ed25519:([0-9a-f]{32})")
 
@@ -54,14 +56,14 @@ class Ed25519Notary:
         """Return key and signature; see `Notary.sign`."""
         private = self._private() or self._make(replace=False)
         key = key_id(private.public_key())
-        return key, private.sign(_message(key, payload))
+        return key, private.sign(message_of(key, payload))
 
     def check(self, payload: bytes, *, key: str, signature: bytes) -> EvidenceFault | None:
         """Verify; see `Verifier.check`."""
         public = self._public(key)
         if public is None:
             return EvidenceFault.UNKNOWN_KEY
-        fault = _check(public, payload, key=key, signature=signature)
+        fault = check_signature(public, payload, key=key, signature=signature)
         return fault or fault_of(self.revocations.of(key), payload)
 
     def current(self, *, exposed: bool = False) -> str:
@@ -135,7 +137,7 @@ class Ed25519Notary:
             return None
         path = self._folder / f"{named[1]}.pub"
         try:
-            public = _load_public(path.read_bytes())
+            public = load_public(path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -181,7 +183,7 @@ class Ed25519Notary:
             # The public half first: no signature may exist that nobody can verify.
             name = key_id(public).removeprefix("ed25519:")
             _write(self._folder / f"{name}.pub", public_pem(public).encode(), mode=0o644)
-            _write(temporary, _private_pem(private), mode=0o600)
+            _write(temporary, private_pem(private), mode=0o600)
             try:
                 if replace:
                     os.replace(temporary, target)
@@ -240,79 +242,7 @@ class FakeNotary:
         return self._revoked.setdefault(key, made)
 
     def _stamp(self, key: str, payload: bytes) -> bytes:
-        return hmac.digest(self._secrets[key], _message(key, payload), "sha256")
-
-
-@dataclass(frozen=True, slots=True)
-class PublicKey:
-    """One key from elsewhere; it verifies, and signs nothing."""
-
-    public: Ed25519PublicKey
-    """The key."""
-
-    @classmethod
-    def read(cls, data: bytes, *, where: str) -> PublicKey:
-        """Read PEM.
-
-        Raises
-        ------
-        UnreadableInput
-            If it is no public Ed25519 key.
-        """
-        public = _load_public(data)
-        if public is None:
-            raise UnreadableInput("bad-key", where=where, message="is no Ed25519 key in PEM")
-        return cls(public)
-
-    def check(self, payload: bytes, *, key: str, signature: bytes) -> EvidenceFault | None:
-        """Verify; see `Verifier.check`."""
-        if key != key_id(self.public):
-            return EvidenceFault.UNKNOWN_KEY
-        return _check(self.public, payload, key=key, signature=signature)
-
-
-def key_id(public: Ed25519PublicKey) -> str:
-    """Return the name of a key: the beginning of the digest of its bytes."""
-    raw = public.public_bytes(serialization.Encoding.Raw, format=serialization.PublicFormat.Raw)
-    return f"ed25519:{hashlib.sha256(raw).hexdigest()[:32]}"
-
-
-def public_pem(public: Ed25519PublicKey) -> str:
-    """Return a public key as text that other tools read."""
-    return public.public_bytes(
-        serialization.Encoding.PEM, format=serialization.PublicFormat.SubjectPublicKeyInfo
-    ).decode()
-
-
-def _check(
-    public: Ed25519PublicKey, payload: bytes, *, key: str, signature: bytes
-) -> EvidenceFault | None:
-    try:
-        public.verify(signature, _message(key, payload))
-    except InvalidSignature:
-        return EvidenceFault.ALTERED
-    return None
-
-
-def _message(key: str, payload: bytes) -> bytes:
-    """Bind purpose and key to what is signed; neither can hold the separator."""
-    return b"\0".join((_CONTEXT, key.encode(), payload))
-
-
-def _load_public(data: bytes) -> Ed25519PublicKey | None:
-    try:
-        public = serialization.load_pem_public_key(data)
-    except ValueError:
-        return None
-    return public if isinstance(public, Ed25519PublicKey) else None
-
-
-def _private_pem(private: Ed25519PrivateKey) -> bytes:
-    return private.private_bytes(
-        serialization.Encoding.PEM,
-        format=serialization.PrivateFormat.PKCS8,
-        encryption_algorithm=serialization.NoEncryption(),
-    )
+        return hmac.digest(self._secrets[key], message_of(key, payload), "sha256")
 
 
 def _write(path: Path, data: bytes, *, mode: int) -> None:

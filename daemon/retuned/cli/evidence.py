@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from retuned.adapters.envelopes import signed_by, unseal
-from retuned.adapters.signing import Ed25519Notary, PublicKey, public_pem
+from retuned.adapters.signing import Ed25519Notary
+from retuned.adapters.signing_keys import PublicKey, public_pem
 from retuned.cli import evidence_text
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
 from retuned.cli.state import ConfigOption, Desk, StateOption, desk
