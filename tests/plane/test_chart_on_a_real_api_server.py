@@ -22,10 +22,11 @@ from retuned_operator.crds import KINDS
 from retuned_operator.manifests.roles import LEASE
 from retuned_operator.manifests.settings_data import sidecar_settings
 from retuned_operator.runtime.client import Api
+from retuned_operator.runtime.configuring import configuration_of
 from retuned_operator.runtime.errors import ApiError, Forbidden
 from retuned_operator.runtime.lease import Leader
 from retuned_operator.runtime.resources import ACCESS_REVIEWS, LEASES, PODS, SECRETS
-from retuned_operator.runtime.transport import Transport, configuration_of
+from retuned_operator.runtime.transport import Transport
 from retuned_operator.webhook.keeping import AUTHORITY, SECRET, WEBHOOK, Keeper
 
 pytestmark = [pytest.mark.plane, pytest.mark.slow]

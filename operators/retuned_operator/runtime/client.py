@@ -13,9 +13,10 @@ from typing import Any
 
 from retuned_operator.manifests.names import MANAGER
 from retuned_operator.runtime.bodies import namespace_of, owners_of, selection, typed
+from retuned_operator.runtime.configuring import configuration_of
 from retuned_operator.runtime.errors import AlreadyExists, Conflict, Gone
 from retuned_operator.runtime.resources import PODS, Obj, Resource
-from retuned_operator.runtime.transport import Timeouts, Transport, configuration_of
+from retuned_operator.runtime.transport import Timeouts, Transport
 from retuned_operator.runtime.watching import Listing, Watch
 
 _PAGE = 500

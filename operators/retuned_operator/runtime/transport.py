@@ -1,4 +1,4 @@
-"""Requests to an API server: who asks, over which connection, with which limits.
+"""Requests to an API server: in whose name, over which connection, with which limits.
 
 The official client reads kubeconfigs, tokens that are renewed and certificates, and opens the
 connections; this sends JSON over them. Nothing is tried twice here and no redirect is followed: who
@@ -7,34 +7,22 @@ asked knows whether asking again is safe.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlencode
 
-import msgspec
 import urllib3
-import yaml
 from kubernetes import config as kubernetes_config
 from kubernetes.client.configuration import Configuration
 from kubernetes.client.rest import RESTClientObject
 from urllib3 import HTTPHeaderDict
 
-from retuned.errors import UsageError
-from retuned_operator.runtime.errors import Unavailable, answered, printable
+from retuned_operator.runtime.answers import Stream, bounded, json_of, no_answer
+from retuned_operator.runtime.errors import Unavailable, answered
 
-MAX_ANSWER_BYTES = 64 * 2**20
-"""No page of a list is larger."""
-MAX_ANSWER_S = 300.0
-"""No answer takes longer."""
-MAX_EVENT_BYTES = 8 * 2**20
-"""No event of a watch is larger: an object is 2 MiB at most."""
 _POOL = 32
 
 
@@ -119,13 +107,13 @@ class Transport:
             read_s=self.timeouts.answer_s,
         )
         try:
-            text = _bounded(response, what)
+            text = bounded(response, what)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             self._doubt(error)
-            raise _no_answer(what, error) from error
+            raise no_answer(what, error) from error
         finally:
             response.release_conn()
-        answer = _json(text)
+        answer = json_of(text)
         if not 200 <= response.status < 300:
             after = response.headers.get("Retry-After", "")
             raise answered(what, status=response.status, body=answer, retry_after=after)
@@ -156,15 +144,15 @@ class Transport:
         )
         try:
             bound = max_bytes if response.status == 200 else None  # a refusal may be longer
-            found = _bounded(response, what, max_bytes=bound, within_s=within_s)
+            found = bounded(response, what, max_bytes=bound, within_s=within_s)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _no_answer(what, error) from error
+            raise no_answer(what, error) from error
         finally:
             response.release_conn()
         if response.status == 200:
             return found
         after = response.headers.get("Retry-After", "")
-        raise answered(what, status=response.status, body=_json(found), retry_after=after)
+        raise answered(what, status=response.status, body=json_of(found), retry_after=after)
 
     def stream(self, path: str, *, query: Mapping[str, str]) -> Stream:
         """Return an answer that goes on, one JSON object a line.
@@ -179,9 +167,9 @@ class Transport:
         if response.status == 200:
             return Stream(response, what, doubt=self._doubt)
         try:
-            body = _json(_bounded(response, what))
+            body = json_of(bounded(response, what))
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _no_answer(what, error) from error
+            raise no_answer(what, error) from error
         finally:
             response.release_conn()
         after = response.headers.get("Retry-After", "")
@@ -224,7 +212,7 @@ class Transport:
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             self._doubt(error)
-            raise _no_answer(f"{method} {path}", error) from error
+            raise no_answer(f"{method} {path}", error) from error
 
     def _doubt(self, error: Exception) -> None:
         """After a silence, drop the connections that nobody uses: they have fallen silent too.
@@ -239,129 +227,5 @@ class Transport:
         try:
             bearer = self._configuration.auth_settings().get("BearerToken")  # renews what is old
         except (kubernetes_config.ConfigException, OSError, ValueError) as error:
-            raise _no_answer(f"{what}: the token cannot be read", error) from error
+            raise no_answer(f"{what}: the token cannot be read", error) from error
         return {"Authorization": str(bearer["value"])} if bearer and bearer["value"] else {}
-
-
-class Stream:
-    """An answer that goes on; one thread reads it, any thread may interrupt it."""
-
-    def __init__(
-        self,
-        response: urllib3.BaseHTTPResponse,
-        what: str,
-        *,
-        doubt: Callable[[Exception], None] = lambda _: None,
-    ) -> None:
-        self._response = response
-        self._what = what
-        self._doubt = doubt
-
-    def __iter__(self) -> Iterator[Any]:
-        pending = bytearray()
-        try:
-            for chunk in self._response.stream(2**16, decode_content=True):
-                pending += chunk
-                *lines, rest = pending.split(b"\n")
-                for line in filter(None, lines):
-                    yield self._read(bytes(line))
-                pending = bytearray(rest)
-                if len(pending) > MAX_EVENT_BYTES:
-                    raise Unavailable(f"{self._what}: an event is too large")
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            self._doubt(error)
-            raise _no_answer(self._what, error) from error
-
-    def interrupt(self) -> None:
-        """End it from another thread: who waits for more wakes up with `Unavailable`."""
-        with contextlib.suppress(OSError, RuntimeError, ValueError):  # it has ended already
-            self._response.shutdown()
-
-    def close(self) -> None:
-        """Give the connection back; only the thread that reads may do it."""
-        self._response.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _read(self, line: bytes) -> Any:  # noqa: ANN401 - any JSON
-        found = _json(line)
-        if found is None:
-            raise Unavailable(f"{self._what}: an event is no JSON")
-        return found
-
-
-def configuration_of(
-    kubeconfig: Path | None = None, *, context: str | None = None
-) -> Configuration:
-    """Return how to reach an API server, and as whom.
-
-    Parameters
-    ----------
-    kubeconfig
-        None means: the service account inside a pod, and elsewhere what ``KUBECONFIG`` says.
-    context
-        One of its contexts; None means the current one.
-
-    Raises
-    ------
-    UsageError
-        If nothing says where the API server is, or it cannot be read.
-    """
-    found = Configuration()
-    of = "" if kubeconfig is None else f" by {printable(str(kubeconfig))}"
-    try:
-        if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            kubernetes_config.load_incluster_config(client_configuration=found)
-        else:
-            kubernetes_config.load_kube_config(
-                config_file=None if kubeconfig is None else str(kubeconfig),
-                context=context,
-                client_configuration=found,
-                persist_config=False,
-            )
-    except (kubernetes_config.ConfigException, OSError, yaml.YAMLError, ValueError) as error:
-        text = f"no way to an API server{of}: {printable(str(error))[:300]}"
-        raise UsageError(text) from error
-    except (AttributeError, KeyError, TypeError) as error:  # the client does not look before
-        text = f"no way to an API server{of}: the kubeconfig has another shape"
-        raise UsageError(text) from error
-    return found
-
-
-def _bounded(
-    response: urllib3.BaseHTTPResponse,
-    what: str,
-    *,
-    max_bytes: int | None = None,
-    within_s: float = MAX_ANSWER_S,
-) -> bytes:
-    max_bytes = MAX_ANSWER_BYTES if max_bytes is None else max_bytes
-    parts, size = [], 0
-    until = time.monotonic() + within_s
-    for chunk in response.stream(2**18, decode_content=True):
-        size += len(chunk)
-        wrong = "is too large" if size > max_bytes else ""
-        if time.monotonic() > until:
-            wrong = wrong or f"took longer than {within_s:g} s"
-        if wrong:
-            response.close()
-            raise Unavailable(f"{what}: the answer {wrong}", status=response.status)
-        parts.append(chunk)
-    return b"".join(parts)
-
-
-def _json(text: bytes) -> Any:  # noqa: ANN401 - any JSON
-    """Return JSON that is an object; None for anything else."""
-    try:
-        found = msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _no_answer(what: str, error: Exception) -> Unavailable:
-    return Unavailable(f"{what}: {type(error).__name__}: {printable(str(error))[:300]}")

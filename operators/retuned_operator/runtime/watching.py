@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from retuned_operator.runtime.answers import Stream
 from retuned_operator.runtime.errors import Unavailable, answered
 from retuned_operator.runtime.resources import Obj, Resource
-from retuned_operator.runtime.transport import Stream
 
 
 class EventType(StrEnum):

@@ -11,9 +11,9 @@ import urllib3
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retuned_operator.runtime.answers import Stream
 from retuned_operator.runtime.errors import ApiError, Unavailable
 from retuned_operator.runtime.resources import PODS
-from retuned_operator.runtime.transport import Stream
 from retuned_operator.runtime.watching import EventType, Watch, WatchEvent
 
 

@@ -17,8 +17,9 @@ from tests.fakeapi.faults import Fault
 from tests.fakeapi.server import FakeApi
 
 from retuned.errors import TemporaryError, UsageError
-from retuned_operator.runtime import transport
+from retuned_operator.runtime import answers, transport
 from retuned_operator.runtime.client import Api
+from retuned_operator.runtime.configuring import configuration_of
 from retuned_operator.runtime.errors import (
     MAX_DELAY_S,
     ApiError,
@@ -32,7 +33,7 @@ from retuned_operator.runtime.errors import (
     answered,
 )
 from retuned_operator.runtime.resources import CONFIG_MAPS, DECISIONS, FREEZES, PODS
-from retuned_operator.runtime.transport import Timeouts, Transport, configuration_of
+from retuned_operator.runtime.transport import Timeouts, Transport
 
 SHORT = Timeouts(connect_s=5.0, answer_s=0.3, watch_s=20.0, stall_s=0.3)
 NOTES = {"metadata": {"name": "notes", "namespace": "default"}, "data": {"a": "1"}}
@@ -148,11 +149,11 @@ def test_an_answer_that_is_too_large_or_no_json_is_none(
     fake: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.make(CONFIG_MAPS, {**NOTES, "data": {"a": "x" * 10_000}})
-    monkeypatch.setattr(transport, "MAX_ANSWER_BYTES", 5_000)
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 5_000)
     with pytest.raises(Unavailable, match="too large"):
         get(fake.api())
     monkeypatch.undo()
-    monkeypatch.setattr(transport, "_json", lambda _: None)
+    monkeypatch.setattr(transport, "json_of", lambda _: None)
     with pytest.raises(Unavailable, match="no JSON"):
         get(fake.api())
 
@@ -223,7 +224,7 @@ def test_an_event_that_is_too_large_ends_the_watch(
     api = fake.api()
     version = api.list(CONFIG_MAPS).version
     fake.make(CONFIG_MAPS, {**NOTES, "data": {"a": "x" * 1_000_000}})
-    monkeypatch.setattr(transport, "MAX_EVENT_BYTES", 5_000)
+    monkeypatch.setattr(answers, "MAX_EVENT_BYTES", 5_000)
     with (
         pytest.raises(Unavailable, match="too large"),
         api.watch(CONFIG_MAPS, version=version) as watch,
