@@ -1,9 +1,9 @@
 """Stage 10, watch: keep, wait or roll back. Pure.
 
-`assessing` judges what the runtime counted of a swap, `canary` when it may spread to more launches,
-`power` what so many clean checks prove, `cusum` how long a decay may go unseen. `end_to_end` is
-gate G7, which judges the whole server with the swap on and off; `blocks` and `paired` are what it
-is judged on. `accounts` adds up what experiments cost and swaps saved.
+`assessing` judges what the runtime counted of a swap (`records`), `canary` when it may spread to
+more launches, `power` what so many clean checks prove, `cusum` how long a decay may go unseen.
+`end_to_end` is gate G7, which judges the whole server with the swap on and off; `blocks` and
+`paired` are what it is judged on. `accounts` adds up what experiments cost and swaps saved.
 """
 
 from retuned.stages.watch.accounts import (
@@ -17,16 +17,7 @@ from retuned.stages.watch.accounts import (
     settle,
     total,
 )
-from retuned.stages.watch.assessing import (
-    BucketSample,
-    WatchAction,
-    WatchReason,
-    WatchReport,
-    WatchSample,
-    WatchSettings,
-    assess,
-    decay_score,
-)
+from retuned.stages.watch.assessing import assess, decay_score
 from retuned.stages.watch.blocks import (
     Answer,
     Block,
@@ -53,6 +44,14 @@ from retuned.stages.watch.end_to_end import (
     predicted_gain,
 )
 from retuned.stages.watch.paired import Gain
+from retuned.stages.watch.records import (
+    BucketSample,
+    WatchAction,
+    WatchReason,
+    WatchReport,
+    WatchSample,
+    WatchSettings,
+)
 
 __all__ = [
     "METHOD",

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from retuned.contract import Record
 from retuned.stages.swap import CanaryStep, SwapOrder
-from retuned.stages.watch.assessing import BucketSample, WatchAction, WatchReport, WatchSample
 from retuned.stages.watch.power import sentence
+from retuned.stages.watch.records import BucketSample, WatchAction, WatchReport, WatchSample
 
 _SAME = 5e-4
 """Fractions are kept in thousandths."""
