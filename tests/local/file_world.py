@@ -22,7 +22,7 @@ from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.signing import Ed25519Notary
 from retuned.configured.records import Format
 from retuned.contract import Digest, Language, Solution, digest_of
-from retuned.local.configured import ConfiguredKernels, StoredChanges
+from retuned.local.configured_kernels import ConfiguredKernels, StoredChanges
 from retuned.local.context import Files, Kind
 from retuned.local.program import Loop
 from retuned.ports import Finding, TraceBatch

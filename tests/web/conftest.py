@@ -28,8 +28,9 @@ from retuned.contract import (
     TrustClass,
     Workload,
 )
+from retuned.local.review_machine import Machine
 from retuned.local.review_page import StoreDeciding
-from retuned.local.review_source import Machine, StoreReview, key_of
+from retuned.local.review_source import StoreReview, key_of
 from retuned.ports import Event
 from retuned.stages.drift import DriftAction, DriftCode, DriftReason, DriftReport
 from retuned.stages.gate import KernelTuningPolicy, decide

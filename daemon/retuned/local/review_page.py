@@ -16,7 +16,8 @@ from retuned.errors import UsageError
 from retuned.local import people
 from retuned.local.context import Context, Kind
 from retuned.local.program import Loop
-from retuned.local.review_source import Machine, Remembered, StoreReview, id_of
+from retuned.local.review_machine import Machine, Remembered
+from retuned.local.review_source import StoreReview, id_of
 from retuned.ports import Clock, Store
 from retuned.settings import Settings
 from retuned.stages.gate import DecisionKind

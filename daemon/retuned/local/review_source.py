@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from retuned.adapters.approvals import Approvals
 from retuned.contract import Digest, Record, Solution
-from retuned.errors import TemporaryError, UnreadableInput
+from retuned.errors import UnreadableInput
 from retuned.local import accounting
 from retuned.local.context import Kind
 from retuned.local.devices import said_beside
@@ -22,6 +20,7 @@ from retuned.local.lock import daemon_runs
 from retuned.local.people import asked_for, gate_of, read_proposal
 from retuned.local.proving import read
 from retuned.local.review_case import case_of, fleet_of
+from retuned.local.review_machine import Machine
 from retuned.ports import Clock, Store, Stored, Verifier
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import WorkloadProfile
@@ -65,32 +64,8 @@ _ORDERS = ("new", "prepared", "done", "refused", "superseded", "withdrawn", "pas
 _DRIFTS = ("new", "explained", "answered", "noted")
 _WINDOWS = ("new", "baseline", "judged", "skipped")
 _PREFIX = "sha256:"
-_ASKED_AGAIN_S = 1.0
-_AWAY_S = 30.0
 _ADDED_UP_S = 10.0
 M = TypeVar("M", bound=Record)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What the page knows besides the store."""
-
-    place: str
-    """What this installation is called."""
-    folder: Path
-    """The state folder."""
-    gpus: int
-    """Accelerators that the server uses."""
-    usd_per_gpu_hour: float | None
-    """Price of an hour; None where nobody said."""
-    incumbent: Callable[[str], Solution | None] = lambda _: None
-    """Variant that the server comes with, by kernel; None where nobody knows."""
-    roofs: Callable[[Proposal, Sequence[Mapping[str, int]], str], Roofs | None] = (
-        lambda _proposal, _shapes, _arch: None
-    )
-    """What physics allows some shapes on an architecture; None where nobody knows."""
-    samples: Callable[[], Sequence[WatchSample]] = lambda: ()
-    """What the server counts, per slot."""
 
 
 class StoreReview:
@@ -325,33 +300,3 @@ def _profile(stored: Stored) -> WorkloadProfile | None:
         return WorkloadProfile.model_validate(stored.body.get("profile"))
     except ValidationError:
         return None
-
-
-class Remembered:
-    """Asks the server at most once a second, however many look, and leaves one alone that is away.
-
-    Parameters
-    ----------
-    ask
-        What is asked; it may take seconds where the server hangs.
-    clock
-        Time.
-    """
-
-    def __init__(self, ask: Callable[[], Sequence[WatchSample]], *, clock: Clock) -> None:
-        self._ask = ask
-        self._clock = clock
-        self._again_s = float("-inf")
-        self._said: Sequence[WatchSample] = ()
-
-    def __call__(self) -> Sequence[WatchSample]:
-        """Return the newest answer; nothing where there was none."""
-        now_s = self._clock.monotonic_s()
-        if now_s < self._again_s:
-            return self._said
-        self._again_s = now_s + _ASKED_AGAIN_S
-        try:
-            self._said = self._ask()
-        except TemporaryError:
-            self._said, self._again_s = (), now_s + _AWAY_S
-        return self._said

@@ -41,7 +41,7 @@ from retuned.lab.sweeping import sweep
 from retuned.lab.toolchain import environment_of, is_timed
 from retuned.lifting.asking import with_structures
 from retuned.local.believed import priors_for
-from retuned.local.configured import ConfiguredKernels, StoredChanges, incumbent_named
+from retuned.local.configured_kernels import ConfiguredKernels, StoredChanges, incumbent_named
 from retuned.local.context import Captures, Context, Files, Kind, LoopSettings
 from retuned.local.earlier import earlier_findings
 from retuned.local.found import found_solution
