@@ -12,21 +12,15 @@ whether its code exists, and a prepared launch never compiles.
 
 from __future__ import annotations
 
-import linecache
-import os
 import shutil
-import tempfile
-import threading
-import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
-from pathlib import Path
 from typing import Any
 
 from retuned.runtime.precompiled_triton import Shipped
 from retuned.runtime.spec import Refused, Tensor
 from retuned.runtime.triton_bind import Binding, bind
+from retuned.runtime.triton_import import import_source, needed, unspecialised
 from retuned.runtime.triton_interpret import mend_interpreter
 from retuned.runtime.triton_source import check_source
 
@@ -53,8 +47,6 @@ _ALIGN = 16
 _MAX_INT32 = 2**31 - 1
 _KEPT = 256
 """Lengths whose launch is kept ready; more start over."""
-_NUMBER = count()
-_IMPORT_LOCK = threading.Lock()
 
 
 class TritonKernel:
@@ -107,9 +99,9 @@ class TritonKernel:
             axes=axes,
             scratch_bytes=scratch_bytes,
         )
-        self._triton = _triton()
-        self._torch = _module("torch")
-        module, folder = _import(source)
+        self._triton = needed("triton")
+        self._torch = needed("torch")
+        module, folder = import_source(source)
         self._jit = self._specialise_nothing(getattr(module, entry))
         self.interpreted = not isinstance(self._jit, self._triton.runtime.JITFunction)
         """True under ``TRITON_INTERPRET=1``: launches run in Python, on CPU tensors too."""
@@ -320,48 +312,6 @@ class TritonKernel:
         return device.index or 0, self.binding.specialisation(lengths)
 
 
-def unspecialised(function: Any, names: Sequence[str]) -> Any:  # noqa: ANN401 - JITFunction
-    """Return a kernel anew, compiled to one code whatever the values of these arguments are."""
-    return _triton().jit(function.fn, do_not_specialize=list(names))
-
-
 def _too_large(tensor: Tensor) -> bool:
     """Whether AMD's 32-bit buffer offsets, which compiled code assumes, do not reach its end."""
     return int(tensor.numel() * tensor.element_size()) > _MAX_INT32
-
-
-def _import(source: str) -> tuple[types.ModuleType, Path]:
-    """Import checked text from a file in a folder of our own; Triton reads it back by its name."""
-    folder = Path(tempfile.mkdtemp(prefix="retuned-triton-"))
-    name = f"retuned_triton_{os.getpid()}_{next(_NUMBER)}"
-    path = folder / f"{name}.py"
-    path.write_text(source, "utf-8")
-    lines = source.splitlines(keepends=True)
-    linecache.cache[str(path)] = (len(source), None, lines, str(path))  # what was checked is read
-    module = types.ModuleType(name)
-    module.__file__ = str(path)
-    try:
-        with _IMPORT_LOCK:
-            exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
-    except Exception as error:  # what triton.jit does not take
-        shutil.rmtree(folder, ignore_errors=True)
-        raise Refused("compile-failed", detail=f"{type(error).__name__}: {error}"[:400]) from error
-    return module, folder
-
-
-def _triton() -> Any:  # noqa: ANN401 - the module
-    return _module("triton")
-
-
-def _module(name: str) -> Any:  # noqa: ANN401 - the module
-    """Import PyTorch or Triton when a Triton variant is first loaded.
-
-    Raises
-    ------
-    Refused
-        ``triton-missing`` or ``torch-missing``.
-    """
-    try:
-        return __import__(name)
-    except ImportError as error:
-        raise Refused(f"{name}-missing", detail=f"this process cannot import {name}") from error

@@ -64,12 +64,12 @@ def _served(task: Mapping[str, Any]) -> list[tuple[dict[str, Any], Any]]:
 
     from retuned.runtime.intercept.codes import compiled_source
     from retuned.runtime.triton_bind import LAUNCH_OPTIONS
-    from retuned.runtime.triton_launch import _import, unspecialised
+    from retuned.runtime.triton_import import import_source, unspecialised
     from retuned.runtime.triton_source import check_source
 
     entry, arguments = task["served"]["entry"], task["served"]["arguments"]
     check_source(task["source"], entry=entry)
-    module, _ = _import(task["source"])
+    module, _ = import_source(task["source"])
     args = [value if how == "fixed" else _like(torch, value) for _, how, value in arguments]
     free = [name for name, how, value in arguments if how == "handed" and value == "float"]
     options = {name: value for name, value in task["params"].items() if name in LAUNCH_OPTIONS}

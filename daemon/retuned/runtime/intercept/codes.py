@@ -26,7 +26,7 @@ def compiled_source(
     Parameters
     ----------
     jit
-        The source's function; see `retuned.runtime.triton_launch.unspecialised`.
+        The source's function; see `retuned.runtime.triton_import.unspecialised`.
     args
         All its arguments, element types in place of tensors.
     options

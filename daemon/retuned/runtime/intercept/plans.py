@@ -32,7 +32,7 @@ from retuned.runtime.intercept.rules import LaunchRule
 from retuned.runtime.precompiled_triton import Shipped
 from retuned.runtime.spec import Spec
 from retuned.runtime.triton_bind import LAUNCH_OPTIONS
-from retuned.runtime.triton_launch import unspecialised
+from retuned.runtime.triton_import import unspecialised
 from retuned.runtime.triton_source import check_source
 
 MAX_STORAGE = 2**31 - 1

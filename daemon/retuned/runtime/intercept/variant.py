@@ -27,7 +27,7 @@ from retuned.runtime.intercept.rules import LaunchRule
 from retuned.runtime.loaded import NOT_COMPILED
 from retuned.runtime.precompiled_triton import Shipped
 from retuned.runtime.spec import Key, Refused
-from retuned.runtime.triton_launch import _import
+from retuned.runtime.triton_import import import_source
 from retuned.runtime.triton_source import check_source
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class KernelVariant:
         except UnicodeDecodeError as error:
             raise Refused("contract-violated", detail="the source is not UTF-8") from error
         check_source(self._source, entry=self._artifact.entry)
-        self._module, _ = _import(self._source)
+        self._module, _ = import_source(self._source)
 
     def counts(self) -> dict[str, int]:
         """Return where its code came from."""
