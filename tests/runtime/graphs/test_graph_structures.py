@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime.graphs.calls import required_calls
 from retuned.runtime.graphs.structures import (
     CudaKernelNodeParams,
     HipKernelNodeParams,
@@ -25,6 +24,7 @@ from retuned.runtime.graphs.structures import (
     pack,
     unpack,
 )
+from retuned.runtime.graphs.vendors import required_calls
 from retuned.runtime.spec import Refused
 
 CUDA_FIELDS = ("func", "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ",
@@ -116,7 +116,8 @@ def hip_library() -> str | None:
 
 PROBE = """
 import ctypes, sys
-from retuned.runtime.graphs.calls import GraphCalls, required_calls
+from retuned.runtime.graphs.calls import GraphCalls
+from retuned.runtime.graphs.vendors import required_calls
 from retuned.runtime.gpu_driver import DriverFailed, GpuDriver
 from retuned.runtime.graphs.structures import HipKernelNodeParams, KernelParams, pack
 from retuned.runtime.spec import Refused

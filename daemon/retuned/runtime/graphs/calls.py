@@ -18,6 +18,7 @@ from retuned.runtime.graphs.structures import (
     structure_of,
     unpack,
 )
+from retuned.runtime.graphs.vendors import NAMES, required_calls
 from retuned.runtime.spec import Refused
 
 KERNEL_NODE = 0
@@ -36,49 +37,6 @@ _LOSSY = 402
 _ACTIVE = 1
 _ATTRIBUTES = {2: "cooperative", 4: "cluster", 6: "programmatic"}
 """Launch attributes that another kernel would have to share, by their number at both vendors."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Names:
-    """What the calls are named."""
-
-    prefix: str
-    params: str
-    set_params: str
-    set_exec: str
-    capture: str
-    layout: tuple[str, str]
-    """Calls for a module's function and for a library's kernel; empty where there is none."""
-
-
-_NAMES = {
-    "nvidia": _Names(
-        prefix="cu",
-        params="cuGraphKernelNodeGetParams_v2",
-        set_params="cuGraphKernelNodeSetParams_v2",
-        set_exec="cuGraphExecKernelNodeSetParams_v2",
-        capture="cuStreamGetCaptureInfo_v2",
-        layout=("cuFuncGetParamInfo", "cuKernelGetParamInfo"),
-    ),
-    "amd": _Names(
-        prefix="hip",
-        params="hipGraphKernelNodeGetParams",
-        set_params="hipGraphKernelNodeSetParams",
-        set_exec="hipGraphExecKernelNodeSetParams",
-        capture="hipStreamGetCaptureInfo_v2",
-        layout=("", ""),
-    ),
-}
-
-
-def required_calls(vendor: str) -> tuple[str, ...]:
-    """Return the names without which nothing works."""
-    names = _NAMES[vendor]
-    common = ("GraphGetNodes", "GraphNodeGetType", "GraphNodeGetDependencies")
-    return (
-        *(names.prefix + call for call in common),
-        *(names.params, names.set_params, names.set_exec, names.capture),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +66,7 @@ class GraphCalls:
     def __init__(self, driver: GpuDriver) -> None:
         self.driver = driver
         self.vendor = driver.vendor
-        self._names = _NAMES[driver.vendor]
+        self._names = NAMES[driver.vendor]
         self._known: dict[int, Layout] = {}
         missing = [name for name in required_calls(driver.vendor) if not driver.has(name)]
         if missing:
