@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from retuned.catalog.own import (
     LiftedFrom,
-    Like,
-    Made,
     OwnDefinition,
     OwnTraces,
     OwnVariant,
     faults,
 )
-from retuned.catalog.own.making import ORDINARY_FAMILIES, rule_of
+from retuned.catalog.own.making import ORDINARY_FAMILIES
 from retuned.contract import (
     AxisConst,
     AxisVar,
@@ -31,7 +28,7 @@ from retuned.contract import (
 from retuned.lab.reference.incumbent import JUDGED_BY_INCUMBENT
 from retuned.lifting.choices import choices_of
 from retuned.lifting.flow import Flow
-from retuned.lifting.records import Observation
+from retuned.lifting.reaching import Point, held_axes, lengths_of, made_of, spec_of, where_of
 from retuned.lifting.refusing import NotLifted
 from retuned.lifting.roles import Roles, is_whole
 from retuned.lifting.shapes import Axes
@@ -42,30 +39,6 @@ LIFTED = "lifted"
 """Tag of every lifted definition."""
 STRUCTURE = "lifted"
 """Structure of the live kernel's own source."""
-_WHOLE_RANGES = {
-    DType.INT8: (-127, 127),
-    DType.UINT8: (0, 255),
-    DType.BOOL: (0, 1),
-    DType.INT32: (0, 127),
-    DType.INT64: (0, 127),
-}
-_MOST_DIVISOR = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """Launches with the same constexprs and options."""
-
-    observations: tuple[Observation, ...]
-    """The most frequent first."""
-    rows: tuple[Mapping[str, int], ...]
-    """Lengths of all axes, per launch."""
-    options: Mapping[str, int]
-    """Launch options."""
-    constants: Mapping[str, int]
-    """Whole constexprs."""
-    others: Mapping[str, object]
-    """Other constexprs."""
 
 
 def build(
@@ -87,7 +60,7 @@ def build(
     NotLifted
         ``axis-not-in-inputs``, ``names-clash``, ``argument-unknown``, ``definition-invalid``.
     """
-    lengths = _axes(axes, point)
+    lengths = lengths_of(axes, point)
     choice = choices_of(flow, constants=point.constants, options=point.options, fixed=axes.fixed)
     tiles = [name for name in choice.params if name in point.constants]
     arguments = _arguments(source, roles, axes, point, dtypes, tiles)
@@ -132,9 +105,9 @@ def _checked(
     try:
         own = OwnDefinition(
             definition=definition,
-            made={n: _made(dtypes[n], spec) for n, spec in definition.inputs.items()},
+            made={n: made_of(dtypes[n], spec) for n, spec in definition.inputs.items()},
             families=_families(roles, dtypes),
-            where=_where(axes, lengths, point, held=_held(definition, axes, bounds)),
+            where=where_of(axes, lengths, point, held=held_axes(definition, axes, bounds)),
             traces=OwnTraces(
                 op=f"retuned::{definition.op_type}",
                 shapes=tuple(spec.shape for spec in definition.inputs.values()),
@@ -150,24 +123,6 @@ def _checked(
     for fault in faults(own):
         raise NotLifted("definition-invalid", detail=f"{fault.place}: {fault.message}")
     return own
-
-
-def _axes(axes: Axes, point: Point) -> dict[str, AxisConst | AxisVar]:
-    """Rows and what varies stay variable; a width that this point has only once is constant."""
-    shaped = {axis for shape in axes.shapes.values() for axis in shape}
-    moving = [axis for axis in axes.variable if axis in shaped]
-    variable = {
-        axis
-        for axis in moving
-        if axes.sources[axis].startswith("grid") or len({r[axis] for r in point.rows}) > 1
-    } or set(moving[:1])
-    found: dict[str, AxisConst | AxisVar] = {}
-    for axis in axes.lengths:
-        if axis in variable:
-            found[axis] = AxisVar(description=axes.sources[axis])
-        else:
-            found[axis] = AxisConst(value=point.rows[0][axis])
-    return found
 
 
 def _arguments(
@@ -223,7 +178,7 @@ def _definition(
         "description": f"lifted from a running server; {said}",
         "axes": {axis: length.model_dump() for axis, length in lengths.items()},
         "inputs": {
-            pointer: _spec(pointer, axes, dtypes, bounds, point).model_dump(mode="json")
+            pointer: spec_of(pointer, axes, dtypes, bounds, point).model_dump(mode="json")
             for pointer in roles.inputs
         },
         "outputs": {
@@ -248,96 +203,10 @@ def _definition(
         raise NotLifted("definition-invalid", detail=detail) from error
 
 
-def _spec(
-    pointer: str,
-    axes: Axes,
-    dtypes: Mapping[str, DType],
-    bounds: Mapping[str, tuple[int, int | str]],
-    point: Point,
-) -> TensorSpec:
-    dtype, rule = dtypes[pointer], None
-    if is_whole(dtype):
-        low, high = bounds.get(pointer, _WHOLE_RANGES[dtype])
-        if isinstance(high, str):
-            high = _least(high, axes, point)
-        if low > high:
-            detail = f"'{pointer}': the least number, {low}, is above the largest, {high}"
-            raise NotLifted("bounds-unknown", detail=detail)
-        rule = rule_of(Made(like=Like.INTEGERS, low=low, high=high))
-    return TensorSpec(shape=axes.shapes[pointer], dtype=dtype, values=rule)
-
-
-def _bound_axis(expression: str, axes: Axes) -> str:
-    """Return the axis that a bound such as ``n_cols - 1`` is about, by its name here."""
-    name = expression.partition("-")[0].strip()
-    if name in axes.ints and len(axes.ints[name]) == 1:
-        name = str(axes.ints[name][0])
-    return name
-
-
-def _held(
-    definition: Definition, axes: Axes, bounds: Mapping[str, tuple[int, int | str]]
-) -> frozenset[str]:
-    """Return axes that must not be shorter than was seen, or a place would lie beyond its tensor.
-
-    A bound that is a plain number does not say along which axis its places are: then that is every
-    axis but those of the places themselves.
-    """
-    found: set[str] = set()
-    for name in bounds.keys() & definition.inputs.keys():
-        high = bounds[name][1]
-        if isinstance(high, str):
-            found.add(_bound_axis(high, axes))
-        else:
-            found |= {*definition.axes} - {*definition.inputs[name].shape}
-    return frozenset(found)
-
-
-def _least(expression: str, axes: Axes, point: Point) -> int:
-    """Return an axis' last place where it is shortest: within bounds at every shape."""
-    name, less = _bound_axis(expression, axes), expression.partition("-")[2]
-    if name not in axes.lengths or not (less.strip() or "0").isdecimal():
-        raise NotLifted("bounds-unknown", detail=f"'{expression[:80]}' is no axis less a number")
-    shortest = min(row[name] for row in point.rows) - int(less.strip() or "0")
-    if shortest < 0:
-        raise NotLifted("bounds-unknown", detail=f"'{expression[:80]}' is below zero")
-    return shortest
-
-
-def _made(dtype: DType, spec: TensorSpec) -> Made:
-    if not is_whole(dtype):
-        return Made(like=Like.NORMAL)
-    rule = spec.values
-    assert rule is not None, "whole numbers have bounds"
-    return Made(like=Like.INTEGERS, low=float(rule.low), high=float(rule.high))
-
-
 def _families(roles: Roles, dtypes: Mapping[str, DType]) -> tuple[str, ...]:
     """Whole numbers alone have one family."""
     real = any(not is_whole(dtypes[name]) for name in roles.inputs)
     return ORDINARY_FAMILIES if real else ORDINARY_FAMILIES[:1]
-
-
-def _where(
-    axes: Axes, lengths: Mapping[str, AxisConst | AxisVar], point: Point, *, held: frozenset[str]
-) -> str:
-    """Bound what arguments vary: no further than was seen, and as divisible as all that was."""
-    clauses = []
-    for axis, length in lengths.items():
-        if isinstance(length, AxisConst):
-            continue
-        column = [row[axis] for row in point.rows]
-        if axis in held:
-            clauses.append(f"{axis} >= {min(column)}")
-        if axes.sources[axis].startswith("grid"):
-            continue
-        clauses.append(f"{axis} <= {max(column)}")
-        divisor = _MOST_DIVISOR
-        while divisor >= 16 and any(each % divisor for each in column):
-            divisor //= 2
-        if divisor >= 16:
-            clauses.append(f"{axis} % {divisor} == 0")
-    return " and ".join(clauses)
 
 
 def _with_constants(rule: str, constants: Mapping[str, int], tiles: Sequence[str]) -> str:
