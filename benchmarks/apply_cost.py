@@ -43,7 +43,7 @@ from benchmarks.slots import Swapping, definition, interval, processor
 from retuned import catalog
 from retuned.contract import Language
 from retuned.demo.kernels import TritonIncumbent
-from retuned.lab.languages.triton import manifest_of
+from retuned.lab.languages.triton_contract import manifest_of
 from retuned.runtime import Runtime, attach
 
 RESULTS = Path(__file__).parent / "results"

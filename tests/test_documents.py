@@ -25,7 +25,7 @@ from retuned.errors import (
     UsageError,
 )
 from retuned.lab.languages import gpu_cpp_contract
-from retuned.lab.languages.triton import check_contract
+from retuned.lab.languages.triton_contract import check_contract
 from retuned.lab.subject import make_inputs
 from retuned.stages.verdict import Reason
 

@@ -50,7 +50,7 @@ from benchmarks.gpu.points import (  # noqa: E402
 
 from retuned import catalog  # noqa: E402
 from retuned.contract import Language, Solution  # noqa: E402
-from retuned.lab.languages.triton import load  # noqa: E402
+from retuned.lab.languages.triton_contract import load  # noqa: E402
 from retuned.lab.oracle import compare, reduced_elements  # noqa: E402
 from retuned.runtime.spec import Refused  # noqa: E402
 from retuned.runtime.triton_steps import TritonSteps  # noqa: E402

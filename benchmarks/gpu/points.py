@@ -15,7 +15,7 @@ from benchmarks.gpu.clocking import Call, sets_for
 
 from retuned import catalog
 from retuned.contract import DType, Language
-from retuned.lab.languages.triton import load
+from retuned.lab.languages.triton_contract import load
 from retuned.lab.number_formats import NUMPY
 from retuned.lab.subject import make_inputs, numpy_dtype, shape_of
 from retuned.runtime.spec import Refused

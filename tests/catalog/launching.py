@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from retuned.catalog.entry import Entry
 from retuned.contract import Solution
-from retuned.lab.languages.triton import load
+from retuned.lab.languages.triton_contract import load
 from retuned.lab.number_formats import NUMPY
 from retuned.lab.subject import numpy_dtype, shape_of
 from retuned.runtime.triton_steps import TritonSteps

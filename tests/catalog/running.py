@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from retuned.catalog import Entry
 from retuned.contract import Solution
-from retuned.lab.languages.triton import load
+from retuned.lab.languages.triton_contract import load
 from retuned.lab.subject import numpy_dtype, shape_of
 from retuned.runtime.launch import CpuKernel
 from retuned.runtime.layouts import repack

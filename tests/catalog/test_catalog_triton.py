@@ -18,7 +18,7 @@ from retuned import catalog
 from retuned.catalog.entry import Entry, Space
 from retuned.contract import Language, Solution
 from retuned.errors import UsageError
-from retuned.lab.languages.triton import check_contract
+from retuned.lab.languages.triton_contract import check_contract
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -194,7 +194,7 @@ CROSS = """
 import json, sys
 from retuned import catalog
 from retuned.contract import Language
-from retuned.lab.languages.triton import load
+from retuned.lab.languages.triton_contract import load
 from triton.backends.compiler import GPUTarget
 
 TARGETS = [GPUTarget("cuda", 90, 32)]

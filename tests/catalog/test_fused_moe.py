@@ -17,7 +17,7 @@ from retuned.contract import Workload
 from retuned.errors import UsageError
 from retuned.lab.bay import Bay
 from retuned.lab.examiner import Examiner
-from retuned.lab.languages.triton import check_contract
+from retuned.lab.languages.triton_contract import check_contract
 from retuned.lab.subject import make_inputs
 
 pytest.importorskip("torch")
@@ -129,7 +129,7 @@ def test_the_real_gates_accept_a_variant_of_several_launches(tmp_path: Path) -> 
 CROSS = """
 import json, sys
 from retuned import catalog
-from retuned.lab.languages.triton import load
+from retuned.lab.languages.triton_contract import load
 from triton.backends.compiler import GPUTarget
 
 TARGETS = [GPUTarget("cuda", 90, 32)]

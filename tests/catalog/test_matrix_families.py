@@ -26,7 +26,7 @@ from retuned.errors import UsageError
 from retuned.lab.bay import Bay
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.cases import EXACT_FAMILY
-from retuned.lab.languages.triton import check_contract
+from retuned.lab.languages.triton_contract import check_contract
 from retuned.lab.number_formats import is_float, rounded
 from retuned.lab.oracle import compare, exact_mismatch, reduced_elements
 from retuned.lab.subject import make_inputs
@@ -346,7 +346,7 @@ def test_the_real_gates_refuse_a_product_that_adds_up_in_bfloat16(tmp_path: Path
 CROSS = """
 import json, sys
 from retuned import catalog
-from retuned.lab.languages.triton import load
+from retuned.lab.languages.triton_contract import load
 from triton.backends.compiler import GPUTarget
 
 TARGETS = {"sm_90": GPUTarget("cuda", 90, 32)}

@@ -30,7 +30,7 @@ from retuned.demo.kernels import TritonIncumbent, slotted_operators  # noqa: E40
 from retuned.demo.model import DecoderModel  # noqa: E402
 from retuned.demo.operators import plain_operators  # noqa: E402
 from retuned.demo.shapes import SHAPES  # noqa: E402
-from retuned.lab.languages.triton import load, manifest_of  # noqa: E402
+from retuned.lab.languages.triton_contract import load, manifest_of  # noqa: E402
 from retuned.runtime.triton_steps import TritonSteps  # noqa: E402
 
 DEFINITIONS = {

@@ -308,7 +308,7 @@ from retuned.lab.harness.worker import Library, Worker
 from retuned.lab.toolchain import toolchain_for
 from retuned.runtime.spec import Refused
 from tests.hostile.triton_kernels import softmax
-from retuned.lab.languages.triton import launch_of
+from retuned.lab.languages.triton_contract import launch_of
 from retuned import catalog
 definition = catalog.get("{SOFTMAX}").definition
 library = Library(path=Path({str(path)!r}), entry="kernel", tensors=2, axes=2,

@@ -10,7 +10,8 @@ from retuned.contract import Definition, Solution
 from retuned.errors import CandidateError
 from retuned.lab.languages import triton_precompile
 from retuned.lab.languages.cpp_contract import ContractViolated
-from retuned.lab.languages.triton import check_contract, run_compiler
+from retuned.lab.languages.triton import run_compiler
+from retuned.lab.languages.triton_contract import check_contract
 from retuned.lab.languages.triton_precompile import needed_lengths, precompile
 from retuned.runtime.precompiled import MAX_ENTRIES
 

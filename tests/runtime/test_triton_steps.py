@@ -29,7 +29,7 @@ from retuned.contract import (  # noqa: E402
     SourceFile,
     Step,
 )
-from retuned.lab.languages.triton import load, manifest_of  # noqa: E402
+from retuned.lab.languages.triton_contract import load, manifest_of  # noqa: E402
 from retuned.runtime.artifact import read_artifact  # noqa: E402
 from retuned.runtime.attaching import attach  # noqa: E402
 from retuned.runtime.spaces import MAX_STREAMS, Blocks  # noqa: E402

@@ -20,7 +20,7 @@ from retuned.errors import UsageError
 from retuned.lab.harness.processes import ChildLimits, ChildProgram, ForkServer, Starter
 from retuned.lab.harness.variant import Variant, variant_of
 from retuned.lab.harness.worker import CPU_PROGRAM, cache_of
-from retuned.lab.languages import cpu_cpp, gpu, triton
+from retuned.lab.languages import cpu_cpp, gpu, triton, triton_contract
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.physics import floor_us, gpu_floor_us
 
@@ -190,7 +190,7 @@ class TritonGpu:
     ) -> Artifact:
         """See `triton.build`."""
         built = triton.build(solution, definition, cache_dir=folder, shapes=shapes, limits=limits)
-        launch = triton.launch_of(solution, definition)
+        launch = triton_contract.launch_of(solution, definition)
         variant = variant_of(solution, definition, library=built.path)
         return Artifact(
             variant=replace(
@@ -201,7 +201,7 @@ class TritonGpu:
             ),
             sha256=built.sha256,
             file_name="kernel.py",
-            manifest={"grid": list(solution.grid), **triton.manifest_of(solution)},
+            manifest={"grid": list(solution.grid), **triton_contract.manifest_of(solution)},
         )
 
     def floor_us(self, definition: Definition, axes: Mapping[str, int], *, parts: int) -> float:

@@ -13,6 +13,7 @@ from retuned import catalog
 from retuned.errors import CandidateError
 from retuned.lab.audit import AuditCode, AuditLimits, AuditReport, audit_object, refusal
 from retuned.lab.languages import triton as language
+from retuned.lab.languages import triton_contract
 from retuned.lab.languages.triton_audit import report_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -33,7 +34,7 @@ def compiled(arch: str, which: str) -> dict[str, Any]:
         "root": softmax(changed("e = tl.exp(", "e = tl.sqrt(")),
     }[which]
     definition = catalog.get(solution.definition).definition
-    binding = language.check_contract(solution, definition)
+    binding = triton_contract.check_contract(solution, definition)
     lengths = language._specialisations(binding, definition, [])
     task = language.task_of(solution, definition, lengths, arch)
     (found,) = language.run_compiler(task, language.LIMITS)

@@ -21,7 +21,7 @@ from retuned.lab.generators.evolve import EvolveRules
 from retuned.lab.generators.evolve.answers import parse_answer
 from retuned.lab.generators.evolve.dialects import dialect_of, solution_of
 from retuned.lab.generators.evolve.lineage import Lineage
-from retuned.lab.languages import cpu_cpp, triton
+from retuned.lab.languages import cpu_cpp, triton_contract
 
 ZERO = "sha256:" + "0" * 64
 _JSON = st.recursive(
@@ -104,7 +104,7 @@ def test_what_people_wrote_would_be_allowed_to_a_model_too(name: str) -> None:
         assert (made.params, made.layouts, made.entry) == (base.params, base.layouts, base.entry)
     base = jit.incumbent
     made = answered(base, jit.definition, base.sources[0].content + "\n# by a model\n")
-    triton.check_contract(made, jit.definition, shapes=[{"M": 3}])
+    triton_contract.check_contract(made, jit.definition, shapes=[{"M": 3}])
     assert (made.grid, made.params) == (base.grid, base.params)
     assert made.digest != base.digest
 
@@ -113,6 +113,6 @@ def test_an_answer_to_several_launches_keeps_them() -> None:
     product = catalog.get("gemm_bf16_n64_k256")
     base = product.solution("split-k", product.space("split-k").starts({"M": 1})[0])
     made = answered(base, product.definition, base.sources[0].content + "\n# by a model\n")
-    triton.check_contract(made, product.definition, shapes=[{"M": 3}])
+    triton_contract.check_contract(made, product.definition, shapes=[{"M": 3}])
     assert (made.steps, made.scratch, made.grid) == (base.steps, base.scratch, ())
     assert made.digest != base.digest

@@ -17,7 +17,7 @@ from retuned.lab.generators.occasion import SELF_CONTAINED, Occasion
 from retuned.lab.generators.portfolio import Portfolio, TurnList
 from retuned.lab.generators.recipes import RECIPES, Answer
 from retuned.lab.generators.recipes.looping import CHUNKED, STRIDED, Loop, NotRewritable, rewrite
-from retuned.lab.languages import cpu_cpp, triton
+from retuned.lab.languages import cpu_cpp, triton_contract
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import Interval, Reason, Status, Verdict
@@ -62,7 +62,7 @@ def test_what_recipes_make_of_triton_kernels_keeps_the_contract(name: str) -> No
     shapes = [dict(workload.axes) for workload in many(subject, 64)]
     for solution in made:
         assert solution.definition == name
-        triton.check_contract(solution, subject.definition, shapes=shapes)
+        triton_contract.check_contract(solution, subject.definition, shapes=shapes)
 
 
 @pytest.mark.parametrize("name", ["linear_w8_n512_k512", "rmsnorm_h512", "softmax_n2048"])
@@ -146,7 +146,7 @@ def test_a_matrix_product_of_few_rows_is_split_among_programs_in_two_steps() -> 
     assert [step.entry for step in first.steps] == ["gemm_split_k", "gemm_split_k_sum"]
     assert (first.params["BLOCK_N"], first.params["SPLITS"]) == (64, 8)
     for solution in answer.solutions:
-        triton.check_contract(solution, subject.definition, shapes=[{"M": 4}])
+        triton_contract.check_contract(solution, subject.definition, shapes=[{"M": 4}])
     busy = answers(subject, length=4096)["split-k"]
     assert busy.solutions == ()
     again = answers(subject, first, length=1)["split-k"]
@@ -347,7 +347,7 @@ def test_an_axis_that_only_the_grid_knew_becomes_a_parameter() -> None:
         update={"sources": (SourceFile(path="k.py", content=text),)}
     )
     found = rewrite(source, DEFINITION, loop=CHUNKED, value=4)
-    triton.check_contract(found, DEFINITION, shapes=[{"M": 7}])
+    triton_contract.check_contract(found, DEFINITION, shapes=[{"M": 7}])
     assert found.grid == ("cdiv((M), EACH)",)
 
 

@@ -426,7 +426,7 @@ def deliver(
 ) -> tuple[str, str]:
     """Write an artifact as the daemon does; return its digest and folder."""
     from retuned.adapters.artifact_folder import manifest_of
-    from retuned.lab.languages.triton import manifest_of as own
+    from retuned.lab.languages.triton_contract import manifest_of as own
 
     made = solution(definition, **fields)
     sha256 = hashlib.sha256(SOURCE.encode()).hexdigest()

@@ -16,7 +16,7 @@ from retuned.catalog.own.making import FAMILIES, WHOLE
 from retuned.catalog.own.records import MOST_POINTS, Like, Made, OwnDefinition, OwnVariant, Params
 from retuned.contract import AxisConst, Language
 from retuned.errors import CandidateError, UsageError
-from retuned.lab.languages import cpu_cpp, triton
+from retuned.lab.languages import cpu_cpp, triton_contract
 from retuned.lab.reference.check import ReferenceRefused, check_reference
 from retuned.lab.subject import numpy_dtype
 from retuned.lab.toolchain import measured
@@ -236,7 +236,7 @@ def _sources(own: OwnDefinition, variant: OwnVariant, place: str) -> Iterator[Fa
             return
         solution = solution_of(own, space, first)
         if variant.language is Language.TRITON:
-            triton.check_contract(solution, definition)
+            triton_contract.check_contract(solution, definition)
         elif variant.language is Language.CPU_CPP:  # others meet theirs at gate G1
             cpu_cpp.check_contract(solution)
     except BadExpression as error:

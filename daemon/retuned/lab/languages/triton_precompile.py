@@ -14,8 +14,9 @@ from retuned.contract import Definition, Solution
 from retuned.lab.audit import refusal
 from retuned.lab.languages.cpp_contract import ContractViolated
 from retuned.lab.languages.limits import CompileLimits
-from retuned.lab.languages.triton import LIMITS, check_contract, run_compiler, task_of
+from retuned.lab.languages.triton import LIMITS, run_compiler, task_of
 from retuned.lab.languages.triton_audit import report_of
+from retuned.lab.languages.triton_contract import check_contract
 from retuned.runtime.precompiled import MAX_ENTRIES, Entry
 from retuned.runtime.spec import Refused
 from retuned.runtime.triton_plan import Plan
