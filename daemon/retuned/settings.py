@@ -218,7 +218,8 @@ class Settings(BaseModel):
     min_saving_ratio: float = Field(default=0.002, ge=0.0, le=1.0)
     """Smallest share of all GPU time that a swap must save to be proposed."""
     proposal_ttl_s: float = Field(default=86_400.0, gt=0.0)
-    """After this an undecided proposal is expired, seconds."""
+    """After this an undecided proposal is expired, seconds; the `ttl` of its policy's gate can end
+    it sooner, never later."""
     quarantine_s: float = Field(default=604_800.0, ge=0.0)
     """How long a variant that was rolled back is not proposed again, seconds."""
     retention_days: float = Field(default=30.0, ge=8.0, le=36_500.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 from tests.local.local_world import KERNEL, WINNER, WON, World
 from tests.local.test_beliefs import belief, conclude
@@ -10,6 +11,7 @@ from tests.local.test_beliefs import belief, conclude
 from retuned.contract import Guard, digest_of
 from retuned.local import deciding
 from retuned.local.context import Context, Kind
+from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import order_swap
 
@@ -40,6 +42,20 @@ def test_what_was_decided_before_is_not_proposed_again(world: World) -> None:
     assert reasons(ctx, experiment) == ["already-decided"]
     assert [event.what for event in ctx.store.events(id=first.id)].count("proposed") == 1
     assert ctx.store.list(Kind.EXPERIMENT, phase="refused")
+
+
+def test_a_proposal_expires_when_the_gate_of_its_policy_has_it_expire(world: World) -> None:
+    (policy,) = world.policies
+    spec = policy.model_dump(mode="json", by_alias=True)
+    spec["spec"]["gates"][0]["approvals"]["ttl"] = "1h"
+    world.policies = (KernelTuningPolicy.model_validate(spec),)
+    ctx = world.loop.ctx
+    win(ctx)
+    deciding.propose(ctx)
+    (stored,) = ctx.store.list(Kind.PROPOSAL)
+    proposal = Proposal.model_validate(stored.body)
+    assert proposal.expires_at - proposal.created_at == timedelta(hours=1)
+    assert ctx.settings.proposal_ttl > timedelta(hours=1), "it would have had longer"
 
 
 def test_a_win_of_another_environment_is_not_proposed(world: World) -> None:

@@ -29,6 +29,7 @@ from retuned.stages.gate import (
     judge_windows,
     person,
     select_policy,
+    under,
 )
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.verdict import Interval
@@ -347,6 +348,30 @@ def test_the_gates_ttl_expires_before_the_proposal_does() -> None:
     assert early.state is GateState.WAITING
     assert early.next_change_at == created + timedelta(minutes=90)
     assert answer(proposal(), rules, now=created + timedelta(minutes=90)).state is GateState.EXPIRED
+
+
+@pytest.mark.parametrize(
+    ("gates", "env", "left"),
+    [
+        (gate(ttl="90m"), "dev", timedelta(minutes=30)),
+        (gate(ttl="7d"), "dev", timedelta(hours=5)),
+        ([{**gate(ttl="90m")[0], "when": {"env": ["prod"]}}], "dev", timedelta(hours=5)),
+        ([], "dev", timedelta(hours=5)),
+    ],
+)
+def test_a_proposal_under_a_policy_expires_when_its_gate_has_it_expire(
+    gates: list[dict[str, Any]], env: str, left: timedelta
+) -> None:
+    rules = policy(gates=gates)
+    made = under(proposal(), rules, env=env)
+    assert made == proposal(expires_at=NOW + left)
+    before = made.expires_at - timedelta(seconds=1)
+    assert answer(proposal(), rules, env=env, now=before).state is GateState.WAITING
+    assert answer(proposal(), rules, env=env, now=made.expires_at).state is GateState.EXPIRED
+
+
+def test_a_proposal_without_a_policy_has_its_own_time() -> None:
+    assert under(proposal(), None, env="prod") == proposal()
 
 
 def test_modes_hold_back_whatever_people_say() -> None:

@@ -47,6 +47,12 @@ def ask(ctx: Context, proposal: Proposal) -> GateDecision:
     )
 
 
+def under_policy(ctx: Context, proposal: Proposal) -> Proposal:
+    """Return a new proposal with the time that the policy in force leaves people for it."""
+    choice = gate_stage.select_policy(ctx.policies(), proposal, labels=ctx.labels)
+    return gate_stage.under(proposal, choice.policy, env=ctx.labels.get("env", ""))
+
+
 def policy_limits(ctx: Context, definition: str) -> PolicyLimits | None:
     """Return what the policy that decides about a kernel says outside the gate; None without one.
 

@@ -96,6 +96,8 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
         live_guard=live_guard(ctx, plan.definition),
         attempt=again.next_attempt(ctx, plan, best.solution.digest),
     )
+    if isinstance(answer, Proposal):
+        answer = asking.under_policy(ctx, answer)
     return configured.with_change(ctx, answer, best.solution)
 
 

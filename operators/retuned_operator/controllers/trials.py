@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from retuned.errors import TemporaryError
+from retuned.stages.gate import under
 from retuned.stages.proposal import Proposal, Refusal, RefusalReason, propose
 from retuned_operator.controllers import job_pods, reading
 from retuned_operator.controllers.ports import BY_BUDGET, BY_EXPERIMENT, BY_LABEL, BY_TARGET
@@ -244,7 +245,12 @@ def weigh(
     )
     if isinstance(answer, Refusal):
         return Weighed(refusal=str(answer.reason))
-    return Weighed(proposal=answer)
+    known = world.caches.list(POLICIES, namespace=experiment.metadata.namespace)
+    chosen = chosen_for(experiment, reading.policies(known), target)
+    if chosen is None:
+        return Weighed(proposal=answer)
+    env = gating.labels_of(target).get("env", "")
+    return Weighed(proposal=under(answer, chosen.policy, env=env))
 
 
 def winner_of(experiment: KernelExperiment, results: Sequence[ResultFact]) -> ResultFact | None:

@@ -13,7 +13,7 @@ from tests.operators.controllers.memory_server import pod_of
 from tests.operators.controllers.server_pods import WORLD
 
 from retuned_operator.controllers.experiments import Experiments
-from retuned_operator.controllers.trials import hours_of
+from retuned_operator.controllers.trials import PROPOSAL_TTL, hours_of
 from retuned_operator.crds import ExperimentPhase as P
 from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.crds.values import camel
@@ -252,6 +252,15 @@ def test_a_win_that_was_decided_on_before_is_not_proposed_again() -> None:
     cluster.until(lambda: phases(cluster)[1].is_terminal)
     assert cluster.experiments()[1].status.reason == "already-decided"
     assert len(cluster.all(PROPOSALS)) == 1
+
+
+def test_a_proposal_expires_when_the_gate_of_its_policy_has_it_expire() -> None:
+    cluster = Cluster(OPEN)
+    cluster.experiment()
+    cluster.until(lambda: phases(cluster) == [P.SUCCEEDED])
+    (proposal,) = (each.stage_proposal() for each in cluster.proposals())
+    assert proposal.expires_at - proposal.created_at == timedelta(hours=48)
+    assert timedelta(hours=48) < PROPOSAL_TTL, "it would have had longer"
 
 
 class Compiling(Cluster):

@@ -6,7 +6,7 @@ Reads proposals, policies, people's decisions and freezes; feeds swap. A stage o
 `enforcement` what of a policy one machine leaves aside.
 """
 
-from retuned.stages.gate.decide import decide
+from retuned.stages.gate.decide import decide, under
 from retuned.stages.gate.enforcement import (
     NOT_ENFORCED,
     PolicyLimits,
@@ -101,5 +101,6 @@ __all__ = [
     "person",
     "policy_for",
     "select_policy",
+    "under",
     "unenforced",
 ]

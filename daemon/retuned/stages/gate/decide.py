@@ -84,6 +84,27 @@ def decide(
     return answer
 
 
+def gate_for(proposal: Proposal, policy: KernelTuningPolicy | None, *, env: str) -> Gate | None:
+    """Return the first gate whose condition matches; None where none does."""
+    for gate in policy.spec.gates if policy else ():
+        risks, envs = gate.when.risk, gate.when.env
+        if (risks is None or proposal.risk in risks) and (envs is None or env in envs):
+            return gate
+    return None
+
+
+def under(proposal: Proposal, policy: KernelTuningPolicy | None, *, env: str) -> Proposal:
+    """Return a proposal that expires as soon as its gate has it expire.
+
+    Made like this it shows people, their channels and alerts the moment that counts.
+    """
+    gate = gate_for(proposal, policy, env=env)
+    if gate is None:
+        return proposal
+    ends = min(proposal.expires_at, proposal.created_at + gate.approvals.ttl)
+    return proposal.model_copy(update={"expires_at": ends})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
     """All that is looked at, and one way to answer."""
@@ -101,22 +122,12 @@ class _Case:
     @property
     def gate(self) -> Gate | None:
         """First gate whose condition matches."""
-        gates = self.policy.spec.gates if self.policy else ()
-        for gate in gates:
-            risks, envs = gate.when.risk, gate.when.env
-            if (risks is None or self.proposal.risk in risks) and (
-                envs is None or self.env in envs
-            ):
-                return gate
-        return None
+        return gate_for(self.proposal, self.policy, env=self.env)
 
     @property
     def deadline(self) -> datetime:
         """After this it is expired."""
-        ends = self.proposal.expires_at
-        if self.gate is not None:
-            ends = min(ends, self.proposal.created_at + self.gate.approvals.ttl)
-        return ends
+        return under(self.proposal, self.policy, env=self.env).expires_at
 
     def answer(
         self,
