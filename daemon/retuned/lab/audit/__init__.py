@@ -8,15 +8,9 @@ of an architecture's limits they leave.
 from retuned.lab.audit.arch import ArchLimits, known_architectures, limits_of
 from retuned.lab.audit.elf_file import ElfFile, ObjectUnreadable, read_bytes
 from retuned.lab.audit.facts import KernelFacts
+from retuned.lab.audit.findings import AuditCode, AuditLimits, AuditProblem, AuditReport, refusal
 from retuned.lab.audit.occupancy import Occupancy, occupancy
-from retuned.lab.audit.report import (
-    AuditCode,
-    AuditLimits,
-    AuditProblem,
-    AuditReport,
-    audit_object,
-    refusal,
-)
+from retuned.lab.audit.report import audit_object
 
 __all__ = [
     "ArchLimits",
