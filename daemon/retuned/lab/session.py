@@ -16,9 +16,6 @@ from retuned.contract import Digest, Solution
 from retuned.errors import HarnessError
 from retuned.lab.bay import Bay
 from retuned.lab.evidence import (
-    Floor,
-    final_timing,
-    gather,
     p_value,
     search_interval,
     search_shapes,
@@ -28,19 +25,17 @@ from retuned.lab.finalists import Family, choose, family_of
 from retuned.lab.harness.variant import Variant
 from retuned.lab.notebook import Ended, FinalNote, Note, Notebook
 from retuned.lab.remembering import definition_digest
+from retuned.lab.weighing import Weighing
 from retuned.lab.writing import Contender, ended_of, keep, timed_from, write_document
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import (
     Check,
-    Evidence,
     Freeze,
     JudgeSettings,
     Reason,
-    Timing,
     Verdict,
     freeze_of,
-    is_settled,
     judge,
 )
 
@@ -81,7 +76,7 @@ class Session:
         self._plan = plan
         self._bay = bay
         self._root = root
-        self._incumbent = incumbent
+        self._weighing = Weighing(plan, bay, incumbent=incumbent, settings=settings)
         self._settings = settings
         self._notebook = notebook
         self._examiner = Examiner(bay)
@@ -225,7 +220,7 @@ class Session:
         self, contender: Contender, *, adjusted_p: float = 1.0, finalists: int = 1
     ) -> Finding:
         """Judge what is known of a contender, and keep the evidence under its digest."""
-        evidence = self._judged(contender, adjusted_p=adjusted_p, finalists=finalists)
+        evidence = self._weighing.evidence(contender, adjusted_p=adjusted_p, finalists=finalists)
         answer = judge(evidence, self._settings)
         document = write_document(
             contender,
@@ -270,11 +265,7 @@ class Session:
         self._notebook.write_final(note)
 
         def decided(timed: Timed) -> bool:
-            # Before the others are measured Holm's adjustment can be at most this.
-            adjusted = min(1.0, finalists * p_value(timed, self._settings))
-            timing = self._timing(timed, contender, adjusted_p=adjusted, finalists=finalists)
-            evidence = self._evidence(contender, timing=timing, checks=timed.checks)
-            return is_settled(evidence, self._settings)
+            return self._weighing.is_decided(timed, contender, finalists=finalists)
 
         timed = self._examiner.final(contender.variant, decided=decided, until_s=begin + share_s)
         ended = ended_of(
@@ -294,7 +285,7 @@ class Session:
 
     def _known(self, contender: Contender) -> Finding:
         """Return what generators may learn of a contender so far."""
-        verdict = judge(self._judged(contender), self._settings)
+        verdict = judge(self._weighing.evidence(contender), self._settings)
         if not verdict.shapes:  # whoever writes kernels wants to know the times, not only the ratio
             shapes = search_shapes(contender.search, self._plan.workloads)
             verdict = verdict.model_copy(update={"shapes": shapes})
@@ -306,45 +297,4 @@ class Session:
             verdict=verdict,
             seconds=contender.spent_s,
             definition=self._definition,
-        )
-
-    def _judged(
-        self, contender: Contender, *, adjusted_p: float = 1.0, finalists: int = 1
-    ) -> Evidence:
-        timing = None
-        if contender.final is not None and contender.final.passed:
-            timing = self._timing(
-                contender.final, contender, adjusted_p=adjusted_p, finalists=finalists
-            )
-        return self._evidence(contender, timing=timing)
-
-    def _evidence(
-        self, contender: Contender, *, timing: Timing | None, checks: Sequence[Check] = ()
-    ) -> Evidence:
-        return gather(
-            contender.solution.digest,
-            self._incumbent.digest,
-            checks=[*contender.checks, *checks],
-            search=contender.interval,
-            finalist=contender.chosen,
-            timing=timing,
-        )
-
-    def _timing(
-        self, timed: Timed, contender: Contender, *, adjusted_p: float, finalists: int
-    ) -> Timing | None:
-        assert contender.variant is not None, "a finalist was compiled"
-        return final_timing(
-            timed,
-            workloads=self._plan.workloads,
-            floor=self._floor(contender.variant),
-            adjusted_p=adjusted_p,
-            finalists=finalists,
-            settings=self._settings,
-        )
-
-    def _floor(self, variant: Variant) -> Floor:
-        bay = self._bay
-        return lambda axes: bay.toolchain.floor_us(
-            bay.subject.definition, axes, parts=variant.parts
         )
