@@ -12,7 +12,7 @@ import pytest
 from tests.operators import examples
 from tests.plane.control_plane import ControlPlane
 
-from retuned_operator.controllers.experiments import proposal_body
+from retuned_operator.controllers.proposing import proposal_body
 from retuned_operator.crds import SwapProposal, TuningTarget, read, write
 from retuned_operator.runtime.client import Api, connect
 from retuned_operator.runtime.errors import NotFound

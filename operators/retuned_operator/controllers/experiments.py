@@ -1,4 +1,4 @@
-"""KernelExperiments: Jobs that are made, released, held back and cleared away; wins proposed."""
+"""KernelExperiments: Jobs that are made, released, held back and cleared away."""
 
 from __future__ import annotations
 
@@ -6,28 +6,17 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from retuned.errors import Refused, UsageError
 from retuned.ports import Telemetry
-from retuned.stages.proposal import Proposal
 from retuned_operator.controllers import counted, reading, telling, trials, turns, wanting
 from retuned_operator.controllers.acting import Acting
-from retuned_operator.controllers.beliefs import asked_for, planned_for
-from retuned_operator.controllers.following import LATER_S, Follow, follow
+from retuned_operator.controllers.concluding import Concluding
 from retuned_operator.controllers.ports import BY_EXPERIMENT
 from retuned_operator.controllers.proposals import NOT_KNOWN_S
+from retuned_operator.controllers.proposing import propose
 from retuned_operator.controllers.swaps import World
-from retuned_operator.controllers.wanting import EVOLVE, MENDED
-from retuned_operator.crds import (
-    KernelExperiment,
-    KernelExperimentStatus,
-    TuningTarget,
-    proposal_spec,
-    read,
-    write,
-)
-from retuned_operator.crds.values import API_VERSION, with_condition
+from retuned_operator.crds import KernelExperiment, KernelExperimentStatus, read
 from retuned_operator.machine import (
     CreateJob,
     DeleteJob,
@@ -37,18 +26,8 @@ from retuned_operator.machine import (
     experiments,
 )
 from retuned_operator.machine.records import ExperimentAction
-from retuned_operator.manifests import JobRequest, JobSettings, job_objects, proposal_name
-from retuned_operator.manifests.names import labels, owner
-from retuned_operator.runtime.resources import (
-    CONFIG_MAPS,
-    EXPERIMENTS,
-    JOBS,
-    PROPOSALS,
-    TARGETS,
-    Obj,
-)
-
-__all__ = ["EVOLVE", "Experiments"]
+from retuned_operator.manifests import JobRequest, JobSettings, job_objects
+from retuned_operator.runtime.resources import CONFIG_MAPS, EXPERIMENTS, JOBS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +64,7 @@ class Experiments:
         self._acting = acting
         self._jobs = jobs
         self._telemetry = telemetry
+        self._concluding = Concluding(world, acting, jobs=jobs, telemetry=telemetry)
         self._turn = threading.Lock()
 
     def reconcile(self, key: str) -> float | None:
@@ -104,7 +84,7 @@ class Experiments:
             after_s = self._step(resource)
             if not resource.status.phase.is_terminal or after_s is not None:
                 return after_s
-            return self._follow(key)
+            return self._concluding.follow(key)
 
     def _collect(self, key: str) -> None:
         """Bring in what its pods have left before its turn: no other waits for its node."""
@@ -147,73 +127,6 @@ class Experiments:
             self._acting.delete(CONFIG_MAPS, job.name, namespace=self._namespace(resource))
         facts = ExperimentFacts(jobs=jobs)
         return self._go(_Looked(resource=resource, facts=facts))
-
-    def _follow(self, key: str) -> float | None:
-        """Do what follows from an experiment that is over, then say so in its status."""
-        body, now = self._world.caches.get(EXPERIMENTS, key), self._world.clock.now()
-        if body is None:
-            return None
-        resource = read(KernelExperiment, body)
-        again = wanting.mended(self._world, resource, self._jobs)
-        if again is not None:
-            if isinstance(again, float):
-                return again
-            self._asked_again(resource, again)
-            return None
-        found = follow(self._world, resource, now=now)
-        if not isinstance(found, Follow):
-            return found
-        status = resource.status
-        if found.proposal is not None and found.target is not None:
-            name = self._proposed(resource, found.proposal, found.target)
-            status = status.model_copy(update={"proposal": name})
-        elif found.belief is not None and not self._asked(resource, found):
-            return LATER_S
-        known = telling.condition(
-            found.type,
-            found.done,
-            reason=found.reason,
-            message=found.detail,
-            generation=resource.metadata.generation,
-            now=now,
-        )
-        conditions = with_condition(status.conditions, known)
-        status = status.model_copy(update={"conditions": conditions})
-        self._acting.status(EXPERIMENTS, resource, status)
-        return found.look_again_s
-
-    def _asked_again(self, resource: KernelExperiment, body: Obj) -> None:
-        """Ask for what could not be placed before; the same refusal leads to the same name."""
-        name = body["metadata"]["name"]
-        with self._acting.spans.span("experiment", about={"experiment": name}):
-            self._acting.make(EXPERIMENTS, body)
-        known = telling.condition(
-            MENDED,
-            True,
-            reason="settings-mended",
-            message=f"asked for again as {name}",
-            generation=resource.metadata.generation,
-            now=self._world.clock.now(),
-        )
-        conditions = with_condition(resource.status.conditions, known)
-        status = resource.status.model_copy(update={"conditions": conditions})
-        self._acting.status(EXPERIMENTS, resource, status)
-
-    def _asked(self, resource: KernelExperiment, found: Follow) -> bool:
-        """Ask for another experiment on what is believed now; the same try has the same name."""
-        belief, target, chosen = found.belief, found.target, found.chosen
-        if belief is None or target is None or chosen is None:
-            raise AssertionError("`follow` names all three or none")
-        planned = planned_for(self._world, target, belief, chosen)
-        if planned is None:
-            return False
-        about = {"target": target.full_name, "kernel": belief.definition}
-        with self._acting.spans.span("hypothesis", after=turns.last_span(resource), about=about):
-            self._world.ledger.believe(belief)
-            body = asked_for(planned, target, chosen, resource.spec.drift)
-            self._acting.make(EXPERIMENTS, body)
-        self._telemetry.count("retuned_hypotheses_total")
-        return True
 
     def _go(self, looked: _Looked) -> float | None:
         """Decide, write the status, and only then act."""
@@ -309,42 +222,10 @@ class Experiments:
         now, results = self._world.clock.now(), looked.facts.results
         weighed = trials.weigh(self._world, resource, target, results=results, now=now)
         if weighed.proposal is not None and target is not None:
-            self._proposed(resource, weighed.proposal, target)
-
-    def _proposed(
-        self, resource: KernelExperiment, proposal: Proposal, target: TuningTarget
-    ) -> str:
-        spec = proposal_spec(
-            proposal,
-            target=target.metadata.name,
-            gpu_model=resource.spec.gpu_model,
-            experiment=resource.metadata.name,
-        )
-        name = proposal_name(proposal.id, target_uid=target.metadata.uid)
-        about = {"experiment": resource.metadata.name, "kernel": spec.kernel, "name": name}
-        with self._acting.spans.span("proposal", after=turns.last_span(resource), about=about):
-            self._acting.make(PROPOSALS, proposal_body(name, write(spec), target=target))
-        return name
+            propose(self._acting, resource, proposal=weighed.proposal, target=target)
 
     def _namespace(self, resource: KernelExperiment) -> str:
         return self._jobs.namespace or resource.metadata.namespace
-
-
-def proposal_body(name: str, spec: dict[str, Any], *, target: TuningTarget) -> dict[str, Any]:
-    """Return a SwapProposal that goes with its target."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": PROPOSALS.kind,
-        "metadata": {
-            "name": name,
-            "namespace": target.metadata.namespace,
-            "labels": labels("experiment"),
-            "ownerReferences": [
-                owner(TARGETS.kind, name=target.metadata.name, uid=target.metadata.uid)
-            ],
-        },
-        "spec": spec,
-    }
 
 
 def _seconds(step: ExperimentStep, *, now: datetime) -> float | None:

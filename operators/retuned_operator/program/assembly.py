@@ -23,8 +23,8 @@ from retuned.ports import Clock
 from retuned_operator.agent import Hub, Reports, TokenReviews, agent_app
 from retuned_operator.controllers import Acting, World
 from retuned_operator.controllers.caches import StoreCaches
-from retuned_operator.controllers.experiments import EVOLVE
 from retuned_operator.controllers.ports import BY_LABEL, BY_SIDECAR
+from retuned_operator.controllers.wanting import EVOLVE
 from retuned_operator.crds import KernelExperiment
 from retuned_operator.manifests.names import EXPERIMENT_UID
 from retuned_operator.manifests.roles import LEASE

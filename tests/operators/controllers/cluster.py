@@ -27,7 +27,7 @@ from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned.stages.swap import SwapOrder
 from retuned_operator.agent import Receipt, desired_orders
 from retuned_operator.agent.ports import PodRecord
-from retuned_operator.controllers.experiments import EVOLVE
+from retuned_operator.controllers.wanting import EVOLVE
 from retuned_operator.crds import JobRole, KernelExperiment, SwapProposal, TuningTarget, read
 from retuned_operator.machine import ResultFact
 from retuned_operator.manifests import JobSettings

@@ -1,0 +1,107 @@
+"""What follows from an experiment that is over: a proposal, another try, or nothing; said once."""
+
+from __future__ import annotations
+
+from retuned.ports import Telemetry
+from retuned_operator.controllers import telling, turns, wanting
+from retuned_operator.controllers.acting import Acting
+from retuned_operator.controllers.beliefs import asked_for, planned_for
+from retuned_operator.controllers.following import LATER_S, Follow, follow
+from retuned_operator.controllers.proposing import propose
+from retuned_operator.controllers.swaps import World
+from retuned_operator.controllers.wanting import MENDED
+from retuned_operator.crds import KernelExperiment, read
+from retuned_operator.crds.values import with_condition
+from retuned_operator.manifests import JobSettings
+from retuned_operator.runtime.resources import EXPERIMENTS, Obj
+
+
+class Concluding:
+    """Does what follows.
+
+    Parameters
+    ----------
+    world
+        What is observed.
+    acting
+        What is done.
+    jobs
+        How pods look.
+    telemetry
+        Numbers.
+    """
+
+    def __init__(
+        self, world: World, acting: Acting, *, jobs: JobSettings, telemetry: Telemetry
+    ) -> None:
+        self._world = world
+        self._acting = acting
+        self._jobs = jobs
+        self._telemetry = telemetry
+
+    def follow(self, key: str) -> float | None:
+        """Do what follows from an experiment that is over, then say so in its status."""
+        body, now = self._world.caches.get(EXPERIMENTS, key), self._world.clock.now()
+        if body is None:
+            return None
+        resource = read(KernelExperiment, body)
+        again = wanting.mended(self._world, resource, self._jobs)
+        if again is not None:
+            if isinstance(again, float):
+                return again
+            self._asked_again(resource, again)
+            return None
+        found = follow(self._world, resource, now=now)
+        if not isinstance(found, Follow):
+            return found
+        status = resource.status
+        if found.proposal is not None and found.target is not None:
+            name = propose(self._acting, resource, proposal=found.proposal, target=found.target)
+            status = status.model_copy(update={"proposal": name})
+        elif found.belief is not None and not self._asked(resource, found):
+            return LATER_S
+        known = telling.condition(
+            found.type,
+            found.done,
+            reason=found.reason,
+            message=found.detail,
+            generation=resource.metadata.generation,
+            now=now,
+        )
+        conditions = with_condition(status.conditions, known)
+        status = status.model_copy(update={"conditions": conditions})
+        self._acting.status(EXPERIMENTS, resource, status)
+        return found.look_again_s
+
+    def _asked_again(self, resource: KernelExperiment, body: Obj) -> None:
+        """Ask for what could not be placed before; the same refusal leads to the same name."""
+        name = body["metadata"]["name"]
+        with self._acting.spans.span("experiment", about={"experiment": name}):
+            self._acting.make(EXPERIMENTS, body)
+        known = telling.condition(
+            MENDED,
+            True,
+            reason="settings-mended",
+            message=f"asked for again as {name}",
+            generation=resource.metadata.generation,
+            now=self._world.clock.now(),
+        )
+        conditions = with_condition(resource.status.conditions, known)
+        status = resource.status.model_copy(update={"conditions": conditions})
+        self._acting.status(EXPERIMENTS, resource, status)
+
+    def _asked(self, resource: KernelExperiment, found: Follow) -> bool:
+        """Ask for another experiment on what is believed now; the same try has the same name."""
+        belief, target, chosen = found.belief, found.target, found.chosen
+        if belief is None or target is None or chosen is None:
+            raise AssertionError("`follow` names all three or none")
+        planned = planned_for(self._world, target, belief, chosen)
+        if planned is None:
+            return False
+        about = {"target": target.full_name, "kernel": belief.definition}
+        with self._acting.spans.span("hypothesis", after=turns.last_span(resource), about=about):
+            self._world.ledger.believe(belief)
+            body = asked_for(planned, target, chosen, resource.spec.drift)
+            self._acting.make(EXPERIMENTS, body)
+        self._telemetry.count("retuned_hypotheses_total")
+        return True
