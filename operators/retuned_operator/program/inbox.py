@@ -56,14 +56,14 @@ class StoreInbox:
             self._live.take(receipt.pod.target, said)
         if isinstance(said, ProfileReport | DriftPost):
             kind = PROFILE if isinstance(said, ProfileReport) else DRIFT
+            wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE
             body: dict[str, Any] = {**said.model_dump(mode="json"), "of_gpus": receipt.pod.gpus}
             id = f"{receipt.pod.target}/{digest_of([receipt.pod.target, receipt.pod.uid, said.id])}"
             if isinstance(said, ProfileReport):
                 body["before"] = self._newest.before(receipt.pod.uid, id)
-            else:  # a report has the id of its window, which comes first
+            elif wanted:  # a report has the id of its window, which comes first
                 window = self._store.get(PROFILE, id)
                 body["before"] = window.body.get("before", "") if window is not None else ""
-            wanted = isinstance(said, ProfileReport) or said.report.action is DriftAction.RETUNE
             phase = "new" if wanted else "noted"
             with self._heard_in(receipt, said):
                 new = self._store.add(kind, id, body, phase=phase)
