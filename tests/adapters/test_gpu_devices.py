@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,6 +194,18 @@ class FakeRsmi:
         return -1 if self.wrong else (0x2 << 32) | (0xC1 << 8) | (0x3 << 3) | 0x1
 
 
+def test_the_fake_has_only_calls_that_pyrsmi_has() -> None:
+    library = importlib.import_module("pyrsmi.rocml")
+    calls = [name for name in vars(FakeRsmi) if name.startswith("smi_")]
+    assert len(calls) == 7
+    for name in calls:
+        real = inspect.signature(getattr(library, name)).parameters
+        own = list(inspect.signature(getattr(FakeRsmi, name)).parameters.values())[1:]
+        assert [(each.name, each.default) for each in own] == [
+            (each.name, each.default) for each in real.values()
+        ], name
+
+
 def system(folder: Path) -> Path:
     """Write what amdgpu and amdkfd show."""
     device = folder / "bus/pci/devices/0002:c1:03.1"
@@ -300,9 +314,28 @@ def test_the_first_library_that_shows_devices_is_taken(monkeypatch: pytest.Monke
         return {"pynvml": away, "pyrsmi.rocml": there}[name]
 
     monkeypatch.setattr(importlib, "import_module", imported)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: name)
     assert isinstance(find_devices(), RsmiDevices)
     there.count = 0
     assert find_devices() is None
+
+
+def test_without_nvidias_driver_its_package_is_not_even_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    loaded: list[str] = []
+
+    def imported(name: str) -> Any:
+        loaded.append(name)
+        return FakeRsmi(count=0)
+
+    monkeypatch.setattr(ctypes, "CDLL", away)
+    monkeypatch.setattr(importlib, "import_module", imported)
+    assert find_devices() is None
+    assert loaded == ["pyrsmi.rocml"]
 
 
 def test_a_machine_without_the_packages_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,7 +384,7 @@ def test_a_freeze_where_no_state_is_stops_nothing_and_is_refused(
 def test_a_freeze_says_where_for_what_and_until_when(
     state: SqliteStore, run: Run, flags: tuple[str, ...], scope: str, end: str
 ) -> None:
-    ends = "until 2999-01-01T01:00+00:00" if end else "until thawed"
+    ends = "until 2999-01-01 01:00 UTC" if end else "until thawed"
     text = run("freeze", *flags, *(("--until", end) if end else ()))
     assert text.startswith(f"Frozen {scope}, {ends}, in {state.path.parent} (freeze-")
     assert f"FROZEN by ada {scope}, {ends} (freeze-" in run("proposals")

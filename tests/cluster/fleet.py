@@ -105,13 +105,6 @@ def story_values(volume: str) -> Mapping[str, Any]:
     return given
 
 
-def starving(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return values by which pods that compile and search have no room for Python's modules."""
-    sizes = given["experiments"]["sizes"]
-    small = {role: sizes[role] | {"memory": "32Mi"} for role in ("compile", "search")}
-    return {**given, "experiments": {**given["experiments"], "sizes": {**sizes, **small}}}
-
-
 def like(experiment: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return an experiment on the same kernel by another plan, as somebody would ask for it."""
     spec = experiment["spec"] | {"plan": digest_of([experiment["spec"]["plan"], name])}

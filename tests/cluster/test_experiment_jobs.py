@@ -16,6 +16,7 @@ from retuned import catalog
 from retuned.adapters.lab_wire import FindingRecord
 from retuned.contract import Workload
 from retuned.stages.experiment import Budget, ExperimentPlan
+from retuned_operator.controllers.job_pods import job_fact, with_why
 from retuned_operator.crds.experiment_status import JobRole
 from retuned_operator.crds.target import Vendor
 from retuned_operator.manifests import (
@@ -28,7 +29,7 @@ from retuned_operator.manifests import (
     priority_class,
     quota,
 )
-from retuned_operator.manifests.jobs import WORK_DIR
+from retuned_operator.manifests.jobs import RUNNER, WORK_DIR
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -192,9 +193,10 @@ def test_a_pod_without_memory_is_a_failure_and_is_not_tried_again(cluster: Clust
     request = wanted("memory", task="{}")
     started(cluster, request, ["python", "-c", "import time; time.sleep(3); x = b'1' * (3 << 30)"])
     assert ending(cluster, request) == "Failed"
-    (pod,) = pods(cluster, request)
-    ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
-    assert ended["exitCode"] == 137
+    failed = job_fact(cluster.get("job", request.name, "-n", NAMESPACE))
+    assert failed is not None
+    told = with_why(failed, pods(cluster, request), container=RUNNER)
+    assert told.reason.endswith("OOMKilled with code 137")
 
 
 def test_a_pod_past_its_deadline_is_ended(cluster: Cluster) -> None:

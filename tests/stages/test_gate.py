@@ -472,7 +472,7 @@ def test_the_sentence_says_who_is_still_asked() -> None:
     text = explain(answer(proposal(), rules))
     assert text.startswith("Waiting (policy default/test, gate g): 0 of 2 approvals, 2 more from")
     assert "group sre or user ada" in text
-    assert "next change 2026-11-18T15:00+00:00" in text
+    assert "next change 2026-11-18 15:00 UTC" in text
 
 
 # --- invariants ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 from collections.abc import Sequence
@@ -19,16 +20,26 @@ def find_devices() -> Devices | None:
 
     The packages are extras: ``retuned[nvidia]`` and ``retuned[amd]``.
     """
-    for name, make in (("pynvml", NvmlDevices), ("pyrsmi.rocml", RsmiDevices)):
+    for look in (_nvidia, _amd):
         try:
-            found: Devices = make(importlib.import_module(name))
+            found = look()
         except (ImportError, OSError) as error:
-            log.debug("%s: %s", name, error)
+            log.debug("%s: %s", look.__name__, error)
             continue
         if found.read():
             return found
         found.close()
     return None
+
+
+def _nvidia() -> Devices:
+    # the package takes 17 MiB when it is loaded, which a sidecar without a driver has no use for
+    ctypes.CDLL("libnvidia-ml.so.1")
+    return NvmlDevices(importlib.import_module("pynvml"))
+
+
+def _amd() -> Devices:
+    return RsmiDevices(importlib.import_module("pyrsmi.rocml"))
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from retuned.channels.records import Event, Notice, Severity, Standing
 from retuned.report.words import clean
-from retuned.stages.gate import GateDecision, GateState, explain
+from retuned.stages.gate import GateDecision, GateState, explain, utc_minute
 from retuned.stages.proposal import Proposal, Risk
 from retuned.terminal.moments import short
 from retuned.terminal.proposals import meaning, origin_fields, subject_fields
@@ -48,7 +48,7 @@ def awaiting(
     late = now >= proposal.created_at + _EXPIRING_AT * whole
     whom = " or ".join(gate.missing_from) or "anybody"
     asks = f"{gate.missing} approval{'s' if gate.missing > 1 else ''} of {whom}"
-    by = proposal.expires_at.strftime("%Y-%m-%d %H:%M %Z")
+    by = utc_minute(proposal.expires_at)
     begin = "Expires soon, asks for" if late else "Asks for"
     text = f"{begin} {asks}: {meaning(proposal)}, until {by}"
     event = Event.EXPIRING if late else Event.AWAITING

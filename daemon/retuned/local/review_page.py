@@ -20,7 +20,7 @@ from retuned.local.review_machine import Machine, Remembered
 from retuned.local.review_source import StoreReview, id_of
 from retuned.ports import Clock, Store
 from retuned.settings import Settings
-from retuned.stages.gate import DecisionKind
+from retuned.stages.gate import DecisionKind, utc_minute
 from retuned.stages.proposal import Proposal
 from retuned.web.app import Pages
 from retuned.web.guarding import Guard
@@ -117,7 +117,7 @@ class StoreDeciding:
         if voice.now >= proposal.expires_at:
             raise refused(
                 "expired",
-                f"the proposal expired at {proposal.expires_at.isoformat(timespec='minutes')}; if "
+                f"the proposal expired at {utc_minute(proposal.expires_at)}; if "
                 "the win still holds it is proposed again",
             )
         gate = people.gate_of(self._store, proposal.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retuned.stages.gate import FreezeScope, TuningFreeze
+from retuned.stages.gate import FreezeScope, TuningFreeze, utc_minute
 
 
 def scope_words(scope: FreezeScope) -> str:
@@ -27,7 +27,7 @@ def end_words(freeze: TuningFreeze) -> str:
     """Say when a freeze ends; one without an end stands until somebody lifts it."""
     if freeze.until is None:
         return "until thawed"
-    return f"until {freeze.until.isoformat(timespec='minutes')}"
+    return f"until {utc_minute(freeze.until)}"
 
 
 def freeze_line(freeze: TuningFreeze) -> str:

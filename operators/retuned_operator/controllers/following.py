@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from retuned.attempts import code_of, conclude
+from retuned.stages.gate import utc_minute
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.proposal import AgainLimits, Proposal, Refusal, propose_again
 from retuned_operator.controllers import reading, trials
@@ -163,7 +164,7 @@ def _again(
     if isinstance(answer, Refusal):
         return Follow(type=AGAIN, reason=str(answer.reason), detail=answer.detail)
     if now < answer:
-        detail = f"it expired, and is proposed again after {answer:%Y-%m-%d %H:%M} UTC"
+        detail = f"it expired, and is proposed again after {utc_minute(answer)}"
         seconds = (answer - now).total_seconds()
         return Follow(type=AGAIN, reason="resting", detail=detail, look_again_s=seconds)
     kernel = resource.spec.kernel.name

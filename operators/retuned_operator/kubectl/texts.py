@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from retuned.stages.gate import TuningFreeze
+from retuned.stages.gate import TuningFreeze, utc_minute
 from retuned.terminal.freezes import freeze_line
 from retuned.terminal.layout import print_fields, print_table
 from retuned.terminal.moments import ago, short
@@ -190,7 +190,7 @@ def _progress(found: SwapProposal) -> list[tuple[str, str]]:
     rows = []
     if status.window is not None:
         change = status.window.next_change
-        until = f" until {change.isoformat(timespec='minutes')}" if change else ""
+        until = f" until {utc_minute(change)}" if change else ""
         rows.append(("window", ("open" if status.window.open else "closed") + until))
     if status.rollout is not None:
         told = [pod for pod in status.rollout.pods if pod.wants is PodState.SWAP]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from retuned.errors import RetunedError, TemporaryError, UsageError
 from retuned.ports import Clock
-from retuned.stages.gate import DecisionKind
+from retuned.stages.gate import DecisionKind, utc_minute
 from retuned.web.ports import Seen
 from retuned.web.records import Act, Person
 from retuned.web.refusing import refused
@@ -107,7 +107,7 @@ def _check_time(found: SwapProposal, desk: Desk) -> None:
     if desk.now >= expires_at:
         error: RetunedError = refused(
             "expired",
-            f"the proposal expired at {expires_at.isoformat(timespec='minutes')}; if the win "
+            f"the proposal expired at {utc_minute(expires_at)}; if the win "
             "still holds it is proposed again",
         )
         raise error

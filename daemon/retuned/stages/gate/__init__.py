@@ -14,7 +14,7 @@ from retuned.stages.gate.enforcement import (
     limits_of,
     unenforced,
 )
-from retuned.stages.gate.explain import explain
+from retuned.stages.gate.explain import explain, utc_minute
 from retuned.stages.gate.limits import (
     BatchInvariance,
     Capture,
@@ -103,4 +103,5 @@ __all__ = [
     "select_policy",
     "under",
     "unenforced",
+    "utc_minute",
 ]

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from retuned.stages.gate.records import GateDecision, GateReason, GateState
+
+
+def utc_minute(moment: datetime) -> str:
+    """Write a moment as people are told it: to the minute, in UTC.
+
+    Examples
+    --------
+    >>> utc_minute(datetime.fromisoformat("2026-11-18T15:00:59+01:00"))
+    '2026-11-18 14:00 UTC'
+    """
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def explain(decision: GateDecision) -> str:
@@ -24,7 +37,7 @@ def explain(decision: GateDecision) -> str:
         refused = ", ".join(f"{i.user} ({i.reason})" for i in decision.ignored)
         text += f"; not counted: {refused}"
     if decision.next_change_at is not None and decision.state is not GateState.APPROVED:
-        text += f"; next change {decision.next_change_at.isoformat(timespec='minutes')}"
+        text += f"; next change {utc_minute(decision.next_change_at)}"
     return text + "."
 
 
