@@ -146,7 +146,7 @@ async def _against(
     async with listener:
         load = LoadGenerator(f"http://127.0.0.1:{port}", phase=Phase.CODE, settings=settings)
         running = asyncio.create_task(load.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(200):
             if during is not None:
                 await during(load)
             while not until(load):
@@ -170,18 +170,25 @@ async def _against(
         (a_list_for_an_object, "bad-event"),
         (no_event, "bad-event"),
         (status_500, "status-500"),
-        (hangs, "timeout"),
     ],
 )
 def test_every_way_to_fail_is_counted_once_with_its_reason(
     behaviour: Behaviour, reason: str
 ) -> None:
     server = FakeServer([well, behaviour, well])
-    settings = LoadSettings(in_flight=1, timeout_s=0.3)
-    load = asyncio.run(_against(server, until=lambda load: len(load.ended) >= 3, settings=settings))
+    load = asyncio.run(_against(server, until=lambda load: len(load.ended) >= 3))
     assert dict(load.failures) == {reason: 1}
     assert [ended.failure for ended in load.ended[:3]] == [None, reason, None]
     assert load.sent == len(load.ended) == len(server.requests)
+
+
+def test_an_answer_that_never_ends_is_counted_once_and_left() -> None:
+    """No request of it is answered: how long a good one takes on this machine decides nothing."""
+    server = FakeServer([hangs])
+    settings = LoadSettings(in_flight=1, timeout_s=0.3)
+    load = asyncio.run(_against(server, until=lambda load: len(load.ended) >= 3, settings=settings))
+    assert dict(load.failures) == {"timeout": len(load.ended)}
+    assert load.sent == len(load.ended)
 
 
 def test_a_server_that_is_not_there_is_a_failure() -> None:
@@ -189,7 +196,7 @@ def test_a_server_that_is_not_there_is_a_failure() -> None:
         settings = LoadSettings(in_flight=1)
         load = LoadGenerator("http://127.0.0.1:9", phase=Phase.CHAT, settings=settings)
         running = asyncio.create_task(load.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(200):
             while not load.ended:
                 await asyncio.sleep(0.002)
         load.stop()
@@ -204,7 +211,12 @@ def test_a_server_that_is_not_there_is_a_failure() -> None:
 def test_no_more_than_the_cap_is_in_flight_and_the_cap_is_reached() -> None:
     server = FakeServer([hangs])
     settings = LoadSettings(in_flight=5, timeout_s=0.5)
-    asyncio.run(_against(server, until=lambda load: len(load.ended) >= 5, settings=settings))
+
+    def tried(load: LoadGenerator) -> bool:
+        """On a slow machine the first may have given up before the fifth is there."""
+        return len(load.ended) >= 5 and server.most_at_once >= 5
+
+    asyncio.run(_against(server, until=tried, settings=settings))
     assert server.most_at_once == 5
 
 
