@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +107,19 @@ def test_a_child_that_hangs_is_killed_in_time(subject: Subject, make: Make, open
     with pytest.raises(CandidateTimedOut):
         runner.run(inputs, {"M": 2}, timeout_s=0.3)
     assert time.monotonic() - begin < 60.0
+
+
+def test_a_launch_that_others_kept_from_running_is_waited_for(
+    subject: Subject, make: Make, opened: Open
+) -> None:
+    runner = opened(make())
+    inputs = make_inputs(subject, {"M": 2}, seed=3, family="randn")
+    pid = runner._worker._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    later = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
+    later.start()
+    assert set(runner.run(inputs, {"M": 2}, timeout_s=0.2)) == {"y"}
+    later.join()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from typing import Any
 import retuned
 from retuned.errors import CandidateCrashed, CandidateError, CandidateTimedOut, HarnessError
 from retuned.lab.harness.arena import Arena
-from retuned.lab.harness.processes import Child, ChildLimits, ChildProgram, fresh, is_ready
+from retuned.lab.harness.patience import Patience
+from retuned.lab.harness.processes import Child, ChildLimits, ChildProgram, fresh
 
 __all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker", "cache_of"]
 
@@ -155,7 +156,7 @@ class Worker:
         Raises
         ------
         CandidateTimedOut
-            If no answer came in time; the child is dead then.
+            If no answer came within the time that the child may run; the child is dead then.
         CandidateCrashed
             If the child died of a signal or gave up for lack of memory.
         HarnessError
@@ -238,10 +239,9 @@ class Worker:
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
         descriptor = self._process.stdout
-        deadline = time.monotonic() + timeout_s
+        patience = Patience(self._process.pid, timeout_s)
         while b"\n" not in self._pending:
-            left = deadline - time.monotonic()
-            if left <= 0 or not is_ready(descriptor, timeout_s=left):
+            if not patience.until_ready(descriptor):
                 self.close()
                 raise CandidateTimedOut("timed-out", detail=f"no answer within {timeout_s:.3g} s")
             chunk = os.read(descriptor, 1 << 16)
