@@ -35,11 +35,11 @@ ROOT = Path(__file__).resolve().parents[2]
 WINDOW_S = 5
 BASELINE = 5
 DRIFTED = 4
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 """Longest wait for what must come."""
 _POLICY = ROOT / "policies" / "laptop-demo.yaml"
 _TRACE_EVERY_S = 0.25
-_DIE_S = 3.0
+_DIE_S = 30.0
 _COMMITTED = re.compile(r"epoch (\d+), (\S+)$", re.MULTILINE)
 
 
@@ -64,6 +64,7 @@ class KillWorld:
         self._dropped = 0
         self._turned: int | None = None
         self._next_trace_s = 0.0
+        self._hour_s = int(time.time()) // 3600 * 3600 - 7200
         for name in ("state", "traces", "sockets", "cache"):
             (folder / name).mkdir(mode=0o700)
         self.config = _write_config(folder)
@@ -201,7 +202,7 @@ class KillWorld:
         assert self.server.stdin is not None
         self.server.stdin.close()
         answer: dict[str, Any] = json.loads(_line(self.server.stdout))
-        self.server.wait(timeout=20)
+        self.server.wait(timeout=120)
         return answer
 
     def _moments(self) -> dict[str, tuple[Callable[[], bool], float]]:
@@ -262,8 +263,7 @@ class KillWorld:
         path = self.folder / "traces" / f"{number:03}.json"
         partial = path.with_suffix(".tmp")
         partial.write_text(json.dumps({"traceEvents": _events(rows, number)}))
-        hour = int(time.time()) // 3600 * 3600 - 7200
-        at_s = hour + number * WINDOW_S + 2
+        at_s = self._hour_s + number * WINDOW_S + 2
         os.utime(partial, (at_s, at_s))
         partial.rename(path)
 

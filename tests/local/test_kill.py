@@ -23,6 +23,7 @@ def world(tmp_path: Path) -> Iterator[KillWorld]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # eight lives, each of which may wait
 def test_a_daemon_killed_again_and_again_loses_nothing_and_does_nothing_twice(
     world: KillWorld,
 ) -> None:
@@ -71,7 +72,7 @@ def test_a_compiler_dies_with_whoever_started_it(tmp_path: Path) -> None:
     (tmp_path / "slow.cpp").write_text(SLOW_SOURCE)
     words = [sys.executable, "-c", COMPILE, str(tmp_path / "slow.cpp"), str(tmp_path / "cache")]
     with subprocess.Popen(words) as lab:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 120
         while not any("fpreprocessed" in p.command for p in below(lab.pid)):
             assert lab.poll() is None, "the source compiles too fast, or not at all"
             assert time.monotonic() < deadline_s
@@ -79,4 +80,4 @@ def test_a_compiler_dies_with_whoever_started_it(tmp_path: Path) -> None:
         compilers = below(lab.pid)
         lab.kill()
     assert compilers
-    assert survivors(compilers + working_in(tmp_path), within_s=3.0) == []
+    assert survivors(compilers + working_in(tmp_path), within_s=30.0) == []

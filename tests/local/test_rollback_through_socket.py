@@ -132,19 +132,26 @@ def until_a_mismatch_was_seen(slot: Slot, world: World) -> None:
 
 
 def test_from_the_alarm_to_the_original_it_takes_less_than_a_second(
-    served: tuple[World, Slot], record_property: Callable[[str, object], None]
+    served: tuple[World, Slot],
+    record_property: Callable[[str, object], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, slot = served
     until_a_mismatch_was_seen(slot, world)
     assert slot.table.state == "swapped", "it is the daemon that has to find it"
-    begin = time.perf_counter()
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    begin, worked = time.perf_counter(), time.process_time()
     world.loop.steer()
-    took_s = time.perf_counter() - begin
+    took_s, worked_s = time.perf_counter() - begin, time.process_time() - worked
     record_property("steer_ms", took_s * 1e3)  # what `benchmarks/rollback.py` reports
     assert slot(Rows()) == 0.0
     assert slot.table.state == "original"
     assert world.phases(Kind.PROPOSAL) == ["rolled-back"]
-    assert took_s < 3.0, "a second, and the other things that a shared machine does"
+    # not the time on the wall: a shared machine may stand still for longer
+    assert worked_s < 1.0
+    assert slept == [], "one look, without a pause in it"
+    assert took_s < 60.0, "nor does it wait for anybody's time-out"
 
 
 def test_what_the_server_took_back_by_itself_is_made_official(served: tuple[World, Slot]) -> None:
