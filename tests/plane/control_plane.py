@@ -7,8 +7,10 @@ ends, processes and files.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -26,8 +28,12 @@ import yaml
 from tests.plane.pki import Authority, Pair
 
 ROOT = Path(__file__).resolve().parents[2]
-_READY_S = 60.0
+_READY_S = 200.0
+_ASKED_S = 240.0
+"""Longest time for what kubectl does."""
 _STOP_S = 10.0
+_FIRST_PORT, _PORTS, _WORKERS = 20_000, 1_500, 8
+"""Below the ports that Linux gives to connections; so many for each process that runs tests."""
 _SERVERS = ("kube-apiserver", "etcd")
 """Those that the others need; the last ones to stop."""
 _AUDIT = {
@@ -86,12 +92,32 @@ def needed_tools() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Return ports that nobody listens on now and that nobody is given until a server starts.
+
+    A port that the kernel chooses it may give to a connection as soon as it is free again; who asks
+    a server that is away can even be given the server's port, and then talks to itself.
+    """
+    once_round = itertools.islice(_PORTS_OF_OURS, _PORTS)
+    return list(itertools.islice(filter(_is_free, once_round), count))
+
+
+def _ports_of_ours() -> Iterator[int]:
+    """Yield the ports of this process, round and round from any one on."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = _FIRST_PORT + worker % _WORKERS * _PORTS
+    for number in itertools.count(secrets.randbelow(_PORTS)):
+        yield first + number % _PORTS
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+_PORTS_OF_OURS = _ports_of_ours()
 
 
 class ControlPlane:
@@ -172,7 +198,7 @@ class ControlPlane:
             input=given,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=_ASKED_S,
             check=True,
         ).stdout
 
@@ -269,7 +295,8 @@ class ControlPlane:
         files = [f"--filename={path}" for path in self._definitions]
         if files:
             self.kubectl("apply", "--server-side", *files, kubeconfig=admin)
-            self.kubectl("wait", *files, "--for=condition=Established", kubeconfig=admin)
+            waiting = ("wait", "--for=condition=Established", f"--timeout={_READY_S:.0f}s")
+            self.kubectl(*waiting, *files, kubeconfig=admin)
 
     def _start_controllers(self) -> None:
         private = self.folder / "pki" / "tokens.key"
@@ -284,6 +311,8 @@ class ControlPlane:
             "--bind-address=127.0.0.1",
             f"--secure-port={self._ports['controllers']}",
             "--leader-elect=false",
+            # a node that is silent because all stands still, or is to be for a test, is not gone
+            "--node-monitor-grace-period=15m",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
         )
@@ -338,7 +367,7 @@ class ControlPlane:
                 raise Failed(f"{name} ended by itself:\n{self._tail(name)}")
             try:
                 with urllib.request.urlopen(
-                    url, timeout=2, context=context if url.startswith("https") else None
+                    url, timeout=10, context=context if url.startswith("https") else None
                 ):
                     return
             except (urllib.error.URLError, OSError) as error:
