@@ -151,6 +151,25 @@ def test_show_carries_what_a_person_needs(state: SqliteStore, run: Run) -> None:
     assert (body["decisions"], body["orders"]) == ([], [])
 
 
+def test_show_repeats_what_devices_did_while_it_was_measured(state: SqliteStore, run: Run) -> None:
+    experiment = put(state).experiment
+    assert "beside it" not in run("show", ID)
+    for moment, words in (("begin", "hot"), ("end", "cool"), ("end", "cold")):
+        state.record(
+            Event(
+                at=datetime.now(UTC),
+                kind="experiment",
+                id=experiment,
+                what="devices",
+                who="retuned",
+                detail={"sentence": words, "moment": moment},
+            )
+        )
+    said = "as it began, hot; as it ended, cold"
+    assert said in run("show", ID)
+    assert run("show", ID, "--json")["beside"] == said
+
+
 def test_an_approval_is_a_record_of_its_own_that_the_gate_counts(
     state: SqliteStore, run: Run
 ) -> None:

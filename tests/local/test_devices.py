@@ -8,14 +8,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.local.local_world import World
 from tests.local.test_showing import until_it_waits
+from tests.web.test_one_machine import settings
 
 from retuned.adapters.gpu_devices import FakeDevices
 from retuned.local.context import Kind
 from retuned.local.devices import WHAT, Beside, descendants, said_beside
 from retuned.local.program import Loop
+from retuned.local.review_page import served
+from retuned.local.review_source import key_of
 from retuned.ports import DeviceState
 
 THROTTLED = DeviceState(gpu="nvidia-0", throttled=frozenset({"power"}), processes=(1,))
@@ -61,6 +65,13 @@ def test_an_experiment_has_beside_it_what_may_have_slowed_it(world: World) -> No
     until_it_waits(world)
     assert len(said(world, Kind.EXPERIMENT)) >= 2
     assert all("throttled (power)" in each for each in said(world, Kind.EXPERIMENT))
+    (stored,) = world.store.list(Kind.PROPOSAL, phase="awaiting")
+    words = said_beside(world.store, Kind.EXPERIMENT, str(stored.body["experiment"]))
+    began, ended = words.split("; as it ended, ")
+    assert began == f"as it began, {ended}"
+    with served(settings(world), world.loop) as address:
+        page = httpx.get(f"{address}proposals/{key_of(stored.id)}").text
+    assert f"{words} (what may have changed the numbers" in page
 
 
 def test_nothing_is_written_beside_an_experiment_where_nothing_is_unusual(world: World) -> None:

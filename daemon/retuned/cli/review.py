@@ -28,6 +28,8 @@ from retuned.cli.state import (
 from retuned.cli.turns_text import print_turns, turns_of
 from retuned.errors import Refused, UnreadableInput, UsageError
 from retuned.local import people
+from retuned.local.context import Kind
+from retuned.local.devices import said_beside
 from retuned.local.people import OPEN, SWAPPED, asked_for, doubts, gate_of, read_proposal
 from retuned.local.proving import read
 from retuned.ports import Stored
@@ -91,6 +93,7 @@ def show(
         orders = [o for o in at.store.list("order") if o.body.get("proposal") == stored.id]
         events = at.store.events(id=stored.id)
         evidence = read(at.store, at.notary, proposal.evidence)
+        beside = said_beside(at.store, Kind.EXPERIMENT, proposal.experiment)
         turns = turns_of(at.store, proposal.experiment)
         asked = asked_for(at.store).get(stored.id, ())
         measured = end_to_end_of(at.store, stored.id)
@@ -98,6 +101,7 @@ def show(
         body = review_text.summary(stored, proposal, gate, asked=asked)
         body["end_to_end"] = end_to_end_body(measured)
         body["evidence"] = review_text.evidence_summary(proposal, evidence)
+        body["beside"] = beside
         body["proposal"] = proposal.model_dump(mode="json")
         body["gate"] = gate.model_dump(mode="json") if gate else None
         body["decisions"] = [d.model_dump(mode="json") for d in decisions]
@@ -107,7 +111,14 @@ def show(
         emit_json(body)
         return
     review_text.print_proposal(
-        stored, proposal, gate=gate, decisions=decisions, evidence=evidence, asked=asked, now=at.now
+        stored,
+        proposal,
+        gate=gate,
+        decisions=decisions,
+        evidence=evidence,
+        beside=beside,
+        asked=asked,
+        now=at.now,
     )
     print_end_to_end(measured)
     print_turns(turns)

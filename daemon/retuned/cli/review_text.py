@@ -111,6 +111,7 @@ def print_proposal(
     gate: GateDecision | None,
     decisions: Sequence[SwapDecision],
     evidence: Read,
+    beside: str,
     asked: Sequence[Asked],
     now: datetime,
 ) -> None:
@@ -120,6 +121,7 @@ def print_proposal(
         ("phase", stored.phase),
         *subject_fields(proposal),
         ("gates", _gates(evidence)),
+        *([("beside it", beside)] if beside else []),
         *origin_fields(proposal, now=now),
         ("gate", explain(gate) if gate else "not judged yet; is the daemon running?"),
         *((f"{d.decision}", f"by {d.user} {d.comment}") for d in decisions),

@@ -13,6 +13,7 @@ from retuned.stages.drift import DriftAction
 _MAX_PROCESSES = 4096
 WHAT = "devices"
 """Line of a history that says what devices did."""
+_MOMENTS = {"begin": "as it began, ", "end": "as it ended, "}
 
 
 class Beside:
@@ -59,9 +60,10 @@ def beside_experiment(ctx: Context, experiment: str, *, moment: str) -> None:
 
 
 def said_beside(store: Store, kind: Kind, id: str) -> str:
-    """Return what was written last of what devices did beside something; empty where nothing."""
-    lines = [each for each in store.events(id=id) if (each.kind, each.what) == (kind, WHAT)]
-    return str(lines[-1].detail.get("sentence", "")) if lines else ""
+    """Return what was written last of what devices did beside something, moment by moment."""
+    lines = [each.detail for each in store.events(id=id) if (each.kind, each.what) == (kind, WHAT)]
+    said = {str(line.get("moment", "")): str(line.get("sentence", "")) for line in lines}
+    return "; ".join(f"{_MOMENTS.get(moment, '')}{words}" for moment, words in said.items())
 
 
 def note(ctx: Context, kind: Kind, id: str, **detail: str) -> None:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from retuned.adapters.approvals import Approvals, Identity
 from retuned.contract import Solution
 from retuned.local.context import Kind
+from retuned.local.devices import said_beside
 from retuned.local.people import OPEN, SWAPPED, doubts
 from retuned.local.proving import Read
 from retuned.ports import Event, Store
@@ -60,6 +61,7 @@ def case_of(
         sample=sample,
         end_to_end=_end_to_end(store, id),
         roofs=roofs,
+        beside=said_beside(store, Kind.EXPERIMENT, row.proposal.experiment),
         fleet=fleet,
         commands=tuple(_commands(row)),
     )

@@ -228,6 +228,8 @@ class Case:
     """What the whole server gained; None where it was not measured."""
     roofs: Roofs | None = None
     """What physics allows; None where nobody knows."""
+    beside: str = ""
+    """What accelerators did while it was measured; empty where nothing is worth a word."""
     fleet: Fleet = Fleet()
     """What hours and money are reckoned with."""
     commands: tuple[str, ...] = ()

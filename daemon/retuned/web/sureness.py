@@ -61,6 +61,8 @@ def sure_of(case: Case) -> Iterator[tuple[str, str]]:
         yield "evidence", f"NOT VERIFIED, it will not be swapped: {doubt.detail} ({doubt.fault})"
     elif document is not None:
         yield "evidence", "signed and whole"
+    if case.beside:
+        yield "beside it", f"{case.beside} (what may have changed the numbers; it decides nothing)"
     if document is None:
         return
     verdict, timing = document.verdict, document.evidence.timing

@@ -34,6 +34,7 @@ from retuned_operator.review.said import JustSaid
 from retuned_operator.review.sight import Sight
 from retuned_operator.runtime.resources import (
     DECISIONS,
+    EXPERIMENTS,
     FREEZES,
     POLICIES,
     PROPOSALS,
@@ -164,6 +165,7 @@ class ClusterReview:
             incumbent=self._shelf.solution(spec.baseline_digest)
             or (self._shelf.incumbent(spec.kernel, target) if target else None),
             roofs=self._shelf.roofs(spec.kernel, shapes, arch),
+            beside=self._beside(found),
         )
 
     def swaps(self, viewer: Person, part: Slice) -> Found[Line]:
@@ -240,6 +242,13 @@ class ClusterReview:
             return read(PolicyObject, body) if body is not None else None
         except UnreadableInput:
             return None
+
+    def _beside(self, found: SwapProposal) -> str:
+        """Return what its experiment says of the devices; a win that was proposed says no more."""
+        key = f"{found.metadata.namespace}/{found.spec.experiment_ref}"
+        body = self._caches.get(EXPERIMENTS, key)
+        status = reading.part(body, "status") if body is not None else {}
+        return str(status.get("detail", "")) if status.get("reason") == "proposed" else ""
 
     def _fleet(self, key: str) -> Fleet:
         """Reckon with the accelerators that the pods request."""

@@ -109,10 +109,10 @@ class Cluster:
         body["metadata"] = {"name": "chat", "namespace": "serving", "labels": {"env": "prod"}}
         self.fake.make(TARGETS, body, **status)
 
-    def experiment(self, phase: str = "Running") -> None:
+    def experiment(self, phase: str = "Running", **status: Any) -> None:
         body = an_experiment()
         body["metadata"] = {"name": "exp-1", "namespace": "serving"}
-        self.fake.make(EXPERIMENTS, body, phase=phase)
+        self.fake.make(EXPERIMENTS, body, phase=phase, **status)
 
 
 @pytest.fixture

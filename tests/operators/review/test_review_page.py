@@ -256,6 +256,14 @@ def test_what_accelerators_did_stands_beside_a_drift_and_what_no_sidecar_says_do
     assert "Beside it" not in page.get("/drift/serving/chat/y").text
 
 
+def test_what_accelerators_did_in_an_experiment_stands_with_how_sure_its_win_is(page: Page) -> None:
+    hot = "as it began, amd-0 is throttled (thermal)"
+    page.cluster.proposal(page.cluster.policy(), experimentRef="exp-1")
+    assert "beside it" not in page.get(f"/proposals/{NAME}").text
+    page.cluster.experiment("Succeeded", reason="proposed", detail=hot)
+    assert f"{hot} (what may have changed the numbers" in page.get(f"/proposals/{NAME}").text
+
+
 def test_hours_of_a_swap_are_reckoned_with_the_accelerators_that_pods_request(page: Page) -> None:
     page.cluster.target()
     page.cluster.proposal(page.cluster.policy())
