@@ -12,7 +12,7 @@ import httpx
 import yaml
 from tests.plane.control_plane import free_ports
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 180.0
 
 
 class Prometheus:
@@ -34,8 +34,10 @@ class Prometheus:
         self._programs, self._folder = programs, folder
         self._jobs = jobs
         (self.port,) = free_ports(1)
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20.0)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0)
         self._process: subprocess.Popen[bytes] | None = None
+        self._moment_s = 0.0
+        """When all was scraped last: what is asked for then stays as it is."""
 
     def __enter__(self) -> Self:
         config = {
@@ -71,10 +73,18 @@ class Prometheus:
             self._process.terminate()
             self._process.wait(_PATIENCE_S)
 
-    def ask(self, query: str) -> list[Any]:
+    def seen(self, query: str) -> list[Any]:
+        """Return the series that a query found when everything was scraped last.
+
+        Asked for now there may be none, whenever a scrape was late.
+        """
+        return self.ask(query, at_s=self._moment_s)
+
+    def ask(self, query: str, *, at_s: float | None = None) -> list[Any]:
         """Return the series that a query finds; nothing while Prometheus starts."""
+        asked = {"query": query} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
         try:
-            answer = self._client.get("/api/v1/query", params={"query": query})
+            answer = self._client.get("/api/v1/query", params=asked)
         except httpx.TransportError:
             return []
         if answer.status_code == 503:
@@ -85,10 +95,13 @@ class Prometheus:
     def scraped(self) -> None:
         """Wait until each job was scraped twice more: what was just counted is in, and a rate."""
         before = time.time() + 1.1
-        self.until(
-            lambda: len(self.ask(f"timestamp(up == 1) > {before}")) == len(self._jobs),
-            "everything is scraped again",
-        )
+
+        def again() -> bool:
+            found = self.ask(f"timestamp(up == 1) > {before}")
+            self._moment_s = max((float(each["value"][1]) for each in found), default=0.0)
+            return len(found) == len(self._jobs)
+
+        self.until(again, "everything is scraped again")
 
     def until(self, reached: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + _PATIENCE_S
