@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import yaml
 from tests.plane.control_plane import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
-_PATIENCE_S = 60.0
+_PATIENCE_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,24 +28,47 @@ class Monitoring:
 
     def alerts(self) -> list[Any]:
         """Return what stands in Alertmanager."""
-        answer = httpx.get(f"{self.alertmanager}/api/v2/alerts", timeout=10.0)
+        answer = httpx.get(f"{self.alertmanager}/api/v2/alerts", timeout=30.0)
         assert answer.status_code == 200, answer.text
         return list(answer.json())
 
-    def ask(self, query: str) -> list[Any]:
-        """Return the series that a query finds in Prometheus."""
-        answer = httpx.get(f"{self.prometheus}/api/v1/query", params={"query": query}, timeout=20.0)
+    def ever(self, query: str, *, since: float) -> list[Any]:
+        """Return the series that a query finds in Prometheus at any second since a moment.
+
+        What was to be seen for a while is found later, and a scrape that failed hides nothing.
+        """
+        asked = {"query": query, "start": str(since), "end": str(time.time()), "step": "1"}
+        answer = httpx.get(f"{self.prometheus}/api/v1/query_range", params=asked, timeout=60.0)
         assert answer.status_code == 200, answer.text
         return list(answer.json()["data"]["result"])
 
-    def until(self, reached: Callable[[], object], what: str) -> None:
-        """Wait for something, and show both logs where it does not come."""
+    def until(
+        self, reached: Callable[[], object], what: str, *, lacking: Callable[[], object] = str
+    ) -> None:
+        """Wait for something; where it does not come, show what is lacking and both logs."""
         deadline_s = time.monotonic() + _PATIENCE_S
         while not _reached(reached):
             if time.monotonic() > deadline_s:
                 logs = [path.read_text()[-3000:] for path in sorted(self.folder.glob("*.log"))]
-                raise AssertionError(f"it did not come to it that {what}: {logs}")
+                raise AssertionError(f"it did not come to it that {what}: {lacking()} {logs}")
             time.sleep(0.1)
+
+    def one_alert(self, *, proposal: str = "") -> Any:
+        """Wait until one alert stands, that of a proposal where it is named, and return it.
+
+        An alert may go away again for a moment: when a scrape was late, Prometheus knows nothing.
+        """
+        seen: list[Any] = []
+
+        def stands() -> bool:
+            seen[:] = self.alerts()
+            if proposal:
+                seen[:] = [each for each in seen if each["labels"].get("proposal") == proposal]
+            return bool(seen)
+
+        self.until(stands, "the alert stands")
+        (found,) = seen
+        return found
 
 
 def _reached(reached: Callable[[], object]) -> bool:
@@ -146,3 +169,11 @@ def _configure(folder: Path, *, metrics_port: int, am_port: int, webhook: str, t
         ],
     }
     (folder / "alertmanager.yaml").write_text(yaml.safe_dump(routes))
+
+
+def of_alerts(history: Iterable[str]) -> str:
+    """Return how an alert stands by a proposal's history: one that came back goes away again."""
+    words = [what for what in history if what.startswith("alert-")]
+    turns = ["alert-firing", "alert-resolved"] * len(words)
+    assert words == turns[: len(words)], words
+    return words[-1] if words else ""
