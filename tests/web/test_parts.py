@@ -160,14 +160,18 @@ def test_a_port_that_is_taken_is_found_before_anything_begins() -> None:
 def test_no_answer_waits_for_its_head_to_be_acknowledged() -> None:
     server = PageServer("127.0.0.1", 0)
     server.start(PlainTextResponse("x" * 5_000))
-    took_s = []
     with httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as http:
-        for _ in range(40):  # a new connection's first answers are acknowledged at once
+
+        def took_s() -> float:
             began_s = time.perf_counter()
             assert len(http.get("/").content) == 5_000
-            took_s.append(time.perf_counter() - began_s)
+            return time.perf_counter() - began_s
+
+        for _ in range(20):  # a new connection's first answers are acknowledged at once
+            took_s()
+        quick = any(took_s() < 0.030 for _ in range(1_000))
     server.stop()
-    assert min(took_s[20:]) < 0.030, "held back, each would take 40 ms and more"
+    assert quick, "held back, each would take 40 ms and more; on a busy machine most do"
 
 
 def test_the_kernel_says_who_opened_a_connection() -> None:
