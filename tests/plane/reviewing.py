@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from tests.operators.kubectl.conftest import PEOPLE, POLICY
 from tests.operators.review.conftest import GROUPS
 from tests.operators.runtime.running import in_thread
 from tests.plane.control_plane import ControlPlane
-from tests.plane.servers import eventually, real_api
+from tests.plane.servers import eventually, real_api, refusal
 
 from retuned.contract import Digest
 from retuned_operator.controllers.caches import INDICES, StoreCaches
@@ -31,10 +32,11 @@ from retuned_operator.manifests.roles import (
 )
 from retuned_operator.program.watched import WATCHED
 from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.errors import ApiError
 from retuned_operator.runtime.manager import Manager, ManagerSettings
 from retuned_operator.runtime.resources import (
+    ACCESS_REVIEWS,
     DECISIONS,
+    FREEZES,
     PODS,
     POLICIES,
     PROPOSALS,
@@ -71,6 +73,7 @@ class Place:
         history = [{"from": "Pending", "to": phase, "at": _stamp(), "by": "retuned"}]
         self._stand(name, phase=phase, history=history)
         self.judge(name)
+        eventually(lambda: admission_knows(self.api, name, namespace=self.name))
         return f"{self.name}/{name}"
 
     def digest(self) -> Digest:
@@ -113,22 +116,43 @@ class Place:
     def _metadata(self, name: str) -> Obj:
         return {"name": name, "namespace": self.name}
 
-    def _is_enforced(self) -> bool:
-        """Whether the API server refuses a word in another's name by now."""
-        body = a_decision(user="somebody-else", groups=[])
-        body["metadata"] = self._metadata("not-mine")
-        try:
-            self.api.create(DECISIONS, body)
-        except ApiError as error:
-            return "nobody decides in another's name" in str(error)
-        self.api.delete(DECISIONS, "not-mine", namespace=self.name)
-        return False
-
     def _furnish(self) -> None:
         self.api.apply(POLICIES, {"metadata": self._metadata("prod"), "spec": POLICY})
         self.api.apply(TARGETS, {"metadata": self._metadata("chat"), "spec": a_target()["spec"]})
         self.proposal("swp-first")  # without any the policy has nothing to be about
-        eventually(self._is_enforced)  # an API server compiles admission policies a bit later
+        eventually(lambda: freezes_are_judged(self.api))
+        eventually(lambda: rights_are_known(self.api, BOUND))
+        eventually(lambda: refusal(lambda: self.page.list(PROPOSALS, namespace=self.name)) is None)
+
+
+def admission_knows(api: Api, name: str, *, namespace: str) -> bool:
+    """Whether admission judges words about a proposal by now: it is compiled a bit later than it is
+    made, and reads a cache, behind which it takes any word about what it does not know."""
+    body = a_decision(
+        user="admin", groups=[], decision="Reject", proposalRef={"name": name, "uid": "another"}
+    )
+    metadata = {"name": f"early-{name}", "namespace": namespace}
+    error = refusal(lambda: api.create(DECISIONS, body | {"metadata": metadata}))
+    if error is None:
+        api.delete(DECISIONS, metadata["name"], namespace=namespace)
+    return "is another one by now" in str(error)
+
+
+def freezes_are_judged(api: Api) -> bool:
+    """Whether admission refuses a freeze in another's name by now."""
+    name = f"early-{uuid.uuid4().hex[:10]}"
+    freeze = {"metadata": {"name": name}, "spec": {"user": "somebody-else", "reason": "early"}}
+    error = refusal(lambda: api.create(FREEZES, freeze))
+    if error is None:
+        api.delete(FREEZES, name)
+    return "nobody freezes in another's name" in str(error)
+
+
+def rights_are_known(api: Api, groups: Iterable[str]) -> bool:
+    """Whether the authorizer knows of the roles of groups by now: it reads caches, too."""
+    asked = {"group": PROPOSALS.group, "resource": PROPOSALS.plural, "verb": "get"}
+    specs = [{"user": "any", "groups": [each], "resourceAttributes": asked} for each in groups]
+    return all(api.create(ACCESS_REVIEWS, {"spec": each})["status"]["allowed"] for each in specs)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def real_api(
     return Api(Transport(configuration_of(kubeconfig), timeouts=timeouts))
 
 
-def eventually(look: Callable[[], T | None], *, within_s: float = 60.0) -> T:
+def eventually(look: Callable[[], T | None], *, within_s: float = 150.0) -> T:
     """Return the first thing that is seen and not nothing.
 
     Raises

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.plane.control_plane import ROOT, ControlPlane
+from tests.plane.servers import eventually
 
 pytestmark = pytest.mark.plane
 
@@ -87,11 +88,15 @@ def test_the_audit_log_names_who_decided(plane: ControlPlane, admin: Path) -> No
     body = copy.deepcopy(DECISION)
     body["metadata"]["name"] = "audited"
     apply(plane, admin, body)
-    found = [
-        each["user"]["username"]
-        for each in plane.audited()
-        if each["verb"] in ("create", "patch")
-        and each.get("objectRef", {}).get("name") == "audited"
-        and each["stage"] == "ResponseComplete"
-    ]
-    assert found == ["admin"]
+
+    def found() -> list[str]:
+        return [
+            each["user"]["username"]
+            for each in plane.audited()
+            if each["verb"] in ("create", "patch")
+            and each.get("objectRef", {}).get("name") == "audited"
+            and each["stage"] == "ResponseComplete"
+        ]
+
+    eventually(found)  # a line is written after its answer
+    assert found() == ["admin"]

@@ -19,7 +19,7 @@ from retuned_operator.runtime.errors import NotFound
 from retuned_operator.runtime.resources import NAMESPACES, PROPOSALS, TARGETS
 
 pytestmark = pytest.mark.plane
-_PATIENCE_S = 90.0
+_PATIENCE_S = 200.0
 
 
 def until(reached: Callable[[], bool]) -> None:

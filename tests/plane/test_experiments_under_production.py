@@ -204,7 +204,7 @@ def test_a_job_that_is_suspended_again_gives_the_accelerator_back(pool: Pool) ->
     change = {"spec": {"suspend": True}}
     pool.api.patch(JOBS, job["metadata"]["name"], change=change, namespace=pool.name)
     eventually(lambda: not pool.pods(job))
-    assert set(pool.ended(job)) == {"Suspended"}
+    eventually(lambda: set(pool.ended(job)) == {"Suspended"})  # said after the pods are told to go
 
 
 def _unschedulable(pod: Obj) -> bool:
