@@ -24,7 +24,7 @@ QUICK = LabSettings(
     final_s=0.6,
     most_processes=12,
     launch_timeout_s=1.5,
-    compile=CompileLimits(wall_s=8.0, cpu_s=8),
+    compile=CompileLimits(wall_s=60.0, cpu_s=8),
 )
 
 Judge = Callable[..., Verdict]
@@ -70,7 +70,7 @@ def judged(lab_root: Path) -> Judge:
             workloads=tuple(Workload(definition=solution.definition, axes=axes) for axes in shapes),
             incumbent=against.digest,
             generators=("given",),
-            budget=Budget(max_candidates=1, max_seconds=60.0, finalists=1),
+            budget=Budget(max_candidates=1, max_seconds=240.0, finalists=1),
             environment=cpu_environment().digest,
         )
         lab = LocalLab(

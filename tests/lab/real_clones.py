@@ -39,7 +39,7 @@ def experiment(folder: Path, number: int) -> Finding:
         workloads=(Workload(definition=name, axes=axes),),
         incumbent=entry.incumbent.digest,
         generators=("given",),
-        budget=Budget(max_candidates=1, max_seconds=30.0, finalists=1),
+        budget=Budget(max_candidates=1, max_seconds=120.0, finalists=1),
         environment=cpu_environment().digest,
     )
     lab = LocalLab(

@@ -28,7 +28,7 @@ def task(root: Path, **changes: object) -> str:
         definition=NAME,
         workloads=(Workload(definition=NAME, axes={"M": 8}),),
         incumbent=catalog.get(NAME).incumbent.digest,
-        budget=Budget(max_candidates=2, max_seconds=20.0, finalists=1),
+        budget=Budget(max_candidates=2, max_seconds=90.0, finalists=1),
         environment=cpu_environment().digest,
     )
     return json.dumps({"plan": plan.model_dump(mode="json"), "root": str(root), **changes})

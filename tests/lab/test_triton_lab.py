@@ -39,7 +39,7 @@ def plan(incumbent: Solution, **changes: object) -> ExperimentPlan:
         "workloads": (Workload(definition=SOFTMAX, axes={"M": 4}),),
         "incumbent": incumbent.digest,
         "generators": ("given",),
-        "budget": Budget(max_candidates=1, max_seconds=60.0, finalists=1),
+        "budget": Budget(max_candidates=1, max_seconds=240.0, finalists=1),
         "environment": environment_of(Language.TRITON).digest,
     }
     return ExperimentPlan.model_validate({**body, **changes})
@@ -100,7 +100,7 @@ def test_the_experiment_program_searches_in_the_incumbents_language(tmp_path: Pa
         "plan": plan(
             incumbent,
             generators=("search",),
-            budget=Budget(max_candidates=2, max_seconds=40.0, finalists=1),
+            budget=Budget(max_candidates=2, max_seconds=160.0, finalists=1),
             workloads=(Workload(definition=SOFTMAX, axes={"M": 2}),),
         ).model_dump(mode="json"),
         "root": str(tmp_path),

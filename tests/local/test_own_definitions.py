@@ -76,7 +76,7 @@ def test_the_labs_process_gets_the_definition_by_content(tmp_path: Path) -> None
         definition=NAME,
         workloads=(Workload(definition=NAME, axes={"M": 4}),),
         incumbent=incumbent.digest,
-        budget=Budget(max_candidates=1, max_seconds=60.0, finalists=1),
+        budget=Budget(max_candidates=1, max_seconds=240.0, finalists=1),
         environment=cpu_environment().digest,
     )
     builder = LocalLab(tmp_path, subjects=catalog.get, solutions=lambda _: None, generators={})

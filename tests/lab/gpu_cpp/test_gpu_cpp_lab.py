@@ -81,7 +81,7 @@ def judged(root: Path, candidate: Solution, incumbent: Solution) -> Finding:
         workloads=(Workload(definition=NAME, axes={"M": 4}),),
         incumbent=incumbent.digest,
         generators=("given",),
-        budget=Budget(max_candidates=1, max_seconds=60.0, finalists=1),
+        budget=Budget(max_candidates=1, max_seconds=240.0, finalists=1),
         environment=environment_of(Language.GPU_CPP).digest,
     )
     (finding,) = lab(root, candidate, incumbent).run(plan, known={})
