@@ -130,7 +130,7 @@ def test_a_source_that_holds_the_compiler_up_is_killed(tmp_path: Path) -> None:
     begin = time.monotonic()
     with pytest.raises(CompileFailed, match="took more than 1 s"):
         build(made, DEFINITION, cache_dir=tmp_path, arch="sm_90", limits=limits)
-    assert time.monotonic() - begin < 20.0
+    assert time.monotonic() - begin < 150.0
     assert not list(tmp_path.iterdir())
 
 
