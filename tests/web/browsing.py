@@ -37,6 +37,8 @@ _ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE_MS = 120_000
+"""For what a page is to show; a machine with other things to do takes its time."""
 _THUMB = 44
 
 
@@ -46,7 +48,9 @@ def chromium() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=_ARGUMENTS)
+        browser = driver.chromium.launch(
+            executable_path=str(CHROMIUM), args=_ARGUMENTS, timeout=PATIENCE_MS
+        )
         yield browser
         browser.close()
 
@@ -80,7 +84,7 @@ class Windows:
             bypass_csp=bypass_csp,
             ignore_https_errors=True,  # the authority is a test's own
         )
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(PATIENCE_MS)
         self.contexts.append(context)
         return context.new_page()
 

@@ -21,7 +21,7 @@ from retuned.local.review_source import key_of
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.browser, NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.browser, NEEDS_CHROMIUM, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +110,9 @@ def test_a_page_that_stayed_open_past_the_expiry_says_so_and_decides_nothing(
     there.site.clock.advance(600)
     approve(page)
     page.get_by_role("heading", name="Nothing was decided").wait_for()
-    assert page.get_by_text("expired at", exact=False).is_visible()
+    page.get_by_text("expired at", exact=False).wait_for()
     page.get_by_role("link", name="Look at the proposal as it is now").click()
-    assert page.get_by_text("It has expired.").is_visible()
+    page.get_by_text("It has expired.").wait_for()
     assert words(there, one.id) == []
 
 
