@@ -131,6 +131,24 @@ def test_times_that_the_child_makes_up_are_found_by_the_parent_s_clock(bay: Bay)
         assert found.reason is Reason.CLOCKS_DISAGREE
 
 
+def test_a_long_run_in_which_the_machine_stood_still_is_made_once_more(bay: Bay) -> None:
+    class Stalled(Forger):
+        stalls = 1
+
+        def command(self, body: Mapping[str, Any], *, timeout_s: float) -> tuple[Any, Elapsed]:
+            answer, elapsed = super().command(body, timeout_s=timeout_s)
+            if Stalled.stalls and len(body["calls"]) == 1 and body["calls"][0][0] == CANDIDATE:
+                Stalled.stalls -= 1
+                took = answer["times"][0] + 5_000_000_000
+                return {"times": [took], "elapsed": took}, Elapsed(wall_ns=took, busy_ns=took)
+            return answer, elapsed
+
+    for duel in duel_with(bay, Stalled({INCUMBENT: 100_000, CANDIDATE: 100_000})):
+        duel.prepare(SHAPE, bay.sets(0, bay.seeds), seed=1)
+        agreed = duel.check_clocks(candidate_us=100.0, incumbent_us=100.0, gate="G6")
+        assert (agreed.reason, Stalled.stalls) == (None, 0), agreed
+
+
 @pytest.mark.parametrize(
     "times", [[], [0, 1, 1, 1], [-5, 1, 1, 1], [10**12, 1, 1, 1]], ids=["none", "0", "-5", "long"]
 )
