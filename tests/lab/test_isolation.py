@@ -44,7 +44,7 @@ def ask(script: str, *words: str) -> dict[str, object]:
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", script, ROOT, *words],
         capture_output=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
@@ -75,7 +75,7 @@ asked = threading.Event()
 seen = {}
 def early():  # a thread that was there before the walls
     started.set()
-    asked.wait(60)
+    asked.wait(200)
     seen["early thread"] = tried(lambda: os.kill(victim, 0))
 def tried(act):
     try:
@@ -90,14 +90,14 @@ def call(name, *arguments):
         raise OSError(ctypes.get_errno(), "")
 thread = threading.Thread(target=early, daemon=True)
 thread.start()
-started.wait(60)
+started.wait(200)
 imports = [sys.argv[1], sys.prefix, sys.base_prefix]
 files = sandbox.deny_files(landlock.for_device(imports=imports, read=[], own=[own]))
 filtered = sandbox.confine_device(
     memory_bytes=2**28, cpu_s=20, on_device=False, programs=programs
 )
 asked.set()
-thread.join(60)
+thread.join(200)
 seen["walls"] = [filtered, files]
 os.mkdir(os.path.join(own, "folder"))
 open(os.path.join(own, "script.new"), "w").close()
@@ -146,7 +146,7 @@ def device_child(
     own, home = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("home")
     secret = home / "secret"
     secret.write_text("a key")
-    with subprocess.Popen(["sleep", "60"]) as victim:
+    with subprocess.Popen(["sleep", "900"]) as victim:
         try:
             seen = ask(DEVICE_CHILD, str(victim.pid), str(own), str(secret), request.param)
         finally:

@@ -113,7 +113,7 @@ class Server:
         """End it, orderly."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=120)
         self.out.close()
 
     def kill(self) -> None:
@@ -121,7 +121,7 @@ class Server:
         self.process.kill()
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=120)
         self.out.close()
 
 
@@ -158,7 +158,7 @@ class FileWorld:
     def connect(self) -> None:
         """Point the daemon at the server's sockets; also after the daemon was started anew."""
         ctx, path = self.world.loop.ctx, self.folder / "sockets"
-        socket = Socket(path, key=self.notary.public_hex)
+        socket = Socket(path, timeout_s=60.0, key=self.notary.public_hex)
         bench = FileLab(script={}, root=self.folder)
         lab: Any = ctx.bench
         bench.paid, bench.boundary, bench.found = self.world.paid, self.world.boundary, self.found

@@ -69,7 +69,7 @@ class KillWorld:
             (folder / name).mkdir(mode=0o700)
         self.config = _write_config(folder)
         self.store = SqliteStore(folder / "state")
-        self.swapper = RuntimeSocket(folder / "sockets")
+        self.swapper = RuntimeSocket(folder / "sockets", timeout_s=60.0)
         places = (str(folder / "sockets"), str(folder / "cache"))
         self.server = self._python(
             "tests.local.kill_server", *places, log="server.log", talk=subprocess.PIPE

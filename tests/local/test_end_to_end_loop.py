@@ -323,16 +323,16 @@ def test_nobody_waits_for_the_measuring(swapped: World, users: Users) -> None:
 
     def slow() -> Served:
         entered.set()
-        assert leave.wait(20.0)
+        assert leave.wait(120.0)
         return serve()
 
     users.serve = slow  # type: ignore[method-assign]
     thread = threading.Thread(target=swapped.loop.measure)
     thread.start()
-    assert entered.wait(20.0)
+    assert entered.wait(120.0)
     swapped.server.counts[KERNEL] = {"swapped_launches": 1, "shadow_checks": 1, "errors": 9}
     swapped.loop.steer()
     assert swapped.phases(Kind.PROPOSAL) == ["rolled-back"]
     leave.set()
-    thread.join(20.0)
+    thread.join(120.0)
     assert not thread.is_alive()

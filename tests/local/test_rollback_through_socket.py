@@ -103,7 +103,7 @@ def served(
     monkeypatch.setattr(Erring, "error", 0.0)
     runtime = attach(server="test", socket_dir=tmp_path / "s", compare=by_number)
     slot = runtime.slot(DEFINITION, lambda _: 0.0)
-    socket: Any = Bridge(RuntimeSocket(tmp_path / "s"), tmp_path / "artifact")
+    socket: Any = Bridge(RuntimeSocket(tmp_path / "s", timeout_s=60.0), tmp_path / "artifact")
     world.loop = Loop(replace(world.loop.ctx, swapper=socket))
     for m in (8,) * 5 + (256,) * 4:
         world.window(m)

@@ -17,7 +17,7 @@ from retuned.experiment import open_lab
 from retuned.stages.experiment import TurnOutcome
 from retuned.stages.verdict import Status
 
-pytestmark = [pytest.mark.index, pytest.mark.slow]
+pytestmark = [pytest.mark.index, pytest.mark.slow, pytest.mark.timeout(1_800)]
 KEY = "k3y-of-the-endpoint"
 
 
