@@ -23,8 +23,8 @@ from tests.cluster.marks import sweep
 from tests.cluster.needs import lacks, missing_packages
 from tests.plane.control_plane import ROOT, tools
 
-_UP_S = 300.0
-_DOWN_S = 60.0
+_UP_S = 900.0
+_DOWN_S = 400.0
 
 
 def main(arguments: Sequence[str]) -> int:

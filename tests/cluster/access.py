@@ -71,6 +71,9 @@ class Access(ABC):
             "create", "rolebinding", f"{name}-{role}", f"--clusterrole={role}", f"--user={name}",
             "-n", namespace,
         )  # fmt: skip
+        may = ("auth", "can-i", "get", "swapproposals.retuned.dev", "-n", namespace, "--quiet")
+        known = f"{name} has the rights of {role}: who checks them reads a cache"
+        self.eventually(lambda: self.succeeds(*may, kubeconfig=kubeconfig), known)
         return kubeconfig
 
     def retuned(self, *arguments: str, kubeconfig: Path) -> str:
@@ -87,7 +90,7 @@ class Access(ABC):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=True,
         ).stdout
 
@@ -108,7 +111,7 @@ class Access(ABC):
             input=None if given is None else yaml.safe_dump(dict(given)),
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=900,
             env={"PATH": os.environ["PATH"], "HOME": home},
             check=False,
         )
@@ -116,15 +119,15 @@ class Access(ABC):
             raise Failed(f"helm {' '.join(arguments)}: {done.stderr.strip()}\n{self._scene()}")
         return done.stdout
 
-    def succeeds(self, *arguments: str) -> bool:
+    def succeeds(self, *arguments: str, kubeconfig: Path | None = None) -> bool:
         """Return whether kubectl does what is asked, without waiting for it."""
         try:
-            self.kubectl(*arguments)
+            self.kubectl(*arguments, kubeconfig=kubeconfig)
         except subprocess.CalledProcessError:
             return False
         return True
 
-    def eventually(self, seen: Callable[[], bool], what: str, *, within_s: float = 60.0) -> float:
+    def eventually(self, seen: Callable[[], bool], what: str, *, within_s: float = 240.0) -> float:
         """Wait until something holds and return the seconds that took.
 
         Raises

@@ -29,7 +29,7 @@ NODE = "node1"
 GPUS = {"amd.com/gpu": "8"}
 MODEL = {"amd.com/gpu.product-name": "MI300X"}
 """Labels of the node, as AMD's labeller writes them."""
-_READY_S = 90.0
+_READY_S = 300.0
 
 
 class Cluster(Access):

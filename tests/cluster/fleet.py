@@ -47,7 +47,8 @@ ROLLOUT: Mapping[str, Any] = {
         "shadowFirst": True,
         "steps": [
             {"fraction": 0.1, "minChecks": 20, "minSeconds": 5},
-            {"fraction": 0.5, "minChecks": 20, "minSeconds": 5},
+            # so long that it is seen under way, and over before the API server is back
+            {"fraction": 0.5, "minChecks": 20, "minSeconds": 20},
         ],
         "lease": "10m",
         "orphan": "rollback",
@@ -59,7 +60,7 @@ ROLLOUT: Mapping[str, Any] = {
     "autoRollback": {"quarantine": "1h"},
     "postPromotionWatch": "5s",
 }
-"""Every stage of a rollout, each as short as it may be."""
+"""Every stage of a rollout, each but one as short as it may be."""
 
 
 def story_values(volume: str) -> Mapping[str, Any]:
@@ -142,12 +143,12 @@ class Client:
 
     def __init__(self, child: Child) -> None:
         self._child = child
-        child.answer(timeout_s=120)
+        child.answer(timeout_s=300)
 
     def ask(self, line: str) -> dict[str, Any]:
         """Say one line and return the answer."""
         self._child.say(line)
-        return self._child.answer(timeout_s=180)
+        return self._child.answer(timeout_s=400)
 
     def served(self, count: int) -> Callable[[], bool]:
         """Return whether so many more requests were answered, when asked."""
@@ -230,10 +231,16 @@ class Fleet:
         found = self.cluster.get("pods", "-n", EXPERIMENTS)["items"]
         return [each for each in found if each["status"]["phase"] == "Running"]
 
+    def operators_pod(self) -> dict[str, Any]:
+        """Return the pod of the one operator; one that is on its way out is none."""
+        found = self.cluster.get("pods", *OPERATOR)["items"]
+        (pod,) = [each for each in found if "deletionTimestamp" not in each["metadata"]]
+        told: dict[str, Any] = pod
+        return told
+
     def operator(self) -> dict[str, Any]:
         """Return how the container of the one operator stands."""
-        (pod,) = self.cluster.get("pods", *OPERATOR)["items"]
-        (status,) = pod["status"]["containerStatuses"]
+        (status,) = self.operators_pod()["status"]["containerStatuses"]
         found: dict[str, Any] = status
         return found
 

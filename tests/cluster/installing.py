@@ -43,7 +43,7 @@ def installed(cluster: Cluster, given: Mapping[str, Any]) -> Iterator[None]:
     try:
         cluster.helm(
             "install", "retuned", str(CHART), "--namespace", NAMESPACE, "--create-namespace",
-            "--wait", "--timeout=180s", given=given,
+            "--wait", "--timeout=600s", given=given,
         )  # fmt: skip
         yield
     finally:
@@ -54,7 +54,7 @@ def upgrade(cluster: Cluster, given: Mapping[str, Any]) -> None:
     """Install the chart over itself."""
     cluster.helm(
         "upgrade", "retuned", str(CHART), "--namespace", NAMESPACE,
-        "--wait", "--timeout=180s", given=given,
+        "--wait", "--timeout=600s", given=given,
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def uninstall(cluster: Cluster) -> None:
     """Take the chart away again, if it is there."""
     cluster.helm(
         "uninstall", "retuned", "--namespace", NAMESPACE,
-        "--wait", "--timeout=120s", "--ignore-not-found",
+        "--wait", "--timeout=600s", "--ignore-not-found",
     )  # fmt: skip
 
 

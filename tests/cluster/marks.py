@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 SLOTS = 64
 """Most clusters at a time."""
+_ENDING_S = 60.0
+"""Longest wait for the last processes of a cluster that was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +56,19 @@ class Addresses:
 
 def sweep() -> None:
     """Remove the cgroups of clusters that were killed: all else of them went by itself."""
-    for slot in range(SLOTS):
-        name = Addresses(slot=slot).link
-        if not Path("/sys/class/net", name).exists():
-            for each in hierarchies():
-                remove(each / name)
+    end = time.monotonic() + _ENDING_S
+    while left := [each for each in _left_behind() if not remove(each)]:
+        if time.monotonic() > end:
+            log.warning("still in use: %s", ", ".join(map(str, left)))
+            return
+        time.sleep(0.05)
+
+
+def _left_behind() -> list[Path]:
+    """Return the cgroups of clusters whose link is gone: their processes are gone, or ending."""
+    names = [Addresses(slot=slot).link for slot in range(SLOTS)]
+    gone = [name for name in names if not Path("/sys/class/net", name).exists()]
+    return [each / name for name in gone for each in hierarchies() if (each / name).exists()]
 
 
 def hierarchies() -> list[Path]:

@@ -26,7 +26,7 @@ from tests.cluster.marks import SLOTS, Addresses, hierarchies, remove
 from tests.plane.control_plane import Failed
 
 _INIT = Path(__file__).with_name("init.py")
-_GONE_S = 20.0
+_GONE_S = 120.0
 WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 """Starts a program that the kernel ends when the thread that started it ends."""
 _TUNABLES = {

@@ -137,9 +137,17 @@ def ask(url: str, *, prompt: int, tokens: int, seed: int = 0) -> int:
         "max_tokens": tokens,
         "stream": False,
     }
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False)
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=180, trust_env=False)
     answer.raise_for_status()
     return len(answer.json()["tokens"])
+
+
+def answers(url: str) -> bool:
+    """Return whether a request is answered: the way to a new service takes the node a moment."""
+    try:
+        return ask(url, prompt=8, tokens=4) == 4
+    except httpx.HTTPError:
+        return False
 
 
 @contextmanager
@@ -170,4 +178,4 @@ def traffic(url: Callable[[], str], *, clients: int = 2) -> Iterator[Counted]:
     finally:
         over.set()
         for each in threads:
-            each.join(90)
+            each.join(200)

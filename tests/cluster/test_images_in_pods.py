@@ -65,7 +65,7 @@ def run(cluster: Cluster, target: str, *command: str, name: str, gpus: int = 0) 
     def phase() -> str:
         return str(cluster.get(*where)["status"]["phase"])
 
-    cluster.eventually(lambda: phase() in ("Succeeded", "Failed"), f"{name} ends", within_s=120)
+    cluster.eventually(lambda: phase() in ("Succeeded", "Failed"), f"{name} ends")
     (status,) = cluster.get(*where)["status"]["containerStatuses"]
     return status["state"]["terminated"]["exitCode"], cluster.kubectl("logs", *where[1:])
 

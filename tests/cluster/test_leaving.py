@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.cluster", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=1000, check=False
     )
 
 
@@ -51,7 +51,7 @@ def tunables() -> list[str]:
 
 
 def soon(seen: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not seen() and time.monotonic() < end:
         time.sleep(0.1)
     return seen()

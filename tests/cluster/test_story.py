@@ -31,8 +31,9 @@ from tests.cluster.fleet import (
 from tests.cluster.installing import NAMESPACE as SYSTEM
 from tests.cluster.installing import OPERATOR, installed, uninstall, upgrade, volume
 from tests.cluster.reporting import Report
-from tests.cluster.serving import PORT, Counted, ask, server_pod, service
+from tests.cluster.serving import PORT, Counted, answers, server_pod, service
 from tests.cluster.strangers import other_pod, said_by, token_of
+from tests.plane.control_plane import Failed
 
 from retuned.agent_wire import PodRef
 from retuned_operator.crds import ExperimentPhase
@@ -74,15 +75,15 @@ def fleet(
         authority = ("get", "configmap", "retuned-agent-ca", "-n", NAMESPACE)
         cluster.eventually(lambda: cluster.succeeds(*authority), "the authority is there")
         # ready is who answers; that the address leads there takes the node a moment more
-        cluster.eventually(lambda: injected(cluster) != "", "who asks gets a sidecar", within_s=10)
+        cluster.eventually(lambda: injected(cluster) != "", "who asks gets a sidecar")
         cluster.kubectl("apply", "-f", "-", given=[deployment()])
         ready = ("rollout", "status", "deployment/demo", "-n", NAMESPACE, "--timeout=1s")
-        took = cluster.eventually(lambda: cluster.succeeds(*ready), "it is ready", within_s=300)
+        took = cluster.eventually(lambda: cluster.succeeds(*ready), "it is ready", within_s=600)
         report.seconds["injected server ready"] = took
         (pod,) = cluster.get("pods", "-n", NAMESPACE, "-l", "app=demo")["items"]
         address = cluster.get("service", "demo", "-n", NAMESPACE)["spec"]["clusterIP"]
         url = f"http://{address}:{PORT}"
-        cluster.eventually(lambda: ask(url, prompt=4, tokens=1) == 1, "the service answers")
+        cluster.eventually(lambda: answers(url), "the service answers")
         about = pod["metadata"]
         with traffic_of(url, folder=tmp_path_factory.mktemp("client"), counted=counted) as client:
             ref = PodRef(namespace=NAMESPACE, name=about["name"], uid=about["uid"])
@@ -120,18 +121,22 @@ def approve(fleet: Fleet, person: Path) -> None:
     )  # fmt: skip
 
 
-def end_experiments(fleet: Fleet, person: Path) -> None:
-    """Abort, as somebody, whatever experiment has not ended."""
+def end_experiments(fleet: Fleet, person: Path, *, but: str = "") -> None:
+    """Abort, as somebody, whatever experiment has not ended, one of them left out."""
     for each in fleet.all("kernelexperiments"):
-        name = f"experiment/{each['metadata']['name']}"
-        if not ExperimentPhase(each.get("status", {}).get("phase", "Pending")).is_terminal:
-            fleet.cluster.retuned(
-                "abort", name, "-n", NAMESPACE, "-m", "one is enough", kubeconfig=person
-            )
+        name, phase = each["metadata"]["name"], each.get("status", {}).get("phase", "Pending")
+        if name == but or ExperimentPhase(phase).is_terminal:
+            continue
+        abort = ("abort", f"experiment/{name}", "-n", NAMESPACE, "-m", "one is enough")
+        try:
+            fleet.cluster.retuned(*abort, kubeconfig=person)
+        except subprocess.CalledProcessError as refused:
+            if "there is nothing to stop" not in refused.stderr:  # it ended just then
+                raise
 
 
 def test_an_operator_leads_and_the_chart_tests_itself(fleet: Fleet) -> None:
-    fleet.cluster.helm("test", "retuned", "--namespace", SYSTEM, "--timeout=120s")
+    fleet.cluster.helm("test", "retuned", "--namespace", SYSTEM, "--timeout=400s")
     assert fleet.operator()["ready"]
     (lease,) = fleet.cluster.get("leases", "-n", SYSTEM)["items"]
     assert lease["spec"]["holderIdentity"]
@@ -147,11 +152,9 @@ def test_the_webhook_put_the_sidecar_into_the_pod_that_asks_and_into_no_other(
 
 def test_the_operator_hears_of_the_pod_and_of_its_kernels(fleet: Fleet, report: Report) -> None:
     report.seconds["sidecar reports"] = fleet.cluster.eventually(
-        lambda: fleet.status().get("reportingPods") == 1, "the sidecar reports", within_s=180
+        lambda: fleet.status().get("reportingPods") == 1, "the sidecar reports"
     )
-    fleet.cluster.eventually(
-        lambda: fleet.status().get("sampledKernels", 0) > 0, "a profile came", within_s=180
-    )
+    fleet.cluster.eventually(lambda: fleet.status().get("sampledKernels", 0) > 0, "a profile came")
 
 
 def test_a_person_sees_it_with_the_rights_of_a_viewer(fleet: Fleet) -> None:
@@ -163,7 +166,12 @@ def test_a_person_sees_it_with_the_rights_of_a_viewer(fleet: Fleet) -> None:
 def test_a_token_speaks_for_its_own_pod_and_no_other(fleet: Fleet) -> None:
     with other_pod(fleet) as stranger:
         of_server = said_by(fleet, token_of(fleet, fleet.pod), about=stranger)
-        of_stranger = said_by(fleet, token_of(fleet, stranger.name), about=fleet.ref)
+        its_own = token_of(fleet, stranger.name)
+        fleet.cluster.eventually(
+            lambda: said_by(fleet, its_own, about=fleet.ref) != (403, "pod-unknown"),
+            "the operator has seen the pod, too",
+        )
+        of_stranger = said_by(fleet, its_own, about=fleet.ref)
     assert of_server == (403, "not-your-pod")
     assert of_stranger == (403, "no-target")
     assert said_by(fleet, "not.a.token", about=fleet.ref) == (401, "token-refused")
@@ -173,12 +181,12 @@ def test_traffic_that_changes_is_found_and_asks_for_an_experiment(
     fleet: Fleet, report: Report
 ) -> None:
     report.seconds["baseline learned"] = fleet.cluster.eventually(
-        lambda: "baseline learned" in fleet.log(), "a baseline is learned", within_s=300
+        lambda: "baseline learned" in fleet.log(), "a baseline is learned", within_s=600
     )
     assert fleet.all("kernelexperiments") == []
     fleet.client.ask("phase code")
     report.seconds["drift to experiment"] = fleet.cluster.eventually(
-        lambda: bool(fleet.all("kernelexperiments")), "an experiment is asked for", within_s=300
+        lambda: bool(fleet.all("kernelexperiments")), "an experiment is asked for", within_s=600
     )
 
 
@@ -191,13 +199,19 @@ def asked_for(pod: Mapping[str, Any]) -> list[str]:
 def test_the_experiment_runs_in_a_pod_that_asks_for_an_accelerator(
     fleet: Fleet, report: Report
 ) -> None:
+    running: list[dict[str, Any]] = []
+
+    def measures() -> bool:
+        running[:] = filter(asked_for, fleet.running())
+        return bool(running)
+
     report.seconds["experiment to pod"] = fleet.cluster.eventually(
-        lambda: any(map(asked_for, fleet.running())), "a pod on an accelerator runs", within_s=240
+        measures, "a pod on an accelerator runs", within_s=600
     )
     for each in fleet.cluster.get("pods", "-n", EXPERIMENTS)["items"]:
         role = each["metadata"]["labels"][ROLE]
         assert asked_for(each) == ([] if role == "compile" else ["1"])
-    pod = next(filter(asked_for, fleet.running()))["spec"]
+    pod = running[0]["spec"]
     assert pod["automountServiceAccountToken"] is False
     assert pod["priorityClassName"] == "retuned-experiment"
 
@@ -220,12 +234,10 @@ def test_an_experiment_whose_pod_is_evicted_waits_for_room_and_begins_again(
     with fleet.cluster.cordoned(NODE):
         fleet.cluster.evict(pod["metadata"]["name"], namespace=EXPERIMENTS)
         report.seconds["eviction to waiting"] = fleet.cluster.eventually(
-            waits, "it waits for room, and says what the scheduler says", within_s=180
+            waits, "it waits for room, and says what the scheduler says"
         )
-        fleet.cluster.eventually(fleet.client.served(10), "the server serves", within_s=120)
-    fleet.cluster.eventually(
-        lambda: any(map(asked_for, fleet.running())), "another pod searches", within_s=180
-    )
+        fleet.cluster.eventually(fleet.client.served(10), "the server serves")
+    fleet.cluster.eventually(lambda: any(map(asked_for, fleet.running())), "another pod searches")
 
 
 def test_an_upgrade_in_the_middle_of_it_loses_nothing(fleet: Fleet) -> None:
@@ -241,14 +253,15 @@ def test_an_upgrade_in_the_middle_of_it_loses_nothing(fleet: Fleet) -> None:
 
 
 def test_an_operator_that_is_killed_goes_on_where_it_was(fleet: Fleet) -> None:
-    (operator,) = fleet.cluster.get("pods", *OPERATOR)["items"]
-    fleet.cluster.kill(operator["metadata"]["name"], "operator", namespace=SYSTEM)
+    name = fleet.operators_pod()["metadata"]["name"]
+    before = fleet.operator()["restartCount"]
+    fleet.cluster.kill(name, "operator", namespace=SYSTEM)
 
     def ready_again() -> bool:
         status = fleet.operator()
-        return status["restartCount"] > 0 and bool(status["ready"])
+        return status["restartCount"] > before and bool(status["ready"])
 
-    fleet.cluster.eventually(ready_again, "the operator is back", within_s=120)
+    fleet.cluster.eventually(ready_again, "the operator is back")
 
 
 def test_a_store_that_is_full_or_held_by_another_makes_the_operator_wait(
@@ -265,10 +278,10 @@ def test_a_store_that_is_full_or_held_by_another_makes_the_operator_wait(
         refused = fleet.said_anew(*words)
         with fault():
             report.seconds[f"{name} to refusal"] = fleet.cluster.eventually(
-                refused, f"{name}: what cannot be kept is refused", within_s=180
+                refused, f"{name}: what cannot be kept is refused"
             )
-            fleet.cluster.eventually(fleet.client.served(10), "the server serves", within_s=120)
-    fleet.cluster.eventually(lambda: bool(fleet.operator()["ready"]), "it is ready", within_s=120)
+            fleet.cluster.eventually(fleet.client.served(10), "the server serves")
+    fleet.cluster.eventually(lambda: bool(fleet.operator()["ready"]), "it is ready")
     assert fleet.operator()["restartCount"] == before["restartCount"], fleet.operators_last_words()
 
 
@@ -276,15 +289,15 @@ def test_a_win_is_measured_proven_and_proposed(fleet: Fleet, report: Report) -> 
     report.seconds["win to proposal"] = fleet.cluster.eventually(
         lambda: bool(fleet.all("swapproposals")), "a swap is proposed", within_s=900
     )
-    fleet.cluster.eventually(
-        lambda: fleet.phase() == "AwaitingApproval", "people are asked", within_s=120
-    )
+    fleet.cluster.eventually(lambda: fleet.phase() == "AwaitingApproval", "people are asked")
     proposal = fleet.proposal()
     experiment = fleet.experiment(proposal["spec"]["experimentRef"])
     evicted = experiment["status"]["preemptions"]
+    late = [("compile", 1), ("search", 1), ("verify", 1), ("verify", 2)]  # its search had ended
     made = [(each["role"], each["attempt"]) for each in experiment["status"]["jobRefs"]]
     again = [("search", 2)] if evicted else []
-    assert made == [("compile", 1), ("search", 1), *again, ("verify", 1 + evicted)], "each once"
+    expected = [("compile", 1), ("search", 1), *again, ("verify", 1 + evicted)]
+    assert made == expected or (evicted and made == late), "each once"
     every = [each["status"] for each in fleet.all("kernelexperiments") if "status" in each]
     assert sum(each["preemptions"] for each in every) == 1, "one pod was evicted"
     report.note(proposed=1)
@@ -313,7 +326,7 @@ def test_one_person_is_not_enough_and_nothing_is_swapped(fleet: Fleet) -> None:
         gate = fleet.proposal()["status"].get("gate", {})
         return "ada" in json.dumps(gate)
 
-    fleet.cluster.eventually(counted, "her word counts", within_s=60)
+    fleet.cluster.eventually(counted, "her word counts")
     assert fleet.phase() == "AwaitingApproval"
     assert all(slot["active"] is None for slot in fleet.slots().values())
 
@@ -332,10 +345,10 @@ def test_an_artifact_that_was_tampered_with_is_loaded_nowhere_though_two_people_
     with fleet.store.tampered(fleet.proposal()["spec"]["artifact"]["digest"]):
         approve(fleet, ben)
         report.seconds["approval to tampering seen"] = fleet.cluster.eventually(
-            lambda: held() == ["artifact-damaged"], "the pod waits for a sound one", within_s=300
+            lambda: held() == ["artifact-damaged"], "the pod waits for a sound one", within_s=600
         )
         assert all(slot["active"] is None for slot in fleet.slots().values())
-        fleet.cluster.eventually(fleet.client.served(10), "the server serves", within_s=120)
+        fleet.cluster.eventually(fleet.client.served(10), "the server serves")
 
 
 def test_with_two_people_the_running_server_has_the_kernel_and_launches_run_it(
@@ -345,12 +358,10 @@ def test_with_two_people_the_running_server_has_the_kernel_and_launches_run_it(
     report.seconds["sound artifact to swap"] = fleet.cluster.eventually(
         lambda: fleet.slots()[spec["kernel"]]["active"] == spec["artifact"]["digest"],
         "the slot has the kernel",
-        within_s=180,
     )
     fleet.cluster.eventually(
         lambda: fleet.slots("samples")[spec["kernel"]]["shadow_checks"] > 0,
         "it is checked in the shadow",
-        within_s=120,
     )
 
 
@@ -371,7 +382,7 @@ def test_with_the_api_server_away_for_a_minute_the_canary_goes_on_and_is_told_of
     report.seconds["canary to all launches"] = fleet.cluster.eventually(
         lambda: fleet.slots("samples")[kernel]["fraction"] == 1.0,
         "all launches run it",
-        within_s=300,
+        within_s=600,
     )
     assert fleet.slots("samples")[kernel]["swapped_launches"] > 0
 
@@ -381,7 +392,8 @@ def test_a_sidecar_that_is_killed_while_no_kubelet_runs_finds_the_swap_as_it_lef
 ) -> None:
     kernel = fleet.proposal()["spec"]["kernel"]
     before = fleet.slots()[kernel]
-    assert fleet.phase() in ("Canary", "Analyzing", "Watching"), "between swap and promotion"
+    # a promoted one is found as well: how soon that comes is not what this is about
+    assert fleet.phase() in ("Canary", "Analyzing", "Watching", "Promoted"), "it is swapped"
     with fleet.cluster.without_kubelet():  # who would start it again
         fleet.cluster.kill(fleet.pod, SIDECAR, namespace=NAMESPACE)
         fleet.client.serves(20, at_least_s=20)
@@ -390,14 +402,14 @@ def test_a_sidecar_that_is_killed_while_no_kubelet_runs_finds_the_swap_as_it_lef
         found = {each["name"]: each for each in fleet.server()["status"]["initContainerStatuses"]}
         return found[SIDECAR]["restartCount"] > 0 and "running" in found[SIDECAR]["state"]
 
-    fleet.cluster.eventually(back, "the sidecar is back", within_s=120)
+    fleet.cluster.eventually(back, "the sidecar is back")
     after = fleet.slots()[kernel]
     assert (after["active"], after["epoch"]) == (before["active"], before["epoch"])
 
 
 def test_a_swap_that_stays_clean_is_kept(fleet: Fleet, report: Report) -> None:
     report.seconds["swap to promotion"] = fleet.cluster.eventually(
-        lambda: fleet.phase() == "Promoted", "it is promoted", within_s=600
+        lambda: fleet.phase() == "Promoted", "it is promoted", within_s=1200
     )
     proposal = fleet.proposal()
     digest = proposal["spec"]["artifact"]["digest"]
@@ -422,10 +434,10 @@ def test_a_kernel_that_turns_wrong_is_found_and_goes_back_by_itself(
     )
     answer.raise_for_status()
     report.seconds["fault to rollback in the server"] = fleet.cluster.eventually(
-        lambda: fleet.slots()[kernel]["active"] is None, "the original serves", within_s=180
+        lambda: fleet.slots()[kernel]["active"] is None, "the original serves"
     )
     report.seconds["rollback known"] = fleet.cluster.eventually(
-        lambda: fleet.phase() == "RolledBack", "the cluster knows", within_s=120
+        lambda: fleet.phase() == "RolledBack", "the cluster knows"
     )
     fleet.cluster.eventually(
         lambda: digest in {each["digest"] for each in fleet.status()["quarantine"]},
@@ -438,43 +450,57 @@ def test_a_kernel_that_turns_wrong_is_found_and_goes_back_by_itself(
     report.note_phases(fleet.proposal())
 
 
-def kill_what_works(fleet: Fleet, experiment: str, role: str) -> None:
-    """Kill what an experiment's pod of a role runs, from outside, as soon as it runs."""
-    selector = ("-n", EXPERIMENTS, "-l", f"{ROLE}={role}")
+def killed_at_work(fleet: Fleet, experiment: str, role: str) -> bool:
+    """Kill what an experiment's pod of a role runs, from outside, as soon as it runs.
 
-    def working() -> list[str]:
-        return [
+    Returns whether it was still at it: no look comes before everybody's end.
+    """
+    selector, found = ("-n", EXPERIMENTS, "-l", f"{ROLE}={role}"), list[str]()
+
+    def begun() -> bool:
+        found[:] = [
             each["metadata"]["name"]
             for each in fleet.cluster.get("pods", *selector)["items"]
             if each["metadata"]["annotations"]["retuned.dev/experiment"].endswith(f"/{experiment}")
             for container in each["status"].get("containerStatuses", ())
-            if "running" in container["state"]
+            if "waiting" not in container["state"]
         ]
+        if not found:  # one runs at a time
+            end_experiments(fleet, fleet.cluster.admin, but=experiment)
+        return bool(found)
 
-    fleet.cluster.eventually(lambda: bool(working()), f"it runs its {role}", within_s=120)
-    (pod,) = working()
-    fleet.cluster.kill(pod, RUNNER, namespace=EXPERIMENTS)
+    fleet.cluster.eventually(begun, f"{experiment} runs its {role}", within_s=600)
+    try:
+        fleet.cluster.kill(found[0], RUNNER, namespace=EXPERIMENTS)
+    except (Failed, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def all_killed(fleet: Fleet, before: Mapping[str, Any], name: str) -> bool:
+    """Ask for an experiment like one before and kill its pods; say whether all were at work."""
+    fleet.cluster.kubectl("apply", "-f", "-", given=[like(before, name)])
+    return all(killed_at_work(fleet, name, role) for role in ("compile", "search"))
 
 
 def test_an_experiment_whose_pods_are_killed_fails_with_its_reason_and_the_target_goes_on(
     fleet: Fleet, report: Report
 ) -> None:
     before, target = fleet.experiment(fleet.proposal()["spec"]["experimentRef"]), fleet.status()
-    end_experiments(fleet, fleet.cluster.admin)
-    fleet.cluster.kubectl("apply", "-f", "-", given=[like(before, "killed")])
-    for role in ("compile", "search"):
-        kill_what_works(fleet, "killed", role)
+    tries = ("killed", "killed-again", "killed-at-last")
+    name = next((each for each in tries if all_killed(fleet, before, each)), None)
+    assert name is not None, "every pod ended before it could be killed"
     report.seconds["killed to failed"] = fleet.cluster.eventually(
-        lambda: fleet.experiment("killed").get("status", {}).get("phase") == "Failed",
+        lambda: fleet.experiment(name).get("status", {}).get("phase") == "Failed",
         "it has failed",
     )
-    status = fleet.experiment("killed")["status"]
+    status = fleet.experiment(name)["status"]
     helper, search = sorted(status["jobRefs"], key=lambda each: str(each["role"]))
     assert status["reason"] == "job-failed"
     assert status["detail"].startswith(search["name"])
     for why in (helper["givenUp"], status["detail"]):
         assert "with code 137" in why
-    assert fleet.status()["reportingPods"] == 1
+    fleet.cluster.eventually(lambda: fleet.status()["reportingPods"] == 1, "the pod is heard")
     assert fleet.status()["quarantine"] == target["quarantine"]
     assert len(fleet.all("swapproposals")) == 1, "it proposed nothing"
 
