@@ -296,7 +296,7 @@ def test_a_candidate_for_ones_own_definition_is_validated(
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    words = [path, "--definition", folder / "scale_bias.yaml", "--json", "--seconds", "12"]
+    words = [path, "--definition", folder / "scale_bias.yaml", "--json", "--seconds", "24"]
     result = CliRunner().invoke(validating, list(map(str, words)))
     assert result.exit_code in (0, 1), result.output
     body = json.loads(result.stdout)
