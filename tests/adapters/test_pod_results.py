@@ -203,9 +203,10 @@ def test_a_task_that_is_no_plain_text_is_refused(tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
+from retuned.adapters import pod_ending
 from retuned.adapters.pod_ending import Preemption
 from retuned.adapters.pod_task import PodRole, PodSettings
-folder = Path(sys.argv[1])
+folder, pod_ending._PUBLISHING_S = Path(sys.argv[1]), float(sys.argv[2])
 with Preemption(PodSettings(role=PodRole.SEARCH, results=folder)) as ending:
     with ending.last_words():
         (folder / ".partial-findings.jsonl").write_text("half")
@@ -217,8 +218,9 @@ with Preemption(PodSettings(role=PodRole.SEARCH, results=folder)) as ending:
 
 @pytest.mark.parametrize("is_quick", [True, False])
 def test_results_that_are_being_written_become_whole_or_go(folder: Path, is_quick: bool) -> None:
+    patience_s = "200" if is_quick else "0.1"  # what quick is shall not depend on the machine
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder)],
+        [sys.executable, "-c", PROGRAM, str(folder), patience_s],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -230,5 +232,5 @@ def test_results_that_are_being_written_become_whole_or_go(folder: Path, is_quic
         if is_quick:
             child.stdin.write("\n")
             child.stdin.flush()
-        assert child.wait(timeout=30.0) == (0 if is_quick else PREEMPTED)
+        assert child.wait(timeout=200.0) == (0 if is_quick else PREEMPTED)
     assert files(folder) == ({FINDINGS} if is_quick else set())

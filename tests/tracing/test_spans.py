@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tracing.receiver import Collector, collecting
+from tests.tracing.receiver import NEVER_S, Collector, collecting
 
 from retuned.adapters.memory_store import MemoryStore
 from retuned.adapters.tracing import open_spans
@@ -104,7 +104,7 @@ def test_a_span_that_fails_says_so_and_one_that_wrote_nothing_is_none(collector:
     assert [(span.name, span.failed) for span in collector.spans] == [("wrote", True)]
 
 
-@pytest.mark.parametrize(("status", "delay_s"), [(500, 0.0), (503, 0.0), (200, 30.0)])
+@pytest.mark.parametrize(("status", "delay_s"), [(500, 0.0), (503, 0.0), (200, NEVER_S)])
 def test_a_collector_that_fails_or_hangs_delays_no_work_and_no_end(
     collector: Collector, status: int, delay_s: float
 ) -> None:
@@ -117,9 +117,8 @@ def test_a_collector_that_fails_or_hangs_delays_no_work_and_no_end(
             store.add("batch", str(number), {}, phase="new")
     assert time.process_time() - began_s < 10.0
     assert len(store.ids("batch")) == 5_000
-    began_s = time.monotonic()
     spans.close()
-    assert time.monotonic() - began_s < 10.0, "it is left after 3 s"
+    assert collector.answered == 0 or not delay_s, "it is left, not waited for"
 
 
 def test_a_collector_that_is_not_there_delays_nobody() -> None:
