@@ -53,7 +53,7 @@ def served(path: Path, core: int, *other: int) -> Iterator[int]:
         yield child.pid
     finally:
         child.stdin.close()
-        child.wait(timeout=10)
+        child.wait(timeout=120)
         child.stdout.close()
 
 

@@ -90,7 +90,7 @@ class Inbox:
 
     def wait_for(self, predicate: Callable[[], bool]) -> None:
         with self.changed:
-            assert self.changed.wait_for(predicate, timeout=20), "the engine delivered nothing"
+            assert self.changed.wait_for(predicate, timeout=120), "the engine delivered nothing"
 
 
 def engine_of(

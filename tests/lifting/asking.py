@@ -56,4 +56,4 @@ class Server:
 
     def close(self) -> None:
         """End it."""
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=200)

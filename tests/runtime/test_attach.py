@@ -18,7 +18,7 @@ from retuned.runtime import Slot, attach
 
 def ask(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(20)
+        connection.settimeout(120)
         connection.connect(str(path))
         connection.sendall(json.dumps(request).encode() + b"\n")
         answer: dict[str, Any] = json.loads(connection.makefile().readline())
@@ -173,7 +173,7 @@ code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 from retuned.runtime.control import ControlSocket
 import json, socket
 with socket.socket(socket.AF_UNIX) as connection:
-    connection.settimeout(10)
+    connection.settimeout(120)
     connection.connect(str(parent))
     connection.sendall(b'{"op":"hello"}\\n')
     alive = json.loads(connection.makefile().readline())["pid"] == os.getpid()
@@ -183,6 +183,6 @@ sys.exit(code if alive else 8)
 
 def test_a_forked_worker_has_its_own_socket_and_the_parents_stays(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORK, str(tmp_path)], capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", FORK, str(tmp_path)], capture_output=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr.decode()

@@ -741,7 +741,7 @@ def test_captures_are_held_off_while_a_device_is_asked_and_none_may_be_under_way
         other.start()
         other.join(0.05)
         assert not began
-    other.join(30)
+    other.join(120)
     assert began
     gate.begin(graph)
     try:

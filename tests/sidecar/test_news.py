@@ -44,13 +44,13 @@ def running(world: PodWorld) -> Iterator[threading.Event]:
     world.ctx.standing.news.set()
     world.operator.order(swap(epoch=99))  # who waits for orders is answered, and ends
     for thread in threads:
-        thread.join(30.0)
+        thread.join(200.0)
     assert not any(thread.is_alive() for thread in threads)
     world.ctx.store.close()
 
 
 def until(seen: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30.0
+    end = time.monotonic() + 200.0
     while not seen():
         assert time.monotonic() < end, "nobody was told"
         time.sleep(0.005)

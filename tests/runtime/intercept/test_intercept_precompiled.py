@@ -328,7 +328,7 @@ def test_a_child_forked_while_code_is_offered_has_tritons_own_look_up(
         assert module.get_cache_manager is not cache.get_cache_manager
         thread = threading.Thread(target=fork)
         thread.start()
-        thread.join(60)
+        thread.join(200)
         return kernel.compile_at([7, 64], dtypes=["float32"] * 3)
 
     def fork() -> None:
@@ -401,7 +401,7 @@ def test_other_threads_compile_meanwhile_as_ever(
     def during() -> Any:
         thread = threading.Thread(target=server)
         thread.start()
-        thread.join(60)
+        thread.join(200)
         assert not thread.is_alive()
         return stock()
 

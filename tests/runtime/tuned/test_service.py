@@ -469,7 +469,7 @@ def test_a_daemon_drives_a_change_over_the_socket(
     body = moe_change((folder / NAME).read_bytes())
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(tmp_path / "c.sock"))
-        peer.settimeout(20)
+        peer.settimeout(120)
         with peer.makefile("rw") as stream:
 
             def ask(op: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Machine:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
             check=False,
         )
 

@@ -9,6 +9,7 @@ import json, os, pathlib, signal, socket, sys, threading, time, traceback
 from retuned.runtime import attach
 
 FOLDER = pathlib.Path(os.environ["RETUNED_SOCKET_DIR"])
+HANGS_S = 200
 DEFINITION = {"name": "k", "op_type": "k", "axes": {"N": {"type": "var"}},
     "inputs": {"x": {"shape": ["N"], "dtype": "float32"}},
     "outputs": {"y": {"shape": ["N"], "dtype": "float32"}}}
@@ -18,7 +19,7 @@ class Tensor:
 
 def ask(path, **request):
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(60)
+        connection.settimeout(HANGS_S)
         connection.connect(str(path))
         connection.sendall(json.dumps(request).encode() + b"\\n")
         return json.loads(connection.makefile().readline())
@@ -36,14 +37,14 @@ def too_late(*_):
     os._exit(9)
 
 signal.signal(signal.SIGALRM, too_late)
-signal.alarm(45)
+signal.alarm(HANGS_S)
 
 def in_child(work):
     child = os.fork()
     children.append(child)
     if child == 0:
         children.clear()
-        signal.alarm(45)
+        signal.alarm(HANGS_S)
         code = 1
         try:
             work()
@@ -118,9 +119,9 @@ def parent():
     os.write(told, str(runtime.socket).encode())
     while not runtime._control._silent:
         time.sleep(0.01)
-    grandchild = in_child(lambda: time.sleep(60))
+    grandchild = in_child(lambda: time.sleep(2 * HANGS_S))
     os.write(told, str(grandchild).encode())
-    time.sleep(60)
+    time.sleep(2 * HANGS_S)
 
 child = in_child(parent)
 with socket.socket(socket.AF_UNIX) as connection:
@@ -128,7 +129,7 @@ with socket.socket(socket.AF_UNIX) as connection:
     grandchild = int(os.read(ready, 4096))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    connection.settimeout(30)
+    connection.settimeout(HANGS_S)
     print(connection.recv(1))
 os.kill(grandchild, signal.SIGKILL)
 """
@@ -189,7 +190,7 @@ def middle():
     def serve():
         slot(Tensor(4))
         os.write(told, str(runtime.socket).encode())
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANGS_S
         while (FOLDER / "go").exists() is False and time.monotonic() < deadline:
             time.sleep(0.01)
         runtime.close()

@@ -287,7 +287,7 @@ if __name__ == "__main__":
         queue = context.Queue()
         process = context.Process(target=look, args=(queue,))
         process.start()
-        print(method, queue.get(timeout=60))
+        print(method, queue.get(timeout=200))
         process.join()
     print("exec", subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
     for flag in ("-S", "-E", "-I"):

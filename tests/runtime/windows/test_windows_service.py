@@ -155,7 +155,7 @@ def test_the_thread_takes_windows_by_itself_and_ends_at_once_when_it_is_closed(
     taken.windows.start()
     threads = [each for each in threading.enumerate() if each.name == "retuned-windows"]
     assert len(threads) == 1
-    deadline_s = time.monotonic() + 10.0
+    deadline_s = time.monotonic() + 120.0
     while not taken.windows.state()["written"] and time.monotonic() < deadline_s:
         time.sleep(0.005)
     taken.windows.close()
