@@ -31,7 +31,7 @@ class Authority:
         folder.mkdir(parents=True, exist_ok=True)
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")])
-        self._issued: dict[str, tuple[object, Pair]] = {}
+        self._users: dict[tuple[str, tuple[str, ...]], Pair] = {}
         builder = self._builder(self._name, self._key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
         self.certificate = folder / "ca.crt"
@@ -44,8 +44,13 @@ class Authority:
         return self._issue(name, name, (), hosts)
 
     def user(self, name: str, *, groups: tuple[str, ...] = ()) -> Pair:
-        """Return a pair that says who is asking."""
-        return self._issue(name.replace(":", "_").replace("/", "_"), name, groups, ())
+        """Return a pair that says who is asking; what somebody may be reading is written once."""
+        asked = (name, groups)
+        if asked not in self._users:
+            file = name.replace(":", "_").replace("/", "_")
+            self._users = {who: pair for who, pair in self._users.items() if who[0] != name}
+            self._users[asked] = self._issue(file, name, groups, ())
+        return self._users[asked]
 
     def signing_key(self) -> tuple[Path, Path]:
         """Return private and public key for the tokens of service accounts."""
@@ -60,14 +65,6 @@ class Authority:
         return private, public
 
     def _issue(self, file: str, name: str, groups: tuple[str, ...], hosts: tuple[str, ...]) -> Pair:
-        """Return a pair; files that somebody may be reading are not written anew for the same."""
-        asked, (before, pair) = (name, groups, hosts), self._issued.get(file, (None, None))
-        if pair is None or before != asked:
-            pair = self._make(file, name, groups, hosts)
-            self._issued[file] = asked, pair
-        return pair
-
-    def _make(self, file: str, name: str, groups: tuple[str, ...], hosts: tuple[str, ...]) -> Pair:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         subject.append(x509.NameAttribute(NameOID.COMMON_NAME, name))
