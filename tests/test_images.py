@@ -228,7 +228,7 @@ def run_images(*arguments: str, **environment: str) -> subprocess.CompletedProce
         capture_output=True,
         text=True,
         env=environment,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

@@ -102,7 +102,7 @@ def hurried() -> Callable[[Callable[[], object]], None]:
 
         thread = threading.Thread(target=body, daemon=True)
         thread.start()
-        thread.join(60)
+        thread.join(240)
         assert not thread.is_alive(), "the reader waits"
         assert errors, "it was read"
         assert isinstance(errors[0], RetunedError), repr(errors[0])

@@ -46,7 +46,7 @@ ASKED_FOR = {
 
 def run(tool: Path, *words: str | Path) -> str:
     done = subprocess.run(
-        [tool, *map(str, words)], capture_output=True, text=True, timeout=120, check=False
+        [tool, *map(str, words)], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -128,7 +128,7 @@ def test_a_command_that_is_none_is_found_out(line: str, tmp_path: Path) -> None:
 @cache
 def help_of(kubectl: Path, words: tuple[str, ...]) -> str:
     done = subprocess.run(
-        [kubectl, *words, "--help"], capture_output=True, text=True, timeout=60, check=False
+        [kubectl, *words, "--help"], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -23,7 +23,7 @@ from retuned.lab.languages.cpp_contract import ContractViolated, check_preproces
 from retuned.lab.languages.cpp_text import without_comments
 from retuned.lab.languages.cpu_cpp import CompileLimits, compile_solution
 
-LIMITS = CompileLimits(wall_s=20.0, cpu_s=15)
+LIMITS = CompileLimits(wall_s=120.0, cpu_s=15)
 SHORT = CompileLimits(wall_s=4.0, cpu_s=3)
 OWN = frozenset({"kernel.cpp"})
 HIDDEN = "#include <unistd.h>\n"
@@ -208,7 +208,7 @@ def test_comments_are_where_the_compiler_sees_them(
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=240,
         ).stdout
         try:
             ours = without_comments(f"{text}\nMARK\n")

@@ -82,7 +82,7 @@ def test_nothing_is_written_beside_an_experiment_where_nothing_is_unusual(world:
 
 def test_what_a_process_has_started_is_found_with_what_that_has_started() -> None:
     script = (
-        "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); "
+        "import subprocess, sys; p = subprocess.Popen(['sleep', '900']); "
         "print(p.pid, flush=True); sys.stdin.read(); p.kill(); p.wait()"
     )
     child = subprocess.Popen(
