@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakeapi.faults import Fault
 from tests.fakeapi.server import FakeApi
-from tests.operators.runtime.running import eventually, in_thread
+from tests.operators.runtime.running import WITHIN_S, eventually, in_thread
 
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import Unavailable
@@ -21,7 +21,7 @@ from retuned_operator.runtime.lease_rules import LeaseTimes, Seen, may_take, obs
 from retuned_operator.runtime.resources import LEASES, Obj
 
 QUICK = LeaseTimes(duration_s=3.0, renew_deadline_s=2.0, renew_s=0.1, fresh_s=0.5)
-LONG = LeaseTimes(duration_s=60.0, renew_deadline_s=50.0, renew_s=0.1, fresh_s=0.5)
+LONG = LeaseTimes(duration_s=600.0, renew_deadline_s=500.0, renew_s=0.1, fresh_s=0.5)
 NEVER = threading.Event()
 
 
@@ -65,7 +65,8 @@ def stopped() -> threading.Event:
 
 
 def test_the_first_leads_and_the_second_waits(fake: FakeApi) -> None:
-    one, two = a_leader(fake, "one"), a_leader(fake, "two")
+    # for neither time passes: nobody renews the lease
+    one, two = (a_leader(fake, name, clock=Clock()) for name in ("one", "two"))
     assert one.acquire(NEVER)
     one.confirm()
     assert lease(fake)["spec"]["holderIdentity"] == "one"
@@ -90,7 +91,7 @@ def test_who_ends_gives_the_lease_away_and_the_next_one_need_not_wait(fake: Fake
 
 
 def test_who_holds_it_renews_it(fake: FakeApi) -> None:
-    one = a_leader(fake, "one")
+    one = a_leader(fake, "one", times=LONG)
     assert one.acquire(NEVER)
     first = lease(fake)["spec"]
     with in_thread(one.hold):
@@ -117,7 +118,7 @@ def test_a_lease_that_nobody_renews_is_taken_after_its_time_on_ones_own_clock(
         eventually(lambda: len(fake.faults.seen("get", "leases")) > seen + 2)
         assert not taken.is_set()
         clock.now += 0.2
-        assert taken.wait(30)
+        assert taken.wait(WITHIN_S)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_who_cannot_renew_stops_before_another_may_begin(fake: FakeApi, fault: F
     assert one.acquire(NEVER)
     fake.faults.add(fault)
     with in_thread(one.hold):
-        assert lost.wait(30)
+        assert lost.wait(WITHIN_S)
         assert time.monotonic() - began >= QUICK.renew_deadline_s
     assert not one.is_leading()
 
@@ -232,7 +233,7 @@ def test_of_all_who_are_about_to_write_one_reads_the_lease(
     for each in threads:
         each.start()
     for each in threads:
-        each.join(30)
+        each.join(WITHIN_S)
     assert len(passed) == writers
     assert len(reads) <= 2  # the first, and one for those who came while it was under way
 
@@ -257,7 +258,7 @@ def test_who_finds_another_in_the_lease_stops_at_once(fake: FakeApi) -> None:
     body = lease(fake)
     fake.api().replace(LEASES, body | {"spec": {**body["spec"], "holderIdentity": "two"}})
     with in_thread(one.hold):
-        assert lost.wait(30)
+        assert lost.wait(WITHIN_S)
     with pytest.raises(NotLeading):
         one.confirm()
 
@@ -293,7 +294,7 @@ def test_who_slept_too_long_or_cannot_read_the_lease_writes_nothing(fake: FakeAp
 
 def test_a_renewal_without_an_answer_is_found_to_have_been_done(fake: FakeApi) -> None:
     lost = threading.Event()
-    one = a_leader(fake, "one", lost=lost)
+    one = a_leader(fake, "one", lost=lost, clock=Clock())
     assert one.acquire(NEVER)
     fault = fake.faults.add(Fault(verb="update", plural="leases", drop="after", times=2))
     with in_thread(one.hold):
@@ -316,13 +317,14 @@ def test_a_lease_that_nobody_can_understand_is_lost(
         LEASES, "retuned-operator", change={"spec": {"holderIdentity": ""}}, namespace="default"
     )
     with in_thread(one.hold):
-        assert lost.wait(30)
+        assert lost.wait(WITHIN_S)
     assert "cannot be understood" in caplog.text
     assert not one.is_leading()
 
 
 def test_two_that_begin_at_the_same_moment_do_not_both_lead(fake: FakeApi) -> None:
-    leaders = [a_leader(fake, f"l{n}") for n in range(4)]
+    # for none time passes: who leads here does not renew
+    leaders = [a_leader(fake, f"l{n}", clock=Clock()) for n in range(4)]
     stop, led = threading.Event(), list[Leader]()
 
     def contend(leader: Leader) -> None:
@@ -335,7 +337,7 @@ def test_two_that_begin_at_the_same_moment_do_not_both_lead(fake: FakeApi) -> No
     eventually(lambda: bool(led))
     stop.set()
     for each in threads:
-        each.join(30)
+        each.join(WITHIN_S)
     assert len(led) == 1
     assert lease(fake)["spec"]["holderIdentity"] == led[0].identity
 

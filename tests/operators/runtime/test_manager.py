@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.fakeapi.faults import Fault
 from tests.fakeapi.server import FakeApi
-from tests.operators.runtime.running import eventually, in_thread
+from tests.operators.runtime.running import WITHIN_S, eventually, in_thread
 
 from retuned.errors import HarnessError, TemporaryError
 from retuned_operator.runtime.backoff import Backoff
@@ -130,7 +130,7 @@ def test_what_fails_is_tried_again_and_others_do_not_wait_for_it(
     copier.before = fail
     with copier.running():
         eventually(lambda: copied(fake, "good") is not None)
-        eventually(lambda: copier.looked.count("serving/bad") >= 3)
+        eventually(lambda: copier.looked.count("serving/bad") > 3)  # three have failed
         assert copied(fake, "bad") is None
         repaired.set()
         eventually(lambda: copied(fake, "bad") is not None)
@@ -219,7 +219,19 @@ def test_a_store_that_hears_nothing_is_not_current_any_more(fake: FakeApi) -> No
 QUICK = LeaseTimes(duration_s=3.0, renew_deadline_s=2.0, renew_s=0.1, fresh_s=0.5)
 
 
-def a_leader(fake: FakeApi, identity: str, on_lost: Callable[[], None]) -> Leader:
+class Clock:
+    """A clock that only moves when it is told to: a busy machine costs nobody the lease."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def a_leader(
+    fake: FakeApi, identity: str, on_lost: Callable[[], None], *, clock: Clock | None = None
+) -> Leader:
     return Leader(
         fake.api(),
         "retuned-operator",
@@ -227,6 +239,7 @@ def a_leader(fake: FakeApi, identity: str, on_lost: Callable[[], None]) -> Leade
         identity=identity,
         times=QUICK,
         on_lost=on_lost,
+        clock=clock or Clock(),
     )
 
 
@@ -248,12 +261,13 @@ def test_only_the_leader_acts_and_the_next_one_goes_on_where_it_ended(fake: Fake
 
 
 def test_who_lost_the_lease_writes_nothing_any_more(fake: FakeApi) -> None:
-    lost = threading.Event()
-    copier = Copier(fake.api(), leader=a_leader(fake, "one", lost.set))
+    lost, clock = threading.Event(), Clock()
+    copier = Copier(fake.api(), leader=a_leader(fake, "one", lost.set, clock=clock))
     with copier.running():
         eventually(copier.manager.is_acting)
         fake.faults.add(Fault(plural="leases", status=500, times=-1))
-        assert lost.wait(30)
+        clock.now += QUICK.renew_deadline_s
+        assert lost.wait(WITHIN_S)
         make(fake, "late", x="1")
         eventually(lambda: copier.looked.count("serving/late") >= 2)
         assert copied(fake, "late") is None

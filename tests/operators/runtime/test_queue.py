@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.operators.runtime.running import eventually
 
 from retuned_operator.runtime.backoff import Backoff
 from retuned_operator.runtime.queue import WorkQueue
@@ -95,7 +96,7 @@ def test_a_queue_that_is_closed_gives_out_nothing_and_wakes_who_waits() -> None:
     waiting = threading.Thread(target=lambda: found.append(queue.get()))
     waiting.start()
     queue.close()
-    waiting.join(20)
+    waiting.join(90)
     assert found == [None]
     queue.add("a")
     queue.add_after("b", 0.0)
@@ -107,13 +108,15 @@ def test_who_waits_is_woken_by_a_key_and_by_the_time_of_one() -> None:
     found: list[str | None] = []
 
     def work() -> None:
-        found.extend(queue.get(timeout_s=20) for _ in range(2))
+        for _ in range(2):
+            found.append(queue.get(timeout_s=100))
 
     waiting = threading.Thread(target=work)
     waiting.start()
-    queue.add_after("later", 0.2)
     queue.add("now")
-    waiting.join(20)
+    eventually(lambda: found == ["now"])
+    queue.add_after("later", 0.2)
+    waiting.join(90)
     assert found == ["now", "later"]
 
 

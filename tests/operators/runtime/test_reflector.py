@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.fakeapi.faults import Fault
 from tests.fakeapi.server import FakeApi
-from tests.operators.runtime.running import eventually, in_thread
+from tests.operators.runtime.running import WITHIN_S, eventually, in_thread
 
 from retuned_operator.runtime.backoff import Backoff
 from retuned_operator.runtime.client import Api
@@ -82,7 +82,7 @@ def test_it_is_synced_only_after_the_first_whole_list(fake: FakeApi) -> None:
     kept = Kept(fake.api())
     assert kept.reflector.silent_s() == float("inf")
     with kept.running():
-        assert kept.reflector.synced.wait(30)
+        assert kept.reflector.synced.wait(WITHIN_S)
         assert kept.store.keys() == ("serving/a",)
         assert kept.restarts == ["api-unavailable"] * 3
 
@@ -112,15 +112,13 @@ def test_a_server_that_does_that_for_a_while_is_followed_in_the_end(
 
 
 def test_a_watch_that_stalls_is_begun_again_from_where_it_was(fake: FakeApi) -> None:
-    timeouts = Timeouts(connect_s=5.0, answer_s=20.0, watch_s=60.0, stall_s=0.5)
+    timeouts = Timeouts(connect_s=5.0, answer_s=60.0, watch_s=600.0, stall_s=0.5)
     fault = fake.faults.add(Fault(verb="watch", stall=True))
     with Kept(fake.api(timeouts=timeouts)).running() as kept:
-        assert kept.reflector.synced.wait(30)
+        assert kept.reflector.synced.wait(WITHIN_S)
         eventually(lambda: fault.hits == 1)
-        began = time.monotonic()
         make(fake, "unheard")
         kept.has("unheard")
-        assert time.monotonic() - began < 10
     assert kept.restarts[0] == "api-unavailable"
     assert len(fake.faults.seen("list")) == 1
 
@@ -169,8 +167,8 @@ def test_a_server_whose_versions_are_always_gone_is_not_asked_without_pause(
 ) -> None:
     fake.faults.add(Fault(verb="watch", status=410, times=-1))
     backoff = Backoff(first_s=0.2, most_s=0.4)
+    began = time.monotonic()
     with Kept(fake.api(), backoff=backoff).running() as kept:
-        began = time.monotonic()
         eventually(lambda: len(kept.restarts) >= 6)
         assert time.monotonic() - began >= 5 * 0.1
         assert set(kept.restarts) == {"version-gone"}
@@ -179,15 +177,15 @@ def test_a_server_whose_versions_are_always_gone_is_not_asked_without_pause(
 def test_a_watch_that_ends_at_once_is_not_begun_again_without_pause(fake: FakeApi) -> None:
     fake.faults.add(Fault(verb="watch", drop="after", times=-1))
     backoff = Backoff(first_s=0.2, most_s=0.4)
+    began = time.monotonic()
     with Kept(fake.api(), backoff=backoff).running() as kept:
-        began = time.monotonic()
         eventually(lambda: len(kept.restarts) >= 6)
         assert time.monotonic() - began >= 5 * 0.1
     assert len(fake.faults.seen("list")) == 1
 
 
 def test_a_watch_that_ends_by_itself_goes_on_without_a_new_list(fake: FakeApi) -> None:
-    timeouts = Timeouts(connect_s=5.0, answer_s=20.0, watch_s=1.0, stall_s=20.0)
+    timeouts = Timeouts(connect_s=5.0, answer_s=60.0, watch_s=1.0, stall_s=60.0)
     with Kept(fake.api(timeouts=timeouts)).running() as kept:
         eventually(lambda: kept.restarts[:2] == ["watch-ended", "watch-ended"])
         make(fake, "a")

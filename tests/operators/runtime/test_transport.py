@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -70,12 +69,10 @@ def test_a_server_that_fails_may_answer_later(fake: FakeApi, status: int) -> Non
 
 
 def test_an_answer_that_does_not_come_in_time_is_none(fake: FakeApi) -> None:
-    fake.faults.add(Fault(latency_s=30.0))
+    fake.faults.add(Fault(latency_s=600.0))  # longer than a test may take
     api = fake.api(timeouts=SHORT)
-    began = time.monotonic()
     with pytest.raises(Unavailable, match="ReadTimeout"):
         get(api)
-    assert time.monotonic() - began < 15
     get(fake.api())
 
 
@@ -115,7 +112,7 @@ def test_a_watch_that_says_nothing_for_too_long_is_over(fake: FakeApi) -> None:
 def test_after_one_silence_no_other_request_waits_on_a_connection_that_fell_silent_too(
     fake: FakeApi,
 ) -> None:
-    patience = Timeouts(connect_s=5.0, answer_s=30.0, watch_s=20.0, stall_s=0.5)
+    patience = Timeouts(connect_s=5.0, answer_s=600.0, watch_s=20.0, stall_s=0.5)
     with Relay(urlsplit(fake.url).port or 0) as relay:
         configuration = Configuration(host=f"http://127.0.0.1:{relay.port}")
         configuration.api_key["BearerToken"] = "Bearer admin"
@@ -125,11 +122,9 @@ def test_after_one_silence_no_other_request_waits_on_a_connection_that_fell_sile
             get(api)  # it leaves a connection that nobody uses
             relay.freeze()
             with pytest.raises(Unavailable, match="ReadTimeout"):
-                next(iter(watch))
+                list(watch)
         with api.watch(CONFIG_MAPS, version=version):  # takes the place of the one before
-            began = time.monotonic()
-            get(api)
-            assert time.monotonic() - began < 15
+            get(api)  # a silent one would be waited on for longer than a test may take
         api.close()
 
 
