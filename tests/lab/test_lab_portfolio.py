@@ -96,6 +96,14 @@ def test_generators_that_fail_end_no_experiment_and_every_turn_is_recorded(tmp_p
     assert turns[-1].outcome is TurnOutcome.EXHAUSTED
 
 
+def test_a_lab_that_was_ready_late_tries_one_candidate_all_the_same(tmp_path: Path) -> None:
+    budget = Budget(max_candidates=8, max_seconds=1e-6, finalists=1)
+    late = plan("given").model_copy(update={"budget": budget})
+    (found,) = lab(tmp_path).run(late, known={})
+    assert found.solution.digest == candidates()[0].digest
+    assert list(lab(tmp_path / "again").run(late, known={found.solution.digest: found})) == []
+
+
 class Rests(GivenGenerator):
     """Cannot answer the first time."""
 

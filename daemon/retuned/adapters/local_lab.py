@@ -215,6 +215,9 @@ class LocalLab:
     ) -> Iterator[Solution]:
         """Yield new candidates until the budget or every generator is exhausted.
 
+        One is tried however late the lab was ready: an experiment that tries nothing teaches
+        nothing, and is an attempt all the same.
+
         Raises
         ------
         HarnessError
@@ -225,7 +228,11 @@ class LocalLab:
         portfolio.settle(session.history)
         rejected = remembered(self._earlier, plan, definition=definition_digest(definition))
         recalled = 0  # not measured, so not paid from the budget
-        while len(seen) - 1 - recalled < plan.budget.max_candidates and time.monotonic() < until:
+        none_yet = first = len(seen) == 1
+        while len(seen) - 1 - recalled < plan.budget.max_candidates and (
+            first or time.monotonic() < until
+        ):
+            first = False
             room = plan.budget.max_candidates - len(seen) + 1 + recalled
             batch = portfolio.propose(
                 definition,
@@ -247,8 +254,9 @@ class LocalLab:
                     session.recall(solution, before)
                     recalled += 1
                     continue
-                if time.monotonic() >= until:
+                if not none_yet and time.monotonic() >= until:
                     break
+                none_yet = False
                 yield solution
         portfolio.settle(session.history)
         log.info("who was asked: %s", turns_sentence(portfolio.turns))
