@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_a_kill_at_each_boundary_leaves_the_state_before_or_after(
     tmp_path: Path, where: str
 ) -> None:
     child = write(tmp_path, where, "7")
-    out, _ = child.communicate(timeout=60)
+    out, _ = child.communicate(timeout=250)
     assert child.returncode == -signal.SIGKILL
     printed = int(out.split()[-1]) if out.split() else 0
     n = check(tmp_path)
@@ -128,7 +129,9 @@ def test_several_processes_share_one_state(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
+from retuned.adapters import sqlite_store
 from retuned.adapters.sqlite_store import SqliteStore
+sqlite_store._BUSY_S = 200.0  # a slow disk may let one of them wait until the others are done
 store = SqliteStore(Path(sys.argv[1]))
 store.add("counter", "c", {"n": 0}, phase="current")
 for _ in range(30):
@@ -137,12 +140,34 @@ for _ in range(30):
         store.advance("counter", "c", expect="current", to="current", body={"n": now.body["n"] + 1})
 """
     children = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(3)]
-    assert [child.wait(timeout=60) for child in children] == [0, 0, 0]
+    assert [child.wait(timeout=250) for child in children] == [0, 0, 0]
     store = SqliteStore(tmp_path)
     found = store.get("counter", "c")
     store.close()
     assert found is not None
     assert found.body == {"n": 90}
+
+
+def test_a_new_state_that_another_process_has_just_begun_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite itself does not wait while a database changes to a write-ahead log."""
+    other = sqlite3.connect(tmp_path / DATABASE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waits: list[float] = []
+
+    def passes(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3 and other.in_transaction:
+            other.execute("ROLLBACK")
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=passes)
+    monkeypatch.setattr("retuned.adapters.sqlite_schema.time", clock)
+    store = SqliteStore(tmp_path)
+    assert len(waits) == 3
+    assert store.add("k", "i", {}, phase="p")
+    store.close()
+    other.close()
 
 
 def test_a_held_database_is_a_temporary_error_and_nothing_is_lost(

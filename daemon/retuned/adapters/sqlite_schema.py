@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from retuned.ports import Stored
 
 COLUMNS = "kind, id, phase, body, created_at, updated_at, traceparent"
 """What `stored_row` reads."""
+_LOOK_S = 0.01
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -80,6 +82,29 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 """Statements that lead from version i to i + 1; what is here is never edited, only added to."""
+
+
+def write_ahead(db: sqlite3.Connection, *, within_s: float) -> None:
+    """Have a database keep a write-ahead log.
+
+    For the change SQLite needs the file alone, and does not wait by itself until others who have
+    just begun with it let it go.
+
+    Raises
+    ------
+    sqlite3.OperationalError
+        If the file is held for longer, or cannot be written.
+    """
+    until_s = time.monotonic() + within_s
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            is_held = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_held or time.monotonic() > until_s:
+                raise
+        time.sleep(_LOOK_S)
 
 
 def migrate(

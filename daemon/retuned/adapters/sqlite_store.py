@@ -19,7 +19,7 @@ from typing import Any
 
 from retuned.adapters.blobs import BlobFolder, no_hook
 from retuned.adapters.clock import SystemClock
-from retuned.adapters.sqlite_schema import COLUMNS, migrate, stored_row, where_clause
+from retuned.adapters.sqlite_schema import COLUMNS, migrate, stored_row, where_clause, write_ahead
 from retuned.adapters.store_rules import (
     check_limit,
     check_mutable,
@@ -306,7 +306,7 @@ class SqliteStore:
             self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
         try:
-            db.execute("PRAGMA journal_mode = WAL")
+            write_ahead(db, within_s=_BUSY_S)
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA trusted_schema = OFF")
             problems = db.execute("PRAGMA quick_check(1)").fetchone()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from retuned.adapters.sqlite_schema import write_ahead
 from retuned.channels.records import Notice, Standing
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
 
@@ -110,7 +111,7 @@ class Outbox:
             self._db = sqlite3.connect(
                 self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
-            self._db.execute("PRAGMA journal_mode = WAL")
+            write_ahead(self._db, within_s=_BUSY_S)
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA trusted_schema = OFF")
             self._migrate(now)
