@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import socket
 import sys
@@ -113,6 +114,7 @@ def test_no_thread_to_be_had_leaves_no_socket_behind(
     def fails(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as none:
         none.setattr(threading.Thread, "start", fails)
@@ -120,7 +122,7 @@ def test_no_thread_to_be_had_leaves_no_socket_behind(
     assert runtime.socket is None
     assert serves(runtime)
     assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     runtime.close()
 
 
@@ -151,7 +153,8 @@ def test_a_thousand_attachments_under_load_leave_nothing(
                 time.sleep(0.002)  # a server waits for its device, too
 
     threads = [threading.Thread(target=load, args=(place,)) for place in range(4)]
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    gc.collect()  # what earlier tests left is not what these leave
+    files, others = len(os.listdir("/proc/self/fd")), set(threading.enumerate())
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)  # or each step waits for four others to be done with theirs
     for thread in threads:
@@ -166,11 +169,15 @@ def test_a_thousand_attachments_under_load_leave_nothing(
         sys.setswitchinterval(interval)
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
     assert wrong == []
     assert min(served) > 0
     assert list(tmp_path.iterdir()) == []
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    left = [each for each in threading.enumerate() if each not in others]
+    for thread in left:
+        thread.join(120)  # one that was told to end may still be about to
+    assert [each.name for each in left if each.is_alive()] == []
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 def test_what_is_closed_stays_closed(tmp_path: Path) -> None:
