@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ def monitoring_of(
                     )
                 )
         for url in (there.alertmanager, there.prometheus):
-            there.until(lambda u=url: httpx.get(f"{u}/-/ready").status_code == 200, f"{url} is up")  # type: ignore[misc]
+            ready = partial(httpx.get, f"{url}/-/ready", timeout=30.0)
+            there.until(lambda: ready().is_success, f"{url} is up")  # noqa: B023 - called here
         yield there
     finally:
         for process in running:

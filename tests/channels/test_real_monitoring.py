@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -95,6 +95,11 @@ def watched(
         channelled(wanted, clock=world.clock, telemetry=world.telemetry) as place,
     ):
         yield there, place
+
+
+def told(there: Monitoring, alert: Mapping[str, object]) -> None:
+    url = f"{there.alertmanager}/api/v2/alerts"
+    httpx.post(url, json=[alert], timeout=60.0).raise_for_status()
 
 
 def names(there: Monitoring) -> list[str]:
@@ -194,8 +199,8 @@ def test_an_alert_of_a_real_alertmanager_stops_tuning_and_lets_it_go_on(
             "annotations": {"summary": "p99 is above its objective"},
             "startsAt": began.isoformat(),
         }
-        httpx.post(f"{there.alertmanager}/api/v2/alerts", json=[alert]).raise_for_status()
+        told(there, alert)
         there.until(lambda: world.phases(Kind.FREEZE) == ["active"], "tuning stops")
         alert["endsAt"] = datetime.now(UTC).isoformat()
-        httpx.post(f"{there.alertmanager}/api/v2/alerts", json=[alert]).raise_for_status()
+        told(there, alert)
         there.until(lambda: world.phases(Kind.FREEZE) == ["lifted"], "it goes on")

@@ -88,7 +88,7 @@ def press(world: World, place: str, message: Any) -> httpx.Response:
         "x-slack-request-timestamp": stamp,
         "x-slack-signature": signature_of(body, secret=SECRET, timestamp=stamp),
     }
-    return httpx.post(f"http://{place}/slack", content=body, headers=headers)
+    return httpx.post(f"http://{place}/slack", content=body, headers=headers, timeout=60.0)
 
 
 def test_from_drift_to_a_message_a_word_a_swap_and_an_incident_that_resolves(

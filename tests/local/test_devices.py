@@ -70,7 +70,7 @@ def test_an_experiment_has_beside_it_what_may_have_slowed_it(world: World) -> No
     began, ended = words.split("; as it ended, ")
     assert began == f"as it began, {ended}"
     with served(settings(world), world.loop) as address:
-        page = httpx.get(f"{address}proposals/{key_of(stored.id)}").text
+        page = httpx.get(f"{address}proposals/{key_of(stored.id)}", timeout=60.0).text
     assert f"{words} (what may have changed the numbers" in page
 
 

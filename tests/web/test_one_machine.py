@@ -51,7 +51,10 @@ def propose(world: World) -> str:
 
 def test_drift_becomes_a_swap_that_the_local_user_approved_on_the_page(world: World) -> None:
     id = propose(world)
-    with served(settings(world), world.loop) as address, httpx.Client(base_url=address) as http:
+    with (
+        served(settings(world), world.loop) as address,
+        httpx.Client(base_url=address, timeout=60.0) as http,
+    ):
         inbox = http.get("/")
         assert inbox.status_code == 200
         assert key_of(id) in inbox.text
@@ -69,16 +72,16 @@ def test_drift_becomes_a_swap_that_the_local_user_approved_on_the_page(world: Wo
         world.loop.turn()
     assert world.server.slots()[0].active == WINNER.digest
     with served(settings(world), world.loop) as address:
-        swaps = httpx.get(f"{address}swaps").text
+        swaps = httpx.get(f"{address}swaps", timeout=60.0).text
         assert "swap done" in swaps
-        assert httpx.get(f"{address}in-force").status_code == 200
+        assert httpx.get(f"{address}in-force", timeout=60.0).status_code == 200
 
 
 def test_a_form_of_an_earlier_start_decides_nothing(world: World) -> None:
     id = propose(world)
     path = f"/proposals/{key_of(id)}"
     with served(settings(world), world.loop) as address:
-        first = httpx.get(address.rstrip("/") + path)
+        first = httpx.get(address.rstrip("/") + path, timeout=60.0)
     fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', first.text))
     with served(settings(world), world.loop) as address:
         answer = httpx.post(
@@ -86,6 +89,7 @@ def test_a_form_of_an_earlier_start_decides_nothing(world: World) -> None:
             data=fields,
             headers={"origin": address.rstrip("/")},
             cookies=dict(first.cookies),
+            timeout=60.0,
         )
     assert answer.status_code == 409
     assert Approvals(world.store).decisions(id) == ()

@@ -160,7 +160,7 @@ def test_a_port_that_is_taken_is_found_before_anything_begins() -> None:
 def test_no_answer_waits_for_its_head_to_be_acknowledged() -> None:
     server = PageServer("127.0.0.1", 0)
     server.start(PlainTextResponse("x" * 5_000))
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60.0) as http:
 
         def took_s() -> float:
             began_s = time.perf_counter()
