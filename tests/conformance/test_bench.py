@@ -23,7 +23,7 @@ from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason, Status, Verdict
 
 NAME = "rmsnorm_h64"
-QUICK = LabSettings(search_s=0.1, final_s=0.3, launch_timeout_s=2.0)
+QUICK = LabSettings(search_s=0.1, final_s=0.3, launch_timeout_s=60.0)
 
 
 def candidates() -> list[Solution]:
@@ -45,7 +45,7 @@ def plan(**changes: object) -> ExperimentPlan:
         "workloads": (Workload(definition=NAME, axes={"M": 16}),),
         "incumbent": catalog.get(NAME).incumbent.digest,
         "generators": ("given",),
-        "budget": Budget(max_candidates=8, max_seconds=60.0),
+        "budget": Budget(max_candidates=8, max_seconds=250.0),
         "environment": cpu_environment().digest,
     }
     return ExperimentPlan.model_validate({**body, **changes})
@@ -160,7 +160,7 @@ def test_an_unknown_generator_is_a_usage_error_that_lists_the_known(root: Path) 
 
 
 def test_a_budget_of_one_candidate_tries_one(root: Path) -> None:
-    budget = Budget(max_candidates=1, max_seconds=60.0)
+    budget = Budget(max_candidates=1, max_seconds=250.0)
     assert len(list(local(root).run(plan(budget=budget), known={}))) == 1
 
 

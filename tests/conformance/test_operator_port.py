@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.operators.agent.agent_world import (
     artifact_files,
 )
 
+from retuned.adapters import operator_api
 from retuned.adapters.operator_fake import FakeOperator
 from retuned.agent_wire import (
     VERSION,
@@ -38,6 +38,10 @@ from retuned.ports import Operator
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.swap import SwapOrder
+from retuned_operator.agent import app
+
+LONG_S = 600.0
+"""Longer than a test may take."""
 
 FIRST: Digest = "sha256:" + "1" * 64
 SECOND: Digest = "sha256:" + "2" * 64
@@ -103,7 +107,11 @@ class RealSide:
 
 
 @pytest.fixture(params=["fake", "api"])
-def side(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Side]:
+def side(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Side]:
+    for module in (operator_api, app):
+        monkeypatch.setattr(module, "MAX_WAIT_S", LONG_S)
     if request.param == "fake":
         yield FakeSide()
         return
@@ -186,7 +194,7 @@ def test_a_record_about_another_pod_or_target_is_refused(side: Side) -> None:
 
 def test_orders_that_are_not_known_are_answered_at_once(side: Side) -> None:
     side.order(an_order(FIRST))
-    found = side.operator.orders(after=0, wait_s=30.0)
+    found = side.operator.orders(after=0, wait_s=LONG_S)
     assert found.orders == (an_order(FIRST),)
 
 
@@ -196,11 +204,9 @@ def test_known_orders_are_waited_with_and_a_change_ends_the_wait(side: Side) -> 
     assert side.operator.orders(after=known, wait_s=0.05).revision == known
     later = threading.Timer(0.3, lambda: side.order(an_order(SECOND, epoch=2)))
     later.start()
-    began = time.monotonic()
-    found = side.operator.orders(after=known, wait_s=30.0)
+    found = side.operator.orders(after=known, wait_s=LONG_S)
     later.join()
     assert found.orders == (an_order(SECOND, epoch=2),)
-    assert time.monotonic() - began < 15.0, "it was woken, not timed out"
 
 
 def test_the_same_orders_have_the_same_revision_after_others(side: Side) -> None:

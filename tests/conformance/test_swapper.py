@@ -27,6 +27,9 @@ from retuned.stages.swap import CanaryStep, SwapKind, SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample
 
+PATIENCE_S = 250.0
+"""For what answers: longer than a machine that does much else stands still."""
+
 NAMES = ("a", "b")
 FIRST: Digest = "sha256:" + "1" * 64
 SECOND: Digest = "sha256:" + "2" * 64
@@ -81,7 +84,7 @@ def swapper(
     runtime = attach(server="test", socket_dir=tmp_path / "s")
     for name in NAMES:
         runtime.slot(definition(name), original=lambda x: x)
-    yield RuntimeSocket(tmp_path / "s")
+    yield RuntimeSocket(tmp_path / "s", timeout_s=PATIENCE_S)
     runtime.close()
 
 
@@ -299,7 +302,7 @@ def serve_nonsense(path: Path, reply: bytes) -> socket.socket:
 )
 def test_a_runtime_that_talks_nonsense_is_a_temporary_error(tmp_path: Path, reply: bytes) -> None:
     with serve_nonsense(tmp_path / "x.sock", reply), pytest.raises(TemporaryError):
-        RuntimeSocket(tmp_path / "x.sock", timeout_s=5).slots()
+        RuntimeSocket(tmp_path / "x.sock", timeout_s=PATIENCE_S).slots()
 
 
 @pytest.mark.parametrize(
@@ -309,7 +312,7 @@ def test_a_runtime_that_does_not_say_what_it_runs_on_is_asked_again(
     tmp_path: Path, reply: bytes
 ) -> None:
     with serve_nonsense(tmp_path / "x.sock", reply), pytest.raises(TemporaryError):
-        RuntimeSocket(tmp_path / "x.sock", timeout_s=5).environments()
+        RuntimeSocket(tmp_path / "x.sock", timeout_s=PATIENCE_S).environments()
 
 
 @pytest.mark.parametrize("reply", [b"", b"[]\n", b'{"ok":false,"reason":"unknown-op"}\n'])
@@ -318,7 +321,7 @@ def test_where_one_process_does_not_say_what_it_runs_on_nothing_is_known_of_the_
 ) -> None:
     """The silent process would get the order as the others do: silence is no agreement."""
     said = b'{"ok":true,"pid":1,"environment":{"machine":"x","torch":"2.1"}}\n'
-    swapper = RuntimeSocket(tmp_path, timeout_s=5)
+    swapper = RuntimeSocket(tmp_path, timeout_s=PATIENCE_S)
     with (
         serve_nonsense(tmp_path / "1.sock", said),
         serve_nonsense(tmp_path / "2.sock", reply),
@@ -336,7 +339,7 @@ def test_a_socket_that_another_user_listens_on_is_not_believed(
         listener.bind(str(tmp_path / "1.sock"))
         listener.listen(4)
         with pytest.raises(TemporaryError, match="user 666"):
-            RuntimeSocket(tmp_path, timeout_s=5).hello()
+            RuntimeSocket(tmp_path, timeout_s=PATIENCE_S).hello()
 
 
 def test_a_named_users_socket_is_believed_and_asked(
@@ -346,7 +349,7 @@ def test_a_named_users_socket_is_believed_and_asked(
     monkeypatch.setattr(runtime_link, "peer_uid", lambda _: 666)
     monkeypatch.setenv("RETUNED_ALLOWED_UIDS", "665,666")
     with serve_nonsense(tmp_path / "1.sock", b'{"ok":true,"pid":7}\n'):
-        assert RuntimeSocket(tmp_path, timeout_s=5).hello() == [{"ok": True, "pid": 7}]
+        assert RuntimeSocket(tmp_path, timeout_s=PATIENCE_S).hello() == [{"ok": True, "pid": 7}]
 
 
 def test_a_process_that_died_is_not_waited_for(tmp_path: Path) -> None:
@@ -355,14 +358,14 @@ def test_a_process_that_died_is_not_waited_for(tmp_path: Path) -> None:
     dead.close()
     said = b'{"ok":true,"pid":1,"environment":{"machine":"x","torch":"2.1"}}\n'
     with serve_nonsense(tmp_path / "1.sock", said):
-        (found,) = RuntimeSocket(tmp_path, timeout_s=5).environments()
+        (found,) = RuntimeSocket(tmp_path, timeout_s=PATIENCE_S).environments()
     assert found.torch == "2.1"
 
 
 def test_what_an_older_runtime_leaves_out_is_not_known(tmp_path: Path) -> None:
     reply = b'{"ok":true,"pid":1,"environment":{"machine":"x","torch":"2.1","numerics":[1]}}\n'
     with serve_nonsense(tmp_path / "x.sock", reply):
-        (found,) = RuntimeSocket(tmp_path / "x.sock", timeout_s=5).environments()
+        (found,) = RuntimeSocket(tmp_path / "x.sock", timeout_s=PATIENCE_S).environments()
     assert (found.torch, found.cpu, dict(found.numerics)) == ("2.1", "", {})
 
 
@@ -379,7 +382,7 @@ def test_workers_are_driven_alike_and_reported_as_one(
     dead.bind(str(tmp_path / "0.sock"))
     dead.close()
     (tmp_path / "note.txt").write_text("no socket")
-    swapper = RuntimeSocket(tmp_path)
+    swapper = RuntimeSocket(tmp_path, timeout_s=PATIENCE_S)
     assert [hello["pid"] for hello in swapper.hello()] == [os.getpid()] * 2
 
     swapper.prepare(order(FIRST, epoch=1), artifact_dir=deliver(tmp_path, FIRST))
@@ -401,8 +404,17 @@ def test_workers_are_driven_alike_and_reported_as_one(
 
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Two runtimes, and first among them a worker that takes requests and never answers."""
+    """Two runtimes, and first among them a worker that takes requests and never answers.
+
+    It alone is not waited for long.
+    """
     monkeypatch.setitem(LOADERS, "rehearsed", Rehearsed)
+    whole = runtime_link._ask
+
+    def ask(path: Path, request: Any, *, timeout_s: float) -> dict[str, Any]:
+        return whole(path, request, timeout_s=0.3 if path.name == "0.sock" else timeout_s)
+
+    monkeypatch.setattr(runtime_link, "_ask", ask)
     hung = socket.socket(socket.AF_UNIX)
     hung.bind(str(tmp_path / "0.sock"))
     hung.listen(64)
@@ -428,7 +440,7 @@ def test_one_worker_that_hangs_keeps_no_other_from_going_back(
     for runtime in workers:
         tell(runtime, "prepare", wanted, artifact_dir=str(deliver(tmp_path, FIRST)))
         tell(runtime, "commit", wanted)
-    swapper = RuntimeSocket(tmp_path, timeout_s=0.3)
+    swapper = RuntimeSocket(tmp_path, timeout_s=PATIENCE_S)
     assert sample(swapper).processes == 2, "the answers that came"
     assert sample(swapper).members == ("1.sock", "2.sock")
     with pytest.raises(TemporaryError, match=r"0\.sock"):
@@ -441,7 +453,7 @@ def test_a_worker_that_has_not_prepared_keeps_all_from_committing_a_swap(
 ) -> None:
     wanted = order(FIRST, epoch=1)
     tell(workers[1], "prepare", wanted, artifact_dir=str(deliver(tmp_path, FIRST)))
-    swapper = RuntimeSocket(tmp_path, timeout_s=0.3)
+    swapper = RuntimeSocket(tmp_path, timeout_s=PATIENCE_S)
     with pytest.raises(CandidateError) as caught:  # it can be told again, the silent one not yet
         swapper.commit(wanted)
     assert caught.value.reason == "not-prepared"
@@ -455,7 +467,7 @@ def test_what_was_counted_is_that_of_the_workers_that_have_the_order(
     wanted = order(FIRST, epoch=1)
     tell(workers[1], "prepare", wanted, artifact_dir=str(deliver(tmp_path, FIRST)))
     tell(workers[1], "commit", wanted)
-    merged = sample(RuntimeSocket(tmp_path, timeout_s=0.3))
+    merged = sample(RuntimeSocket(tmp_path, timeout_s=PATIENCE_S))
     assert (merged.epoch, merged.artifact) == (1, FIRST)
     assert (merged.processes, merged.idle_processes, merged.quiet_processes) == (2, 2, 1)
 
@@ -464,4 +476,4 @@ def test_silence_of_all_is_a_temporary_error(tmp_path: Path, workers: list[Any])
     for runtime in workers:
         runtime.close()
     with pytest.raises(TemporaryError, match="does not answer"):
-        RuntimeSocket(tmp_path, timeout_s=0.2).samples()
+        RuntimeSocket(tmp_path, timeout_s=PATIENCE_S).samples()
