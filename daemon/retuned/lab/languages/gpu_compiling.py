@@ -14,7 +14,7 @@ from retuned.lab.languages.compile_process import ask_compiler, complaint
 from retuned.lab.languages.gpu_compilers import Compiler
 from retuned.lab.languages.limits import CompileLimits
 
-LIMITS = CompileLimits(wall_s=60.0, cpu_s=50, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
+LIMITS = CompileLimits(wall_s=240.0, cpu_s=50, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
 """Bounds of one compilation."""
 _PROGRAM = Path(__file__).with_name("gpu_cpp_build.py")
 

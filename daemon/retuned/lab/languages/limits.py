@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class CompileLimits:
     """Bounds of one compiler run."""
 
-    wall_s: float = 30.0
-    """Killed after this."""
+    wall_s: float = 180.0
+    """Killed after this: far beyond its processor time, for others may have the cores."""
     cpu_s: int = 25
     """Processor time."""
     memory_bytes: int = 3 * 2**30

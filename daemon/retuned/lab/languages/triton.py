@@ -28,7 +28,7 @@ from retuned.runtime.triton_plan import Plan
 
 FALLBACK_ARCH = "gfx942"
 """What is compiled for where there is no GPU."""
-LIMITS = CompileLimits(wall_s=90.0, cpu_s=80, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
+LIMITS = CompileLimits(wall_s=300.0, cpu_s=80, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
 """Bounds of one compilation; the vendor's assembler runs under the same."""
 _PROGRAM = Path(__file__).with_name("triton_build.py")
 _ROOT = Path(__file__).resolve().parents[3]

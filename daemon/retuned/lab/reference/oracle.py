@@ -42,7 +42,7 @@ UNCONFINED = "reference-unconfined"
 class ReferenceLimits:
     """Bounds of the child that runs a reference."""
 
-    start_s: float = 30.0
+    start_s: float = 120.0
     """To be ready; a loaded machine starts slowly."""
     call_s: float = 60.0
     """Wall time of one call."""
