@@ -39,7 +39,7 @@ class Helm:
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
         self._worker.stdin.close()
-        self._worker.wait(30)
+        self._worker.wait(150)
         self._worker.stdout.close()
 
     def files(self, values: Values, *, chart: Path = CHART, **how: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ from retuned.stages.gate.limits import Metric
 from retuned_operator.controllers.ports import About
 from retuned_operator.crds import TuningTarget, read
 from retuned_operator.machine.measuring import NOTHING, Compared
+from retuned_operator.program import prometheus
 from retuned_operator.program.prometheus import MAX_ANSWER_BYTES, PAUSE_S, Prometheus
 from retuned_operator.program.signals import PrometheusSignals
 
@@ -40,6 +41,12 @@ class World:
     def close(self) -> None:
         self.client.close()
         self.server.stop()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server on a machine that stands still have its time."""
+    monkeypatch.setattr(prometheus, "TIMEOUT_S", 100.0)
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def server(material: Material) -> Iterator[WebhookServer]:
 
 def post(server: WebhookServer, authorities: bytes) -> Any:
     context = ssl.create_default_context(cadata=authorities.decode())
-    with httpx.Client(verify=context, timeout=30) as client:
+    with httpx.Client(verify=context, timeout=100) as client:
         found = client.post(f"https://localhost:{server.port}{PATH}", json=review(server_pod()))
     return found.json()
 
@@ -132,13 +132,19 @@ def test_no_answer_waits_for_its_head_to_be_acknowledged(
     server: WebhookServer, material: Material
 ) -> None:
     context = ssl.create_default_context(cadata=material.bundle().decode())
-    took_s = []
-    with httpx.Client(verify=context, base_url=f"https://localhost:{server.port}") as client:
-        for _ in range(40):  # a new connection's first answers are acknowledged at once
+    with httpx.Client(
+        verify=context, base_url=f"https://localhost:{server.port}", timeout=100.0
+    ) as client:
+
+        def took_s() -> float:
             began_s = time.perf_counter()
             assert client.get("/healthz").text == "ok"
-            took_s.append(time.perf_counter() - began_s)
-    assert min(took_s[20:]) < 0.030, "held back, each would take 40 ms and more"
+            return time.perf_counter() - began_s
+
+        for _ in range(20):  # a new connection's first answers are acknowledged at once
+            took_s()
+        quick = any(took_s() < 0.030 for _ in range(500))  # on a busy machine, some
+    assert quick, "held back, each would take 40 ms and more"
 
 
 def test_a_port_that_is_taken_is_an_error(server: WebhookServer) -> None:
