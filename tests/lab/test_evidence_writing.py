@@ -61,7 +61,7 @@ PLAN = ExperimentPlan(
     workloads=(Workload(definition=LINEAR, axes={"M": 48}),),
     incumbent=SLOW.digest,
     generators=("given",),
-    budget=Budget(max_candidates=8, max_seconds=60.0, finalists=1),
+    budget=Budget(max_candidates=8, max_seconds=240.0, finalists=1),
     environment=cpu_environment().digest,
 )
 BROKEN = ENTRY.incumbent.model_copy(

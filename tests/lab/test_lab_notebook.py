@@ -31,7 +31,7 @@ PLAN = ExperimentPlan(
     workloads=(Workload(definition=NAME, axes={"M": 16}),),
     incumbent=ENTRY.incumbent.digest,
     generators=("given",),
-    budget=Budget(max_candidates=8, max_seconds=60.0, finalists=1),
+    budget=Budget(max_candidates=8, max_seconds=240.0, finalists=1),
     environment=cpu_environment().digest,
 )
 
