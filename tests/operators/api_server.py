@@ -58,7 +58,7 @@ class ApiServer:
 
     def eventually(self, method: str, path: str) -> Mapping[str, Any]:
         """Return the answer once there is one: what was just made takes a moment to be served."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 150
         while True:
             status, answer = self.call(method, path)
             if status == 200 or time.monotonic() > deadline:
@@ -91,4 +91,4 @@ def client(plane: ControlPlane, user: str) -> httpx.Client:
     context = ssl.create_default_context(cafile=str(plane.authority.certificate))
     pair = plane.authority.user(user, groups=USERS[user])
     context.load_cert_chain(pair.certificate, pair.key)
-    return httpx.Client(base_url=plane.url, verify=context, timeout=30.0)
+    return httpx.Client(base_url=plane.url, verify=context, timeout=100.0)

@@ -127,7 +127,7 @@ class ExperimentPod:
         """Run the pod to its end, both of its containers; return the exit code of the program."""
         teller = self.start_telling()
         child = self.start(**changes)
-        self.stdout, self.stderr = child.communicate(timeout=200.0)
+        self.stdout, self.stderr = child.communicate(timeout=280.0)
         self.end_telling(teller)
         return child.returncode
 
@@ -144,7 +144,7 @@ class ExperimentPod:
     def end_telling(self, teller: subprocess.Popen[bytes]) -> None:
         """End it as the kubelet does, once the container that works has ended."""
         teller.send_signal(signal.SIGTERM)
-        self.log, _ = teller.communicate(timeout=30.0)
+        self.log, _ = teller.communicate(timeout=150.0)
 
     def _command(self, container: Mapping[str, Any]) -> list[str]:
         command = [self._here(word) for word in container["command"]]

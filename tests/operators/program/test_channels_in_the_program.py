@@ -49,7 +49,7 @@ def test_who_leads_tells_and_hears_by_the_certificate_of_the_agent_api(
             port = eventually(lambda: operator.channels_port)
             authority = ssl.create_default_context(cafile=_authority(fake, tmp_path))
             answer = httpx.post(
-                f"https://localhost:{port}/alertmanager", verify=authority, timeout=10.0
+                f"https://localhost:{port}/alertmanager", verify=authority, timeout=60.0
             )
             assert answer.status_code == 401
             eventually(lambda: _WAITING in asked(operator, "/metrics").text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 from tests.fakeapi.server import FakeApi
+from tests.plane.control_plane import free_ports
 
 from retuned.errors import TemporaryError
 from retuned_operator.program.securing import Securing
@@ -52,8 +52,7 @@ def replica(
 
 
 def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        port: int = listening.getsockname()[1]
+    (port,) = free_ports(1)
     return port
 
 
@@ -62,7 +61,7 @@ def names_at(fake: FakeApi, port: int) -> set[str]:
     published = fake.api().get(CONFIG_MAPS, "retuned-agent-ca", namespace="serving")
     context = ssl.create_default_context(cadata=published["data"]["ca.crt"])
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=150) as plain,
         context.wrap_socket(plain, server_hostname="retuned-webhook.default.svc") as connection,
     ):
         der = connection.getpeercert(binary_form=True)

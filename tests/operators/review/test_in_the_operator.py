@@ -61,7 +61,7 @@ def test_people_see_through_the_proxy_what_the_operator_watches(
         port = eventually(lambda: operator.review_port)
         authority = ssl.create_default_context(cafile=_authority(fake, tmp_path))
         with httpx.Client(
-            base_url=f"https://localhost:{port}", verify=authority, timeout=10.0
+            base_url=f"https://localhost:{port}", verify=authority, timeout=60.0
         ) as http:
             assert http.get("/healthz").text == "ok\n"
             assert http.get("/", headers={"host": HOST}).status_code == 403
