@@ -56,4 +56,4 @@ def _compile(solution: Solution, folder: Path, library: Path, flags: tuple[str, 
     defines = [f"-D{key}={value}" for key, value in solution.params.items()]
     main = str(folder / solution.sources[0].path)
     command = ["g++", *flags, *defines, "-shared", "-fPIC", "-w", main, "-o", str(library)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=250)

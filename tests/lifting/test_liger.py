@@ -25,7 +25,7 @@ from retuned.lifting.lift import Bounds, Lifted, Outcome, lift_all
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("packaging", reason="Liger imports it")
-pytestmark = [pytest.mark.index, pytest.mark.slow]
+pytestmark = [pytest.mark.index, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("liger_serving.py")
 VOCABULARY = 40

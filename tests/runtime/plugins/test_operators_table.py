@@ -64,6 +64,7 @@ def calls(name: str, *files: str) -> dict[str, list[list[str]]]:
     return found
 
 
+@pytest.mark.timeout(900)
 def test_vllm_calls_its_operators_with_as_many_arguments_as_the_schemas_have() -> None:
     found = calls("vllm", "vllm/_custom_ops.py", "vllm/kernels/vllm_c.py")
     for operator in ("_C::rms_norm", "_C::fused_add_rms_norm", "_C::rotary_embedding"):
@@ -76,6 +77,7 @@ def test_vllm_calls_its_operators_with_as_many_arguments_as_the_schemas_have() -
     assert found["_C::rms_norm"][0][1:] == ["input", "weight", "epsilon"]
 
 
+@pytest.mark.timeout(900)
 def test_the_modules_that_are_waited_for_are_the_servers() -> None:
     waited = {part.name: part.needs for part in PARTS if part.switch == "RETUNED_OPERATORS"}
     for part, server in (("vllm-operators", "vllm"), ("sglang-operators", "sglang")):
@@ -85,6 +87,7 @@ def test_the_modules_that_are_waited_for_are_the_servers() -> None:
     assert re.search(r"^current_platform\.import_kernels\(\)", text, re.MULTILINE)
 
 
+@pytest.mark.timeout(900)
 def test_sglangs_operator_has_the_schema_that_its_function_leads_to() -> None:
     path = "sglang/kernels/ops/activation/activation.py"
     tree = ast.parse((sources("sglang") / path).read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ from tests.runtime.ways_in.real_servers import sources
 from retuned.runtime.spec import Refused
 from retuned.runtime.tuned.strict import digest_of
 
-pytestmark = pytest.mark.index
+pytestmark = [pytest.mark.index, pytest.mark.timeout(900)]
 WANTED = {
     *("get_config_file_name", "get_moe_configs", "get_default_config"),
     *("try_get_optimal_moe_config", "should_moe_wna16_use_cuda", "_use_low_smem_fp8_default"),

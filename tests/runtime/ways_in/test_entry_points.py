@@ -93,6 +93,7 @@ def test_importing_the_plugin_loads_neither_pytorch_nor_the_runtime(machine: Any
 
 
 @pytest.mark.index
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
 def test_the_servers_own_loader_calls_us_once_and_loads_nothing_heavy(
     server: str, machine: Any, tmp_path: Path
@@ -113,6 +114,7 @@ def test_the_servers_own_loader_calls_us_once_and_loads_nothing_heavy(
 
 
 @pytest.mark.index
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
 def test_what_we_do_cannot_end_the_servers_loader(
     server: str, machine: Any, tmp_path: Path
@@ -173,6 +175,7 @@ PLACES: dict[str, dict[str, list[tuple[str, str | None]]]] = {
 
 
 @pytest.mark.index
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
 def test_the_processes_that_launch_kernels_load_plugins(server: str) -> None:
     real = sources(server)
@@ -185,6 +188,7 @@ def test_the_processes_that_launch_kernels_load_plugins(server: str) -> None:
 
 
 @pytest.mark.index
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
 def test_ranks_are_read_from_functions_that_exist_and_need_no_argument(server: str) -> None:
     part = {"vllm": "vllm/distributed", "sglang": "sglang/srt/distributed"}[server]
