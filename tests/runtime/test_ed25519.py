@@ -158,7 +158,7 @@ def test_a_check_is_cheap_off_the_request_path() -> None:
     signature = KEY.sign(b"m")
     best_s = float("inf")
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         assert verify(PUBLIC, b"m", signature=signature)
-        best_s = min(best_s, time.perf_counter() - begin)
+        best_s = min(best_s, time.thread_time() - begin)
     assert best_s < 0.2, "5 ms on an idle core; the bound allows for a busy machine"

@@ -56,6 +56,7 @@ def analyze(path: Path) -> tuple[int, dict[str, Any], int]:
     words = [sys.executable, "-m", "retuned.cli", "analyze", "--json", str(path)]
     child = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _SMALL_PARENT, str(LIMIT), *words],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # else each core takes address space
         capture_output=True,
         text=True,
         check=False,
