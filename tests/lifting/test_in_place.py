@@ -47,7 +47,7 @@ def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bay, Entry]]
         one.workloads[:1],
         incumbent=entry.incumbent,
         folder=tmp_path_factory.mktemp("lab"),
-        settings=LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=2.0),
+        settings=LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=60.0),
     )
     yield opened, entry
     opened.close()

@@ -67,7 +67,7 @@ def passes_the_lab(one: Lifted, folder: Path) -> None:
         shapes = [one.workloads[-1].axes]
         reports = audit_solution(candidate, entry.definition, arch=arch, shapes=shapes)
         assert [problem for report in reports for problem in report.problems] == []
-    settings = LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=4.0)
+    settings = LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=60.0)
     small = [each for each in one.workloads if 5 in each.axes.values()]
     bay = Bay(entry, small, incumbent=entry.incumbent, folder=folder, settings=settings)
     try:

@@ -31,7 +31,7 @@ from retuned.runtime.intercept.rules import parse_rule
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-QUICK = LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=4.0)
+QUICK = LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=60.0)
 ROWS = (1, 3, 5)
 
 
