@@ -215,7 +215,7 @@ class Cluster(Access):
             return False
         return True
 
-    def _ctr(self, *arguments: str, within_s: float = 60) -> None:
+    def _ctr(self, *arguments: str, within_s: float = 240) -> None:
         words = (f"--address={self.socket}", "--namespace=k8s.io", *arguments)
         self.node.run("ctr", *words, within_s=within_s)
 

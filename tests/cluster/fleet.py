@@ -274,7 +274,7 @@ class Fleet:
         text = (
             "import pathlib, socket, sys; "
             f"path = min(pathlib.Path('{SOCKET_DIR}').glob('*.sock')); "
-            "link = socket.socket(socket.AF_UNIX); link.settimeout(20); link.connect(str(path)); "
+            "link = socket.socket(socket.AF_UNIX); link.settimeout(100); link.connect(str(path)); "
             "link.sendall(('{\"op\": \"' + sys.argv[1] + '\"}\\n').encode()); "
             "print(link.makefile().readline())"
         )

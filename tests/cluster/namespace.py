@@ -93,7 +93,7 @@ class Namespace:
         """Return the end of a program's log."""
         return (self._logs / f"{name}.log").read_text("utf-8", "replace")[-3000:]
 
-    def run(self, *argv: str, within_s: float = 60) -> str:
+    def run(self, *argv: str, within_s: float = 240) -> str:
         """Run a program inside to its end and return what it said.
 
         Raises
@@ -217,7 +217,7 @@ class Namespace:
         return answer
 
 
-def _run(*argv: str, within_s: float = 60) -> str:
+def _run(*argv: str, within_s: float = 240) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=within_s, check=False)
     if done.returncode != 0:
         raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")

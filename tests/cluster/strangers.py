@@ -54,6 +54,6 @@ def said_by(fleet: Fleet, token: str, *, about: PodRef) -> tuple[int, str]:
         headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         verify=context,
         trust_env=False,
-        timeout=30,
+        timeout=100,
     )
     return answer.status_code, str(answer.json()["error"]["code"])

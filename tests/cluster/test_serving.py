@@ -52,7 +52,7 @@ def pod(cluster: Cluster) -> Iterator[str]:
     made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     cluster.kubectl("apply", "-f", "-", given=[made, service(NAMESPACE), deployment])
     ready = ("rollout", "status", "deployment/demo", "-n", NAMESPACE, "--timeout=1s")
-    cluster.eventually(lambda: cluster.succeeds(*ready), "the server is ready", within_s=240)
+    cluster.eventually(lambda: cluster.succeeds(*ready), "the server is ready", within_s=600)
     (found,) = cluster.get("pods", "-n", NAMESPACE, "-l", "app=demo")["items"]
     yield found["metadata"]["name"]
     cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
@@ -102,7 +102,7 @@ def test_the_sidecar_reaches_the_servers_control_socket_as_another_user(
     text = (
         "import json, os, pathlib, socket; "
         f"path = min(pathlib.Path('{SOCKET_DIR}').glob('*.sock')); "
-        "link = socket.socket(socket.AF_UNIX); link.settimeout(10); link.connect(str(path)); "
+        "link = socket.socket(socket.AF_UNIX); link.settimeout(100); link.connect(str(path)); "
         'link.sendall(b\'{"op": "slots"}\\n\'); '
         "answer = json.loads(link.makefile().readline()); "
         "print(json.dumps([os.getuid(), path.stat().st_uid, answer['ok'], len(answer['slots'])]))"
