@@ -39,7 +39,7 @@ class Meter:
         start = time.monotonic()
         time.sleep(length_s)
         self._client.say(f"rate {start} {time.monotonic()}")
-        rate = self._client.answer(timeout_s=10)
+        rate = self._client.answer(timeout_s=60)
         if "tokens_per_s" not in rate:
             raise DemoFailed(f"the client could not measure: {rate}")
         return float(rate["tokens_per_s"])

@@ -122,7 +122,7 @@ class Story:
     def _drift(self) -> None:
         self._enter("code, drifted")
         self._client.say("phase code")
-        self._client.answer(timeout_s=10)
+        self._client.answer(timeout_s=60)
         self._say("traffic turns into that of a code assistant; nobody tells the daemon")
         self._rates["after_drift"] = self._measure()
         drift = self._wait(
