@@ -113,7 +113,7 @@ def test_a_generator_starts_from_the_solution_and_its_winner_is_measured(attempt
     def make(_occasion: Occasion) -> Generator:
         return GivenGenerator([better])
 
-    search = Search(makers={"given": make}, seconds=60.0, candidates=1)
+    search = Search(makers={"given": make}, seconds=1_000.0, candidates=1)
     outcome = attempt("level1/4_matmul", "slow/4_matmul.cpp", search=search)
     assert outcome.correct, outcome.detail
     assert outcome.generator is not None
@@ -129,7 +129,7 @@ def test_a_generator_with_a_wrong_start_is_not_asked(attempt: Try) -> None:
     def make(_occasion: Occasion) -> Generator:
         raise AssertionError("it was asked")
 
-    search = Search(makers={"given": make}, seconds=5.0, candidates=1)
+    search = Search(makers={"given": make}, seconds=1_000.0, candidates=1)
     outcome = attempt("level1/5_layer_norm", "wrong/5_layer_norm.cpp", search=search)
     assert outcome.reason == "wrong-output"
 

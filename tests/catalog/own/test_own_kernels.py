@@ -39,7 +39,7 @@ def plan(entry: catalog.Entry, **changes: object) -> ExperimentPlan:
         "definition": NAME,
         "workloads": (Workload(definition=NAME, axes={"M": 5}),),
         "incumbent": entry.incumbent.digest,
-        "budget": Budget(max_candidates=3, max_seconds=60.0, finalists=1),
+        "budget": Budget(max_candidates=3, max_seconds=1_000.0, finalists=1),
         "environment": cpu_environment().digest,
     }
     return ExperimentPlan.model_validate({**body, **changes})
