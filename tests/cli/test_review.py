@@ -40,8 +40,8 @@ def proposal(**changes: Any) -> Proposal:
     mine: dict[str, Any] = {
         "id": ID,
         "target": "local",
-        "created_at": NOW - timedelta(minutes=10),
-        "expires_at": NOW + timedelta(hours=24),
+        "created_at": datetime.now(UTC) - timedelta(minutes=10),  # they may run an hour after they are read
+        "expires_at": datetime.now(UTC) + timedelta(hours=24),
     }
     return heard.proposal(**(mine | changes))
 
