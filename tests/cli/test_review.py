@@ -40,7 +40,7 @@ def proposal(**changes: Any) -> Proposal:
     mine: dict[str, Any] = {
         "id": ID,
         "target": "local",
-        "created_at": datetime.now(UTC) - timedelta(minutes=10),  # they may run an hour after they are read
+        "created_at": datetime.now(UTC) - timedelta(minutes=10),  # tests run long after import
         "expires_at": datetime.now(UTC) + timedelta(hours=24),
     }
     return heard.proposal(**(mine | changes))
