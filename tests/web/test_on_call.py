@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ import pytest
 from tests.channels.heard import Ear, listening
 from tests.channels.monitoring import Monitoring, monitoring_of, of_alerts
 from tests.dashboards.panels import queries
+from tests.local.kill_processes import below
 from tests.plane.control_plane import free_ports
 from tests.web.browsing import NEEDS_CHROMIUM, PATIENCE_MS, approve, chromium, taken
 
@@ -154,6 +157,31 @@ class OnCall:
         )
 
 
+@contextmanager
+def resting(daemon: int) -> Iterator[None]:
+    """Let no experiment of a daemon go on: one that won would replace the proposal that waits."""
+    over, held = threading.Event(), set[int]()
+
+    def hold() -> None:
+        while not over.wait(0.1):
+            for each in below(daemon):
+                if "retuned.experiment" in each.command and each.pid not in held:
+                    held.add(each.pid)
+                    with suppress(ProcessLookupError):
+                        os.kill(each.pid, signal.SIGSTOP)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for each in below(daemon):
+            if each.pid in held:
+                os.kill(each.pid, signal.SIGCONT)
+
+
 class Evening(Story):
     """The demo's story up to the first swap that a person agreed to."""
 
@@ -166,8 +194,9 @@ class Evening(Story):
             proposal = self._wait(
                 "a proposal", lambda: next(iter(self._journal.gated()), None), timeout_s=_PATIENCE_S
             )
-            person.called(proposal)
-            self._wait("the swap", lambda: self._serving(proposal), timeout_s=_PATIENCE_S)
+            with resting(self._daemon.pid):
+                person.called(proposal)
+                self._wait("the swap", lambda: self._serving(proposal), timeout_s=_PATIENCE_S)
             active = self._active(str(proposal["definition"]))
             person.rest(lambda: self._words(str(proposal["id"])))
             self._client.say("stop")
