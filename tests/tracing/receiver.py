@@ -10,11 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
+from retuned.adapters import tracing
+
 NEVER_S = 3600.0
 """A delay that outlasts every test."""
+_USUAL_S = {"_CLOSE_S": tracing._CLOSE_S, "_EXPORT_S": tracing._EXPORT_S}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +76,11 @@ def _seen(span: WireSpan, service: str) -> Seen:
 
 
 @contextmanager
-def collecting() -> Iterator[Collector]:
-    """Receive what is sent to ``url``; ``status`` and ``delay_s`` make it a bad one."""
+def collecting(*, patient: bool = True) -> Iterator[Collector]:
+    """Receive what is sent to ``url``; ``status`` and ``delay_s`` make it a bad one.
+
+    Who sends waits for as long as a busy machine takes, unless how long it does is what is tested.
+    """
     collector = Collector()
     over = threading.Event()
 
@@ -110,7 +117,10 @@ def collecting() -> Iterator[Collector]:
     thread.start()
     collector.url = f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
     try:
-        yield collector
+        with pytest.MonkeyPatch.context() as patched:
+            for name, usual_s in _USUAL_S.items():
+                patched.setattr(tracing, name, 200.0 if patient else usual_s)
+            yield collector
     finally:
         over.set()
         server.shutdown()

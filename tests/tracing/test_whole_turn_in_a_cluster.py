@@ -269,7 +269,7 @@ def test_looks_at_which_nothing_happens_leave_no_span(told: Told) -> None:
 
 @pytest.mark.parametrize("status", [200, 500])
 def test_a_collector_that_is_away_or_slow_stops_nothing(tmp_path: Path, status: int) -> None:
-    with collecting() as collector:
+    with collecting(patient=False) as collector:
         collector.status, collector.delay_s = status, NEVER_S
         spans = open_spans("retuned-operator", url=collector.url)
         cluster = Cluster(OPEN, spans=spans)
