@@ -72,7 +72,8 @@ def test_the_examples_on_the_page_about_candidates_are_right(
     (tmp_path / name).write_text(example, encoding="utf-8")
     app = typer.Typer()
     app.command()(validate)
-    result = CliRunner().invoke(app, [str(tmp_path / name), "--json", "--seconds", "5"])
+    result = CliRunner().invoke(app, [str(tmp_path / name), "--json", "--seconds", "60"])
+    assert result.exit_code in (0, 1), result.output
     answer = json.loads(result.stdout)
     assert answer["gate"] in ("G5", "G6"), answer  # right; how fast it is depends on the machine
 
