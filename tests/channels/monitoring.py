@@ -79,6 +79,10 @@ def _reached(reached: Callable[[], object]) -> bool:
         return False
 
 
+def _is_up(url: str) -> bool:
+    return httpx.get(f"{url}/-/ready", timeout=30.0).is_success
+
+
 @contextmanager
 def monitoring_of(
     programs: Path, folder: Path, *, metrics_port: int, webhook: str, token: str
@@ -117,8 +121,7 @@ def monitoring_of(
                     )
                 )
         for url in (there.alertmanager, there.prometheus):
-            ready = partial(httpx.get, f"{url}/-/ready", timeout=30.0)
-            there.until(lambda: ready().is_success, f"{url} is up")  # noqa: B023 - called here
+            there.until(partial(_is_up, url), f"{url} is up")
         yield there
     finally:
         for process in running:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakeapi.faults import Fault
 from tests.fakeapi.server import FakeApi
-from tests.operators.runtime.running import WITHIN_S, eventually, in_thread
+from tests.operators.runtime.running import WITHIN_S, Clock, eventually, in_thread
 
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import Unavailable
@@ -23,16 +23,6 @@ from retuned_operator.runtime.resources import LEASES, Obj
 QUICK = LeaseTimes(duration_s=3.0, renew_deadline_s=2.0, renew_s=0.1, fresh_s=0.5)
 LONG = LeaseTimes(duration_s=600.0, renew_deadline_s=500.0, renew_s=0.1, fresh_s=0.5)
 NEVER = threading.Event()
-
-
-class Clock:
-    """A clock that only moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def a_leader(

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.fakeapi.faults import Fault
 from tests.fakeapi.server import FakeApi
-from tests.operators.runtime.running import WITHIN_S, eventually, in_thread
+from tests.operators.runtime.running import WITHIN_S, Clock, eventually, in_thread
 
 from retuned.errors import HarnessError, TemporaryError
 from retuned_operator.runtime.backoff import Backoff
@@ -217,16 +217,6 @@ def test_a_store_that_hears_nothing_is_not_current_any_more(fake: FakeApi) -> No
 
 
 QUICK = LeaseTimes(duration_s=3.0, renew_deadline_s=2.0, renew_s=0.1, fresh_s=0.5)
-
-
-class Clock:
-    """A clock that only moves when it is told to: a busy machine costs nobody the lease."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def a_leader(

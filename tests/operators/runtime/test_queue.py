@@ -8,18 +8,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.operators.runtime.running import eventually
+from tests.operators.runtime.running import Clock, eventually
 
 from retuned_operator.runtime.backoff import Backoff
 from retuned_operator.runtime.queue import WorkQueue
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def taken(queue: WorkQueue) -> list[str]:
