@@ -1,4 +1,4 @@
-"""From settings to a generator that evolves variants: endpoint, budget, transcript and secrets."""
+"""From a configuration to a generator that evolves variants: budget, transcript and secrets."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import contextlib
 import getpass
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
-from retuned.adapters.backend_process import BackendProcess, missing_backend
+from retuned.adapters.backend_process import BackendProcess
 from retuned.adapters.chat_budget import ChatBudget, Prices, Purse
-from retuned.adapters.chat_http import Endpoint, HttpWire, check_url
+from retuned.adapters.chat_http import Endpoint, HttpWire
 from retuned.adapters.chat_ledger import LEDGER, DayLedger
 from retuned.adapters.chat_model import PaidChatModel
 from retuned.adapters.chat_transcript import Transcript, spent_since
 from retuned.adapters.clock import SystemClock
 from retuned.contract import Environment
-from retuned.errors import MissingDependency, UsageError
+from retuned.errors import MissingDependency
 from retuned.lab.generators.evolve import (
     EvolveConfig,
     EvolveGenerator,
-    EvolveRules,
     ForeignGenerator,
     Task,
     brief_of,
@@ -33,7 +31,6 @@ from retuned.lab.generators.occasion import Occasion
 from retuned.lab.notebook import notebook_name
 from retuned.lab.toolchain import environment_of
 from retuned.ports import Clock, Generator
-from retuned.settings import Settings
 
 _EVERYWHERE = frozenset({"root", "user", "admin", "ubuntu", "nobody", "localhost"})
 """Names that say nothing about a machine, and stand in many a comment."""
@@ -41,61 +38,6 @@ _EVERYWHERE = frozenset({"root", "user", "admin", "ubuntu", "nobody", "localhost
 
 BACKENDS = ".backends"
 """Beside the transcripts: a private folder for each package that runs."""
-
-
-def config_of(
-    settings: Settings, *, environment: Mapping[str, str] | None = None
-) -> EvolveConfig | None:
-    """Return what the settings say about evolution; None where it is off.
-
-    Raises
-    ------
-    UsageError
-        If it is on and something that it needs is not set: model, prices, or the key.
-    """
-    if not settings.evolve_url:
-        return None
-    given = os.environ if environment is None else environment
-    variable = settings.evolve_key_variable
-    if not settings.evolve_model:
-        raise UsageError("evolve_url is set and evolve_model is not: name the model")
-    prices = (settings.evolve_prompt_usd_per_mtok, settings.evolve_completion_usd_per_mtok)
-    if prices[0] is None or prices[1] is None:
-        raise UsageError(
-            "evolve_url is set and a price is not: set evolve_prompt_usd_per_mtok and "
-            "evolve_completion_usd_per_mtok, 0 for a server of your own"
-        )
-    if variable and not given.get(variable):
-        raise UsageError(f"evolve_key_variable names {variable}, which is not in the environment")
-    check_url(settings.evolve_url, key=bool(variable))
-    if settings.evolve_backend != "own" and settings.evolve_backend_python is None:
-        raise UsageError(
-            f"evolve_backend is {settings.evolve_backend} and evolve_backend_python is not set: "
-            f"{missing_backend(settings.evolve_backend)}"
-        )
-    return EvolveConfig(
-        url=settings.evolve_url,
-        model=settings.evolve_model,
-        key_variable=variable,
-        prompt_usd_per_mtok=prices[0],
-        completion_usd_per_mtok=prices[1],
-        max_tokens=settings.evolve_max_tokens,
-        max_usd=settings.evolve_max_usd,
-        max_usd_per_day=settings.evolve_max_usd_per_day,
-        temperature=settings.evolve_temperature,
-        tokens_field=settings.evolve_tokens_field,
-        timeout_s=settings.evolve_timeout_s,
-        transcripts=str(settings.state_dir / "transcripts"),
-        backend=settings.evolve_backend,
-        backend_python=str(settings.evolve_backend_python or ""),
-        hints=str(settings.evolve_hint_dir) if settings.evolve_hint_dir is not None else "",
-        rules=EvolveRules(
-            islands=settings.evolve_islands,
-            generations=settings.evolve_generations,
-            start=settings.evolve_start,
-            answer_tokens=settings.evolve_answer_tokens,
-        ),
-    )
 
 
 def open_evolution(

@@ -212,7 +212,8 @@ def _makers(names: Sequence[str], config: Path | None) -> dict[str, Make]:
 
 def _evolution(config: Path | None) -> Make:
     # Only here: the client costs a third of a second.
-    from retuned.adapters.evolution import config_of, open_evolution
+    from retuned.adapters.evolution import open_evolution
+    from retuned.local.evolution import config_of
 
     evolve = config_of(load_settings(config))
     if evolve is None:

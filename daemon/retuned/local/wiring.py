@@ -11,7 +11,6 @@ from datetime import timedelta
 from retuned import catalog
 from retuned.adapters.clock import SystemClock
 from retuned.adapters.end_to_end_http import HttpEndToEnd, load_requests
-from retuned.adapters.evolution import config_of
 from retuned.adapters.files_swapper import FilesSwapper
 from retuned.adapters.gpu_devices import find_devices
 from retuned.adapters.lab_process import LabProcess
@@ -44,6 +43,7 @@ from retuned.local.believed import priors_for
 from retuned.local.configured_kernels import ConfiguredKernels, StoredChanges, incumbent_named
 from retuned.local.context import Captures, Context, Files, Kind, LoopSettings
 from retuned.local.earlier import earlier_findings
+from retuned.local.evolution import config_of
 from retuned.local.found import found_solution
 from retuned.local.known_kernels import KnownKernels
 from retuned.local.lifting import recall

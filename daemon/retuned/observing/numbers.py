@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Literal, Protocol
 
-from retuned.settings import Settings
 from retuned.stages.drift import DEMO_SETTINGS, DriftSettings
 from retuned.stages.profile import ProfileSettings
 
@@ -29,7 +29,36 @@ class Numbers:
     """The detector."""
 
 
-def numbers_of(settings: Settings, *, stands_still_s: float) -> Numbers:
+class WindowFields(Protocol):
+    """The settings of a program that say how it makes windows."""
+
+    @property
+    def window_s(self) -> float:
+        """Length of a window."""
+        ...
+
+    @property
+    def settle_s(self) -> float:
+        """How long after a window's end its files may still arrive."""
+        ...
+
+    @property
+    def observe_poll_s(self) -> float:
+        """Time between two polls of the trace folders."""
+        ...
+
+    @property
+    def baseline_windows(self) -> int:
+        """Windows that make the baseline."""
+        ...
+
+    @property
+    def detector_preset(self) -> Literal["production", "demo"]:
+        """Thresholds of the detector: for production traffic, or for a demo of minutes."""
+        ...
+
+
+def numbers_of(settings: WindowFields, *, stands_still_s: float) -> Numbers:
     """Return the numbers that settings mean.
 
     Parameters

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from retuned.adapters.evolution import config_of, key_of, machine_names
+from retuned.adapters.evolution import key_of, machine_names
 from retuned.errors import MissingDependency, UsageError
+from retuned.local.evolution import config_of
 from retuned.local.wiring import loop_settings
 from retuned.settings import Settings
 
