@@ -147,9 +147,9 @@ def bind(
             bound[cost.workload.definition].append(cost)
     total_ns = profile.gpu_time_ns
     for definition, shapes in bound.items():
-        unseen = counting.unseen(ctx, shapes, counts.get(definition, {}))
-        total_ns += sum(cost.gpu_time_ns for cost in unseen)
-        shapes += unseen
+        missing = counting.unseen(ctx, shapes, counts.get(definition, {}))
+        total_ns += sum(cost.gpu_time_ns for cost in missing)
+        shapes += missing
     per_s = 1e9 / max(profile.observed_ns, 1)
     return {
         definition: [_per_second(cost, per_s) for cost in shapes if _served(ctx, cost.workload)]

@@ -146,15 +146,15 @@ def _merged(ctx: Observing, batches: Sequence[_Waiting]) -> tuple[WorkloadProfil
 def _close(ctx: Observing, start_ns: int, window_ns: int, batches: Sequence[_Waiting]) -> None:
     found, devices = _merged(ctx, batches)
     merged = found.model_copy(update={"window_start_ns": start_ns, "window_ns": window_ns})
-    totals = counting.totals(ctx)
+    now = counting.totals(ctx)
     before: Counts = {}
     for previous in ctx.store.list(WINDOW, limit=1):
         if int(previous.id.partition(".")[0]) + window_ns == start_ns:  # else hours may lie between
             before = previous.body["totals"]
-    counts = counting.since(before, totals)
+    counts = counting.since(before, now)
     body = {
         "profile": counting.with_counts(ctx, merged, counts).model_dump(mode="json"),
-        "totals": counting.steady(before, totals),
+        "totals": counting.steady(before, now),
         "counts": counts,
         "devices": devices,
     }

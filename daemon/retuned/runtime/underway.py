@@ -120,7 +120,14 @@ class Checks:
         """Checks under way."""
         return len(self._taken)
 
-    def begin(self, device: ShadowDevice, fold: Fold, about: Any, *, size: int) -> Underway | str:  # noqa: ANN401
+    def begin(
+        self,
+        device: ShadowDevice,
+        fold: Fold,
+        about: Any,  # noqa: ANN401
+        *,
+        size: int,
+    ) -> Underway | str:
         """Take a place and room for a check's copies; or return why there is none."""
         with self._lock:
             used = {each.place for each in self._taken if each.device is device}

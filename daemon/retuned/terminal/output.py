@@ -81,8 +81,8 @@ def lines(text: str) -> str:
 
 def safe(text: object, *, limit: int = 200) -> str:
     """Make text from outside harmless to a terminal, on one line of at most `limit` characters."""
-    clean = words.clean(str(text))
-    return clean if len(clean) <= limit else clean[: limit - 1] + words.ELLIPSIS
+    text = words.clean(str(text))
+    return text if len(text) <= limit else text[: limit - 1] + words.ELLIPSIS
 
 
 def cell(text: object) -> Text:

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retuned.runtime.inforce import Ineligible
 from retuned.runtime.intercept.arguments import is_pointer
+from retuned.runtime.launching import Ineligible
 from retuned.runtime.loaded import poison
 from retuned.runtime.shadow import fingerprint
 from retuned.runtime.spec import Tensor
