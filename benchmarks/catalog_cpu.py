@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retuned import catalog
-from retuned.catalog import Entry
+from retuned.catalog import KernelEntry
 from retuned.contract import Solution
 from retuned.lab.languages.cpu_cpp import compile_solution
 from retuned.lab.subject import numpy_dtype, shape_of
@@ -68,7 +68,7 @@ Array = npt.NDArray[Any]
 class Subject:
     """One variant, ready to launch with rotating weights."""
 
-    def __init__(self, entry: Entry, solution: Solution, *, cache: Path) -> None:
+    def __init__(self, entry: KernelEntry, solution: Solution, *, cache: Path) -> None:
         definition = entry.definition
         self.entry = entry
         self.solution = solution
@@ -93,7 +93,7 @@ class Subject:
 class Tensors:
     """Inputs and output of one shape; constant inputs in several copies and every layout."""
 
-    def __init__(self, entry: Entry, axes: Mapping[str, int]) -> None:
+    def __init__(self, entry: KernelEntry, axes: Mapping[str, int]) -> None:
         self._definition = entry.definition
         self._inputs = entry.inputs(axes, seed=1, family="randn")
         lengths = entry.definition.lengths(axes)
@@ -156,7 +156,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def points(entry: Entry) -> Iterator[tuple[str, Solution]]:
+def points(entry: KernelEntry) -> Iterator[tuple[str, Solution]]:
     """Yield the incumbent, then what a search would try first at few and at many rows."""
     yield "incumbent", entry.incumbent
     seen = {entry.incumbent.digest}
@@ -170,7 +170,7 @@ def points(entry: Entry) -> Iterator[tuple[str, Solution]]:
                     yield space.name, solution
 
 
-def shapes_of(entry: Entry) -> list[dict[str, int]]:
+def shapes_of(entry: KernelEntry) -> list[dict[str, int]]:
     """Return shapes from one token to a chunk of prompt."""
     if "T" in entry.definition.variable_axes:
         return [{"T": t, "S": s} for t, s in LENGTHS]
@@ -194,7 +194,7 @@ def run_shapes(cache: Path) -> dict[str, Any]:
 
 
 def shape_row(
-    entry: Entry,
+    entry: KernelEntry,
     axes: Mapping[str, int],
     *,
     subjects: Sequence[Subject],

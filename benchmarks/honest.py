@@ -38,7 +38,7 @@ from tests.hostile.honest_variants import (  # noqa: E402
 
 from retuned import catalog  # noqa: E402
 from retuned.contract import Language, Solution, Workload  # noqa: E402
-from retuned.lab.bay import Bay, LabSettings  # noqa: E402
+from retuned.lab.bay import LabResources, LabSettings  # noqa: E402
 from retuned.lab.examiner import Examiner  # noqa: E402
 from retuned.lab.toolchain import environment_of  # noqa: E402
 
@@ -80,7 +80,7 @@ def examine(name: str, solutions: Sequence[Solution]) -> dict[str, Any]:
     refused, gates, begin = [], Counter[str](), time.monotonic()
     worst: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="honest-") as folder, ExitStack() as stack:
-        bays: dict[tuple[str, Language], Bay] = {}
+        bays: dict[tuple[str, Language], LabResources] = {}
         for number, solution in enumerate(solutions):
             key = (solution.definition, solution.language)
             if key not in bays:
@@ -120,10 +120,10 @@ def examine(name: str, solutions: Sequence[Solution]) -> dict[str, Any]:
     }
 
 
-def open_bay(solution: Solution, folder: Path) -> Bay:
+def open_bay(solution: Solution, folder: Path) -> LabResources:
     """Open a bay for a definition and a language."""
     entry = catalog.get(solution.definition, language=solution.language)
-    return Bay(
+    return LabResources(
         entry,
         [Workload(definition=solution.definition, axes=axes) for axes in shapes_of(solution)],
         incumbent=entry.incumbent,

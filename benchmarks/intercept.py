@@ -37,7 +37,7 @@ import triton  # noqa: E402
 from tests.runtime.intercept import strangers  # noqa: E402
 from tests.runtime.intercept.fake_driver import FakeDriver  # noqa: E402
 
-from retuned.runtime.host import Host  # noqa: E402
+from retuned.runtime.host import RuntimeHost  # noqa: E402
 from retuned.runtime.intercept.hook import Interceptor  # noqa: E402
 from retuned.runtime.intercept.observed import source_of  # noqa: E402
 from retuned.runtime.intercept.service import Interception  # noqa: E402
@@ -69,7 +69,7 @@ class Bench:
         self.x, self.y = torch.zeros(LENGTH), torch.zeros(LENGTH)
         self.rule = strangers.cdiv_grid(LENGTH)
         self.hook = Interceptor()
-        self.host = Host("bench", interception=Interception(self.hook))
+        self.host = RuntimeHost("bench", interception=Interception(self.hook))
         self.folder = folder
         self.epoch = 0
 

@@ -35,7 +35,7 @@ from tests.lab.real_clones import KERNELS, experiment
 
 from retuned import catalog
 from retuned.contract import Workload
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.harness.schedule import CANDIDATE
 from retuned.lab.statistics import ShapeSamples, combine, confidence_sequence
 from retuned.stages.verdict import Status
@@ -197,7 +197,7 @@ def record() -> dict[str, Any]:
         for name, axes in KERNELS:
             entry = catalog.get(name)
             workload = Workload(definition=name, axes=axes)
-            bay = Bay(entry, [workload], incumbent=entry.incumbent, folder=Path(folder))
+            bay = LabResources(entry, [workload], incumbent=entry.incumbent, folder=Path(folder))
             try:
                 with bay.duel([bay.incumbent, bay.clone()]) as duel:
                     duel.prepare(axes, bay.sets(0, bay.seeds), seed=1)

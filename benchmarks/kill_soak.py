@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.local.kill_world import KillWorld, check, remeasured
 
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 
 HERE = Path(__file__).resolve().parent
 MOMENTS = (
@@ -65,8 +65,8 @@ def story(folder: Path, *, seed: int) -> dict[str, Any]:
             "seed": seed,
             "kills": world.kills,
             "end": phase,
-            "experiments": len(world.phases(Kind.EXPERIMENT)),
-            "findings": len(world.phases(Kind.FINDING)),
+            "experiments": len(world.phases(RecordKind.EXPERIMENT)),
+            "findings": len(world.phases(RecordKind.FINDING)),
             "measured_again": remeasured(world),
             "server_calls": counted["calls"],
         }

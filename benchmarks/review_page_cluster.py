@@ -54,7 +54,7 @@ from retuned_operator.runtime.resources import (
     TARGETS,
     Resource,
 )
-from retuned_operator.runtime.store import Store
+from retuned_operator.runtime.store import ObjectCache
 
 HERE = Path(__file__).resolve().parent
 _ENDS = ("Rejected", "Expired", "Superseded", "RolledBack", "Aborted")
@@ -82,7 +82,7 @@ class Filled:
         self.clock, self.notary = FakeClock(self.now), FakeNotary()
         self.store = MemoryStore(self.clock)
         kinds = (TARGETS, POLICIES, PROPOSALS, DECISIONS, FREEZES, PODS)
-        self._stores = {kind: Store(INDICES.get(kind)) for kind in kinds}
+        self._stores = {kind: ObjectCache(INDICES.get(kind)) for kind in kinds}
         self.caches = StoreCaches(self._stores, current=lambda _plural: True)
         self.opened: list[str] = []
         self._proofs = self._prove()

@@ -18,9 +18,9 @@ from typing import Any
 
 import triton
 
-from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.call import LaunchCall
 from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.repeats import Form, repeat
+from retuned.runtime.intercept.repeats import FastPathEntry, repeat
 from retuned.runtime.intercept.rules import key_reader
 
 Thunk = Callable[[], object]
@@ -61,10 +61,10 @@ class Caught:
         """Launch as the server did, through whatever stands there now."""
         self.jit[self.grid](*self.args, **self.kwargs)
 
-    def call(self) -> Call:
+    def call(self) -> LaunchCall:
         """Return a fresh record of the launch."""
         kwargs = {**self.kwargs, "grid": self.grid, "warmup": False}
-        return Call(
+        return LaunchCall(
             self.kernel, self.jit, self.args, kwargs, grid=self.grid, plain=_never, counted=_never
         )
 
@@ -77,10 +77,10 @@ def catch(kernel: Kernel, launch: Thunk) -> Caught:
     SystemExit
         If none comes: then nothing is swapped there.
     """
-    cls, found = type(kernel.slot), list[Call]()
+    cls, found = type(kernel.slot), list[LaunchCall]()
     before = cls.__call__
 
-    def catching(call: Call) -> Any:  # noqa: ANN401 - as a slot's
+    def catching(call: LaunchCall) -> Any:  # noqa: ANN401 - as a slot's
         found.append(call)
         return before(call)
 
@@ -109,7 +109,7 @@ def swapped(caught: Caught) -> dict[str, Thunk]:
     )  # fmt: skip
     caught.launch()  # and remembered
     table = kernel.slot.table
-    form: Form | None = table.repeats.get((kernel, len(args), *kwargs))
+    form: FastPathEntry | None = table.repeats.get((kernel, len(args), *kwargs))
     given = (*args, *kwargs.values())
     entry = None if form is None else form.repeats.get(form.key(given, grid))
     if form is None or entry is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from retuned.metrics import CATALOGUE, OTHER, Exporter, Kind, Label, Metric, Stage, Unit
+from retuned.metrics import CATALOGUE, OTHER, Exporter, Label, Metric, MetricType, Stage, Unit
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
@@ -65,7 +65,7 @@ def page() -> str:
 def _row(metric: Metric) -> str:
     labels = "; ".join(map(_label, metric.labels)) or "none"
     kind = str(metric.kind)
-    if metric.kind is not Kind.HISTOGRAM and metric.keeper == "table":
+    if metric.kind is not MetricType.HISTOGRAM and metric.keeper == "table":
         kind += f", table of {metric.most_rows}"
     by = ", ".join(str(each) for each in Exporter if each in metric.exporters)
     unit = _UNITS.get(metric.unit, str(metric.unit))

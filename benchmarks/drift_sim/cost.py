@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from retuned.stages.profile import Folder
+from retuned.stages.profile import ProfileBuilder
 from retuned.stages.trace import LaunchRecord, ShapeSource
 
 _ROUNDS = 15
@@ -38,7 +38,7 @@ def folding_cost() -> dict[str, Any]:
     ]
     costs_us = []
     for _ in range(_ROUNDS):
-        folder = Folder()
+        folder = ProfileBuilder()
         started = time.process_time()
         for launch in launches:
             folder.add(launch)
@@ -66,7 +66,7 @@ def _apart() -> dict[str, Any]:
 def flood() -> dict[str, Any]:
     """Feed 1.2 million keys that never come again; memory after the first 200,000 is the base."""
     empty_kib = _rss_kib()
-    folder = Folder()
+    folder = ProfileBuilder()
     base_kib, started = 0, time.process_time()
     for n in range(1_200_000):
         if n == 200_000:

@@ -95,7 +95,7 @@ class Kernel:
     """One kernel on its way through the benchmark."""
 
     name: str
-    entry: catalog.Entry
+    entry: catalog.KernelEntry
     shapes: tuple[Axes, ...]
     points: list[Point]
     whole_space: int
@@ -272,7 +272,7 @@ def _kernel(
 
 
 def _timed(
-    entry: catalog.Entry,
+    entry: catalog.KernelEntry,
     kernel: TritonSteps,
     axes: Axes,
     sets: Sequence[Any],
@@ -335,7 +335,7 @@ def _of_inputs(call: Any, count: int) -> clocking.Call:  # noqa: ANN401 - what t
 
 
 def _right(
-    entry: catalog.Entry,
+    entry: catalog.KernelEntry,
     solution: Solution,
     axes: Axes,
     arrays: Mapping[str, Any],

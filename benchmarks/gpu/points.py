@@ -26,12 +26,12 @@ Array = np.typing.NDArray[Any]
 Point = tuple[str, dict[str, int | str]]
 
 
-def inputs_of(entry: catalog.Entry, axes: Axes) -> dict[str, Any]:
+def inputs_of(entry: catalog.KernelEntry, axes: Axes) -> dict[str, Any]:
     return make_inputs(entry, axes, seed=7, family=entry.families[0])
 
 
 def points_of(
-    entry: catalog.Entry, shapes: Sequence[Axes], *, most: int
+    entry: catalog.KernelEntry, shapes: Sequence[Axes], *, most: int
 ) -> tuple[list[Point], int]:
     """Return the points to try, and how many there are in all."""
     every: list[Point] = []
@@ -65,7 +65,7 @@ def build(name: str, points: Sequence[Point], shapes: Sequence[Axes]) -> list[st
     return found
 
 
-def prepare(kernel: TritonSteps, entry: catalog.Entry, axes: Axes) -> None:
+def prepare(kernel: TritonSteps, entry: catalog.KernelEntry, axes: Axes) -> None:
     """Compile for the shape, or find it compiled."""
     definition = entry.definition
     specs = [*definition.inputs.values(), *definition.outputs.values()]
@@ -76,7 +76,7 @@ def prepare(kernel: TritonSteps, entry: catalog.Entry, axes: Axes) -> None:
     )
 
 
-def call_of(entry: catalog.Entry, kernel: TritonSteps, axes: Axes) -> Call:
+def call_of(entry: catalog.KernelEntry, kernel: TritonSteps, axes: Axes) -> Call:
     """Return what launches at the shape."""
     prepare(kernel, entry, axes)
     lengths = list(entry.definition.lengths(axes).values())
@@ -87,7 +87,12 @@ def call_of(entry: catalog.Entry, kernel: TritonSteps, axes: Axes) -> Call:
 
 
 def sets_of(
-    entry: catalog.Entry, axes: Axes, arrays: Mapping[str, Any], *, count: int, device: str = "cuda"
+    entry: catalog.KernelEntry,
+    axes: Axes,
+    arrays: Mapping[str, Any],
+    *,
+    count: int,
+    device: str = "cuda",
 ) -> list[list[torch.Tensor]]:
     """Return sets of inputs and outputs; 0 means as many as the cache asks for."""
     definition = entry.definition

@@ -103,8 +103,8 @@ def surface_of(body: Mapping[str, Any], *, guesses: bool) -> Mix:
 
 
 def _recorded_only(
-    entry: catalog.Entry, recorded: frozenset[str], *, guesses: bool
-) -> catalog.Entry:
+    entry: catalog.KernelEntry, recorded: frozenset[str], *, guesses: bool
+) -> catalog.KernelEntry:
     def narrowed(space: Space) -> Space:
         def valid(params: Params, definition: Definition) -> bool:
             return _key(space.name, params) in recorded and space.valid(params, definition)

@@ -51,7 +51,7 @@ def record(cache: Path) -> Iterator[dict[str, Any]]:
         yield {"definition": name, "points": points}
 
 
-def _subject(entry: catalog.Entry, solution: Solution, cache: Path) -> Subject | None:
+def _subject(entry: catalog.KernelEntry, solution: Solution, cache: Path) -> Subject | None:
     try:
         return Subject(entry, solution, cache=cache)
     except CandidateError as error:  # a point that the compiler refuses is no point

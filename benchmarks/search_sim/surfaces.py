@@ -99,7 +99,7 @@ def _axes(label: str, definition: Definition) -> dict[str, int]:
     return {name: int(length) for name, _, length in pairs}
 
 
-def _without_guesses(entry: catalog.Entry) -> catalog.Entry:
+def _without_guesses(entry: catalog.KernelEntry) -> catalog.KernelEntry:
     spaces = tuple(
         dataclasses.replace(space, starts=lambda _axes: (), rank=lambda _axes: 0)
         for space in entry.spaces

@@ -72,7 +72,7 @@ class PodRef(Record):
     """Its uid."""
 
 
-class Said(Record):
+class AgentMessage(Record):
     """Base of what a sidecar says."""
 
     pod: PodRef
@@ -108,7 +108,7 @@ class ProcessEnvironment(Record):
         return ServerEnvironment(**self.model_dump())
 
 
-class Hello(Said):
+class Hello(AgentMessage):
     """The first thing that a sidecar says, and again every few minutes."""
 
     target: Annotated[str, Field(max_length=320)] = ""
@@ -140,7 +140,7 @@ class Welcome(Record):
     """Public key that artifacts are signed with, Ed25519, hex; empty shows none."""
 
 
-class ProfileReport(Said):
+class ProfileReport(AgentMessage):
     """One window of the pod's workload."""
 
     id: Short
@@ -157,7 +157,7 @@ class ProfileReport(Said):
     """How the pod's accelerators stood at its end; empty where nobody could say."""
 
 
-class DriftPost(Said):
+class DriftPost(AgentMessage):
     """What stage 3 says of a window in which it has found something."""
 
     id: Short
@@ -168,7 +168,7 @@ class DriftPost(Said):
     """How the pod's accelerators stood when it was found; empty where nobody could say."""
 
 
-class DefinitionPost(Said):
+class DefinitionPost(AgentMessage):
     """A live kernel of the pod's server, lifted there; told once, and again when more is known."""
 
     name: Name
@@ -199,7 +199,7 @@ class SlotWatch(Record):
     """Judged here, where every sample was seen; stays after a way back, until the next order."""
 
 
-class Held(Record):
+class BlockedOrder(Record):
     """Why a pod has not carried out the newest order of a slot, told again and again."""
 
     order: OrderId
@@ -218,18 +218,18 @@ class Held(Record):
     """For people."""
 
 
-class WatchPost(Said):
+class WatchPost(AgentMessage):
     """How the server of a pod stands."""
 
     at: AwareDatetime
     """When it was looked at, by the pod's clock."""
     slots: tuple[SlotWatch, ...] = Field(max_length=MAX_SLOTS)
     """Every slot."""
-    held: tuple[Held, ...] = Field(default=(), max_length=MAX_SLOTS)
+    held: tuple[BlockedOrder, ...] = Field(default=(), max_length=MAX_SLOTS)
     """Newest orders that are not carried out, at most one a slot."""
 
 
-class Taken(Record):
+class Ack(Record):
     """The operator's answer to what it was told."""
 
     unheard: bool = False
@@ -247,7 +247,7 @@ class Outcome(StrEnum):
     """It was in force, did harm, and the pod has gone back by itself."""
 
 
-class OrderDone(Said):
+class OrderDone(AgentMessage):
     """What became of an order."""
 
     order: OrderId
@@ -312,7 +312,7 @@ Report = ProfileReport | DriftPost | WatchPost | DefinitionPost
 _SINCE_2 = frozenset({"gpus", "gpus_traced"})
 
 
-SaidT = TypeVar("SaidT", bound=Said)
+SaidT = TypeVar("SaidT", bound=AgentMessage)
 
 
 def older(report: SaidT, *, version: int) -> SaidT:

@@ -38,8 +38,8 @@ from retuned.adapters.compiling_lab import CompilingLab
 from retuned.adapters.generating_lab import GeneratingLab
 from retuned.adapters.lab_wire import LabTask, done_line, failed_line, finding_line
 from retuned.adapters.local_lab import LocalLab
-from retuned.adapters.pod_lab import Means, run_pod
-from retuned.adapters.pod_task import Handed, PodRole, handed_of, pod_settings
+from retuned.adapters.pod_lab import PodResources, run_pod
+from retuned.adapters.pod_task import FixedGenerator, PodRole, handed_of, pod_settings
 from retuned.catalog.own import OwnDefinition
 from retuned.contract import Digest, Language, Solution
 from retuned.errors import (
@@ -53,7 +53,7 @@ from retuned.lab.bay import LabSettings
 from retuned.lab.generators.devices import GPUS, facts_here
 from retuned.lab.generators.evolve import EvolveConfig
 from retuned.lab.generators.inference import widen
-from retuned.lab.generators.occasion import SELF_CONTAINED, Make, Occasion
+from retuned.lab.generators.occasion import SELF_CONTAINED, GeneratorInput, Make
 from retuned.lab.generators.porting import Earlier
 from retuned.lab.generators.priors import Priors
 from retuned.lab.toolchain import environment_of
@@ -114,14 +114,14 @@ def open_lab(
     extra = {solution.digest: solution for solution in solutions}
     asked: set[str] = {solution.definition for solution in solutions}
 
-    def subject(name: str) -> catalog.Entry:
+    def subject(name: str) -> catalog.KernelEntry:
         asked.add(name)
         return catalog.get(name)
 
     def find(digest: Digest) -> Solution | None:
         return extra.get(digest) or shipped(digest, sorted(asked))
 
-    def occasion(plan: ExperimentPlan) -> Occasion:
+    def occasion(plan: ExperimentPlan) -> GeneratorInput:
         incumbent = find(plan.incumbent)
         if incumbent is None:
             raise HarnessError(f"no source for the incumbent {plan.incumbent[:19]}")
@@ -166,7 +166,7 @@ def occasion_of(
     cores: int,
     earlier: Sequence[Earlier] = (),
     arch: str = "",
-) -> Occasion:
+) -> GeneratorInput:
     """Return what the plan's generators are made from.
 
     The plan's id seeds them: an interrupted plan, run again, proposes the same again.
@@ -178,7 +178,7 @@ def occasion_of(
     """
     device = GPUS.get(arch) or facts_here(incumbent.language, cores=cores)
     entry = catalog.get(plan.definition, language=incumbent.language)
-    return Occasion(
+    return GeneratorInput(
         plan=plan,
         tunable=widen(entry, incumbent, device=device),
         incumbent=incumbent,
@@ -194,7 +194,7 @@ def _evolution(
 ) -> Mapping[str, Make]:
     """Return the factory that needs an endpoint, or what it wrote; none where none is set."""
     if written is not None:
-        return {EVOLVE: lambda _occasion: Handed(written)}
+        return {EVOLVE: lambda _occasion: FixedGenerator(written)}
     if config is None:
         return {}
     # Only here: the client costs every experiment a third of a second otherwise.
@@ -203,7 +203,7 @@ def _evolution(
     return {EVOLVE: lambda occasion: open_evolution(config, occasion)}
 
 
-def _bound(make: Make, occasion: Callable[[ExperimentPlan], Occasion]) -> GeneratorFactory:
+def _bound(make: Make, occasion: Callable[[ExperimentPlan], GeneratorInput]) -> GeneratorFactory:
     return lambda plan: make(occasion(plan))
 
 
@@ -290,7 +290,9 @@ def _pod_lab(task: Task, role: PodRole) -> Bench:
         return _compiling_lab(task)
     if role is PodRole.SEARCH:
         return lab_of(task, written=task.written)
-    return lab_of(task, generators={Handed.name: lambda _plan: Handed(handed_of(task))})
+    return lab_of(
+        task, generators={FixedGenerator.name: lambda _plan: FixedGenerator(handed_of(task))}
+    )
 
 
 def _generating_lab(task: Task) -> GeneratingLab:
@@ -313,7 +315,7 @@ def _compiling_lab(task: Task) -> CompilingLab:
     incumbent, earlier = _incumbent(task), [record.restore() for record in task.earlier]
     cores = len(task.cores) or os.cpu_count() or 1
 
-    def occasion(plan: ExperimentPlan) -> Occasion:
+    def occasion(plan: ExperimentPlan) -> GeneratorInput:
         made = occasion_of(plan, incumbent, cores=cores, earlier=earlier, arch=task.arch)
         return dataclasses.replace(made, priors=task.priors)
 
@@ -328,7 +330,7 @@ def _compiling_lab(task: Task) -> CompilingLab:
     )
 
 
-_MEANS = Means(
+_MEANS = PodResources(
     read=lambda text, where: read_task(text, where=where),
     environment=_here,
     open=_pod_lab,

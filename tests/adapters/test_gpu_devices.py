@@ -16,7 +16,7 @@ import pytest
 from retuned.adapters.gpu_devices import FakeDevices, find_devices
 from retuned.adapters.gpu_nvml import NvmlDevices
 from retuned.adapters.gpu_rsmi import RsmiDevices
-from retuned.metrics import Kind, Refusal, admitted
+from retuned.metrics import MetricType, Refusal, admitted
 from retuned.observing.devices import rows, sentence
 from retuned.ports import Devices, DeviceState
 
@@ -363,7 +363,7 @@ def test_all_rows_are_in_the_catalogue(tmp_path: Path) -> None:
     ]
     found = rows(states, servers={7}, lab={8})
     for name, each in ((name, row) for name, table in found.items() for row in table):
-        said = admitted(name, each[0], kind=Kind.GAUGE, table=True)
+        said = admitted(name, each[0], kind=MetricType.GAUGE, table=True)
         assert not isinstance(said, Refusal), said
     assert ({"gpu": "nvidia-0", "whose": "others"}, 1.0) in found["retuned_gpu_processes"]
     assert ({"gpu": "amd-0", "whose": "server"}, 1.0) in found["retuned_gpu_processes"]

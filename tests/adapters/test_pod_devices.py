@@ -14,8 +14,15 @@ from tests.operators import examples
 
 from retuned.adapters.gpu_devices import FakeDevices
 from retuned.adapters.lab_fake import FakeBench
-from retuned.adapters.lab_wire import LabTask, Stood, done_line, finding_line, read_line, stood_of
-from retuned.adapters.pod_lab import Means, run_pod
+from retuned.adapters.lab_wire import (
+    DeviceStates,
+    LabTask,
+    done_line,
+    finding_line,
+    read_line,
+    stood_of,
+)
+from retuned.adapters.pod_lab import PodResources, run_pod
 from retuned.adapters.pod_results import FINDINGS
 from retuned.adapters.pod_task import PodRole, PodSettings
 from retuned.ports import Devices, DeviceState
@@ -52,7 +59,7 @@ def left_by(folder: Path, role: PodRole, devices: Devices | None) -> bytes:
     solution = WINNER.model_copy(update={"definition": plan.definition})
     task = LabTask(plan=plan, root=str(folder), solutions=(solution,))
     (folder / "task.json").write_text(task.model_dump_json())
-    means = Means(
+    means = PodResources(
         read=lambda text, _where: LabTask.model_validate_json(text),
         environment=lambda _task, _role: examples.WORLD,
         open=lambda _task, _role: FakeBench(script={plan.definition: [LOST]}, root=folder / "lab"),
@@ -109,13 +116,13 @@ def test_what_no_pod_writes_of_devices_is_left_out_and_its_results_stay(
 ) -> None:
     last = {"done": True, "gpus": gpus}
     assert read_line(json.dumps(last).encode()) is None
-    assert stood_of(json.dumps(last).encode()) == Stood()
+    assert stood_of(json.dumps(last).encode()) == DeviceStates()
     (result,) = results(tmp_path, last)
     assert (len(result.findings), result.beside) == (1, "")
 
 
 def test_the_operator_reads_what_slowed_a_pod_with_its_result(tmp_path: Path) -> None:
-    hot = Stood(end=(GpuSeen(gpu="amd-1", core_hz=1e9, core_max_hz=2e9, busy_ratio=1.0),))
+    hot = DeviceStates(end=(GpuSeen(gpu="amd-1", core_hz=1e9, core_max_hz=2e9, busy_ratio=1.0),))
     (result,) = results(tmp_path, done_line(hot))
     assert result.beside == "as it ended, amd-1 runs at 50 % of its highest clock"
     assert result.fact(JobRole.VERIFY).beside == result.beside

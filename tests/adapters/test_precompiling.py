@@ -20,7 +20,7 @@ from retuned.lab.harness.variant import variant_of
 from retuned.lab.toolchain import Artifact as Built
 from retuned.runtime.artifact import read_artifact
 from retuned.runtime.delivery import ArtifactCache
-from retuned.runtime.precompiled import MAX_PRECOMPILED_BYTES, PRECOMPILED_FILE, Entry
+from retuned.runtime.precompiled import MAX_PRECOMPILED_BYTES, PRECOMPILED_FILE, PrecompiledEntry
 from retuned.runtime.spec import Refused
 from retuned.runtime.trust import Trust, message_of
 
@@ -54,7 +54,7 @@ SOLUTION = Solution.model_validate(
         "grid": ["M"],
     }
 )
-ENTRY = Entry(
+ENTRY = PrecompiledEntry(
     key="a" * 64,
     entry="rows",
     arch="gfx942",
@@ -147,7 +147,7 @@ def test_without_a_gpu_there_is_no_server_to_compile_for(
 # --- on its way -----------------------------------------------------------------------------------
 
 
-def kept(folder: Path, *entries: Entry) -> Path:
+def kept(folder: Path, *entries: PrecompiledEntry) -> Path:
     source = folder / "source.py"
     source.write_text(SOURCE)
     built = Built(

@@ -17,7 +17,7 @@ from retuned import catalog
 from retuned.adapters.runtime_kernels import FakeKernelTap
 from retuned.contract import Language, digest_of
 from retuned.local import experimenting, lifting
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.known_kernels import KnownKernels
 from retuned.ports import TraceBatch
 from retuned.stages.trace import LaunchRecord, ShapeSource
@@ -80,17 +80,17 @@ def test_a_lifted_kernel_that_the_drift_did_not_lead_to_is_tried_at_its_live_sha
     ctx = show.loop.ctx
     (record,) = lifting.lifted(ctx.store)
     plan = experimenting.open_experiment(ctx)
-    assert plan is not None, show.phases(Kind.DRIFT)
+    assert plan is not None, show.phases(RecordKind.DRIFT)
     assert plan.definition == record.own.name
     assert [w.axes for w in plan.workloads] == [w.axes for w in record.workloads]
-    (belief,) = ctx.store.list(Kind.HYPOTHESIS)
+    (belief,) = ctx.store.list(RecordKind.HYPOTHESIS)
     assert belief.body["share"] == pytest.approx(1.0)
     show.loop.observe()
-    assert len(ctx.store.list(Kind.HYPOTHESIS)) == 1, "it is believed once"
+    assert len(ctx.store.list(RecordKind.HYPOTHESIS)) == 1, "it is believed once"
 
 
 def test_nothing_is_believed_before_the_traffic_drifts(show: World) -> None:
     for _ in range(8):
         window(show, 7)
         show.loop.observe()
-    assert show.loop.ctx.store.list(Kind.HYPOTHESIS) == []
+    assert show.loop.ctx.store.list(RecordKind.HYPOTHESIS) == []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retuned.catalog.entry import Entry
+from retuned.catalog.entry import KernelEntry
 from retuned.contract import Solution
 from retuned.lab.languages.triton_contract import load
 from retuned.lab.number_formats import NUMPY
@@ -18,14 +18,14 @@ from retuned.runtime.triton_steps import TritonSteps
 Array = npt.NDArray[Any]
 
 
-def solutions(entry: Entry, axes: Mapping[str, int]) -> Iterator[Solution]:
+def solutions(entry: KernelEntry, axes: Mapping[str, int]) -> Iterator[Solution]:
     """Yield the incumbent, and the best guess of every structure."""
     yield entry.incumbent
     for space in entry.spaces:
         yield entry.solution(space.name, space.starts(axes)[0])
 
 
-def kernel(entry: Entry, solution: Solution) -> TritonSteps:
+def kernel(entry: KernelEntry, solution: Solution) -> TritonSteps:
     """Load a variant as the lab's child does."""
     return load(solution, entry.definition)
 
@@ -40,7 +40,7 @@ def to_torch(array: Array, device: str = "cpu") -> Any:
 
 
 def launched(
-    entry: Entry,
+    entry: KernelEntry,
     solution: Solution,
     inputs: Mapping[str, Array],
     axes: Mapping[str, int],

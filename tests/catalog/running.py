@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retuned.catalog import Entry
+from retuned.catalog import KernelEntry
 from retuned.contract import Solution
 from retuned.lab.languages.triton_contract import load
 from retuned.lab.subject import numpy_dtype, shape_of
@@ -22,7 +22,7 @@ RED_ZONE = 4096
 
 def launch(
     kernel: CpuKernel,
-    entry: Entry,
+    entry: KernelEntry,
     inputs: dict[str, Array],
     axes: dict[str, int],
     *,
@@ -58,14 +58,14 @@ def launch(
     return results
 
 
-def triton_kernel(entry: Entry, solution: Solution) -> TritonSteps:
+def triton_kernel(entry: KernelEntry, solution: Solution) -> TritonSteps:
     """Load a Triton variant with the launcher of servers."""
     return load(solution, entry.definition)
 
 
 def run_triton(
     kernel: TritonSteps,
-    entry: Entry,
+    entry: KernelEntry,
     inputs: dict[str, Array],
     axes: dict[str, int],
     *,

@@ -12,7 +12,7 @@ import pytest
 from tests.catalog.running import launch
 
 from retuned import catalog
-from retuned.catalog import Entry
+from retuned.catalog import KernelEntry
 from retuned.contract import Definition, Solution
 from retuned.lab.oracle import compare, reduced_elements
 from retuned.runtime.launch import CpuKernel
@@ -210,12 +210,12 @@ def _first_points() -> list[tuple[str, str]]:
     return [(name, space.name) for name in names for space in catalog.get(name).spaces]
 
 
-def _first(entry: Entry, structure: str) -> Solution:
+def _first(entry: KernelEntry, structure: str) -> Solution:
     axes = {axis: 5 for axis in entry.definition.variable_axes}
     return entry.solution(structure, entry.space(structure).starts(axes)[0])
 
 
-def _odd_axes(entry: Entry) -> dict[str, int]:
+def _odd_axes(entry: KernelEntry) -> dict[str, int]:
     return {axis: {"T": 7, "S": 90}.get(axis, 7) for axis in entry.definition.variable_axes}
 
 

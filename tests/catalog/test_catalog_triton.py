@@ -15,7 +15,7 @@ import pytest
 from tests.catalog.running import differs, run_triton, triton_kernel
 
 from retuned import catalog
-from retuned.catalog.entry import Entry, Space
+from retuned.catalog.entry import KernelEntry, Space
 from retuned.contract import Language, Solution
 from retuned.errors import UsageError
 from retuned.lab.languages.triton_contract import check_contract
@@ -94,7 +94,7 @@ NEAR = 1e-5
 """Allowed difference, in root mean squares of the output: float32 sums of some hundred terms."""
 
 
-def solutions(entry: Entry, axes: dict[str, int]) -> Iterator[Solution]:
+def solutions(entry: KernelEntry, axes: dict[str, int]) -> Iterator[Solution]:
     """Yield the incumbent, and the best guess of every structure."""
     yield entry.incumbent
     for space in entry.spaces:
@@ -127,7 +127,7 @@ def test_every_structure_computes_it_in_16_bits_too(name: str) -> None:
     check(catalog.get(name, language=Language.TRITON), HALVES[name], step=step)
 
 
-def check(entry: Entry, axes: dict[str, int], *, step: float) -> None:
+def check(entry: KernelEntry, axes: dict[str, int], *, step: float) -> None:
     """Compare every family of inputs with the reference, for every structure."""
     for solution in solutions(entry, axes):
         kernel = triton_kernel(entry, solution)

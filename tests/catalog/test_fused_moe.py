@@ -15,7 +15,7 @@ from tests.catalog.launching import launched, solutions
 from retuned import catalog
 from retuned.contract import Workload
 from retuned.errors import UsageError
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.triton_contract import check_contract
 from retuned.lab.subject import make_inputs
@@ -107,7 +107,7 @@ def test_the_real_gates_accept_a_variant_of_several_launches(tmp_path: Path) -> 
     name, axes = "fused_moe_bf16_e3_t2_f16_k32", {"M": 3}
     entry = catalog.get(name)
     candidate = entry.solution("gated", entry.space("gated").starts(axes)[0])
-    bay = Bay(
+    bay = LabResources(
         entry,
         [Workload(definition=name, axes=axes)],
         incumbent=entry.incumbent,

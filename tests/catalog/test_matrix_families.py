@@ -20,10 +20,10 @@ import pytest
 from tests.catalog.launching import launched, solutions
 
 from retuned import catalog
-from retuned.catalog.entry import Entry
+from retuned.catalog.entry import KernelEntry
 from retuned.contract import Language, Workload
 from retuned.errors import UsageError
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.cases import EXACT_FAMILY
 from retuned.lab.languages.triton_contract import check_contract
@@ -66,7 +66,7 @@ ARCHS = ("sm_90", "gfx942", "gfx950")
 ALL = (*SMALL, *REAL, *UNSIGNED_ZERO)
 
 
-def some_axes(entry: Entry, length: int) -> dict[str, int]:
+def some_axes(entry: KernelEntry, length: int) -> dict[str, int]:
     return dict.fromkeys(entry.definition.variable_axes, length)
 
 
@@ -294,7 +294,7 @@ def test_the_real_gates_accept_another_structure(name: str, tmp_path: Path) -> N
     structure, axes = GATES[name]
     entry = catalog.get(name)
     candidate = entry.solution(structure, entry.space(structure).starts(axes)[0])
-    bay = Bay(
+    bay = LabResources(
         entry,
         [Workload(definition=name, axes=axes)],
         incumbent=entry.incumbent,
@@ -331,7 +331,9 @@ def test_the_real_gates_refuse_a_product_that_adds_up_in_bfloat16(tmp_path: Path
             "params": {**honest.params, "BLOCK_K": 64},
         }
     )
-    bay = Bay(entry, [Workload(definition=name, axes={"M": 3})], incumbent=honest, folder=tmp_path)
+    bay = LabResources(
+        entry, [Workload(definition=name, axes={"M": 3})], incumbent=honest, folder=tmp_path
+    )
     try:
         variant, admitted = Examiner(bay).admit(cheat)
         assert variant is not None, admitted

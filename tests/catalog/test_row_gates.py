@@ -10,7 +10,7 @@ import pytest
 
 from retuned import catalog
 from retuned.contract import Language, Solution, SourceFile, Workload
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Examiner
 from retuned.stages.verdict import Check, Reason
 
@@ -58,7 +58,7 @@ def examiner(
 ) -> Iterator[Examiner]:
     entry = catalog.get(name, language=language)
     workloads = [Workload(definition=name, axes=axes) for axes in shapes]
-    bay = Bay(entry, workloads, incumbent=entry.incumbent, folder=folder)
+    bay = LabResources(entry, workloads, incumbent=entry.incumbent, folder=folder)
     try:
         yield Examiner(bay)
     finally:

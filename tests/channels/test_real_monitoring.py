@@ -19,7 +19,7 @@ from tests.plane.control_plane import free_ports
 from retuned.adapters.clock import FakeClock
 from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.local.channelling import channelled
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.metrics import Exporter
 from retuned.settings import Settings
 
@@ -180,7 +180,7 @@ def test_on_a_machine_that_nobody_scrapes_alertmanager_is_told_and_told_again_of
             there.until(
                 lambda: ear.took[-1].body["status"] == "resolved", "Alertmanager tells that too"
             )
-    assert world.phases(Kind.PROPOSAL) == ["watching"]
+    assert world.phases(RecordKind.PROPOSAL) == ["watching"]
 
 
 def test_an_alert_of_a_real_alertmanager_stops_tuning_and_lets_it_go_on(
@@ -200,7 +200,7 @@ def test_an_alert_of_a_real_alertmanager_stops_tuning_and_lets_it_go_on(
             "startsAt": began.isoformat(),
         }
         told(there, alert)
-        there.until(lambda: world.phases(Kind.FREEZE) == ["active"], "tuning stops")
+        there.until(lambda: world.phases(RecordKind.FREEZE) == ["active"], "tuning stops")
         alert["endsAt"] = datetime.now(UTC).isoformat()
         told(there, alert)
-        there.until(lambda: world.phases(Kind.FREEZE) == ["lifted"], "it goes on")
+        there.until(lambda: world.phases(RecordKind.FREEZE) == ["lifted"], "it goes on")

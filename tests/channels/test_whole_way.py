@@ -20,7 +20,7 @@ from retuned.adapters.approvals import Approvals
 from retuned.channels.incoming_slack import signature_of
 from retuned.channels.slack import APPROVE
 from retuned.local.channelling import channelled
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.settings import Settings
 
 
@@ -61,7 +61,7 @@ def propose(world: World) -> str:
     for _ in range(4):
         world.clock.advance(2.0)
         world.loop.turn()
-    (stored,) = world.store.list(Kind.PROPOSAL, phase="awaiting")
+    (stored,) = world.store.list(RecordKind.PROPOSAL, phase="awaiting")
     return stored.id
 
 

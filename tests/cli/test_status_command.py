@@ -30,7 +30,7 @@ from retuned.errors import (
 )
 from retuned.runtime.attached import Runtime
 from retuned.runtime.attaching import attach
-from retuned.runtime.compiling import Compiling
+from retuned.runtime.compiling import CompileBudget
 from retuned.runtime.control import ControlSocket
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.orders import parse_order
@@ -183,7 +183,7 @@ def test_what_was_compiled_while_serving_is_told_with_its_time(server: Server, r
         now_s[0] += 0.4
         return 1
 
-    compiling = Compiling(clock=lambda: now_s[0])
+    compiling = CompileBudget(clock=lambda: now_s[0])
     server.runtime._host._compiling = compiling
     for _ in range(2):
         compiling.do(compile_it, waiting=1)

@@ -15,8 +15,8 @@ from retuned import catalog
 from retuned.configured.changing import change_of
 from retuned.configured.choosing import Cost, choose
 from retuned.configured.launches import lookup_of, read_launch
-from retuned.configured.records import MAX_M, Look, PickedRun, Subject, read_look
-from retuned.configured.rows import NAMES, incumbent_of, row_of
+from retuned.configured.records import MAX_M, Look, PickedRun, TunedFileStep, read_look
+from retuned.configured.rows import NAMES, incumbent_of, stages_row
 from retuned.contract import Guard, Language
 from retuned.errors import CandidateError, UnreadableInput, UsageError
 from retuned.runtime.tuned.changes import parse_change, plan
@@ -42,7 +42,7 @@ def cost(low: int, high: int, ns: int = 1000) -> Cost:
     return Cost(low=low, high=high, gpu_time_ns=ns)
 
 
-def chosen(*costs: Cost, **more: Any) -> Subject:
+def chosen(*costs: Cost, **more: Any) -> TunedFileStep:
     return choose(DEFINITION, look(), costs, format="moe-vllm", lookup=LOOKUP, **more)
 
 
@@ -91,7 +91,7 @@ def test_a_row_is_a_variant_and_the_variant_is_that_row(row: dict[str, Any]) -> 
     solution = incumbent_of(DEFINITION, row)
     entry = catalog.get(DEFINITION, language=Language.TRITON)
     assert (solution.structure, solution.steps) == ("stages", entry.incumbent.steps)
-    assert row_of(solution, today=row) == row
+    assert stages_row(solution, today=row) == row
 
 
 def test_what_triton_takes_where_a_row_is_silent_is_what_is_measured_against() -> None:
@@ -128,7 +128,7 @@ def test_a_variant_of_another_structure_source_or_author_is_no_row() -> None:
     )
     for other in others:
         with pytest.raises(CandidateError) as refused:
-            row_of(other, today=SMALL)
+            stages_row(other, today=SMALL)
         assert refused.value.reason == "not-a-row"
 
 

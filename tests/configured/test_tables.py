@@ -10,7 +10,7 @@ import pytest
 from retuned.configured.changing import change_of
 from retuned.configured.choosing import Cost, choose
 from retuned.configured.launches import read_launch
-from retuned.configured.records import MAX_M, Format, Look, Subject, read_look
+from retuned.configured.records import MAX_M, Format, Look, TunedFileStep, read_look
 from retuned.configured.tables import TABLES, variant_of
 from retuned.configured.variants import incumbent_of, row_of
 from retuned.contract import Guard, Language, TrustClass
@@ -34,7 +34,7 @@ def look(**changed: Any) -> Look:
     return read_look(ANSWER | changed)
 
 
-def subject(kind: Format = "tunable-op", **changed: Any) -> Subject:
+def subject(kind: Format = "tunable-op", **changed: Any) -> TunedFileStep:
     costs = [Cost(low=9, high=16, gpu_time_ns=1000)]
     lookup = {"N": 512, "K": 256}
     return choose(DEFINITION, look(**changed), costs, format=kind, lookup=lookup)

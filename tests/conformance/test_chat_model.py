@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 from tests.lab.evolve.scripted_endpoint import Reply, chat, endpoint, in_order
 
-from retuned.adapters.chat_budget import BudgetSpent, ChatBudget, Prices, Purse, Usage
+from retuned.adapters.chat_budget import BudgetSpent, ChatBudget, Prices, RemainingBudget, Usage
 from retuned.adapters.chat_http import Endpoint, HttpWire
-from retuned.adapters.chat_model import PaidChatModel, ScriptedWire, Wire, WireAnswer, WireFailed
+from retuned.adapters.chat_model import (
+    ChatTransport,
+    PaidChatModel,
+    ScriptedWire,
+    WireAnswer,
+    WireFailed,
+)
 from retuned.adapters.chat_transcript import Transcript
 from retuned.adapters.clock import FakeClock
 from retuned.errors import Refused, TemporaryError, UnreadableInput
@@ -45,7 +51,7 @@ class World:
     stack: ExitStack
     slept: list[float] = field(default_factory=list)
     sent: Callable[[], list[list[str]]] = lambda: []
-    wire: Wire | None = None
+    wire: ChatTransport | None = None
     open: PaidChatModel | None = None
 
     def say(self, *said: Said) -> None:
@@ -74,7 +80,7 @@ class World:
         if self.open is not None:
             self.open.close()
         transcript = Transcript(self.folder / "t.jsonl", max_bytes=max_bytes)
-        purse = Purse(
+        purse = RemainingBudget(
             ChatBudget(max_tokens=max_tokens, max_usd=max_usd),
             PRICES,
             spent=transcript.spent,

@@ -15,7 +15,7 @@ import pytest
 from retuned.adapters.end_to_end_http import FakeEndToEnd, HttpEndToEnd, load_requests
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
 from retuned.ports import EndToEnd
-from retuned.stages.watch import Answer, Served
+from retuned.stages.watch import Served, ServerResponse
 
 PLAIN = {"prompt": "two", "max_tokens": 2}
 
@@ -80,8 +80,8 @@ def over_http(server: str, *requests: dict[str, Any], **more: Any) -> HttpEndToE
 @pytest.fixture(params=["fake", "http"])
 def answering(request: pytest.FixtureRequest) -> EndToEnd:
     if request.param == "fake":
-        one = Answer(tokens=("one", " two"), ttft_s=0.1, tpot_s=0.1)
-        return FakeEndToEnd(script=[Served(answers=(one, Answer(failed=True)), wall_s=1.0)])
+        one = ServerResponse(tokens=("one", " two"), ttft_s=0.1, tpot_s=0.1)
+        return FakeEndToEnd(script=[Served(answers=(one, ServerResponse(failed=True)), wall_s=1.0)])
     Handler.scripts = {"two": events(text("one"), text(" two"))}
     url = request.getfixturevalue("server")
     return over_http(url, PLAIN, {"prompt": "unknown"})

@@ -22,13 +22,13 @@ from retuned.adapters import operator_api
 from retuned.adapters.operator_fake import FakeOperator
 from retuned.agent_wire import (
     VERSION,
+    AgentMessage,
     DriftPost,
     Hello,
     OrderDone,
     Outcome,
     PodRef,
     ProfileReport,
-    Said,
     SlotWatch,
     WatchPost,
 )
@@ -58,7 +58,7 @@ class Side(Protocol):
 
     def keep(self, digest: Digest, files: Mapping[str, bytes]) -> None: ...
 
-    def said(self) -> list[Said]: ...
+    def said(self) -> list[AgentMessage]: ...
 
     def fill(self, full: bool) -> None: ...
 
@@ -75,7 +75,7 @@ class FakeSide:
     def keep(self, digest: Digest, files: Mapping[str, bytes]) -> None:
         self.operator.artifacts[digest] = files
 
-    def said(self) -> list[Said]:
+    def said(self) -> list[AgentMessage]:
         return self.operator.said
 
     def fill(self, full: bool) -> None:
@@ -96,7 +96,7 @@ class RealSide:
     def keep(self, digest: Digest, files: Mapping[str, bytes]) -> None:
         self.world.fleet.artifacts[digest] = files
 
-    def said(self) -> list[Said]:
+    def said(self) -> list[AgentMessage]:
         return [said for _, said in self.world.inbox.taken]
 
     def fill(self, full: bool) -> None:

@@ -28,7 +28,7 @@ from retuned.adapters.artifact_folder import sign_artifact
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.signing import Ed25519Notary
 from retuned.errors import CandidateError, PartialCommit, TemporaryError
-from retuned.runtime.host import Host
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.shadow import Comparison
 from retuned.runtime.slots import Slot
 from retuned.runtime.variant import LOADERS
@@ -308,7 +308,7 @@ def test_ten_thousand_swaps_and_ways_back_leak_nothing_and_fail_no_call(
         shape = (4,)
 
     monkeypatch.setitem(LOADERS, "rehearsed", Rehearsed)
-    host = Host("t", compare=lambda *_: Comparison(nonfinite=False, ratio=0.0))
+    host = RuntimeHost("t", compare=lambda *_: Comparison(nonfinite=False, ratio=0.0))
     slot = Slot(DEFINITION, lambda x: x)
     host.add(slot)
     rows, stop, served, failed = Rows(), threading.Event(), [0], list[BaseException]()

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from retuned.adapters.telemetry import FakeTelemetry, PrometheusTelemetry
 from retuned.errors import TemporaryError, UsageError
-from retuned.metrics import CATALOGUE, Exporter, Keeper, Kind, exported_by, metric
+from retuned.metrics import CATALOGUE, Exporter, Keeper, MetricType, exported_by, metric
 
 Value = Callable[..., float]
 
@@ -168,7 +168,11 @@ def test_the_first_event_of_a_counter_is_a_rise_from_nothing() -> None:
     for exporter in Exporter:
         found = samples(PrometheusTelemetry(exporter))
         for each in exported_by(exporter):
-            if each.kind is Kind.COUNTER and each.keeper is Keeper.TELEMETRY and each.is_closed:
+            if (
+                each.kind is MetricType.COUNTER
+                and each.keeper is Keeper.TELEMETRY
+                and each.is_closed
+            ):
                 for labels in each.series():
                     assert found[each.name, frozenset(labels.items())] == 0.0
 

@@ -16,7 +16,7 @@ from tests.dashboards.panels import FILES, ROOT, Query, dashboards, queries
 from tests.dashboards.rules import alerts, matchers_in, metrics_in
 from tests.dashboards.test_rules import SCRAPED, run
 
-from retuned.metrics import CATALOGUE, Kind
+from retuned.metrics import CATALOGUE, MetricType
 
 ALL = dict(dashboards())
 QUERIES = queries()
@@ -142,9 +142,9 @@ def test_rates_follow_the_scrape_interval_and_only_counters_have_them(query: Que
     for inside in re.findall(r"\b(?:rate|increase)\(([^()]*?)\[([^\]]+)\]", query.expr):
         (name,) = metrics_in(inside[0])
         assert inside[1] in ("$__rate_interval", "$__range")
-        assert CATALOGUE[name].kind in (Kind.COUNTER, Kind.HISTOGRAM)
+        assert CATALOGUE[name].kind in (MetricType.COUNTER, MetricType.HISTOGRAM)
     for name in metrics_in(query.expr):
-        if CATALOGUE[name].kind is Kind.COUNTER:
+        if CATALOGUE[name].kind is MetricType.COUNTER:
             assert re.search(rf"(rate|increase)\({name}", query.expr), f"{name} only ever rises"
 
 

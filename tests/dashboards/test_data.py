@@ -32,7 +32,7 @@ from retuned.channels.notices import Place
 from retuned.channels.outbox import Outbox
 from retuned.channels.sinks import Alertmanager
 from retuned.local import telling
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.program import Loop
 from retuned.metrics import Exporter
 from retuned.observing import shown
@@ -48,7 +48,7 @@ from retuned_operator.manifests.roles import (
 )
 from retuned_operator.program.assembly import Operator
 from retuned_operator.program.settings import load_settings
-from retuned_operator.program.showing import Shown
+from retuned_operator.program.showing import ClusterMetrics
 from retuned_operator.runtime.resources import PROPOSALS, TARGETS
 
 pytestmark = [pytest.mark.monitoring, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -120,7 +120,7 @@ class OneMachine:
         for m in [4] * 8 + [512] * 30:
             world.window(m)
             world.loop.turn()
-            if world.store.ids(Kind.PROPOSAL, phase="awaiting"):
+            if world.store.ids(RecordKind.PROPOSAL, phase="awaiting"):
                 return self.tell()
         raise AssertionError("nothing was proposed")
 
@@ -164,7 +164,7 @@ class OneMachine:
         """Let the variant differ, so that it is taken back."""
         self.serve(mismatches=5)
         self.world.loop.steer()
-        assert self.world.phases(Kind.PROPOSAL) == ["rolled-back"]
+        assert self.world.phases(RecordKind.PROPOSAL) == ["rolled-back"]
 
     def stop(self) -> None:
         """Put up a freeze."""
@@ -243,7 +243,7 @@ class OneCluster:
         """Show what stands."""
         cluster = self.cluster
         cluster.operator.sync()
-        Shown(cluster.operator.world.caches, self.telemetry, clock=cluster.clock).show()
+        ClusterMetrics(cluster.operator.world.caches, self.telemetry, clock=cluster.clock).show()
 
 
 @contextmanager

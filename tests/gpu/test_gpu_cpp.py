@@ -14,7 +14,7 @@ import pytest
 from retuned import catalog
 from retuned.adapters.artifact_folder import keep_artifact
 from retuned.contract import Language, Solution, SourceFile, Workload
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.subject import make_inputs, numpy_dtype
@@ -99,10 +99,10 @@ def test_every_structure_computes_its_definition(
 
 
 @pytest.fixture(scope="module")
-def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bay]:
+def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabResources]:
     name = "rmsnorm_bf16_h4096"
     entry = catalog.get(name, language=Language.GPU_CPP)
-    opened = Bay(
+    opened = LabResources(
         entry,
         [Workload(definition=name, axes={"M": 2048})],
         incumbent=entry.incumbent,
@@ -113,7 +113,7 @@ def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bay]:
     opened.close()
 
 
-def test_a_better_structure_passes_every_gate_and_is_timed_as_faster(bay: Bay) -> None:
+def test_a_better_structure_passes_every_gate_and_is_timed_as_faster(bay: LabResources) -> None:
     entry = catalog.get("rmsnorm_bf16_h4096", language=Language.GPU_CPP)
     space = entry.space("held")
     examiner = Examiner(bay)
@@ -126,7 +126,7 @@ def test_a_better_structure_passes_every_gate_and_is_timed_as_faster(bay: Bay) -
     assert np.median(samples.candidate_us) < np.median(samples.incumbent_us)
 
 
-def test_a_kernel_that_writes_past_its_row_is_found(bay: Bay) -> None:
+def test_a_kernel_that_writes_past_its_row_is_found(bay: LabResources) -> None:
     entry = catalog.get("rmsnorm_bf16_h4096", language=Language.GPU_CPP)
     good = entry.solution("held", entry.space("held").starts({"M": 2048})[0])
     text = good.sources[0].content

@@ -16,7 +16,7 @@ from tests.hostile.triton_kernels import ROW, SOFTMAX, changed, softmax
 from retuned import catalog
 from retuned.contract import Language, Solution, Workload
 from retuned.lab.audit import audit_object
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.device import GpuDevice
 from retuned.lab.harness.schedule import CANDIDATE
@@ -43,8 +43,8 @@ TWICE = ROW.replace("row = tl.program_id(0)", "row = tl.program_id(0) // 2").rep
 
 
 @pytest.fixture
-def bay(tmp_path: Path) -> Iterator[Bay]:
-    opened = Bay(
+def bay(tmp_path: Path) -> Iterator[LabResources]:
+    opened = LabResources(
         catalog.get(SOFTMAX),
         [Workload(definition=SOFTMAX, axes={"M": MANY})],
         incumbent=softmax(),
@@ -55,7 +55,7 @@ def bay(tmp_path: Path) -> Iterator[Bay]:
     opened.close()
 
 
-def first_refusal(bay: Bay, solution: Solution) -> tuple[str, Reason | None]:
+def first_refusal(bay: LabResources, solution: Solution) -> tuple[str, Reason | None]:
     examiner = Examiner(bay)
     variant, checks = examiner.admit(solution)
     assert variant is not None, checks
@@ -80,7 +80,7 @@ def test_outputs_are_read_after_all_streams_have_ended() -> None:
     assert bool((output == 1.0).all())
 
 
-def test_hints_to_keep_weights_in_the_cache_do_not_survive_the_flush(bay: Bay) -> None:
+def test_hints_to_keep_weights_in_the_cache_do_not_survive_the_flush(bay: LabResources) -> None:
     """H25: asking the cache to keep a tensor makes no launch faster than memory."""
     plain = softmax(params={"BLOCK": 32, "num_warps": 1})
     kept = softmax(
@@ -98,13 +98,13 @@ def test_hints_to_keep_weights_in_the_cache_do_not_survive_the_flush(bay: Bay) -
     assert candidate_us > 0.75 * float(np.median(samples.incumbent_us))
 
 
-def test_programs_that_race_are_called_nondeterministic(bay: Bay) -> None:
+def test_programs_that_race_are_called_nondeterministic(bay: LabResources) -> None:
     """H38: two programs write one row, and who is last decides."""
     found = first_refusal(bay, softmax(TWICE, grid=("M * 2",)))
     assert found == ("G3", Reason.NONDETERMINISTIC)
 
 
-def test_sums_by_atomics_are_called_nondeterministic(bay: Bay) -> None:
+def test_sums_by_atomics_are_called_nondeterministic(bay: LabResources) -> None:
     """H41: the order of atomics is chance."""
     source = changed(
         "    out = e / tl.sum(e, axis=0)\n",
@@ -115,7 +115,7 @@ def test_sums_by_atomics_are_called_nondeterministic(bay: Bay) -> None:
     assert found == ("G3", Reason.NONDETERMINISTIC)
 
 
-def test_what_the_device_has_is_what_the_audit_counts_with(bay: Bay) -> None:
+def test_what_the_device_has_is_what_the_audit_counts_with(bay: LabResources) -> None:
     gpu = find_gpu()
     assert gpu is not None
     built = bay.compiled(softmax(params={"BLOCK": 32, "num_warps": 2}))

@@ -8,7 +8,7 @@ import pytest
 from tests.catalog.running import differs, run_triton, triton_kernel
 
 from retuned import catalog
-from retuned.catalog.entry import Entry
+from retuned.catalog.entry import KernelEntry
 from retuned.contract import Language, Solution
 from retuned.lab.oracle import compare, reduced_elements
 
@@ -44,7 +44,7 @@ STEPS = {"_bf16": 2.0**-8, "_fp16": 2.0**-11}
 """Rounding of the outputs, relative."""
 
 
-def solutions(entry: Entry, axes: dict[str, int]) -> Iterator[Solution]:
+def solutions(entry: KernelEntry, axes: dict[str, int]) -> Iterator[Solution]:
     """Yield every start of every structure."""
     for space in entry.spaces:
         for params in space.starts(axes):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from retuned import catalog
-from retuned.catalog.entry import Entry
+from retuned.catalog.entry import KernelEntry
 from retuned.contract import Language, Solution
 from retuned.runtime.attached import Runtime
 from retuned.runtime.attaching import attach
@@ -59,11 +59,11 @@ def device() -> Any:
     return torch.device("cuda", 0)
 
 
-def kernel(entry: Entry, solution: Solution) -> TritonSteps:
+def kernel(entry: KernelEntry, solution: Solution) -> TritonSteps:
     return load(solution, entry.definition)
 
 
-def solutions(entry: Entry, axes: dict[str, int]) -> Iterator[Solution]:
+def solutions(entry: KernelEntry, axes: dict[str, int]) -> Iterator[Solution]:
     """Yield the incumbent, and every start of every structure."""
     yield entry.incumbent
     for space in entry.spaces:

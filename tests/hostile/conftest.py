@@ -12,7 +12,7 @@ from tests.hostile.honest_variants import shapes_of
 from retuned import catalog
 from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, SourceFile, Workload
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.languages.cpu_cpp import CompileLimits, cpu_environment
@@ -87,23 +87,25 @@ def judged(lab_root: Path) -> Judge:
 
 
 @pytest.fixture(scope="session")
-def bays(lab_root: Path) -> Iterator[dict[str, Bay]]:
+def bays(lab_root: Path) -> Iterator[dict[str, LabResources]]:
     """One bay per definition; candidates get children of their own all the same."""
-    found: dict[str, Bay] = {}
+    found: dict[str, LabResources] = {}
     yield found
     for bay in found.values():
         bay.close()
 
 
 @pytest.fixture
-def examined(bays: dict[str, Bay], lab_root: Path) -> Callable[[Solution], tuple[Check, ...]]:
+def examined(
+    bays: dict[str, LabResources], lab_root: Path
+) -> Callable[[Solution], tuple[Check, ...]]:
     """Take a C++ candidate through G1 to G4; return all answers."""
 
     def run(solution: Solution) -> tuple[Check, ...]:
         name = solution.definition
         if name not in bays:
             entry = catalog.get(name, language=solution.language)
-            bays[name] = Bay(
+            bays[name] = LabResources(
                 entry,
                 [Workload(definition=name, axes=axes) for axes in shapes_of(solution)],
                 incumbent=entry.incumbent,

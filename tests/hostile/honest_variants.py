@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 
 from retuned import catalog
-from retuned.catalog.entry import Entry
+from retuned.catalog.entry import KernelEntry
 from retuned.contract import Language, Solution, SourceFile
 from retuned.errors import UsageError
 
@@ -120,7 +120,7 @@ def drawn(language: Language, *, count: int, seed: int) -> list[Solution]:
     return [one for turn in turns for one in turn if one is not None][:count]
 
 
-def _built(entry: Entry, structure: str, params: dict[str, int | str]) -> Solution | None:
+def _built(entry: KernelEntry, structure: str, params: dict[str, int | str]) -> Solution | None:
     try:
         return entry.solution(structure, params)
     except UsageError:

@@ -15,7 +15,7 @@ from tests.hostile.honest_variants import LINEAR, RMSNORM, SOFTMAX, written
 
 from retuned import catalog
 from retuned.contract import Workload
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Examiner
 
 PARTS = 10
@@ -30,7 +30,7 @@ def examiners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ex
     bays = {}
     for name in (LINEAR, SOFTMAX, RMSNORM):
         entry = catalog.get(name)
-        bays[name] = Bay(
+        bays[name] = LabResources(
             entry,
             [Workload(definition=name, axes={"M": 4})],
             incumbent=entry.incumbent,

@@ -12,9 +12,9 @@ from tests.hostile.cpu_kernels import HONEST, LINEAR, linear, variant
 from retuned import catalog
 from retuned.contract import Workload
 from retuned.errors import CandidateError, HarnessError
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
-from retuned.lab.harness.schedule import CANDIDATE, INCUMBENT, Call
+from retuned.lab.harness.schedule import CANDIDATE, INCUMBENT, TimedCall
 from retuned.lab.harness.timing import Duel
 from retuned.lab.harness.worker import Elapsed, Worker
 from retuned.stages.verdict import Check, Reason
@@ -24,9 +24,9 @@ SETTINGS = LabSettings(search_s=0.2, search_blocks=3, final_s=0.3, launch_timeou
 
 
 @pytest.fixture(scope="module")
-def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bay]:
+def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabResources]:
     entry = catalog.get(LINEAR)
-    opened = Bay(
+    opened = LabResources(
         entry,
         [Workload(definition=LINEAR, axes=SHAPE)],
         incumbent=entry.incumbent,
@@ -37,7 +37,9 @@ def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bay]:
     opened.close()
 
 
-def test_no_seed_and_no_answer_reaches_a_child(bay: Bay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_seed_and_no_answer_reaches_a_child(
+    bay: LabResources, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H14, H28, H29: when a candidate runs, what is expected of it is nowhere in its process."""
     drawn: list[int] = []
     seed = bay.seeds.seed
@@ -96,14 +98,14 @@ class Forger:
         return {"times": times, "elapsed": sum(times)}, Elapsed(wall_ns=real, busy_ns=real)
 
 
-def duel_with(bay: Bay, forger: Forger) -> Iterator[Duel]:
+def duel_with(bay: LabResources, forger: Forger) -> Iterator[Duel]:
     sides = [bay.incumbent, bay.compiled(variant(linear(HONEST)))]
     with bay.duel(sides) as duel:
         duel._worker = forger  # type: ignore[assignment]
         yield duel
 
 
-def test_how_often_is_measured_depends_on_the_incumbent_alone(bay: Bay) -> None:
+def test_how_often_is_measured_depends_on_the_incumbent_alone(bay: LabResources) -> None:
     """H24: a candidate that is slow at first does not make the judge content with less."""
     found = []
     for candidate_ns in (2_000, 50_000_000):
@@ -114,7 +116,7 @@ def test_how_often_is_measured_depends_on_the_incumbent_alone(bay: Bay) -> None:
     assert found[0] == found[1] == (2.0, 10)
 
 
-def test_times_that_the_child_makes_up_are_found_by_the_parent_s_clock(bay: Bay) -> None:
+def test_times_that_the_child_makes_up_are_found_by_the_parent_s_clock(bay: LabResources) -> None:
     """H21, H27: whoever holds the clock in the child, the parent has one of its own."""
     fast = {INCUMBENT: 100_000, CANDIDATE: 1_000}
     for duel in duel_with(bay, Forger(fast, busy_ns=2_000_000_000)):
@@ -131,7 +133,7 @@ def test_times_that_the_child_makes_up_are_found_by_the_parent_s_clock(bay: Bay)
         assert found.reason is Reason.CLOCKS_DISAGREE
 
 
-def test_a_long_run_in_which_the_machine_stood_still_is_made_once_more(bay: Bay) -> None:
+def test_a_long_run_in_which_the_machine_stood_still_is_made_once_more(bay: LabResources) -> None:
     class Stalled(Forger):
         stalls = 1
 
@@ -152,7 +154,7 @@ def test_a_long_run_in_which_the_machine_stood_still_is_made_once_more(bay: Bay)
 @pytest.mark.parametrize(
     "times", [[], [0, 1, 1, 1], [-5, 1, 1, 1], [10**12, 1, 1, 1]], ids=["none", "0", "-5", "long"]
 )
-def test_times_that_cannot_be_are_refused(bay: Bay, times: list[int]) -> None:
+def test_times_that_cannot_be_are_refused(bay: LabResources, times: list[int]) -> None:
     class Liar(Forger):
         def command(self, body: Mapping[str, Any], *, timeout_s: float) -> tuple[Any, Elapsed]:
             return {"times": times, "elapsed": 100}, Elapsed(wall_ns=100, busy_ns=100)
@@ -162,7 +164,7 @@ def test_times_that_cannot_be_are_refused(bay: Bay, times: list[int]) -> None:
             duel.prepare(SHAPE, bay.sets(0, bay.seeds), seed=1)
 
 
-def test_a_candidate_that_is_fast_on_what_it_has_seen_is_refused(bay: Bay) -> None:
+def test_a_candidate_that_is_fast_on_what_it_has_seen_is_refused(bay: LabResources) -> None:
     """H11, H13: wherever answers are kept, new content makes keeping them useless."""
 
     class Remembering(Forger):
@@ -184,7 +186,7 @@ def test_a_candidate_that_is_fast_on_what_it_has_seen_is_refused(bay: Bay) -> No
             assert duel._check_conduct(Check(gate="G5")).reason is reason
 
 
-def test_a_launch_that_writes_other_launches_outputs_is_found(bay: Bay) -> None:
+def test_a_launch_that_writes_other_launches_outputs_is_found(bay: LabResources) -> None:
     """H15: in whatever order they will come, their outputs are theirs."""
     for duel in duel_with(bay, Forger({INCUMBENT: 2_000, CANDIDATE: 2_000})):
         duel.prepare(SHAPE, bay.sets(0, bay.seeds), seed=1)
@@ -202,7 +204,7 @@ def test_a_launch_that_writes_other_launches_outputs_is_found(bay: Bay) -> None:
 
 
 def test_an_answer_to_another_question_is_no_answer(
-    bay: Bay, monkeypatch: pytest.MonkeyPatch
+    bay: LabResources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H26: what is written into the pipe without having read the question is found out."""
     with bay.runner(bay.incumbent) as runner:
@@ -212,7 +214,7 @@ def test_an_answer_to_another_question_is_no_answer(
             runner.run(case.inputs, bay.cells[0].axes, timeout_s=2.0)
 
 
-def test_the_newest_of_the_timed_outputs_is_checked(bay: Bay) -> None:
+def test_the_newest_of_the_timed_outputs_is_checked(bay: LabResources) -> None:
     """H43: a kernel that is wrong in the end is wrong, however right it was before."""
     candidate = bay.compiled(variant(linear(HONEST)))
     with bay.duel([bay.incumbent, candidate]) as duel:
@@ -229,12 +231,12 @@ def test_the_newest_of_the_timed_outputs_is_checked(bay: Bay) -> None:
         assert check.reason is Reason.TIMED_OUTPUT_WRONG, check
 
 
-def test_every_timed_call_may_be_the_one_that_is_checked(bay: Bay) -> None:
+def test_every_timed_call_may_be_the_one_that_is_checked(bay: LabResources) -> None:
     candidate = bay.compiled(variant(linear(HONEST)))
     with bay.duel([bay.incumbent, candidate]) as duel:
         duel.prepare(SHAPE, bay.sets(0, bay.seeds), seed=4)
         assert duel._scheduler is not None
-        calls: list[Call] = [
+        calls: list[TimedCall] = [
             call for _ in range(8) for call in duel._scheduler.block([CANDIDATE] * 3).calls
         ]
     assert {call.poison for call in calls} == {0xFF, 0x5A}
@@ -243,7 +245,7 @@ def test_every_timed_call_may_be_the_one_that_is_checked(bay: Bay) -> None:
     assert last == set(range(5))
 
 
-def test_the_gates_run_in_order_and_end_with_the_first_refusal(bay: Bay) -> None:
+def test_the_gates_run_in_order_and_end_with_the_first_refusal(bay: LabResources) -> None:
     examiner = Examiner(bay)
     variant_of, checks = examiner.admit(variant(linear("y[0] = getenv(0) ? 1 : 0;")))
     assert variant_of is None

@@ -12,7 +12,7 @@ from tests.hostile.triton_kernels import HEAD, SOFTMAX, changed, softmax
 
 from retuned import catalog
 from retuned.contract import DType, Scratch, Solution, Step, Workload
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.stages.verdict import Reason
 
@@ -146,7 +146,7 @@ CHEATS = {
 @pytest.fixture(scope="module")
 def examiner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Examiner]:
     folder: Path = tmp_path_factory.mktemp("lab")
-    bay = Bay(
+    bay = LabResources(
         catalog.get(SOFTMAX),
         [Workload(definition=SOFTMAX, axes={"M": 4})],
         incumbent=softmax(params={"BLOCK": 128}),

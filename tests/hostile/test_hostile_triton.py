@@ -25,7 +25,7 @@ from tests.hostile.triton_kernels import (
 from retuned import catalog
 from retuned.contract import Solution, Workload
 from retuned.errors import CompileFailed
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.languages.limits import CompileLimits
@@ -77,7 +77,7 @@ def examiners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ex
     """One bay per definition, shared: a candidate gets children of its own all the same."""
     root = tmp_path_factory.mktemp("lab")
     bays = {
-        honest.definition: Bay(
+        honest.definition: LabResources(
             catalog.get(honest.definition),
             [Workload(definition=honest.definition, axes=axes) for axes in SHAPES],
             incumbent=honest,

@@ -9,7 +9,7 @@ import pytest
 
 from retuned import catalog
 from retuned.contract import Language, Solution, SourceFile
-from retuned.lab.subject import Subject
+from retuned.lab.subject import KernelUnderTest
 
 LINEAR = "linear_w8_n32_k64"
 SOURCE = """#include <cstdint>
@@ -31,7 +31,7 @@ extern "C" void kernel(void* const* tensors, const int64_t* axes, void* scratch,
 
 
 @pytest.fixture(scope="session")
-def subject() -> Subject:
+def subject() -> KernelUnderTest:
     return catalog.get(LINEAR)
 
 

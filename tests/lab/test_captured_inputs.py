@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from retuned import catalog
-from retuned.catalog.entry import Entry
+from retuned.catalog.entry import KernelEntry
 from retuned.contract import DType, Solution, TensorSpec, ValueLike, ValueRule, Workload
 from retuned.errors import UnreadableInput
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.captured import WithCaptured, with_captured
 from retuned.lab.captured_files import Captured, is_valid, read_captured, write_captured
 from retuned.lab.examiner import Examiner
@@ -144,7 +144,7 @@ def test_a_sweep_takes_what_no_running_experiment_needs(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "captured").iterdir()] == ["running"]
 
 
-def positive(entry: Entry) -> Entry:
+def positive(entry: KernelEntry) -> KernelEntry:
     """The same kernel, whose inputs are made up without a negative number."""
 
     def make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dict[str, Any]:
@@ -156,11 +156,11 @@ def positive(entry: Entry) -> Entry:
 
 @pytest.fixture
 def examined(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    bays: list[Bay] = []
+    bays: list[LabResources] = []
 
     def examine(solution: Solution, subject: Any) -> Any:
         folder = tmp_path / str(len(bays))
-        bay = Bay(subject, WORKLOADS, incumbent=ENTRY.incumbent, folder=folder)
+        bay = LabResources(subject, WORKLOADS, incumbent=ENTRY.incumbent, folder=folder)
         bays.append(bay)
         assert leave_out_unanswered(bay) == 0
         examiner = Examiner(bay)
@@ -209,7 +209,7 @@ def test_inputs_that_nobody_answers_are_left_out(tmp_path: Path) -> None:
         replace(ENTRY, compute=refuse), kept(tmp_path / "c", sample(2), sample(3))
     )
     workloads = (Workload(definition=ENTRY.definition.name, axes={"M": 5}),)
-    bay = Bay(subject, workloads, incumbent=ENTRY.incumbent, folder=tmp_path / "bay")
+    bay = LabResources(subject, workloads, incumbent=ENTRY.incumbent, folder=tmp_path / "bay")
     try:
         assert leave_out_unanswered(bay) == 1
         assert [c.axes["M"] for c in bay.cells if c.family == "captured"] == [3]

@@ -13,7 +13,7 @@ from retuned import catalog
 from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, Workload
 from retuned.errors import CandidateError, CandidateTimedOut
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.harness.runs import Fill
@@ -48,9 +48,9 @@ FAULTY = softmax(
 )
 
 
-def bay_of(incumbent: Solution, root: Path, *, rows: tuple[int, ...]) -> Bay:
+def bay_of(incumbent: Solution, root: Path, *, rows: tuple[int, ...]) -> LabResources:
     name = incumbent.definition
-    return Bay(
+    return LabResources(
         catalog.get(name),
         [Workload(definition=name, axes={"M": count}) for count in rows],
         incumbent=incumbent,
@@ -60,7 +60,7 @@ def bay_of(incumbent: Solution, root: Path, *, rows: tuple[int, ...]) -> Bay:
 
 
 @pytest.fixture
-def bay(tmp_path: Path) -> Iterator[Bay]:
+def bay(tmp_path: Path) -> Iterator[LabResources]:
     opened = bay_of(softmax(), tmp_path, rows=(MANY,))
     yield opened
     opened.close()
@@ -89,7 +89,7 @@ def test_a_device_gives_the_right_answer_under_every_fill(
     bay.close()
 
 
-def test_events_see_more_work_take_longer_and_clones_take_the_same(bay: Bay) -> None:
+def test_events_see_more_work_take_longer_and_clones_take_the_same(bay: LabResources) -> None:
     sides = [bay.incumbent, bay.compiled(SLOW), bay.clone()]
     with bay.duel(sides) as duel:
         duel.prepare({"M": MANY}, bay.sets(0, bay.seeds), seed=1)
@@ -116,7 +116,9 @@ def test_a_tiny_kernel_is_timed_without_the_gaps_between_launches(tmp_path: Path
     assert float(np.median(samples_of(pairs, side=CANDIDATE, weight=1.0).incumbent_us)) < 5.0
 
 
-def test_a_kernel_that_never_ends_is_killed_and_the_device_serves_the_next(bay: Bay) -> None:
+def test_a_kernel_that_never_ends_is_killed_and_the_device_serves_the_next(
+    bay: LabResources,
+) -> None:
     inputs = make_inputs(bay.subject, {"M": 2}, seed=3, family="randn")
     with bay.runner(bay.compiled(ENDLESS)) as runner, pytest.raises(CandidateTimedOut):
         runner.run(inputs, {"M": 2}, timeout_s=3.0)
@@ -124,7 +126,7 @@ def test_a_kernel_that_never_ends_is_killed_and_the_device_serves_the_next(bay: 
         runner.run(inputs, {"M": 2}, timeout_s=20.0)
 
 
-def test_a_kernel_that_faults_is_refused_and_the_device_serves_the_next(bay: Bay) -> None:
+def test_a_kernel_that_faults_is_refused_and_the_device_serves_the_next(bay: LabResources) -> None:
     inputs = make_inputs(bay.subject, {"M": 2}, seed=3, family="randn")
     with bay.runner(bay.compiled(FAULTY)) as runner, pytest.raises(CandidateError) as caught:
         runner.run(inputs, {"M": 2}, timeout_s=20.0)

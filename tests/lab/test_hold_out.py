@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.cases import Seeds
 from retuned.lab.harness.variant import Variant
@@ -50,7 +50,7 @@ class Racing:
 def held_out(bay: Racing, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Examiner, "correct", lambda *_, **__: ())
     monkeypatch.setattr(Examiner, "_memory_cells", lambda _self: [None])
-    return Examiner(cast(Bay, bay))._hold_out(cast(Variant, None), Seeds())
+    return Examiner(cast(LabResources, bay))._hold_out(cast(Variant, None), Seeds())
 
 
 @pytest.mark.parametrize("process", [0, 1, 2])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from retuned.catalog.own import OwnDefinition, entry_of
 from retuned.contract import Language, Workload
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.paired import units_for
 from retuned.stages.verdict import Reason
@@ -51,7 +51,7 @@ def test_launches_that_both_clocks_time_are_each_given_what_the_first_was(tmp_pa
     entry = entry_of(OWN, Language.CPU_CPP)
     workload = Workload(definition="grow", axes={"M": 3000})
     settings = LabSettings(search_s=0.1, search_blocks=3)
-    bay = Bay(
+    bay = LabResources(
         entry,
         [workload],
         incumbent=entry.incumbent,

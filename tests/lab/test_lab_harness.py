@@ -27,7 +27,7 @@ from retuned.lab.harness.schedule import CANDIDATE, CLONE, INCUMBENT, Scheduler
 from retuned.lab.harness.variant import Variant, variant_of
 from retuned.lab.harness.worker import ChildLimits, Library, Worker
 from retuned.lab.languages.cpu_cpp import compile_solution
-from retuned.lab.subject import Subject, make_inputs
+from retuned.lab.subject import KernelUnderTest, make_inputs
 
 Make = Callable[..., Solution]
 Open = Callable[..., Runner]
@@ -39,7 +39,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def compiled(subject: Subject, cache_dir: Path) -> Callable[[Solution], Variant]:
+def compiled(subject: KernelUnderTest, cache_dir: Path) -> Callable[[Solution], Variant]:
     def build(solution: Solution) -> Variant:
         library = compile_solution(solution, cache_dir=cache_dir).path
         return variant_of(solution, subject.definition, library=library)
@@ -48,7 +48,7 @@ def compiled(subject: Subject, cache_dir: Path) -> Callable[[Solution], Variant]
 
 
 @pytest.fixture
-def opened(subject: Subject, compiled: Callable[[Solution], Variant]) -> Iterator[Open]:
+def opened(subject: KernelUnderTest, compiled: Callable[[Solution], Variant]) -> Iterator[Open]:
     runners: list[Runner] = []
     arenas: list[Arena] = []
 
@@ -72,7 +72,7 @@ def opened(subject: Subject, compiled: Callable[[Solution], Variant]) -> Iterato
 
 
 def test_an_honest_kernel_gives_its_answer_under_every_fill(
-    subject: Subject, make: Make, opened: Open
+    subject: KernelUnderTest, make: Make, opened: Open
 ) -> None:
     runner = opened(make())
     inputs = make_inputs(subject, {"M": 9}, seed=3, family="randn")
@@ -84,7 +84,7 @@ def test_an_honest_kernel_gives_its_answer_under_every_fill(
 
 @pytest.mark.parametrize("layout", ["as-is", "transposed", "panels-8"])
 def test_weights_are_repacked_as_the_variant_asked(
-    layout: str, subject: Subject, make: Make, opened: Open
+    layout: str, subject: KernelUnderTest, make: Make, opened: Open
 ) -> None:
     index = {
         "as-is": "n * K + k",
@@ -98,7 +98,9 @@ def test_weights_are_repacked_as_the_variant_asked(
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
-def test_a_child_that_hangs_is_killed_in_time(subject: Subject, make: Make, opened: Open) -> None:
+def test_a_child_that_hangs_is_killed_in_time(
+    subject: KernelUnderTest, make: Make, opened: Open
+) -> None:
     runner = opened(
         make("float sum = 0;", "float sum = 0; for (int64_t i = 1; i; i += 2) y[0] += i;")
     )
@@ -110,7 +112,7 @@ def test_a_child_that_hangs_is_killed_in_time(subject: Subject, make: Make, open
 
 
 def test_a_launch_that_others_kept_from_running_is_waited_for(
-    subject: Subject, make: Make, opened: Open
+    subject: KernelUnderTest, make: Make, opened: Open
 ) -> None:
     runner = opened(make())
     inputs = make_inputs(subject, {"M": 2}, seed=3, family="randn")
@@ -150,7 +152,7 @@ def test_a_child_that_speaks_no_answers_is_an_error_and_is_killed(
 
 
 def test_a_child_that_faults_is_reported_with_its_signal(
-    subject: Subject, make: Make, opened: Open
+    subject: KernelUnderTest, make: Make, opened: Open
 ) -> None:
     runner = opened(make("float sum = 0;", "float sum = *(float*)(n + 8);"))
     inputs = make_inputs(subject, {"M": 2}, seed=3, family="randn")
@@ -169,7 +171,7 @@ def test_a_child_that_faults_is_reported_with_its_signal(
     ],
 )
 def test_writes_outside_the_outputs_are_found(
-    body: str, reason: str, subject: Subject, make: Make, opened: Open
+    body: str, reason: str, subject: KernelUnderTest, make: Make, opened: Open
 ) -> None:
     runner = opened(make("float sum = 0;", f"float sum = 0; {body}"))
     inputs = make_inputs(subject, {"M": 2}, seed=3, family="randn")
@@ -179,7 +181,7 @@ def test_writes_outside_the_outputs_are_found(
 
 
 def test_a_system_call_ends_the_child_and_is_named(
-    subject: Subject, make: Make, compiled: Callable[[Solution], Variant], tmp_path: Path
+    subject: KernelUnderTest, make: Make, compiled: Callable[[Solution], Variant], tmp_path: Path
 ) -> None:
     # The contract and the audit would refuse this object; the filter is the wall behind them.
     source = tmp_path / "evil.c"
@@ -266,7 +268,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_scratch_and_order_of_runs_do_not_show_in_the_answer(
-    subject: Subject, make: Make, opened: Open
+    subject: KernelUnderTest, make: Make, opened: Open
 ) -> None:
     solution = make(
         "float sum = 0;",
@@ -352,7 +354,7 @@ def test_seeds_are_secret_and_stable_within_a_run() -> None:
     assert first.seed("case", 1) != second.seed("case", 1)
 
 
-def test_cells_ask_the_exact_family_first_and_every_edge(subject: Subject) -> None:
+def test_cells_ask_the_exact_family_first_and_every_edge(subject: KernelUnderTest) -> None:
     name = subject.definition.name
     workloads = [Workload(definition=name, axes={"M": rows}) for rows in (64, 8)]
     cells = cells_for(subject, workloads)
@@ -363,13 +365,13 @@ def test_cells_ask_the_exact_family_first_and_every_edge(subject: Subject) -> No
 
 
 def test_the_memory_gate_passes_an_honest_kernel(
-    subject: Subject, make: Make, opened: Open
+    subject: KernelUnderTest, make: Make, opened: Open
 ) -> None:
-    from retuned.lab.harness.cases import CaseBook, Cell
+    from retuned.lab.harness.cases import CaseBook, CaseKey
 
     runner = opened(make())
     book = CaseBook(subject, incumbent=runner, seeds=Seeds())
-    case = book.case(Cell(axes={"M": 3}, family="randn"))
+    case = book.case(CaseKey(axes={"M": 3}, family="randn"))
     check, _ = check_memory(opened(make()), case, timeout_s=5.0)
     assert check.reason is None, check.detail
 

@@ -10,7 +10,7 @@ import pytest
 
 from retuned import catalog
 from retuned.errors import CandidateCrashed, HarnessError
-from retuned.lab.harness.cases import CaseBook, Cell, Seeds
+from retuned.lab.harness.cases import CaseBook, CaseKey, Seeds
 from retuned.lab.harness.rows import check_rows, row_axis
 from retuned.lab.harness.runs import Runner
 from retuned.lab.subject import Array
@@ -18,7 +18,7 @@ from retuned.stages.verdict import Check, Reason
 
 NAME = "softmax_n96"
 CELLS = tuple(
-    Cell(axes={"M": rows}, family=family) for rows in (1, 4) for family in ("randn", "outlier")
+    CaseKey(axes={"M": rows}, family=family) for rows in (1, 4) for family in ("randn", "outlier")
 )
 Compute = Callable[[Array], Array]
 

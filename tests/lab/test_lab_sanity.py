@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from retuned import catalog
 from retuned.contract import AxisConst, AxisVar, Definition, DType, TensorSpec
 from retuned.errors import HarnessError
-from retuned.lab.harness.cases import Case, Cell
+from retuned.lab.harness.cases import Case, CaseKey
 from retuned.lab.harness.sanity import require_agreement, require_meaning, telling_shape
 from retuned.lab.subject import Array
 
@@ -122,7 +122,7 @@ def test_a_shape_that_says_something_is_chosen() -> None:
 
 def agreement(answer: Array, reference: Array) -> None:
     case = Case(
-        cell=Cell(axes={"M": 4}, family="randn"),
+        cell=CaseKey(axes={"M": 4}, family="randn"),
         inputs={},
         reference={"y": reference},
         incumbent={"y": answer},

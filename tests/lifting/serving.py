@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tests.lifting import live
 
-from retuned.runtime.host import Host
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.observed import joined
 from retuned.runtime.intercept.service import Interception
@@ -90,7 +90,7 @@ def serve(ask: Callable[[], None], answers: Callable[[], Answers], *, hook: Inte
     hook
         Installed.
     """
-    host = Host("server", interception=Interception(hook))
+    host = RuntimeHost("server", interception=Interception(hook))
     ask()
     before = answers()
     answer = host.answer({"op": "observed"})

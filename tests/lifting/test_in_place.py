@@ -13,11 +13,11 @@ from tests.lifting import live
 
 from retuned.adapters.flashinfer_bench.definitions import export_definition
 from retuned.adapters.flashinfer_bench.reading import NotExportable
-from retuned.catalog import Entry
+from retuned.catalog import KernelEntry
 from retuned.catalog.own import entry_of
 from retuned.contract import Definition, Language, Solution
 from retuned.errors import HarnessError
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.paired import units_for
 from retuned.lab.harness.sanity import require_meaning
@@ -39,10 +39,10 @@ def found() -> Lifted:
 
 
 @pytest.fixture(scope="module")
-def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bay, Entry]]:
+def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LabResources, KernelEntry]]:
     one = found()
     entry = entry_of(one.own, Language.TRITON)
-    opened = Bay(
+    opened = LabResources(
         entry,
         one.workloads[:1],
         incumbent=entry.incumbent,
@@ -53,7 +53,7 @@ def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bay, Entry]]
     opened.close()
 
 
-def other(entry: Entry, **params: int) -> Solution:
+def other(entry: KernelEntry, **params: int) -> Solution:
     return entry.solution("lifted", {**entry.incumbent.params, **params})
 
 
@@ -68,7 +68,7 @@ def test_the_oracle_gives_what_one_launch_leaves_behind() -> None:
 
 
 def test_other_parameters_pass_and_are_timed_on_values_that_do_not_grow(
-    bay: tuple[Bay, Entry],
+    bay: tuple[LabResources, KernelEntry],
 ) -> None:
     opened, entry = bay
     examiner = Examiner(opened)
@@ -88,7 +88,7 @@ def test_other_parameters_pass_and_are_timed_on_values_that_do_not_grow(
 
 
 def test_a_candidate_whose_part_is_slow_is_still_found_beside_the_putting_back(
-    bay: tuple[Bay, Entry],
+    bay: tuple[LabResources, KernelEntry],
 ) -> None:
     opened, entry = bay
     variant, _ = Examiner(opened).admit(other(entry, BLOCK=16))
@@ -105,7 +105,7 @@ def test_a_candidate_whose_part_is_slow_is_still_found_beside_the_putting_back(
     [(("cdiv(n_elements, BLOCK * 2)",), {"G3", "G4"})],
 )
 def test_a_launch_that_leaves_elements_as_they_were_is_found(
-    bay: tuple[Bay, Entry], grid: tuple[str, ...], gates: set[str]
+    bay: tuple[LabResources, KernelEntry], grid: tuple[str, ...], gates: set[str]
 ) -> None:
     opened, entry = bay
     examiner = Examiner(opened)
@@ -116,7 +116,7 @@ def test_a_launch_that_leaves_elements_as_they_were_is_found(
     assert checks[-1].reason is not None
 
 
-def test_a_launch_that_applies_itself_twice_is_found(bay: tuple[Bay, Entry]) -> None:
+def test_a_launch_that_applies_itself_twice_is_found(bay: tuple[LabResources, KernelEntry]) -> None:
     opened, entry = bay
     (source,) = entry.incumbent.sources
     text = source.content.replace("    growing_kernel(", "    growing_kernel(", 1)

@@ -11,7 +11,7 @@ from retuned.catalog.own import OwnDefinition
 from retuned.catalog.own.making import allows
 from retuned.contract import AxisVar
 from retuned.lab.reference.incumbent import JUDGED_BY_INCUMBENT
-from retuned.lifting.lift import Kept, Lifted, lift_all
+from retuned.lifting.lift import Lifted, SkippedKernel, lift_all
 
 
 def lifted(*launches: dict[str, Any], **more: Any) -> Lifted:
@@ -21,7 +21,7 @@ def lifted(*launches: dict[str, Any], **more: Any) -> Lifted:
     return found
 
 
-def kept(*launches: dict[str, Any]) -> Kept:
+def kept(*launches: dict[str, Any]) -> SkippedKernel:
     outcome = lift_all(launches)
     assert outcome.lifted == []
     return outcome.kept[0]

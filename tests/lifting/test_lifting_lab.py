@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.lifting import live
 
-from retuned.catalog import Entry
+from retuned.catalog import KernelEntry
 from retuned.catalog.own import entry_of
 from retuned.contract import Language, Solution, TrustClass
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lifting.lift import Lifted, lift_all
 from retuned.runtime.grid import parse_grid
@@ -37,10 +37,10 @@ def found(**more: object) -> Lifted:
 
 
 @pytest.fixture(scope="module")
-def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bay, Entry]]:
+def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LabResources, KernelEntry]]:
     one = found()
     entry = entry_of(one.own, Language.TRITON)
-    opened = Bay(
+    opened = LabResources(
         entry,
         one.workloads[:1],
         incumbent=entry.incumbent,
@@ -52,7 +52,7 @@ def bay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bay, Entry]]
 
 
 @pytest.fixture
-def examine(bay: tuple[Bay, Entry]) -> Examine:
+def examine(bay: tuple[LabResources, KernelEntry]) -> Examine:
     def run(solution: Solution) -> tuple[Check, ...]:
         examiner = Examiner(bay[0])
         variant, checks = examiner.admit(solution)
@@ -61,11 +61,13 @@ def examine(bay: tuple[Bay, Entry]) -> Examine:
     return run
 
 
-def other(entry: Entry, **params: int) -> Solution:
+def other(entry: KernelEntry, **params: int) -> Solution:
     return entry.solution("lifted", {**entry.incumbent.params, **params})
 
 
-def test_other_parameters_of_the_live_kernel_pass(bay: tuple[Bay, Entry], examine: Examine) -> None:
+def test_other_parameters_of_the_live_kernel_pass(
+    bay: tuple[LabResources, KernelEntry], examine: Examine
+) -> None:
     candidate = other(bay[1], BLOCK=128, num_warps=2)
     assert candidate.trust is TrustClass.PARAMETERS
     checks = examine(candidate)
@@ -73,7 +75,9 @@ def test_other_parameters_of_the_live_kernel_pass(bay: tuple[Bay, Entry], examin
     assert {check.gate for check in checks} == {"G1", "G2", "G3", "G4"}
 
 
-def test_a_grid_that_leaves_elements_out_is_found(bay: tuple[Bay, Entry], examine: Examine) -> None:
+def test_a_grid_that_leaves_elements_out_is_found(
+    bay: tuple[LabResources, KernelEntry], examine: Examine
+) -> None:
     grid = ("cdiv(n_elements, BLOCK * 2)",)
     last = examine(other(bay[1]).model_copy(update={"grid": grid}))[-1]
     assert last.gate in {"G3", "G4"}
@@ -81,7 +85,7 @@ def test_a_grid_that_leaves_elements_out_is_found(bay: tuple[Bay, Entry], examin
 
 
 def test_another_source_is_refused_where_the_incumbent_is_the_oracle(
-    bay: tuple[Bay, Entry], examine: Examine
+    bay: tuple[LabResources, KernelEntry], examine: Examine
 ) -> None:
     candidate = other(bay[1])
     (source,) = candidate.sources
@@ -92,7 +96,7 @@ def test_another_source_is_refused_where_the_incumbent_is_the_oracle(
 
 
 def test_the_incumbent_that_is_the_oracle_ran_in_a_child_and_evidence_says_how(
-    bay: tuple[Bay, Entry],
+    bay: tuple[LabResources, KernelEntry],
 ) -> None:
     opened, entry = bay
     inputs = entry.inputs({"n_elements": 9}, seed=1, family="randn")

@@ -15,7 +15,7 @@ from tests.runtime.ways_in.real_servers import sources
 
 from retuned.catalog.own import entry_of
 from retuned.contract import Language
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.triton import audit_solution
 from retuned.lifting.asking import with_structures
@@ -69,7 +69,7 @@ def passes_the_lab(one: Lifted, folder: Path) -> None:
         assert [problem for report in reports for problem in report.problems] == []
     settings = LabSettings(search_s=0.1, search_blocks=3, launch_timeout_s=60.0)
     small = [each for each in one.workloads if 5 in each.axes.values()]
-    bay = Bay(entry, small, incumbent=entry.incumbent, folder=folder, settings=settings)
+    bay = LabResources(entry, small, incumbent=entry.incumbent, folder=folder, settings=settings)
     try:
         examiner = Examiner(bay)
         variant, checks = examiner.admit(candidate)

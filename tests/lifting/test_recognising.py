@@ -14,18 +14,18 @@ from tests.lifting import live
 from tests.lifting.asking import Server
 
 from retuned.adapters.local_lab import LocalLab
-from retuned.catalog import Entry
+from retuned.catalog import KernelEntry
 from retuned.catalog.own import OwnDefinition, entry_of
 from retuned.catalog.own.intercepting import launch_data_of
 from retuned.contract import Language, TrustClass
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.triton import audit_solution
 from retuned.lab.languages.triton_precompile import served_arguments
 from retuned.lifting.asking import draws_of, with_structures
 from retuned.lifting.fitting import fitted
 from retuned.lifting.lift import Lifted, lift_all
-from retuned.lifting.recognising import Draw, assignments, recognise
+from retuned.lifting.recognising import SampledLaunch, assignments, recognise
 from retuned.runtime.intercept.rules import parse_rule
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -117,21 +117,21 @@ def gated() -> Lifted:
 
 
 @pytest.fixture(scope="module")
-def draws(norm: Lifted) -> tuple[Draw, ...]:
+def draws(norm: Lifted) -> tuple[SampledLaunch, ...]:
     return draws_of(norm.own)
 
 
 @pytest.fixture(scope="module")
-def fit(norm: Lifted, draws: tuple[Draw, ...]) -> Lifted:
+def fit(norm: Lifted, draws: tuple[SampledLaunch, ...]) -> Lifted:
     return with_structures(norm, lambda _: draws)
 
 
-def outputs(draw: Draw, **changed: Any) -> Draw:
+def outputs(draw: SampledLaunch, **changed: Any) -> SampledLaunch:
     return replace(draw, outputs={**draw.outputs, **changed})
 
 
 def test_a_normalisation_is_recognised_by_what_it_gives(
-    norm: Lifted, draws: tuple[Draw, ...]
+    norm: Lifted, draws: tuple[SampledLaunch, ...]
 ) -> None:
     possible = list(assignments(norm.own))
     assert len(possible) == 2, "by its shapes alone either number could be the one below the root"
@@ -152,7 +152,7 @@ def test_a_gated_activation_is_recognised_and_which_half_is_the_gate(gated: Lift
 
 
 def test_what_differs_in_one_number_of_one_output_is_not_recognised(
-    norm: Lifted, draws: tuple[Draw, ...]
+    norm: Lifted, draws: tuple[SampledLaunch, ...]
 ) -> None:
     last = draws[-1]
     for name in norm.own.definition.outputs:
@@ -168,7 +168,7 @@ def test_what_was_not_asked_is_not_recognised(norm: Lifted) -> None:
 
 
 def test_where_two_readings_explain_everything_none_is_believed(
-    norm: Lifted, draws: tuple[Draw, ...]
+    norm: Lifted, draws: tuple[SampledLaunch, ...]
 ) -> None:
     """Both numbers alike: nothing tells which is which, and a launch with others is a guess."""
     origin = norm.own.lifted
@@ -187,7 +187,7 @@ def test_where_two_readings_explain_everything_none_is_believed(
 
 @pytest.mark.parametrize("make", [live.quantised, lambda rows: live.rope(rows, in_place=True)])
 def test_other_kernels_have_no_reading_and_are_not_even_run(make: Any) -> None:
-    def never(_: OwnDefinition) -> tuple[Draw, ...]:
+    def never(_: OwnDefinition) -> tuple[SampledLaunch, ...]:
         raise AssertionError("it was run")
 
     for one in lift_all([make(rows) for rows in ROWS]).lifted:
@@ -216,7 +216,7 @@ def test_a_fitted_kernel_is_judged_by_a_reference_and_its_new_sources_are_a_gene
         np.testing.assert_allclose(answer[name], live_answer[name], rtol=2e-2)
 
 
-def points(entry: Entry) -> Iterator[tuple[str, dict[str, Any]]]:
+def points(entry: KernelEntry) -> Iterator[tuple[str, dict[str, Any]]]:
     for space in entry.spaces[1:]:
         yield space.name, dict(space.starts({"rows": 3})[0])
 
@@ -230,7 +230,9 @@ def test_fitted_structures_compile_for_both_vendors_and_pass_the_lab(
     one = with_structures(lifted(make))
     one = replace(one, own=one.own.model_copy(update={"families": ("randn",)}))
     entry = entry_of(one.own, Language.TRITON)
-    bay = Bay(entry, one.workloads[:2], incumbent=entry.incumbent, folder=tmp_path, settings=QUICK)
+    bay = LabResources(
+        entry, one.workloads[:2], incumbent=entry.incumbent, folder=tmp_path, settings=QUICK
+    )
     try:
         for structure, point in points(entry):
             candidate = entry.solution(structure, point)
@@ -257,7 +259,9 @@ def test_a_fitted_structure_that_computes_something_else_fails_the_lab(
     (source,) = good.sources
     wrong = source.content.replace("total += value * value", "total += value * value * 1.02")
     assert wrong != source.content
-    bay = Bay(entry, fit.workloads[:1], incumbent=entry.incumbent, folder=tmp_path, settings=QUICK)
+    bay = LabResources(
+        entry, fit.workloads[:1], incumbent=entry.incumbent, folder=tmp_path, settings=QUICK
+    )
     try:
         examiner = Examiner(bay)
         changed = source.model_copy(update={"content": wrong})

@@ -23,7 +23,7 @@ from retuned.adapters.signing import Ed25519Notary
 from retuned.configured.records import Format
 from retuned.contract import Digest, Language, Solution, digest_of
 from retuned.local.configured_kernels import ConfiguredKernels, StoredChanges
-from retuned.local.context import Files, Kind
+from retuned.local.context import Files, RecordKind
 from retuned.local.program import Loop
 from retuned.ports import Finding, TraceBatch
 from retuned.stages.experiment import ExperimentPlan
@@ -250,7 +250,7 @@ class FileWorld:
     def approve(self) -> None:
         """Say yes to what waits, by the policy that is in force."""
         (policy,) = self.world.policies
-        for stored in self.world.store.list(Kind.PROPOSAL, phase="awaiting"):
+        for stored in self.world.store.list(RecordKind.PROPOSAL, phase="awaiting"):
             decision = SwapDecision(
                 proposal=stored.id,
                 digest=stored.body["artifact"],
@@ -266,12 +266,12 @@ class FileWorld:
         self.drift()
         self.approve()
         self.look(2)
-        (stored,) = self.world.store.list(Kind.PROPOSAL)
+        (stored,) = self.world.store.list(RecordKind.PROPOSAL)
         return stored.id
 
     def phase(self, proposal: str) -> str:
         """Where a proposal is."""
-        stored = self.world.store.get(Kind.PROPOSAL, proposal)
+        stored = self.world.store.get(RecordKind.PROPOSAL, proposal)
         assert stored is not None
         return stored.phase
 

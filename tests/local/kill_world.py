@@ -27,7 +27,7 @@ from tests.local.kill_server import DEFINITION, ROWS
 from retuned.adapters.approvals import Approvals
 from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.adapters.sqlite_store import SqliteStore
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.ports import SlotState, Stored
 from retuned.stages.gate import DecisionKind, SwapDecision
 
@@ -106,7 +106,7 @@ class KillWorld:
         family += [p for p in working_in(self.folder) if p.pid != self.server.pid]
         self.orphans += survivors(family, within_s=_DIE_S)
         self.kills.append(moment)
-        for stored in self.store.list(Kind.PROPOSAL):
+        for stored in self.store.list(RecordKind.PROPOSAL):
             self._seen[stored.id] = stored.phase
 
     def tick(self) -> None:
@@ -156,7 +156,7 @@ class KillWorld:
         Another may follow, when a refined hypothesis finds a still better kernel; whether one does
         is up to the clock of the machine, and nobody decides on it.
         """
-        found = self.store.list(Kind.PROPOSAL)
+        found = self.store.list(RecordKind.PROPOSAL)
         return min(found, key=lambda stored: stored.created_at, default=None)
 
     @property
@@ -169,7 +169,7 @@ class KillWorld:
         stored = self.proposal()
         return stored.phase if stored is not None else ""
 
-    def phases(self, kind: Kind) -> dict[str, str]:
+    def phases(self, kind: RecordKind) -> dict[str, str]:
         """Phase by id."""
         return {stored.id: stored.phase for stored in self.store.list(kind)}
 
@@ -186,8 +186,8 @@ class KillWorld:
         """Whether nothing is believed, tested or measured any more."""
         busy = {"open", "testing", "running", "won"}
         return not busy & {
-            *self.phases(Kind.HYPOTHESIS).values(),
-            *self.phases(Kind.EXPERIMENT).values(),
+            *self.phases(RecordKind.HYPOTHESIS).values(),
+            *self.phases(RecordKind.EXPERIMENT).values(),
         }
 
     def log(self) -> str:
@@ -211,16 +211,16 @@ class KillWorld:
         """When to kill, and how much later at most, seconds."""
         return {
             "start": (lambda: True, 2.5),
-            "trace": (lambda: bool(self.phases(Kind.BATCH)), 0.3),
-            "window": (lambda: len(self.phases(Kind.WINDOW)) > BASELINE, 0.3),
-            "belief": (lambda: bool(self.phases(Kind.HYPOTHESIS)), 0.5),
+            "trace": (lambda: bool(self.phases(RecordKind.BATCH)), 0.3),
+            "window": (lambda: len(self.phases(RecordKind.WINDOW)) > BASELINE, 0.3),
+            "belief": (lambda: bool(self.phases(RecordKind.HYPOTHESIS)), 0.5),
             "lab": (lambda: self._runs("retuned.experiment"), 2.0),
             "compiler": (lambda: self._runs("cc1plus"), 0.1),
             "candidate": (lambda: self._runs("harness/child.py"), 1.5),
-            "finding": (lambda: bool(self.phases(Kind.FINDING)), 0.5),
-            "proposal": (lambda: bool(self.phases(Kind.PROPOSAL)), 0.2),
-            "approval": (lambda: bool(self.phases(Kind.DECISION)), 0.1),
-            "order": (lambda: bool(self.phases(Kind.ORDER)), 0.1),
+            "finding": (lambda: bool(self.phases(RecordKind.FINDING)), 0.5),
+            "proposal": (lambda: bool(self.phases(RecordKind.PROPOSAL)), 0.2),
+            "approval": (lambda: bool(self.phases(RecordKind.DECISION)), 0.1),
+            "order": (lambda: bool(self.phases(RecordKind.ORDER)), 0.1),
             "watching": (self.swapped, 0.5),
         }
 
@@ -230,7 +230,7 @@ class KillWorld:
         A baseline may take more windows than asked for: those that the server did not count, such
         as the first, are left out beside those that it did.
         """
-        if self._turned is None and self._dropped >= BASELINE and self.phases(Kind.DETECTOR):
+        if self._turned is None and self._dropped >= BASELINE and self.phases(RecordKind.DETECTOR):
             self._turned = self._dropped
         if self._turned is None:
             return self._dropped < 2 * BASELINE
@@ -270,7 +270,7 @@ class KillWorld:
         partial.rename(path)
 
     def _approve(self, stored: Stored) -> None:
-        gate = self.store.get(Kind.GATE, stored.id)
+        gate = self.store.get(RecordKind.GATE, stored.id)
         if gate is None:
             return
         Approvals(self.store).give(
@@ -289,7 +289,7 @@ def check(world: KillWorld, *, end: str) -> None:
     """Everything adds up: nothing lost, nothing done twice, nothing left behind."""
     assert world.orphans == [], "children outlived the daemon"
     assert not [line for line in world.log().splitlines() if "Traceback" in line], world.log()
-    proposals = world.phases(Kind.PROPOSAL)
+    proposals = world.phases(RecordKind.PROPOSAL)
     assert world._seen.keys() <= proposals.keys(), "a proposal was lost"
     assert world.phase() == end, proposals
     others = Counter(proposals.values()) - Counter([end])
@@ -303,7 +303,7 @@ def check(world: KillWorld, *, end: str) -> None:
 def _check_trail(world: KillWorld) -> None:
     """Each step of a proposal was written once."""
     once = {"proposed", "gate-approved", "approved", "swapped", "alarm", "rolled-back"}
-    for id, phase in world.phases(Kind.PROPOSAL).items():
+    for id, phase in world.phases(RecordKind.PROPOSAL).items():
         steps = Counter(event.what for event in world.store.events(id=id))
         assert {what: n for what, n in steps.items() if what in once and n > 1} == {}, steps
         if phase not in _UNDECIDED:
@@ -312,11 +312,11 @@ def _check_trail(world: KillWorld) -> None:
 
 def _check_orders(world: KillWorld) -> None:
     """The server carried out each order's epoch once, in order, and what it runs is the last."""
-    orders = [stored.body for stored in world.store.list(Kind.ORDER)]
+    orders = [stored.body for stored in world.store.list(RecordKind.ORDER)]
     expected = [(order["epoch"], order["artifact"] or "original") for order in orders]
     assert world.commits() == expected
     assert [epoch for epoch, _ in expected] == list(range(1, len(expected) + 1))
-    assert set(world.phases(Kind.ORDER).values()) == {"done"}
+    assert set(world.phases(RecordKind.ORDER).values()) == {"done"}
     slot = world.slot()
     assert (slot.epoch, slot.active) == (orders[-1]["epoch"], orders[-1]["artifact"])
     assert slot.tripped == ""
@@ -325,12 +325,12 @@ def _check_orders(world: KillWorld) -> None:
 def _check_experiments(world: KillWorld) -> None:
     """Each experiment ended once; each candidate has one verdict in it, with its evidence."""
     store = world.store
-    for id, phase in world.phases(Kind.EXPERIMENT).items():
+    for id, phase in world.phases(RecordKind.EXPERIMENT).items():
         ends = [e.what for e in store.events(id=id) if e.what.startswith("experiment-")]
         assert ends == ["experiment-done"], (id, phase, ends)
-    assert "running" not in world.phases(Kind.EXPERIMENT).values()
+    assert "running" not in world.phases(RecordKind.EXPERIMENT).values()
     pairs = Counter[tuple[str, str]]()
-    for stored in store.list(Kind.FINDING):
+    for stored in store.list(RecordKind.FINDING):
         verdict = stored.body["verdict"]
         pairs[stored.body["experiment"], verdict["candidate"]] += 1
         assert stored.id == f"{stored.body['experiment']}/{verdict['candidate']}"
@@ -338,15 +338,15 @@ def _check_experiments(world: KillWorld) -> None:
     assert set(pairs.values()) == {1}
     assert remeasured(world) <= len(world.kills)
     busy = {"open", "testing"}
-    assert not busy & set(world.phases(Kind.HYPOTHESIS).values())
+    assert not busy & set(world.phases(RecordKind.HYPOTHESIS).values())
 
 
 def _check_files(world: KillWorld) -> None:
     """Every trace was counted once, and every artifact is what it says."""
     dropped = world.traces_dropped
     assert dropped >= BASELINE + DRIFTED
-    assert Counter(world.phases(Kind.BATCH).values()) == {"folded": dropped}
-    assert len(world.phases(Kind.WINDOW)) == dropped
+    assert Counter(world.phases(RecordKind.BATCH).values()) == {"folded": dropped}
+    assert len(world.phases(RecordKind.WINDOW)) == dropped
     artifacts = list((world.folder / "state" / "lab" / "artifacts").glob("[!.]*"))
     assert artifacts
     for folder in artifacts:

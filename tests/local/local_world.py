@@ -22,7 +22,7 @@ from retuned.adapters.telemetry import FakeTelemetry
 from retuned.adapters.trace_folder import FakeTraceSource
 from retuned.contract import Digest, Language, Solution, SourceFile, TrustClass, digest_of
 from retuned.errors import CandidateError, TemporaryError
-from retuned.local.context import Context, Kind, LoopSettings
+from retuned.local.context import Context, LoopSettings, RecordKind
 from retuned.local.program import Loop
 from retuned.ports import Finding, Spans, TraceBatch
 from retuned.spans import NoSpans
@@ -225,7 +225,7 @@ class World:
             hook=self.boundary,
             carried=self.spans.carried,
         )
-        known = [batch.id for batch in self.store.list(Kind.BATCH)]
+        known = [batch.id for batch in self.store.list(RecordKind.BATCH)]
         bench = Lab(script={}, root=self.folder)
         bench.paid, bench.boundary = self.paid, self.boundary
         bench.clock, bench.documents = self.clock, {}
@@ -298,7 +298,7 @@ class World:
         traces.add(batch)
 
     def approve_what_waits(self) -> None:
-        for stored in self.store.list(Kind.PROPOSAL, phase="awaiting"):
+        for stored in self.store.list(RecordKind.PROPOSAL, phase="awaiting"):
             decision = SwapDecision(
                 proposal=stored.id,
                 digest=stored.body["artifact"],
@@ -309,5 +309,5 @@ class World:
             )
             Approvals(self.store).give(decision)
 
-    def phases(self, kind: Kind) -> list[str]:
+    def phases(self, kind: RecordKind) -> list[str]:
         return [stored.phase for stored in self.store.list(kind)]

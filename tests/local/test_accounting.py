@@ -8,10 +8,10 @@ from tests.local.test_loop import tell_story
 
 from retuned.adapters.savings import RAN
 from retuned.local import accounting
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import Interval
-from retuned.stages.watch import Account, Hours, Ran, Tried, saved, settle, total
+from retuned.stages.watch import Account, ExperimentUsage, Hours, SwapUsage, saved, settle, total
 
 
 def swapped_windows(world: World, count: int) -> None:
@@ -31,7 +31,7 @@ def test_device_time_of_swapped_shapes_times_the_gain_is_what_was_saved(world: W
     swapped_windows(world, 4)
     account = the_account(world)
     assert (account.target, account.definition, account.swaps) == ("demo", KERNEL, 1)
-    proposal = Proposal.model_validate(world.store.list(Kind.PROPOSAL)[0].body)
+    proposal = Proposal.model_validate(world.store.list(RecordKind.PROPOSAL)[0].body)
     ran_ns = [stored.body["gpu_ns"] for stored in world.store.list(RAN, phase="current")]
     hours = sum(ran_ns) / 3.6e12
     assert account.saved_h.point > before.saved_h.point
@@ -75,7 +75,7 @@ def test_windows_before_the_swap_and_after_its_end_do_not_count(world: World) ->
 def test_every_candidate_of_an_ended_experiment_is_paid_for_once(world: World) -> None:
     tell_story(world)
     world.loop.observe()
-    findings = world.store.list(Kind.FINDING)
+    findings = world.store.list(RecordKind.FINDING)
     seconds = sum(float(each.body["seconds"]) for each in findings)
     account = the_account(world)
     assert account.spent_h == pytest.approx(seconds / 3600)
@@ -85,7 +85,7 @@ def test_every_candidate_of_an_ended_experiment_is_paid_for_once(world: World) -
 SPEEDUP = Interval(lower=1.5, point=2.0, upper=2.5, confidence=0.99)
 
 
-def ran(**changes: object) -> Ran:
+def ran(**changes: object) -> SwapUsage:
     values: dict[str, object] = {
         "target": "t",
         "definition": "d",
@@ -94,11 +94,13 @@ def ran(**changes: object) -> Ran:
         "gpu_ns": 3.6e12,
         "speedup": SPEEDUP,
     }
-    return Ran(**(values | changes))  # type: ignore[arg-type]
+    return SwapUsage(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_accounts_are_by_month_target_and_kernel_newest_month_first() -> None:
-    tried = Tried(target="t", definition="e", month="2026-02", experiment="x", device_s=7_200.0)
+    tried = ExperimentUsage(
+        target="t", definition="e", month="2026-02", experiment="x", device_s=7_200.0
+    )
     found = settle([ran(), ran(month="2026-02"), ran(proposal="q", gpu_ns=7.2e12)], [tried])
     assert [(a.month, a.definition) for a in found] == [
         ("2026-02", "d"),

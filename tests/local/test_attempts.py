@@ -17,7 +17,7 @@ from tests.local.local_world import (
 from retuned.attempts import attempt_of
 from retuned.contract import Solution, Workload
 from retuned.local import experimenting
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.earlier import earlier_findings
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
@@ -127,7 +127,7 @@ def belief(**more: object) -> Hypothesis:
 
 
 def run(ctx: Context, tested: Hypothesis) -> ExperimentPlan:
-    ctx.store.add(Kind.HYPOTHESIS, tested.id, tested.model_dump(mode="json"), phase="open")
+    ctx.store.add(RecordKind.HYPOTHESIS, tested.id, tested.model_dump(mode="json"), phase="open")
     plan = experimenting.open_experiment(ctx)
     assert plan is not None
     experimenting.run_experiment(ctx, plan)
@@ -154,7 +154,7 @@ def test_turns_are_stored_with_the_experiment_and_told_in_its_history(world: Wor
     assert isinstance(ctx.bench, Lab)
     ctx.bench.asked = (turn,)
     plan = run(ctx, belief())
-    stored = ctx.store.get(Kind.TURNS, plan.id)
+    stored = ctx.store.get(RecordKind.TURNS, plan.id)
     assert stored is not None
     assert [Turn.model_validate(each) for each in stored.body["turns"]] == [turn]
     assert done(ctx, plan)["asked"] == "search: 1 turn, 1 candidates, 1.25x in 4 s"
@@ -175,7 +175,7 @@ def test_an_experiment_says_what_follows(world: World) -> None:
     ctx = world.loop.ctx
     plan = run(ctx, belief(structures=("rows",)))
     assert done(ctx, plan)["next"] == "refined"
-    (refined,) = ctx.store.list(Kind.HYPOTHESIS, phase="open")
+    (refined,) = ctx.store.list(RecordKind.HYPOTHESIS, phase="open")
     attempt = refined.body["attempts"][0]
     assert attempt["reasons"] == {"slower": 1}
     assert attempt["seconds"] == 1.0

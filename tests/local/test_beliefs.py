@@ -12,7 +12,7 @@ from retuned.contract import Guard, Workload
 from retuned.errors import TemporaryError
 from retuned.local import experimenting, reasoning
 from retuned.local.asking import policy_limits
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.ports import Finding
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.gate import KernelTuningPolicy, TuningFreeze
@@ -37,7 +37,7 @@ def swap_in(ctx: Context, guard: Guard) -> None:
         shadow_every=50,
         previous=None,
     )
-    ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="done")
+    ctx.store.add(RecordKind.ORDER, order.id, order.model_dump(mode="json"), phase="done")
 
 
 def window(*rows: int) -> WorkloadProfile:
@@ -79,7 +79,7 @@ def belief(definition: str = KERNEL, structures: tuple[str, ...] = ("panels",)) 
 
 def conclude(ctx: Context, tested: Hypothesis, found: Finding) -> None:
     """Run an experiment on a belief that finds just this."""
-    ctx.store.add(Kind.HYPOTHESIS, tested.id, tested.model_dump(mode="json"), phase="open")
+    ctx.store.add(RecordKind.HYPOTHESIS, tested.id, tested.model_dump(mode="json"), phase="open")
     plan = experimenting.open_experiment(ctx)
     assert plan is not None
     assert plan.definition == tested.definition
@@ -91,10 +91,10 @@ def test_an_untested_belief_learns_from_a_win_in_its_family_though_it_stays_the_
 ) -> None:
     ctx = world.loop.ctx
     waiting = belief(SISTER)
-    ctx.store.add(Kind.HYPOTHESIS, waiting.id, waiting.model_dump(mode="json"), phase="open")
+    ctx.store.add(RecordKind.HYPOTHESIS, waiting.id, waiting.model_dump(mode="json"), phase="open")
     tested = belief().model_copy(update={"expected_saving": 0.4})
     conclude(ctx, tested, WON)
-    stored = ctx.store.get(Kind.HYPOTHESIS, waiting.id)
+    stored = ctx.store.get(RecordKind.HYPOTHESIS, waiting.id)
     assert stored is not None
     assert stored.phase == "open"
     assert WON.verdict.speedup is not None
@@ -109,10 +109,12 @@ def test_the_family_is_spared_a_try_that_found_nothing(world: World) -> None:
     reasoning.open_belief(ctx, waiting)
     tried = belief(structures=("rows",)).model_copy(update={"expected_saving": 0.4})
     conclude(ctx, tried, LOST)
-    assert [s.phase for s in ctx.store.list(Kind.HYPOTHESIS) if s.id == waiting.id] == ["outdated"]
+    assert [s.phase for s in ctx.store.list(RecordKind.HYPOTHESIS) if s.id == waiting.id] == [
+        "outdated"
+    ]
     sisters = [
         Hypothesis.model_validate(s.body)
-        for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
+        for s in ctx.store.list(RecordKind.HYPOTHESIS, phase="open")
         if s.body["definition"] == SISTER
     ]
     assert [each.structures for each in sisters] == [("panels",)]
@@ -125,8 +127,8 @@ def test_a_win_short_of_the_belief_is_proposed_at_once_and_the_search_goes_on(
     ctx = world.loop.ctx
     hoped = belief().model_copy(update={"expected_saving": 0.9, "expected_gain_ratio": 4.0})
     conclude(ctx, hoped, WON)
-    assert [s.phase for s in ctx.store.list(Kind.EXPERIMENT)] == ["won"]
-    (refined,) = ctx.store.list(Kind.HYPOTHESIS, phase="open")
+    assert [s.phase for s in ctx.store.list(RecordKind.EXPERIMENT)] == ["won"]
+    (refined,) = ctx.store.list(RecordKind.HYPOTHESIS, phase="open")
     assert refined.body["attempts"][0]["reason"] == "short-of-belief"
 
 
@@ -148,7 +150,7 @@ def test_no_experiment_begins_behind_a_stop_sign_until_it_ends(world: World) -> 
     reasoning.open_belief(ctx, belief())
     until = world.clock.now() + timedelta(hours=2)
     freeze = TuningFreeze(id="release", user="ada", at=world.clock.now(), until=until)
-    ctx.store.add(Kind.FREEZE, freeze.id, freeze.model_dump(mode="json"), phase="active")
+    ctx.store.add(RecordKind.FREEZE, freeze.id, freeze.model_dump(mode="json"), phase="active")
     assert experimenting.open_experiment(ctx) is None
     world.clock.advance(2 * 3600.0)
     assert experimenting.open_experiment(ctx) is not None
@@ -158,9 +160,9 @@ def test_a_belief_that_was_dropped_untested_may_be_believed_again(world: World) 
     ctx = world.loop.ctx
     for dropped in ("outdated", "abandoned"):
         reasoning.open_belief(ctx, belief())
-        assert ctx.store.advance(Kind.HYPOTHESIS, belief().id, expect="open", to=dropped)
+        assert ctx.store.advance(RecordKind.HYPOTHESIS, belief().id, expect="open", to=dropped)
     reasoning.open_belief(ctx, belief())
-    assert world.phases(Kind.HYPOTHESIS) == ["open"]
+    assert world.phases(RecordKind.HYPOTHESIS) == ["open"]
 
 
 def test_only_shapes_that_the_live_variant_serves_are_tuned_against_it(world: World) -> None:
@@ -205,7 +207,7 @@ def test_a_window_has_the_counts_of_the_slots_and_the_times_of_the_trace(world: 
         world.server.launches[KERNEL] = {(8,): 1000 + 5000 * number}
         world.window(8)
         world.loop.observe()
-    first, second = [s.body for s in world.store.list(Kind.WINDOW)]
+    first, second = [s.body for s in world.store.list(RecordKind.WINDOW)]
     assert first["counts"] == {}, "nothing to compare with"
     assert second["counts"] == {KERNEL: {"8": 5000}}
     (sampled,) = first["profile"]["stats"]
@@ -229,7 +231,7 @@ def test_batches_that_the_disk_had_no_room_for_are_not_lost(
         with pytest.raises(TemporaryError):
             world.loop.observe()
     world.loop.observe()
-    assert len(world.store.list(Kind.BATCH)) == 2
+    assert len(world.store.list(RecordKind.BATCH)) == 2
 
 
 def under(world: World, spec: dict[str, object]) -> None:
@@ -272,7 +274,7 @@ def test_a_process_that_misses_an_answer_does_not_bring_its_whole_life_into_one_
         world.server.launches[KERNEL] = {(8,): total}
         world.window(8)
         world.loop.observe()
-    counts = [s.body["counts"].get(KERNEL) for s in world.store.list(Kind.WINDOW)]
+    counts = [s.body["counts"].get(KERNEL) for s in world.store.list(RecordKind.WINDOW)]
     assert counts == [None, None, None, {"8": 5_000}, {"8": 5_000}]
 
 
@@ -282,7 +284,7 @@ def test_after_hours_without_windows_the_counters_say_nothing_of_the_first(world
         world.server.launches[KERNEL] = {(8,): 1_000 * (1 + number) ** 4}
         world.window(8)
         world.loop.observe()
-    counts = [s.body["counts"].get(KERNEL) for s in world.store.list(Kind.WINDOW)]
+    counts = [s.body["counts"].get(KERNEL) for s in world.store.list(RecordKind.WINDOW)]
     assert counts[1] is not None
     assert counts[2] is None
 
@@ -294,7 +296,7 @@ def test_a_plan_asks_of_rows_what_the_policy_says(world: World, said: str) -> No
     body["spec"]["validation"]["batchInvariance"] = said
     world.policies = (KernelTuningPolicy.model_validate(body),)
     tested = belief()
-    ctx.store.add(Kind.HYPOTHESIS, tested.id, tested.model_dump(mode="json"), phase="open")
+    ctx.store.add(RecordKind.HYPOTHESIS, tested.id, tested.model_dump(mode="json"), phase="open")
     plan = experimenting.open_experiment(ctx)
     assert plan is not None
     assert plan.batch_invariant is (said == "ifIncumbent")

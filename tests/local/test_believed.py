@@ -13,14 +13,14 @@ from retuned.adapters.lab_process import LabProcess
 from retuned.contract import digest_of
 from retuned.lab.generators.priors import Expectation
 from retuned.local.believed import priors_for
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.stages.experiment import ExperimentPlan, Turn, TurnOutcome
 
 HERE = {"family": lambda _name: "linear", "language": "cpu_cpp", "arch": "cpu"}
 
 
 def coming(ctx: Context, **changed: object) -> ExperimentPlan:
-    (done,) = ctx.store.list(Kind.EXPERIMENT)
+    (done,) = ctx.store.list(RecordKind.EXPERIMENT)
     plan = ExperimentPlan.model_validate(done.body)
     return plan.model_copy(update={"id": "coming", **changed})
 
@@ -52,14 +52,14 @@ def test_a_resumed_plan_begins_with_the_beliefs_it_began_with(world: World) -> N
     conclude(ctx, belief(), WON)
     plan = coming(ctx)
     body = plan.model_dump(mode="json")
-    ctx.store.add(Kind.EXPERIMENT, plan.id, body, phase="running")
+    ctx.store.add(RecordKind.EXPERIMENT, plan.id, body, phase="running")
     before = priors_for(ctx.store, plan, **HERE)  # type: ignore[arg-type]
     found = {
         "solution": LOST.solution.model_dump(mode="json"),
         "verdict": LOST.verdict.model_dump(mode="json"),
         "seconds": 1.0,
     }
-    ctx.store.add(Kind.FINDING, f"{plan.id}/{LOST.solution.digest}", found, phase="final")
+    ctx.store.add(RecordKind.FINDING, f"{plan.id}/{LOST.solution.digest}", found, phase="final")
     world.clock.advance(86_400 * 90)
     assert priors_for(ctx.store, plan, **HERE) == before  # type: ignore[arg-type]
 
@@ -67,7 +67,7 @@ def test_a_resumed_plan_begins_with_the_beliefs_it_began_with(world: World) -> N
 def test_turns_of_earlier_experiments_say_whom_to_ask_first(world: World) -> None:
     ctx = world.loop.ctx
     conclude(ctx, belief(), WON)
-    (done,) = ctx.store.list(Kind.EXPERIMENT)
+    (done,) = ctx.store.list(RecordKind.EXPERIMENT)
     turns = [
         Turn(
             number=number,
@@ -80,11 +80,13 @@ def test_turns_of_earlier_experiments_say_whom_to_ask_first(world: World) -> Non
         for number, (name, gain) in enumerate((("search", 1.0), ("recipes", 1.4)), start=1)
     ]
     body = {"turns": [turn.model_dump(mode="json") for turn in turns]}
-    ctx.store.add(Kind.TURNS, done.id, body, phase="final")
+    ctx.store.add(RecordKind.TURNS, done.id, body, phase="final")
     priors = priors_for(ctx.store, coming(ctx), **HERE)  # type: ignore[arg-type]
     assert priors is not None
     assert [each.generator for each in priors.generators] == ["recipes", "search"]
-    ctx.store.advance(Kind.TURNS, done.id, expect="final", to="final", body={"turns": "damaged"})
+    ctx.store.advance(
+        RecordKind.TURNS, done.id, expect="final", to="final", body={"turns": "damaged"}
+    )
     priors = priors_for(ctx.store, coming(ctx), **HERE)  # type: ignore[arg-type]
     assert priors is not None
     assert priors.generators == ()

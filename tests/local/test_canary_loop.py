@@ -9,7 +9,7 @@ import pytest
 from tests.local import local_world
 from tests.local.local_world import KERNEL, WINNER, World
 
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.runtime.orders import parse_order
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.gate.enforcement import limits_of
@@ -45,7 +45,7 @@ def begun(world: World, canary: Any, monkeypatch: pytest.MonkeyPatch) -> World:
         world.approve_what_waits()
         world.clock.advance(2.0)
         world.loop.turn()
-    assert world.phases(Kind.PROPOSAL) == ["watching"]
+    assert world.phases(RecordKind.PROPOSAL) == ["watching"]
     assert world.server.slots()[0].active == WINNER.digest
     return world
 
@@ -85,12 +85,12 @@ def test_a_swap_spreads_step_by_step_and_is_promoted_when_all_launches_run_it(
     assert fraction(swapped) == 0.01, "enough checks, not enough time"
     report(swapped, 20, 25)
     assert fraction(swapped) == 0.5
-    assert swapped.phases(Kind.PROPOSAL) == ["watching"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["watching"]
     report(swapped, 500)
     assert fraction(swapped) == 1.0
-    assert swapped.phases(Kind.PROPOSAL) == ["watching"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["watching"]
     report(swapped, 500)
-    assert swapped.phases(Kind.PROPOSAL) == ["promoted"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["promoted"]
     assert history(swapped) == ["canary-advance", "canary-advance"]
     said = [e.detail for e in swapped.store.events() if e.what == "promoted"]
     assert "95 % sure" in str(said)
@@ -122,9 +122,9 @@ def test_harm_brings_it_back_from_every_step(swapped: World, steps_before: int) 
     for _ in range(steps_before):
         report(swapped, 30)
     report(swapped, 30, shadow_mismatches=1, worst_ratio=3.0)
-    assert swapped.phases(Kind.PROPOSAL) == ["rolled-back"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["rolled-back"]
     assert swapped.server.slots()[0].active is None
-    assert swapped.store.get(Kind.QUARANTINE, WINNER.digest) is not None
+    assert swapped.store.get(RecordKind.QUARANTINE, WINNER.digest) is not None
 
 
 def test_shapes_without_their_checks_are_left_out_of_the_guard(swapped: World) -> None:
@@ -141,8 +141,8 @@ def test_an_orphan_that_went_back_by_itself_is_made_official_and_not_quarantined
     swapped: World,
 ) -> None:
     report(swapped, 3, tripped="orphaned", artifact=None)
-    assert swapped.phases(Kind.PROPOSAL) == ["rolled-back"]
-    assert swapped.store.get(Kind.QUARANTINE, WINNER.digest) is None
+    assert swapped.phases(RecordKind.PROPOSAL) == ["rolled-back"]
+    assert swapped.store.get(RecordKind.QUARANTINE, WINNER.digest) is None
 
 
 def test_in_the_shadow_first_nothing_is_served_until_it_has_its_checks(
@@ -155,7 +155,7 @@ def test_in_the_shadow_first_nothing_is_served_until_it_has_its_checks(
 
 
 def test_a_server_that_is_away_gets_its_step_later(swapped: World) -> None:
-    order = swapped.store.list(Kind.ORDER)[0]
+    order = swapped.store.list(RecordKind.ORDER)[0]
     assert order.body["canary"][0]["fraction"] == 0.01
     swapped.server.away = True
     swapped.loop.steer()
@@ -187,7 +187,7 @@ def test_nothing_is_measured_on_the_whole_server_while_few_launches_run_it(
     from retuned.local.end_to_end import _runs_everywhere
     from retuned.stages.swap import SwapOrder
 
-    order = SwapOrder.model_validate(swapped.store.list(Kind.ORDER)[0].body)
+    order = SwapOrder.model_validate(swapped.store.list(RecordKind.ORDER)[0].body)
     assert not _runs_everywhere(swapped.loop.ctx, order)
     report(swapped, 30)
     report(swapped, 30)
@@ -205,7 +205,7 @@ def test_checks_are_held_to_the_noise_that_the_evidence_has_of_the_incumbent(
     )
     monkeypatch.setattr("tests.local.proofs.GATES", gates)
     begun(world, {"steps": STEPS}, monkeypatch)
-    body = world.store.list(Kind.ORDER)[0].body
+    body = world.store.list(RecordKind.ORDER)[0].body
     assert body["shadow_noise"] == [{"bucket": [9], "rms": 3e-6}], "the largest"
     order = parse_order(body)
     assert order.noise == {(9,): 3e-6}

@@ -19,7 +19,7 @@ from retuned.contract import Digest
 from retuned.lab.captured_files import expiry_of, read_captured, write_captured
 from retuned.lab.notebook import notebook_name
 from retuned.local import capturing
-from retuned.local.context import Captures, Kind
+from retuned.local.context import Captures, RecordKind
 from retuned.local.program import Loop
 from retuned.ports import CapturedInputs, CapturedTensor, Finding
 from retuned.stages.experiment import ExperimentPlan
@@ -71,7 +71,7 @@ def until_the_first_experiment(world: World) -> None:
     for _ in range(4):
         world.clock.advance(2.0)
         world.loop.turn()
-    assert world.phases(Kind.EXPERIMENT) != []
+    assert world.phases(RecordKind.EXPERIMENT) != []
 
 
 def test_nothing_is_sampled_unless_setting_and_policy_both_say_so(
@@ -136,7 +136,7 @@ def test_an_experiment_finds_what_was_sampled_and_nothing_is_left_when_it_ends(
 
     monkeypatch.setattr(ctx.bench, "run", lambda plan, *, known: watched(plan, known_=known))
     until_the_first_experiment(world)
-    assert seen == [(1, timedelta(hours=1))] * len(world.store.list(Kind.EXPERIMENT))
+    assert seen == [(1, timedelta(hours=1))] * len(world.store.list(RecordKind.EXPERIMENT))
     assert seen != []
     assert list(folder.iterdir()) == []
 
@@ -150,7 +150,7 @@ def test_what_does_not_fit_the_budget_is_not_fetched(world: World) -> None:
 
 def a_plan(world: World) -> ExperimentPlan:
     until_the_first_experiment(world)
-    return ExperimentPlan.model_validate(world.store.list(Kind.EXPERIMENT)[0].body)
+    return ExperimentPlan.model_validate(world.store.list(RecordKind.EXPERIMENT)[0].body)
 
 
 def test_what_was_kept_too_long_goes(world: World) -> None:

@@ -18,7 +18,7 @@ from retuned import catalog
 from retuned.adapters.signing import Ed25519Notary
 from retuned.contract import Language
 from retuned.errors import CandidateError
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.ordered import latest
 from retuned.stages.gate import KernelTuningPolicy
 
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> Iterator[FileWorld]:
 
 def ask_back(files: FileWorld, proposal: str) -> None:
     body = {"target": proposal, "what": "rollback", "who": "ada", "reason": "a test"}
-    files.world.store.add(Kind.REQUEST, f"back-{proposal}", body, phase="new")
+    files.world.store.add(RecordKind.REQUEST, f"back-{proposal}", body, phase="new")
 
 
 def policy_with(files: FileWorld, **spec: object) -> None:
@@ -63,8 +63,8 @@ def test_what_a_proposal_writes_is_named_in_it_with_the_file_that_it_is_for(
 ) -> None:
     files.start()
     files.drift()
-    (stored,) = files.world.store.list(Kind.PROPOSAL, phase="awaiting")
-    written = files.world.store.get(Kind.FILE_CHANGE, stored.id)
+    (stored,) = files.world.store.list(RecordKind.PROPOSAL, phase="awaiting")
+    written = files.world.store.get(RecordKind.FILE_CHANGE, stored.id)
     assert written is not None
     change = json.loads(written.body["text"])
     assert stored.body["change"] == written.body["digest"]
@@ -73,7 +73,7 @@ def test_what_a_proposal_writes_is_named_in_it_with_the_file_that_it_is_for(
     assert change["guard"] == [[9, 16]], "the bucket that was measured, and no more"
     (told,) = [e for e in files.world.store.events(id=stored.id) if e.what == "writes-file"]
     assert (told.detail["path"], told.detail["rows"]) == (str(files.file), change["rows"])
-    (file,) = files.world.store.list(Kind.FILE, phase="tuned")
+    (file,) = files.world.store.list(RecordKind.FILE, phase="tuned")
     assert (file.id, file.body["path"]) == (DEFINITION, str(files.file))
     assert files.file.read_bytes() == files.original, "nothing is written before it is approved"
 
@@ -83,7 +83,7 @@ def test_a_file_that_somebody_changes_before_the_order_is_refused_and_left_alone
 ) -> None:
     server = files.start()
     files.drift()
-    (stored,) = files.world.store.list(Kind.PROPOSAL, phase="awaiting")
+    (stored,) = files.world.store.list(RecordKind.PROPOSAL, phase="awaiting")
     theirs = json.dumps(ROWS | {"4096": LARGE}).encode()
     files.file.write_bytes(theirs)
     files.world.approve_what_waits()
@@ -255,8 +255,8 @@ def test_a_win_that_no_row_can_say_is_not_proposed(files: FileWorld) -> None:
     files.connect()
     files.start()
     files.drift()
-    assert files.world.store.list(Kind.PROPOSAL) == []
-    (experiment,) = files.world.store.list(Kind.EXPERIMENT, phase="refused")
+    assert files.world.store.list(RecordKind.PROPOSAL) == []
+    (experiment,) = files.world.store.list(RecordKind.EXPERIMENT, phase="refused")
     assert ("not-proposed", "not-a-row") in files.trail(experiment.id)
 
 
@@ -264,9 +264,9 @@ def test_a_row_that_the_labs_kernel_cannot_say_is_left_and_named(files: FileWorl
     files.file.write_text(json.dumps({"1": SMALL | {"BLOCK_SIZE_N": 48}}))
     files.start()
     files.drift()
-    (left,) = files.world.store.list(Kind.FILE, phase="left")
+    (left,) = files.world.store.list(RecordKind.FILE, phase="left")
     assert left.body["reason"] == "row-does-not-map"
-    assert files.world.store.list(Kind.EXPERIMENT) == []
+    assert files.world.store.list(RecordKind.EXPERIMENT) == []
 
 
 def test_what_is_in_force_is_shown_as_a_slot_whose_launches_nobody_counts(
@@ -287,13 +287,13 @@ def test_what_is_in_force_is_shown_as_a_slot_whose_launches_nobody_counts(
 def test_where_no_server_reads_files_nothing_is_looked_at(files: FileWorld) -> None:
     files.start(RETUNED_TEST_READS="nothing")
     files.drift()
-    assert files.world.store.list(Kind.FILE) == []
+    assert files.world.store.list(RecordKind.FILE) == []
     assert files.world.unexpected() == 0.0
 
 
 def until(files: FileWorld, wanted: str, *, deaths: int) -> str:
     """Let the daemon look until its proposal is there, killing it a write later each time."""
-    (stored,) = files.world.store.list(Kind.PROPOSAL)
+    (stored,) = files.world.store.list(RecordKind.PROPOSAL)
     for later in range(40):
         files.world.kill_at = files.world.boundaries + deaths + later
         try:

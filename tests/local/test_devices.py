@@ -15,8 +15,8 @@ from tests.local.test_showing import until_it_waits
 from tests.web.test_one_machine import settings
 
 from retuned.adapters.gpu_devices import FakeDevices
-from retuned.local.context import Kind
-from retuned.local.devices import WHAT, Beside, descendants, said_beside
+from retuned.local.context import RecordKind
+from retuned.local.devices import WHAT, DevicePoller, descendants, said_beside
 from retuned.local.program import Loop
 from retuned.local.review_page import served
 from retuned.local.review_source import key_of
@@ -34,7 +34,7 @@ def with_devices(world: World, *states: DeviceState) -> None:
     world.loop = Loop(replace(world.loop.ctx, devices=FakeDevices(states)))
 
 
-def said(world: World, kind: Kind) -> list[str]:
+def said(world: World, kind: RecordKind) -> list[str]:
     found = [each for each in world.store.events() if each.what == WHAT and each.kind == kind]
     return [str(each.detail["sentence"]) for each in found]
 
@@ -50,23 +50,23 @@ def test_devices_are_shown_with_each_look(world: World) -> None:
 def test_an_alarm_about_the_machine_has_what_devices_did_beside_it_once(world: World) -> None:
     with_devices(world, THROTTLED)
     for id, action in (("1.0", "retune"), ("2.0", "alarm"), ("3.0", "none")):
-        world.store.add(Kind.DRIFT, id, {"action": action}, phase="noted")
-    beside = Beside(world.loop.ctx)
+        world.store.add(RecordKind.DRIFT, id, {"action": action}, phase="noted")
+    beside = DevicePoller(world.loop.ctx)
     beside.look()
     beside.look()
     words = "nvidia-0 is throttled (power); nvidia-0 is shared with 1 other process(es)"
-    assert said(world, Kind.DRIFT) == [words]
-    assert said_beside(world.store, Kind.DRIFT, "2.0") == words
-    assert said_beside(world.store, Kind.DRIFT, "1.0") == ""
+    assert said(world, RecordKind.DRIFT) == [words]
+    assert said_beside(world.store, RecordKind.DRIFT, "2.0") == words
+    assert said_beside(world.store, RecordKind.DRIFT, "1.0") == ""
 
 
 def test_an_experiment_has_beside_it_what_may_have_slowed_it(world: World) -> None:
     with_devices(world, THROTTLED)
     until_it_waits(world)
-    assert len(said(world, Kind.EXPERIMENT)) >= 2
-    assert all("throttled (power)" in each for each in said(world, Kind.EXPERIMENT))
-    (stored,) = world.store.list(Kind.PROPOSAL, phase="awaiting")
-    words = said_beside(world.store, Kind.EXPERIMENT, str(stored.body["experiment"]))
+    assert len(said(world, RecordKind.EXPERIMENT)) >= 2
+    assert all("throttled (power)" in each for each in said(world, RecordKind.EXPERIMENT))
+    (stored,) = world.store.list(RecordKind.PROPOSAL, phase="awaiting")
+    words = said_beside(world.store, RecordKind.EXPERIMENT, str(stored.body["experiment"]))
     began, ended = words.split("; as it ended, ")
     assert began == f"as it began, {ended}"
     with served(settings(world), world.loop) as address:
@@ -77,7 +77,7 @@ def test_an_experiment_has_beside_it_what_may_have_slowed_it(world: World) -> No
 def test_nothing_is_written_beside_an_experiment_where_nothing_is_unusual(world: World) -> None:
     with_devices(world, DeviceState(gpu="nvidia-0", throttled=frozenset(), processes=()))
     until_it_waits(world)
-    assert said(world, Kind.EXPERIMENT) == []
+    assert said(world, RecordKind.EXPERIMENT) == []
 
 
 def test_what_a_process_has_started_is_found_with_what_that_has_started() -> None:

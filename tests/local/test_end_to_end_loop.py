@@ -14,11 +14,11 @@ from tests.local.local_world import KERNEL, WINNER, World, auto_policy
 from retuned.cli.end_to_end_text import end_to_end_body, print_end_to_end
 from retuned.errors import TemporaryError
 from retuned.local import end_to_end
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.program import Loop
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.verdict import SignedEvidence
-from retuned.stages.watch import Answer, EndToEndSettings, Served
+from retuned.stages.watch import EndToEndSettings, Served, ServerResponse
 
 QUICK = EndToEndSettings(looks=(4, 8))
 
@@ -53,7 +53,7 @@ class Users:
         self.world.clock.advance(1.0)
         words = ("a", self.word if on else "same", *(["word"] * 30))
         noise = 1.0 + 0.002 * (len(self.states) % 3)
-        answers = tuple(Answer(tokens=words, ttft_s=0.1, tpot_s=0.1) for _ in range(32))
+        answers = tuple(ServerResponse(tokens=words, ttft_s=0.1, tpot_s=0.1) for _ in range(32))
         return Served(answers=answers, wall_s=(self.on_s if on else self.off_s) * noise)
 
 
@@ -78,7 +78,9 @@ def swapped(world: World, users: Users) -> World:
         if world.server.slots()[0].active is not None:
             world.server.counts[KERNEL] = {"swapped_launches": 900, "shadow_checks": 30}
         steps(world)
-    assert world.phases(Kind.PROPOSAL) == ["watching"], "clean, and not kept before it is measured"
+    assert world.phases(RecordKind.PROPOSAL) == ["watching"], (
+        "clean, and not kept before it is measured"
+    )
     return world
 
 
@@ -86,7 +88,7 @@ def approve(world: World) -> None:
     from retuned.adapters.approvals import Approvals
     from retuned.stages.gate import DecisionKind, SwapDecision
 
-    for stored in world.store.list(Kind.PROPOSAL, phase="awaiting"):
+    for stored in world.store.list(RecordKind.PROPOSAL, phase="awaiting"):
         Approvals(world.store).give(
             SwapDecision(
                 proposal=stored.id,
@@ -107,7 +109,7 @@ def steps(world: World) -> None:
 
 
 def record(world: World) -> Any:
-    (stored,) = world.store.list(Kind.END_TO_END)
+    (stored,) = world.store.list(RecordKind.END_TO_END)
     return stored
 
 
@@ -121,7 +123,7 @@ def test_a_swap_that_keeps_its_promise_is_kept_with_signed_evidence(
     assert (found.phase, found.body["report"]["reason"]) == ("pass", "gain-holds")
     assert not swapped.server.slots()[0].bypassed
     swapped.loop.steer()
-    assert swapped.phases(Kind.PROPOSAL) == ["promoted"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["promoted"]
     assert swapped.server.slots()[0].active == WINNER.digest
     envelope = SignedEvidence.model_validate_json(swapped.store.get_blob(found.body["evidence"]))
     signature = bytes.fromhex(envelope.signature)
@@ -152,13 +154,13 @@ def test_a_swap_that_fails_goes_back_with_evidence_and_a_lesson(
         setattr(users, name, value)
     swapped.loop.measure()
     swapped.loop.steer()
-    assert swapped.phases(Kind.PROPOSAL) == ["rolled-back"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["rolled-back"]
     assert swapped.server.slots()[0].active is None
-    assert swapped.store.get(Kind.QUARANTINE, WINNER.digest) is not None
+    assert swapped.store.get(RecordKind.QUARANTINE, WINNER.digest) is not None
     (alarm,) = [e for e in swapped.store.events() if e.what == "alarm"]
     assert alarm.detail["reason"] == f"end-to-end-{reason}"
     (lesson,) = [e for e in swapped.store.events() if e.what == "end-to-end-lesson"]
-    assert (lesson.kind, lesson.detail["candidate"]) == (Kind.EXPERIMENT, WINNER.digest)
+    assert (lesson.kind, lesson.detail["candidate"]) == (RecordKind.EXPERIMENT, WINNER.digest)
     assert swapped.store.get_blob(record(swapped).body["evidence"])
 
 
@@ -218,13 +220,13 @@ def test_a_server_that_cannot_be_asked_is_asked_again_until_the_time_is_up(
     users.away = True
     swapped.loop.measure()
     swapped.loop.steer()
-    assert swapped.phases(Kind.PROPOSAL) == ["watching"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["watching"]
     swapped.clock.advance(1801.0)
     swapped.loop.measure()
     swapped.loop.steer()
     found = record(swapped)
     assert (found.phase, found.body["report"]["reason"]) == ("not-measured", "no-answer")
-    assert swapped.phases(Kind.PROPOSAL) == [phase]
+    assert swapped.phases(RecordKind.PROPOSAL) == [phase]
     assert swapped.server.slots()[0].active == active
 
 
@@ -244,7 +246,7 @@ def test_a_swap_that_goes_back_meanwhile_is_measured_no_more(swapped: World, use
     users.serve = harmed  # type: ignore[method-assign]
     swapped.loop.measure()
     assert len(users.states) == 5
-    assert swapped.phases(Kind.PROPOSAL) == ["rolled-back"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["rolled-back"]
     assert record(swapped).phase == end_to_end.MEASURING
     swapped.loop.measure()
     assert len(users.states) == 5
@@ -269,7 +271,7 @@ def test_off_measures_nothing(swapped: World, users: Users) -> None:
     swapped.loop.measure()
     assert users.states == []
     swapped.loop.steer()
-    assert swapped.phases(Kind.PROPOSAL) == ["promoted"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["promoted"]
 
 
 def test_without_a_policy_that_can_be_read_nothing_is_promoted(
@@ -279,7 +281,7 @@ def test_without_a_policy_that_can_be_read_nothing_is_promoted(
     swapped.loop.measure()
     swapped.loop.steer()
     assert users.states == []
-    assert swapped.phases(Kind.PROPOSAL) == ["watching"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["watching"]
 
 
 def test_what_must_be_measured_and_cannot_be_is_not_swapped(world: World) -> None:
@@ -291,7 +293,7 @@ def test_what_must_be_measured_and_cannot_be_is_not_swapped(world: World) -> Non
         approve(world)
         world.clock.advance(2.0)
         world.loop.turn()
-    assert world.phases(Kind.PROPOSAL) == ["approved"]
+    assert world.phases(RecordKind.PROPOSAL) == ["approved"]
     assert world.server.flips == []
     (waits,) = [e for e in world.store.events() if e.what == "waits"]
     assert waits.detail["reason"] == "end-to-end-no-endpoint"
@@ -332,7 +334,7 @@ def test_nobody_waits_for_the_measuring(swapped: World, users: Users) -> None:
     assert entered.wait(120.0)
     swapped.server.counts[KERNEL] = {"swapped_launches": 1, "shadow_checks": 1, "errors": 9}
     swapped.loop.steer()
-    assert swapped.phases(Kind.PROPOSAL) == ["rolled-back"]
+    assert swapped.phases(RecordKind.PROPOSAL) == ["rolled-back"]
     leave.set()
     thread.join(120.0)
     assert not thread.is_alive()

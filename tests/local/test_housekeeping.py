@@ -15,8 +15,8 @@ from tests.local.test_proposing import win
 
 from retuned.errors import UnreadableInput
 from retuned.local import deciding, housekeeping
-from retuned.local.context import Context, Kind
-from retuned.local.retention import Pins, Retention, Sort, Thing, expendable
+from retuned.local.context import Context, RecordKind
+from retuned.local.retention import LabArtifactType, LabFile, RetainedIds, Retention, expendable
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import order_swap
 
@@ -56,7 +56,7 @@ def artifacts(ctx: Context) -> set[str]:
 
 
 def evidence_of(ctx: Context) -> str:
-    (stored,) = ctx.store.list(Kind.PROPOSAL)
+    (stored,) = ctx.store.list(RecordKind.PROPOSAL)
     return str(stored.body["evidence"])
 
 
@@ -71,7 +71,12 @@ def test_after_its_time_goes_what_nobody_needs_and_nothing_sooner(
     world.clock.advance(2 * DAY_S)
     gone = housekeeping.keep_house(ctx)
     assert artifacts(ctx) == {WINNER.digest, INCUMBENT.digest}  # it waits for people
-    assert gone == {Sort.ARTIFACT: 1, Sort.RAW: 1, Sort.COMPILED: 1, "finding": 0}
+    assert gone == {
+        LabArtifactType.ARTIFACT: 1,
+        LabArtifactType.RAW: 1,
+        LabArtifactType.COMPILED: 1,
+        "finding": 0,
+    }
     assert ctx.lab is not None
     assert (ctx.lab / "compiled" / ".child-1").is_dir()
     assert ctx.store.get_blob(evidence_of(ctx))
@@ -88,7 +93,7 @@ def test_it_is_looked_once_a_day(world: World, ctx: Context) -> None:
     world.clock.advance(DAY_S / 2)
     assert housekeeping.keep_house(ctx).total() == 0
     world.clock.advance(DAY_S)
-    assert housekeeping.keep_house(ctx)[Sort.ARTIFACT] == 1
+    assert housekeeping.keep_house(ctx)[LabArtifactType.ARTIFACT] == 1
 
 
 @pytest.mark.parametrize("phase", ["new", "prepared", "done"])
@@ -97,10 +102,10 @@ def test_what_is_in_force_or_ordered_stays_with_its_way_back_and_its_evidence(
 ) -> None:
     win(ctx)
     deciding.propose(ctx)
-    (stored,) = ctx.store.list(Kind.PROPOSAL)
+    (stored,) = ctx.store.list(RecordKind.PROPOSAL)
     order = order_swap(Proposal.model_validate(stored.body), epoch=1, previous=OTHER)
-    ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase=phase)
-    ctx.store.advance(Kind.PROPOSAL, stored.id, expect="awaiting", to="superseded")
+    ctx.store.add(RecordKind.ORDER, order.id, order.model_dump(mode="json"), phase=phase)
+    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="awaiting", to="superseded")
     world.clock.advance(500 * DAY_S)
     housekeeping.keep_house(ctx)
     assert artifacts(ctx) >= {WINNER.digest, OTHER}
@@ -112,8 +117,8 @@ def test_evidence_stays_longer_than_raw_samples_and_its_going_is_written_down(
 ) -> None:
     experiment = win(ctx)
     deciding.propose(ctx)
-    (stored,) = ctx.store.list(Kind.PROPOSAL)
-    ctx.store.advance(Kind.PROPOSAL, stored.id, expect="awaiting", to="rejected")
+    (stored,) = ctx.store.list(RecordKind.PROPOSAL)
+    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="awaiting", to="rejected")
     world.clock.advance(100 * DAY_S)
     housekeeping.keep_house(ctx)
     assert artifacts(ctx) == set()
@@ -122,7 +127,7 @@ def test_evidence_stays_longer_than_raw_samples_and_its_going_is_written_down(
     assert housekeeping.keep_house(ctx)["finding"] == 2
     with pytest.raises(UnreadableInput):
         ctx.store.get_blob(evidence_of(ctx))
-    assert len(ctx.store.list(Kind.FINDING)) == 2  # verdicts and sources stay
+    assert len(ctx.store.list(RecordKind.FINDING)) == 2  # verdicts and sources stay
     said = [each for each in ctx.store.events(id=experiment) if each.what == "evidence-removed"]
     assert [each.detail["documents"] for each in said] == [2]
     world.clock.advance(2 * DAY_S)
@@ -132,20 +137,20 @@ def test_evidence_stays_longer_than_raw_samples_and_its_going_is_written_down(
 def test_a_win_that_waits_or_rests_keeps_its_evidence(world: World, ctx: Context) -> None:
     experiment = win(ctx)
     deciding.propose(ctx)
-    (stored,) = ctx.store.list(Kind.PROPOSAL)
-    ctx.store.advance(Kind.PROPOSAL, stored.id, expect="awaiting", to="expired")
-    ctx.store.advance(Kind.EXPERIMENT, experiment, expect="proposed", to="lapsed")
+    (stored,) = ctx.store.list(RecordKind.PROPOSAL)
+    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="awaiting", to="expired")
+    ctx.store.advance(RecordKind.EXPERIMENT, experiment, expect="proposed", to="lapsed")
     world.clock.advance(500 * DAY_S)
     housekeeping.keep_house(ctx)
     assert ctx.store.get_blob(evidence_of(ctx))
 
 
 def test_an_order_that_cannot_be_read_stops_the_clearing(world: World, ctx: Context) -> None:
-    ctx.store.add(Kind.ORDER, "damaged", {"definition": "linear"}, phase="done")
+    ctx.store.add(RecordKind.ORDER, "damaged", {"definition": "linear"}, phase="done")
     world.clock.advance(500 * DAY_S)
     assert housekeeping.keep_house(ctx).total() == 0
     assert len(artifacts(ctx)) == 3
-    assert ctx.store.get(Kind.HOUSEKEEPING, housekeeping.STATE) is None
+    assert ctx.store.get(RecordKind.HOUSEKEEPING, housekeeping.STATE) is None
 
 
 def test_a_kill_anywhere_leaves_records_and_files_that_the_next_day_clears(
@@ -153,8 +158,8 @@ def test_a_kill_anywhere_leaves_records_and_files_that_the_next_day_clears(
 ) -> None:
     experiment = win(ctx)
     deciding.propose(ctx)
-    (stored,) = ctx.store.list(Kind.PROPOSAL)
-    ctx.store.advance(Kind.PROPOSAL, stored.id, expect="awaiting", to="rejected")
+    (stored,) = ctx.store.list(RecordKind.PROPOSAL)
+    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="awaiting", to="rejected")
     world.clock.advance(400 * DAY_S)
     kills = 0
     while True:
@@ -195,15 +200,20 @@ def test_a_link_in_the_lab_is_not_followed(world: World, ctx: Context, tmp_path:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(Sort), st.integers(0, 9), st.integers(0, 99)), max_size=20),
+    st.lists(
+        st.tuples(st.sampled_from(LabArtifactType), st.integers(0, 9), st.integers(0, 99)),
+        max_size=20,
+    ),
     st.sets(st.integers(0, 9)),
     st.integers(1, 60),
 )
 def test_what_is_pinned_or_young_never_goes(
-    made: list[tuple[Sort, int, int]], pinned: set[int], days: int
+    made: list[tuple[LabArtifactType, int, int]], pinned: set[int], days: int
 ) -> None:
-    things = [Thing(sort=sort, name=f"{n:064x}", age=timedelta(days=age)) for sort, n, age in made]
-    pins = Pins(digests=frozenset(f"sha256:{n:064x}" for n in pinned))
+    things = [
+        LabFile(sort=sort, name=f"{n:064x}", age=timedelta(days=age)) for sort, n, age in made
+    ]
+    pins = RetainedIds(digests=frozenset(f"sha256:{n:064x}" for n in pinned))
     gone = expendable(things, pins=pins, retention=Retention(things=timedelta(days=days)))
     assert all(each.age > timedelta(days=days) for each in gone)
     assert not {each.name for each in gone} & {f"{n:064x}" for n in pinned}
@@ -215,12 +225,12 @@ def test_windows_go_after_a_week_but_those_of_drift_and_the_ones_before(
     world: World, ctx: Context
 ) -> None:
     for number in range(1, 7):
-        ctx.store.add(Kind.WINDOW, f"w{number}", {}, phase="judged")
+        ctx.store.add(RecordKind.WINDOW, f"w{number}", {}, phase="judged")
         phase = "answered" if number == 4 else "noted"
-        ctx.store.add(Kind.DRIFT, f"w{number}", {}, phase=phase)
+        ctx.store.add(RecordKind.DRIFT, f"w{number}", {}, phase=phase)
         world.clock.advance(DAY_S)
-    assert housekeeping.keep_house(replace(ctx, lab=None))[str(Kind.WINDOW)] == 0
+    assert housekeeping.keep_house(replace(ctx, lab=None))[str(RecordKind.WINDOW)] == 0
     world.clock.advance(3.5 * DAY_S)  # the first three are older than a week
-    assert housekeeping.keep_house(replace(ctx, lab=None))[str(Kind.WINDOW)] == 2
-    assert ctx.store.ids(Kind.WINDOW) == ["w3", "w4", "w5", "w6"]
-    assert ctx.store.ids(Kind.DRIFT) == ["w4", "w5", "w6"]
+    assert housekeeping.keep_house(replace(ctx, lab=None))[str(RecordKind.WINDOW)] == 2
+    assert ctx.store.ids(RecordKind.WINDOW) == ["w3", "w4", "w5", "w6"]
+    assert ctx.store.ids(RecordKind.DRIFT) == ["w4", "w5", "w6"]

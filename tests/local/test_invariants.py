@@ -14,7 +14,7 @@ from tests.local.test_steering import BUSY, WRONG, ask_for, freeze, propose
 from retuned.adapters.approvals import Approvals
 from retuned.errors import HarnessError
 from retuned.local import ordered, returning
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.stages.gate import StopPolicy
 
 ARTIFACTS = (WINNER, solution("second", "rows"), solution("third", "rows"))
@@ -104,7 +104,7 @@ class Chaos:
         live = ordered.in_force(ctx, KERNEL) or INCUMBENT.digest
         artifact = self.rng.choice(ARTIFACTS)
         if artifact.digest not in (live, *returning.quarantined(ctx)):
-            number = len(self.world.store.list(Kind.PROPOSAL))
+            number = len(self.world.store.list(RecordKind.PROPOSAL))
             propose(self.world, artifact, baseline=live, id=f"p{number}")
 
     def approve(self) -> None:
@@ -123,16 +123,16 @@ class Chaos:
         self.world.server.away = not self.world.server.away
 
     def rollback(self) -> None:
-        known = self.world.store.list(Kind.PROPOSAL)
+        known = self.world.store.list(RecordKind.PROPOSAL)
         if known:
             ask_for(self.world, self.rng.choice(("rollback", "abort")), self.rng.choice(known).id)
 
     def freeze(self) -> None:
-        if not self.world.store.list(Kind.FREEZE, phase="active"):
+        if not self.world.store.list(RecordKind.FREEZE, phase="active"):
             freeze(self.world, self.rng.choice(list(StopPolicy)))
 
     def thaw(self) -> None:
-        for sign in self.world.store.list(Kind.FREEZE, phase="active"):
+        for sign in self.world.store.list(RecordKind.FREEZE, phase="active"):
             Approvals(self.world.store).thaw(sign.id, who="ada", at=self.world.clock.now())
 
     def refusal(self) -> None:
@@ -172,7 +172,9 @@ def test_after_any_trouble_the_server_runs_what_was_ordered_and_it_is_watched(
             for stored in ordered.in_phases(world.loop.ctx, ordered.IN_PLACE)
         }
         assert owners.keys() == ({slot.active} if slot.active else set()), chaos.said
-        stuck = {"swapping", "rolling-back", "rollback-failed"} & set(world.phases(Kind.PROPOSAL))
+        stuck = {"swapping", "rolling-back", "rollback-failed"} & set(
+            world.phases(RecordKind.PROPOSAL)
+        )
         assert not stuck, chaos.said
         assert world.unexpected() == 0
     finally:

@@ -24,7 +24,7 @@ from retuned.lifting.fitting import fitted
 from retuned.lifting.lift import Lifted
 from retuned.lifting.recognising import assignments
 from retuned.local import experimenting, lifting, swapping
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.known_kernels import KnownKernels
 from retuned.local.program import Loop
 from retuned.ports import TraceBatch
@@ -265,7 +265,7 @@ def test_drift_to_a_live_kernel_becomes_an_experiment_at_its_live_shapes(
         window(world, rows)
         world.loop.observe()
     plan = experimenting.open_experiment(ctx)
-    assert plan is not None, world.phases(Kind.DRIFT)
+    assert plan is not None, world.phases(RecordKind.DRIFT)
     (record,) = lifting.lifted(ctx.store)
     assert plan.definition == record.own.name
     assert plan.structures == ("lifted",)
@@ -284,12 +284,12 @@ def test_an_order_for_a_live_kernel_opens_its_slot(
     swapper.live = frozenset({name})
     solution = ctx.catalog.incumbent(name)
     found = {"solution": solution.model_dump(mode="json")}
-    ctx.store.add(Kind.FINDING, f"x/{solution.digest}", found, phase="final")
+    ctx.store.add(RecordKind.FINDING, f"x/{solution.digest}", found, phase="final")
     order = SwapOrder(
         id="o", kind=SwapKind.ROLLBACK, proposal="p", target=ctx.settings.target, definition=name,
         artifact=solution.digest, previous=None, guard=Guard(), epoch=7,
     )  # fmt: skip
-    ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
+    ctx.store.add(RecordKind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
     swapping.drive_orders(ctx)
     assert swapper.flips == ["o"]
     assert name in {slot.definition for slot in swapper.slots()}

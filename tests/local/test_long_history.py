@@ -16,7 +16,7 @@ from tests.local.test_proposing import win
 from retuned.adapters.sqlite_store import SqliteStore
 from retuned.contract import Guard, digest_of
 from retuned.local import deciding, ordered
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.ordered import latest, orders, owner, retire, swap_order_of
 from retuned.local.program import Loop
 from retuned.ports import Stored
@@ -50,18 +50,18 @@ def past(world: World, proposal: Mapping[str, Any]) -> None:
     with world.store.transaction():
         for number in range(ENDED):
             id = digest_of(["ended", number])
-            world.store.add(Kind.PROPOSAL, id, {**proposal, "id": id}, phase="superseded")
+            world.store.add(RecordKind.PROPOSAL, id, {**proposal, "id": id}, phase="superseded")
             body = swap | {"id": f"o{number}", "proposal": id, "epoch": number + 1}
             phase = "past" if number < ENDED - ordered._KEPT else "done"
-            world.store.add(Kind.ORDER, f"o{number}", body, phase=phase)
-            world.store.add(Kind.DECISION, f"d{number}", {"proposal": id}, phase="given")
+            world.store.add(RecordKind.ORDER, f"o{number}", body, phase=phase)
+            world.store.add(RecordKind.DECISION, f"d{number}", {"proposal": id}, phase="given")
 
 
 @pytest.fixture
 def counting(world: World) -> Iterator[Counting]:
     win(world.loop.ctx)
     deciding.propose(world.loop.ctx)
-    (stored,) = world.store.list(Kind.PROPOSAL)
+    (stored,) = world.store.list(RecordKind.PROPOSAL)
     past(world, stored.body)
     store = Counting(Path(world.store.path).parent, clock=world.clock)
     store.rows = Counter()
@@ -84,7 +84,7 @@ def test_with_20_000_ended_proposals_a_step_reads_few_rows_and_is_quick(
         took_ms.append((time.thread_time() - began) * 1e3)  # its own: others use the machine, too
     assert counting.rows.total() <= MOST_ROWS, counting.rows
     assert min(took_ms) < MOST_MS, took_ms
-    assert len(counting.ids(Kind.ORDER)) == ENDED  # nothing is lost
+    assert len(counting.ids(RecordKind.ORDER)) == ENDED  # nothing is lost
     assert [kept.order.epoch for kept in latest(ctx).values()] == [ENDED]
     assert ordered.fresh_epoch(ctx) == ENDED + 1
 
@@ -113,7 +113,7 @@ def test_what_the_newest_may_go_back_to_is_never_put_away(world: World) -> None:
     for number, artifact in enumerate(chain, start=1):
         previous = chain[number - 2] if number > 1 else None
         made = order(number, artifact=artifact, previous=previous)
-        ctx.store.add(Kind.ORDER, made.id, made.model_dump(mode="json"), phase="done")
+        ctx.store.add(RecordKind.ORDER, made.id, made.model_dump(mode="json"), phase="done")
     assert retire(ctx) > 0
     assert retire(ctx) == 0
     newest = latest(ctx)[KERNEL].order

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.local.local_world import INCUMBENT, KERNEL, WINNER, Killed, World
 
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.stages.swap import SwapKind
 
 
@@ -39,15 +39,15 @@ def tell_story(world: World) -> None:
 
 
 def assert_converged(world: World) -> None:
-    assert Counter(world.phases(Kind.PROPOSAL)) == {"promoted": 1}
-    orders = [o.body for o in world.store.list(Kind.ORDER)]
+    assert Counter(world.phases(RecordKind.PROPOSAL)) == {"promoted": 1}
+    orders = [o.body for o in world.store.list(RecordKind.ORDER)]
     assert [o["kind"] for o in orders] == [SwapKind.SWAP]
     assert world.server.slots()[0].active == WINNER.digest
     assert len(world.server.flips) == 1, "one swap, however often the daemon died"
-    assert Counter(world.phases(Kind.EXPERIMENT)) == {"done": 1, "proposed": 1}
-    assert sorted(world.phases(Kind.HYPOTHESIS)) == ["refined", "tested"]
-    assert set(world.phases(Kind.BATCH)) == {"folded"}
-    assert len(world.store.list(Kind.BATCH)) == 9
+    assert Counter(world.phases(RecordKind.EXPERIMENT)) == {"done": 1, "proposed": 1}
+    assert sorted(world.phases(RecordKind.HYPOTHESIS)) == ["refined", "tested"]
+    assert set(world.phases(RecordKind.BATCH)) == {"folded"}
+    assert len(world.store.list(RecordKind.BATCH)) == 9
 
 
 def test_drift_leads_to_a_refined_experiment_a_proposal_a_swap_and_a_promotion(
@@ -56,9 +56,9 @@ def test_drift_leads_to_a_refined_experiment_a_proposal_a_swap_and_a_promotion(
     tell_story(world)
     assert_converged(world)
     assert Counter(world.paid).most_common(1)[0][1] == 1, "no candidate is measured twice"
-    order = world.store.list(Kind.ORDER)[0].body
+    order = world.store.list(RecordKind.ORDER)[0].body
     assert (order["previous"], order["epoch"]) == (None, 1)
-    proposal = world.store.list(Kind.PROPOSAL)[0].body
+    proposal = world.store.list(RecordKind.PROPOSAL)[0].body
     assert proposal["baseline"] == INCUMBENT.digest
     assert proposal["evidence"] is not None
     assert world.store.get_blob(proposal["evidence"])
@@ -98,13 +98,13 @@ def test_a_mismatch_found_by_shadow_checks_is_rolled_back_and_quarantined(world:
         "worst_ratio": 3.0,
     }
     world.loop.steer()
-    assert world.phases(Kind.PROPOSAL) == ["rolled-back"]
+    assert world.phases(RecordKind.PROPOSAL) == ["rolled-back"]
     assert world.server.slots()[0].active is None
     assert [e.what for e in world.store.events() if e.what in {"alarm", "rolled-back"}] == [
         "alarm",
         "rolled-back",
     ]
-    assert world.store.get(Kind.QUARANTINE, WINNER.digest) is not None
+    assert world.store.get(RecordKind.QUARANTINE, WINNER.digest) is not None
 
 
 def test_a_server_that_was_restarted_gets_its_swap_back(world: World) -> None:
@@ -125,37 +125,39 @@ def test_a_server_that_is_away_loses_nothing(world: World) -> None:
     world.approve_what_waits()
     world.clock.advance(1.0)
     world.loop.turn()
-    assert world.phases(Kind.PROPOSAL) == ["swapping"]
+    assert world.phases(RecordKind.PROPOSAL) == ["swapping"]
     world.server.away = False
     world.loop.turn()
-    assert world.phases(Kind.PROPOSAL) == ["watching"]
+    assert world.phases(RecordKind.PROPOSAL) == ["watching"]
 
 
 def test_without_a_policy_nothing_is_ever_swapped(world: World) -> None:
     world.policies = ()
     tell_story(world)
-    assert world.phases(Kind.PROPOSAL) == ["awaiting"]
+    assert world.phases(RecordKind.PROPOSAL) == ["awaiting"]
     assert world.server.flips == []
-    gate = world.store.list(Kind.GATE)[0].body
+    gate = world.store.list(RecordKind.GATE)[0].body
     assert (gate["state"], gate["reason"]) == ("waiting", "no-policy")
 
 
 def test_an_artifact_that_the_server_refuses_leaves_the_original_running(world: World) -> None:
     world.server.refuse[WINNER.digest] = "self-check-failed"
     tell_story(world)
-    assert world.phases(Kind.PROPOSAL) == ["refused"]
-    assert world.phases(Kind.ORDER) == ["refused"]
+    assert world.phases(RecordKind.PROPOSAL) == ["refused"]
+    assert world.phases(RecordKind.ORDER) == ["refused"]
     assert world.server.slots()[0].active is None
 
 
 def test_a_drift_is_answered_when_windows_after_its_swap_were_learned(world: World) -> None:
     tell_story(world)
-    assert Counter(world.phases(Kind.DRIFT))["explained"] == 1, "windows after the swap are missing"
+    assert Counter(world.phases(RecordKind.DRIFT))["explained"] == 1, (
+        "windows after the swap are missing"
+    )
     for _ in range(world.loop.ctx.settings.baseline_windows + 1):
         world.window(256)
         world.loop.turn()
     world.loop.turn()
-    phases = Counter(world.phases(Kind.DRIFT))
+    phases = Counter(world.phases(RecordKind.DRIFT))
     assert (phases["explained"], phases["answered"]) == (0, 1)
     (told,) = [each for each in world.store.events() if each.what == "traffic-adopted"]
     assert "what is normal now" in told.detail["sentence"]

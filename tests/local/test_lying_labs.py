@@ -15,7 +15,7 @@ from tests.local.test_steering import FIRST, look, phase, promote, propose, swap
 from retuned.contract import Workload
 from retuned.errors import TemporaryError, UnreadableInput
 from retuned.local import deciding, proving, swapping
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import (
@@ -170,7 +170,7 @@ def test_a_lab_that_lies_about_its_numbers_gets_no_signature(world: World, chang
     lie(world, change)
     experiment = win(ctx)
     deciding.propose(ctx)
-    assert ctx.store.list(Kind.PROPOSAL) == []
+    assert ctx.store.list(RecordKind.PROPOSAL) == []
     refused = [e for e in ctx.store.events(id=experiment) if e.what == "evidence-refused"]
     assert [e.detail["reason"] for e in refused] == ["evidence-contradicted"]
 
@@ -195,7 +195,7 @@ def test_raw_pairs_that_are_named_by_their_digest_are_signed(world: World) -> No
     lie(world, named)
     win(ctx)
     deciding.propose(ctx)
-    assert len(ctx.store.list(Kind.PROPOSAL)) == 1
+    assert len(ctx.store.list(RecordKind.PROPOSAL)) == 1
 
 
 def test_the_honest_world_measures_what_it_says() -> None:
@@ -229,10 +229,10 @@ def test_a_key_that_cannot_be_read_now_refuses_no_win(
     with monkeypatch.context() as patched:
         away(world, patched, error)
         deciding.propose(ctx)
-        assert ctx.store.list(Kind.PROPOSAL) == []
-        assert [s.id for s in ctx.store.list(Kind.EXPERIMENT, phase="won")] == [experiment]
+        assert ctx.store.list(RecordKind.PROPOSAL) == []
+        assert [s.id for s in ctx.store.list(RecordKind.EXPERIMENT, phase="won")] == [experiment]
     deciding.propose(ctx)
-    assert world.phases(Kind.PROPOSAL) == ["awaiting"]
+    assert world.phases(RecordKind.PROPOSAL) == ["awaiting"]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -268,7 +268,7 @@ def test_a_blob_that_cannot_be_read_now_is_no_verdict(world: World) -> None:
 # --- one record that nobody understands ---------------------------------------------------------
 
 
-def spoil(world: World, kind: Kind, id: str, **changes: object) -> None:
+def spoil(world: World, kind: RecordKind, id: str, **changes: object) -> None:
     stored = world.store.get(kind, id)
     assert stored is not None
     body = dict(stored.body) | changes
@@ -277,9 +277,9 @@ def spoil(world: World, kind: Kind, id: str, **changes: object) -> None:
 
 def test_a_proposal_that_nobody_understands_stops_no_other_and_is_named_once(world: World) -> None:
     bad = propose(world, FIRST)
-    spoil(world, Kind.PROPOSAL, bad, speedup={"lower": -1})
-    world.store.advance(Kind.PROPOSAL, bad, expect="awaiting", to="approved")
-    world.store.add(Kind.PROPOSAL, "worse", {"nonsense": True}, phase="swapping")
+    spoil(world, RecordKind.PROPOSAL, bad, speedup={"lower": -1})
+    world.store.advance(RecordKind.PROPOSAL, bad, expect="awaiting", to="approved")
+    world.store.add(RecordKind.PROPOSAL, "worse", {"nonsense": True}, phase="swapping")
     good = propose(world, FIRST, id="good")
     world.approve_what_waits()
     look(world, 3)
@@ -293,8 +293,8 @@ def test_a_proposal_that_nobody_understands_stops_no_other_and_is_named_once(wor
 
 def test_what_is_in_force_goes_back_though_its_proposal_cannot_be_understood(world: World) -> None:
     id = swap(world, FIRST)
-    spoil(world, Kind.PROPOSAL, id, speedup=None, risk="unheard of")
-    stored = world.store.get(Kind.PROPOSAL, id)
+    spoil(world, RecordKind.PROPOSAL, id, speedup=None, risk="unheard of")
+    stored = world.store.get(RecordKind.PROPOSAL, id)
     assert stored is not None
     swapping.roll_back(world.loop.ctx, stored, reason="requested", detail="", who="ada")
     look(world, 2)
@@ -304,6 +304,6 @@ def test_what_is_in_force_goes_back_though_its_proposal_cannot_be_understood(wor
 def test_a_finding_that_nobody_understands_is_no_win_and_hides_no_other(world: World) -> None:
     ctx = world.loop.ctx
     experiment = win(ctx)
-    world.store.add(Kind.FINDING, f"{experiment}/bad", {"verdict": "promote"}, phase="final")
+    world.store.add(RecordKind.FINDING, f"{experiment}/bad", {"verdict": "promote"}, phase="final")
     deciding.propose(ctx)
-    assert world.phases(Kind.PROPOSAL) == ["awaiting"]
+    assert world.phases(RecordKind.PROPOSAL) == ["awaiting"]

@@ -10,7 +10,7 @@ from tests.local.test_beliefs import belief, conclude
 
 from retuned.contract import Guard, digest_of
 from retuned.local import deciding
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import order_swap
@@ -18,7 +18,7 @@ from retuned.stages.swap import order_swap
 
 def win(ctx: Context) -> str:
     conclude(ctx, belief(), WON)
-    (experiment,) = ctx.store.list(Kind.EXPERIMENT, phase="won")
+    (experiment,) = ctx.store.list(RecordKind.EXPERIMENT, phase="won")
     return experiment.id
 
 
@@ -31,17 +31,20 @@ def test_what_was_decided_before_is_not_proposed_again(world: World) -> None:
     ctx = world.loop.ctx
     experiment = win(ctx)
     deciding.propose(ctx)
-    (first,) = ctx.store.list(Kind.PROPOSAL)
-    ctx.store.advance(Kind.PROPOSAL, first.id, expect="awaiting", to="rejected")
+    (first,) = ctx.store.list(RecordKind.PROPOSAL)
+    ctx.store.advance(RecordKind.PROPOSAL, first.id, expect="awaiting", to="rejected")
     waiting = Proposal.model_validate(first.body).model_copy(update={"id": "waiting"})
     body = waiting.model_dump(mode="json")
-    ctx.store.add(Kind.PROPOSAL, "waiting", body, phase="awaiting")
-    ctx.store.advance(Kind.EXPERIMENT, experiment, expect="proposed", to="won")
+    ctx.store.add(RecordKind.PROPOSAL, "waiting", body, phase="awaiting")
+    ctx.store.advance(RecordKind.EXPERIMENT, experiment, expect="proposed", to="won")
     deciding.propose(ctx)
-    assert [stored.phase for stored in ctx.store.list(Kind.PROPOSAL)] == ["rejected", "awaiting"]
+    assert [stored.phase for stored in ctx.store.list(RecordKind.PROPOSAL)] == [
+        "rejected",
+        "awaiting",
+    ]
     assert reasons(ctx, experiment) == ["already-decided"]
     assert [event.what for event in ctx.store.events(id=first.id)].count("proposed") == 1
-    assert ctx.store.list(Kind.EXPERIMENT, phase="refused")
+    assert ctx.store.list(RecordKind.EXPERIMENT, phase="refused")
 
 
 def test_a_proposal_expires_when_the_gate_of_its_policy_has_it_expire(world: World) -> None:
@@ -52,7 +55,7 @@ def test_a_proposal_expires_when_the_gate_of_its_policy_has_it_expire(world: Wor
     ctx = world.loop.ctx
     win(ctx)
     deciding.propose(ctx)
-    (stored,) = ctx.store.list(Kind.PROPOSAL)
+    (stored,) = ctx.store.list(RecordKind.PROPOSAL)
     proposal = Proposal.model_validate(stored.body)
     assert proposal.expires_at - proposal.created_at == timedelta(hours=1)
     assert ctx.settings.proposal_ttl > timedelta(hours=1), "it would have had longer"
@@ -63,7 +66,7 @@ def test_a_win_of_another_environment_is_not_proposed(world: World) -> None:
     experiment = win(ctx)
     moved = replace(ctx, environment=digest_of("a new driver"))
     deciding.propose(moved)
-    assert ctx.store.list(Kind.PROPOSAL) == []
+    assert ctx.store.list(RecordKind.PROPOSAL) == []
     assert reasons(ctx, experiment) == ["stale-environment"]
 
 
@@ -73,14 +76,14 @@ def test_a_proposal_of_an_earlier_version_has_its_environment_from_its_experimen
     ctx = world.loop.ctx
     win(ctx)
     deciding.propose(ctx)
-    (stored,) = ctx.store.list(Kind.PROPOSAL)
+    (stored,) = ctx.store.list(RecordKind.PROPOSAL)
     assert stored.body["environment"] == ctx.environment
     old = {name: value for name, value in stored.body.items() if name != "environment"}
-    ctx.store.advance(Kind.PROPOSAL, stored.id, expect="awaiting", to="awaiting", body=old)
+    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="awaiting", to="awaiting", body=old)
     deciding.gate(ctx)
-    assert world.phases(Kind.PROPOSAL) == ["awaiting"]
+    assert world.phases(RecordKind.PROPOSAL) == ["awaiting"]
     deciding.gate(replace(ctx, environment=digest_of("a new driver")))
-    assert world.phases(Kind.PROPOSAL) == ["superseded"]
+    assert world.phases(RecordKind.PROPOSAL) == ["superseded"]
 
 
 def test_the_first_swap_of_a_kernel_is_a_first_swap_whatever_other_kernels_had(
@@ -89,7 +92,7 @@ def test_the_first_swap_of_a_kernel_is_a_first_swap_whatever_other_kernels_had(
     ctx = world.loop.ctx
     win(ctx)
     deciding.propose(ctx)
-    (stored,) = ctx.store.list(Kind.PROPOSAL)
+    (stored,) = ctx.store.list(RecordKind.PROPOSAL)
     first = "first swap of this kernel on this target"
     assert first in stored.body["risk_reasons"]
     proposal = Proposal.model_validate(stored.body)
@@ -100,5 +103,5 @@ def test_the_first_swap_of_a_kernel_is_a_first_swap_whatever_other_kernels_had(
             update={"definition": definition, "artifact": WINNER.digest, "guard": Guard()}
         )
         order = order_swap(other, epoch=number + 1)
-        ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase=phase)
+        ctx.store.add(RecordKind.ORDER, order.id, order.model_dump(mode="json"), phase=phase)
         assert deciding._was_swapped(ctx, KERNEL) is (number == 2)

@@ -11,14 +11,14 @@ from tests.local.test_proposing import reasons, win
 
 from retuned.contract import digest_of
 from retuned.local import deciding
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.stages.proposal import Proposal
 
 DAY_S = 86_400.0
 
 
 def phases(ctx: Context) -> list[str]:
-    return [stored.phase for stored in ctx.store.list(Kind.PROPOSAL)]
+    return [stored.phase for stored in ctx.store.list(RecordKind.PROPOSAL)]
 
 
 def expire(world: World, ctx: Context) -> None:
@@ -39,7 +39,7 @@ def test_an_expired_win_rests_and_is_proposed_again_as_another_attempt(world: Wo
     world.clock.advance(20)
     deciding.propose(ctx)
     assert phases(ctx) == ["expired", "awaiting"]
-    first, second = (Proposal.model_validate(s.body) for s in ctx.store.list(Kind.PROPOSAL))
+    first, second = (Proposal.model_validate(s.body) for s in ctx.store.list(RecordKind.PROPOSAL))
     assert (first.attempt, second.attempt) == (1, 2)
     assert first.id != second.id
     assert (first.artifact, first.evidence) == (second.artifact, second.evidence)
@@ -66,10 +66,10 @@ def test_after_a_few_attempts_only_a_new_experiment_brings_a_win_back(world: Wor
     assert phases(patient) == ["expired", "expired"]
     assert reasons(patient, experiment) == ["expired-too-often"]
     # the same win, found anew
-    ctx.store.advance(Kind.EXPERIMENT, experiment, expect="refused", to="won")
+    ctx.store.advance(RecordKind.EXPERIMENT, experiment, expect="refused", to="won")
     deciding.propose(patient)
     assert phases(patient) == ["expired", "expired", "awaiting"]
-    (open_one,) = ctx.store.list(Kind.PROPOSAL, phase="awaiting")
+    (open_one,) = ctx.store.list(RecordKind.PROPOSAL, phase="awaiting")
     assert open_one.body["attempt"] == 3
 
 
@@ -82,7 +82,7 @@ def test_what_was_measured_long_ago_is_not_proposed_again(world: World) -> None:
     deciding.propose(ctx)
     assert phases(ctx) == ["expired"]
     assert reasons(ctx, experiment) == ["old-evidence"]
-    assert ctx.store.list(Kind.EXPERIMENT, phase="lapsed") == []
+    assert ctx.store.list(RecordKind.EXPERIMENT, phase="lapsed") == []
 
 
 def test_an_expired_win_of_another_environment_is_not_proposed_again(world: World) -> None:
@@ -101,8 +101,8 @@ def test_what_somebody_decided_does_not_come_back(world: World, end: str) -> Non
     ctx = world.loop.ctx
     win(ctx)
     deciding.propose(ctx)
-    (stored,) = ctx.store.list(Kind.PROPOSAL)
-    ctx.store.advance(Kind.PROPOSAL, stored.id, expect="awaiting", to=end)
+    (stored,) = ctx.store.list(RecordKind.PROPOSAL)
+    ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="awaiting", to=end)
     for _ in range(3):
         expire(world, ctx)
     assert phases(ctx) == [end]
@@ -114,10 +114,10 @@ def test_a_win_waits_while_another_of_its_kernel_is_under_way(world: World) -> N
     deciding.propose(ctx)
     expire(world, ctx)
     world.clock.advance(DAY_S)
-    (stored,) = ctx.store.list(Kind.PROPOSAL)
-    ctx.store.add(Kind.PROPOSAL, "newer", {**stored.body, "id": "newer"}, phase="swapping")
+    (stored,) = ctx.store.list(RecordKind.PROPOSAL)
+    ctx.store.add(RecordKind.PROPOSAL, "newer", {**stored.body, "id": "newer"}, phase="swapping")
     deciding.propose(ctx)
     assert phases(ctx) == ["expired", "swapping"]
-    ctx.store.advance(Kind.PROPOSAL, "newer", expect="swapping", to="refused")
+    ctx.store.advance(RecordKind.PROPOSAL, "newer", expect="swapping", to="refused")
     deciding.propose(ctx)
     assert phases(ctx) == ["expired", "refused", "awaiting"]

@@ -28,7 +28,7 @@ from retuned.adapters.envelopes import seal
 from retuned.adapters.signing import FakeNotary
 from retuned.contract import Environment, Guard, digest_of
 from retuned.local import deciding, proving
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.proposal import RefusalReason
@@ -45,7 +45,7 @@ SPEEDUP = interval(2.0)
 def documents(world: World) -> list[EvidenceDocument]:
     ctx = world.loop.ctx
     found = []
-    for stored in ctx.store.list(Kind.FINDING):
+    for stored in ctx.store.list(RecordKind.FINDING):
         read = proving.read(ctx.store, ctx.notary, stored.body["verdict"]["evidence"])
         assert read.doubt is None
         assert read.document is not None
@@ -96,7 +96,7 @@ def test_what_the_lab_wrote_about_something_else_is_not_signed_nor_proposed(
     write(world, lambda document: document.model_copy(update=change))
     experiment = win(ctx)
     deciding.propose(ctx)
-    assert ctx.store.list(Kind.PROPOSAL) == []
+    assert ctx.store.list(RecordKind.PROPOSAL) == []
     assert reasons(ctx, experiment) == ["missing-evidence"]
     refused = [e for e in ctx.store.events(id=experiment) if e.what == "evidence-refused"]
     assert {event.detail["candidate"] for event in refused} >= {WON.solution.digest}
@@ -125,11 +125,11 @@ def rewritten(world: World, experiment: str, evidence: str | None) -> None:
     """Let somebody write another digest into the winner's record."""
     ctx = world.loop.ctx
     id = f"{experiment}/{WINNER.digest}"
-    stored = ctx.store.get(Kind.FINDING, id)
+    stored = ctx.store.get(RecordKind.FINDING, id)
     assert stored is not None
     body = json.loads(json.dumps(dict(stored.body)))
     body["verdict"]["evidence"] = evidence
-    ctx.store.advance(Kind.FINDING, id, expect="final", to="final", body=body)
+    ctx.store.advance(RecordKind.FINDING, id, expect="final", to="final", body=body)
 
 
 def sealed(world: World, notary: FakeNotary, **changes: Any) -> str:
@@ -214,7 +214,7 @@ def test_a_wider_guard_than_was_measured_is_not_swapped_in(world: World) -> None
 def test_damaged_evidence_is_not_swapped_in(world: World) -> None:
     id = propose(world, FIRST)
     world.approve_what_waits()
-    stored = world.store.get(Kind.PROPOSAL, id)
+    stored = world.store.get(RecordKind.PROPOSAL, id)
     assert stored is not None
     name = str(stored.body["evidence"]).removeprefix("sha256:")
     (blob,) = world.folder.glob(f"state/**/{name}")
@@ -230,23 +230,25 @@ def test_what_is_altered_after_the_order_is_written_does_not_reach_the_server(
     world.server.away = True
     id = swap(world, FIRST)
     assert phase(world, id) == "swapping"
-    stored = world.store.get(Kind.PROPOSAL, id)
+    stored = world.store.get(RecordKind.PROPOSAL, id)
     assert stored is not None
     body = dict(stored.body) | {"evidence": digest_of("gone")}
-    world.store.advance(Kind.PROPOSAL, id, expect="swapping", to="swapping", body=body)
+    world.store.advance(RecordKind.PROPOSAL, id, expect="swapping", to="swapping", body=body)
     world.server.away = False
     look(world, 2)
     assert (phase(world, id), active(world)) == ("refused", None)
-    assert world.phases(Kind.ORDER) == ["refused"]
+    assert world.phases(RecordKind.ORDER) == ["refused"]
 
 
 def test_a_way_back_asks_for_no_evidence(world: World) -> None:
     first = swap(world, FIRST)
     promote(world)
-    stored = world.store.get(Kind.PROPOSAL, first)
+    stored = world.store.get(RecordKind.PROPOSAL, first)
     assert stored is not None
     body = dict(stored.body) | {"evidence": digest_of("gone")}
-    assert world.store.advance(Kind.PROPOSAL, first, expect="promoted", to="promoted", body=body)
+    assert world.store.advance(
+        RecordKind.PROPOSAL, first, expect="promoted", to="promoted", body=body
+    )
     world.server.counts[KERNEL] = dict(WRONG)
     look(world, 2)
     assert active(world) is None
@@ -307,4 +309,4 @@ def test_a_finding_of_an_earlier_version_without_evidence_is_not_proposed(world:
     rewritten(world, experiment, None)
     deciding.propose(ctx)
     assert reasons(ctx, experiment) == ["missing-evidence"]
-    assert ctx.store.list(Kind.PROPOSAL) == []
+    assert ctx.store.list(RecordKind.PROPOSAL) == []

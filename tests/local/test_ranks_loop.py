@@ -9,7 +9,7 @@ import pytest
 from tests.local.local_world import KERNEL, World
 from tests.local.test_steering import FIRST, active, look, phase, promote, swap, trail
 
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.ports import SlotState
 from retuned.runtime.trust import SIGNATURE_FILE
 from retuned.stages.swap import MixedEpochs
@@ -45,8 +45,8 @@ def test_a_process_that_dies_while_a_swap_is_committed_sends_all_back_in_the_sam
     id = swap(world, FIRST)
     assert (phase(world, id), active(world)) == ("rolled-back", None)
     assert reasons(world, id, "alarm") == ["partial-commit"]
-    assert [o.body["kind"] for o in world.store.list(Kind.ORDER)] == ["swap", "rollback"]
-    assert world.store.list(Kind.QUARANTINE) == [], "the artifact did no harm"
+    assert [o.body["kind"] for o in world.store.list(RecordKind.ORDER)] == ["swap", "rollback"]
+    assert world.store.list(RecordKind.QUARANTINE) == [], "the artifact did no harm"
 
 
 def test_where_processes_may_differ_a_partial_swap_is_told_again(world: World) -> None:

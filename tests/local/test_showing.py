@@ -9,7 +9,7 @@ import pytest
 from tests.local.local_world import KERNEL, World
 
 from retuned.adapters.approvals import Approvals
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.stages.gate import DecisionKind, SwapDecision, TuningFreeze
 
 AWAITING = "retuned_swap_proposal_awaiting_approval"
@@ -25,7 +25,7 @@ def until_it_waits(world: World) -> str:
     for m in [4] * 8 + [512] * 30:
         world.window(m)
         world.loop.turn()
-        waiting = world.store.ids(Kind.PROPOSAL, phase="awaiting")
+        waiting = world.store.ids(RecordKind.PROPOSAL, phase="awaiting")
         if waiting and world.telemetry.tables.get(AWAITING):
             return waiting[0]
     raise AssertionError("nothing was proposed")
@@ -54,7 +54,7 @@ def test_each_stage_leaves_its_numbers(world: World) -> None:
 def test_a_proposal_is_shown_only_while_it_waits_for_a_person(world: World) -> None:
     name = until_it_waits(world)
     shown = world.telemetry
-    proposal = world.store.get(Kind.PROPOSAL, name)
+    proposal = world.store.get(RecordKind.PROPOSAL, name)
     assert proposal is not None
     labels = {"namespace": "", "proposal": name, "target": "demo", "kernel": KERNEL}
     digest = {"digest": str(proposal.body["artifact"]), "risk": str(proposal.body["risk"])}
@@ -90,7 +90,7 @@ def test_decisions_of_before_are_not_counted_again_after_a_restart(world: World)
 
 def test_a_broken_glass_is_counted_by_its_way_in(world: World) -> None:
     name = until_it_waits(world)
-    stored = world.store.get(Kind.PROPOSAL, name)
+    stored = world.store.get(RecordKind.PROPOSAL, name)
     assert stored is not None
     decision = SwapDecision(
         proposal=name,
@@ -154,7 +154,7 @@ def test_a_rollback_is_counted_with_its_reason_and_its_arrival(world: World) -> 
     assert shown.total("retuned_swaps_total", kind="rollback") == 1
     assert shown.total("retuned_swap_phases_total", phase="rolled-back") == 1
     assert shown.row("retuned_proposals", phase="rolled-back") == 1.0
-    (id,) = world.store.ids(Kind.PROPOSAL, phase="rolled-back")
+    (id,) = world.store.ids(RecordKind.PROPOSAL, phase="rolled-back")
     about = {"namespace": "", "proposal": id, "target": "demo", "kernel": KERNEL}
     back = "retuned_swap_rolled_back"
     assert shown.row(back, **about, reason="shadow-mismatch") == 1.0

@@ -22,7 +22,7 @@ from retuned.adapters.approvals import Approvals
 from retuned.contract import Digest, Guard, Solution, TrustClass, digest_of
 from retuned.errors import HarnessError
 from retuned.local import deciding, ordered, ordering, swapping, watching
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.observing.seen import History
 from retuned.stages.gate import (
     DecisionKind,
@@ -69,8 +69,10 @@ def propose(
     }
     proposal = Proposal(**(values | changes))
     body = {"experiment": "e", "solution": artifact.model_dump(mode="json")}
-    world.store.add(Kind.FINDING, f"e/{artifact.digest}", body, phase="final")
-    world.store.add(Kind.PROPOSAL, proposal.id, proposal.model_dump(mode="json"), phase="awaiting")
+    world.store.add(RecordKind.FINDING, f"e/{artifact.digest}", body, phase="final")
+    world.store.add(
+        RecordKind.PROPOSAL, proposal.id, proposal.model_dump(mode="json"), phase="awaiting"
+    )
     return proposal.id
 
 
@@ -94,7 +96,7 @@ def promote(world: World) -> None:
 
 
 def phase(world: World, proposal: str) -> str:
-    stored = world.store.get(Kind.PROPOSAL, proposal)
+    stored = world.store.get(RecordKind.PROPOSAL, proposal)
     assert stored is not None
     return stored.phase
 
@@ -168,7 +170,7 @@ def test_a_swap_survives_every_restart_of_its_server(world: World) -> None:
         world.server.counts[KERNEL] = dict(BUSY)
         look(world, 3)
     assert phase(world, id) == "promoted"
-    assert world.store.list(Kind.QUARANTINE) == []
+    assert world.store.list(RecordKind.QUARANTINE) == []
 
 
 def test_a_wall_clock_that_jumps_ahead_takes_nothing_back(world: World) -> None:
@@ -187,7 +189,7 @@ def test_a_swap_that_launches_pass_by_is_taken_back_in_time(world: World) -> Non
     assert phase(world, id) == "watching"
     look(world, 3)
     assert phase(world, id) == "rolled-back"
-    assert world.store.get(Kind.QUARANTINE, FIRST.digest) is not None
+    assert world.store.get(RecordKind.QUARANTINE, FIRST.digest) is not None
 
 
 def test_a_restart_that_the_watch_saw_begins_the_time_to_engage_anew(world: World) -> None:
@@ -210,7 +212,7 @@ def test_the_watch_is_told_which_orders_were_told_again(world: World) -> None:
     watching.watch(ctx, history)
     world.server.restart()
     told = swapping.drive_orders(ctx)
-    assert told == {stored.id for stored in world.store.list(Kind.ORDER)}
+    assert told == {stored.id for stored in world.store.list(RecordKind.ORDER)}
     assert history.series.keys() == told
     history.restart(told)
     assert history.series == {}
@@ -367,8 +369,10 @@ def test_a_bad_order_record_stops_no_other_slot(world: World) -> None:
     id, other = two_slots(world)
     world.approve_what_waits()
     look(world)
-    bad = next(o for o in world.store.list(Kind.ORDER) if o.body["definition"] == OTHER)
-    world.store.advance(Kind.ORDER, bad.id, expect="done", to="done", body={"definition": OTHER})
+    bad = next(o for o in world.store.list(RecordKind.ORDER) if o.body["definition"] == OTHER)
+    world.store.advance(
+        RecordKind.ORDER, bad.id, expect="done", to="done", body={"definition": OTHER}
+    )
     ask_for(world, "rollback", other)
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
@@ -376,7 +380,7 @@ def test_a_bad_order_record_stops_no_other_slot(world: World) -> None:
     assert phase(world, other) == "watching"
     ask_for(world, "rollback", id)
     look(world)
-    (waits,) = world.store.list(Kind.REQUEST, phase="new")
+    (waits,) = world.store.list(RecordKind.REQUEST, phase="new")
     assert waits.body["target"] == other, "the others were carried out"
 
 
@@ -389,7 +393,7 @@ def test_a_restarted_server_that_refuses_the_variant_leaves_nothing_unwatched(
     world.server.refuse[FIRST.digest] = "self-check-failed"
     look(world, 2)
     assert (active(world), phase(world, id)) == (None, "rolled-back")
-    assert world.store.list(Kind.QUARANTINE) == [], "no harm was seen"
+    assert world.store.list(RecordKind.QUARANTINE) == [], "no harm was seen"
 
 
 def test_a_worker_that_hangs_in_prepare_keeps_no_other_from_going_back(world: World) -> None:
@@ -404,7 +408,7 @@ def test_a_way_back_does_not_lead_to_what_is_in_quarantine(world: World) -> None
     two_swaps(world)
     until = (world.clock.now() + timedelta(days=1)).isoformat()
     body = {"until": until, "reason": "shadow-mismatch"}
-    world.store.add(Kind.QUARANTINE, FIRST.digest, body, phase="current")
+    world.store.add(RecordKind.QUARANTINE, FIRST.digest, body, phase="current")
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
     assert active(world) is None
@@ -422,7 +426,7 @@ def test_a_new_state_goes_on_after_the_epochs_of_the_server(world: World, tmp_pa
     fresh.start()
     id = swap(fresh, SECOND)
     assert (phase(fresh, id), active(fresh)) == ("watching", SECOND.digest)
-    assert [order.body["epoch"] for order in fresh.store.list(Kind.ORDER)] == [2]
+    assert [order.body["epoch"] for order in fresh.store.list(RecordKind.ORDER)] == [2]
     fresh.store.close()
 
 
@@ -433,13 +437,13 @@ def test_an_order_is_not_done_because_another_of_its_epoch_was(world: World) -> 
     world.server.commit(stranger)
     world.server.away = True
     id = swap(world, FIRST)
-    (order,) = world.store.list(Kind.ORDER)
+    (order,) = world.store.list(RecordKind.ORDER)
     assert order.body["epoch"] == 1
     world.server.away = False
     look(world)
     assert active(world) == FIRST.digest
     assert phase(world, id) == "watching"
-    assert [s.phase for s in world.store.list(Kind.ORDER)] == ["superseded", "done"]
+    assert [s.phase for s in world.store.list(RecordKind.ORDER)] == ["superseded", "done"]
 
 
 # --- several processes -----------------------------------------------------------------------
@@ -450,8 +454,8 @@ def test_a_commit_that_some_process_refused_is_taken_back_from_the_others(world:
     world.server.half = True
     id = swap(world, FIRST)
     assert phase(world, id) == "rolled-back"
-    assert [o.body["kind"] for o in world.store.list(Kind.ORDER)] == ["swap", "rollback"]
-    assert world.store.list(Kind.QUARANTINE) == []
+    assert [o.body["kind"] for o in world.store.list(RecordKind.ORDER)] == ["swap", "rollback"]
+    assert world.store.list(RecordKind.QUARANTINE) == []
 
 
 @pytest.mark.parametrize("reason", ["unknown-slot", "torch-missing", "self-check-no-shape"])
@@ -479,7 +483,7 @@ def test_a_process_that_is_not_prepared_yet_costs_the_candidate_nothing(world: W
 def test_a_rejection_ends_what_was_approved(world: World) -> None:
     id = propose(world, FIRST)
     world.approve_what_waits()
-    world.store.advance(Kind.PROPOSAL, id, expect="awaiting", to="approved")
+    world.store.advance(RecordKind.PROPOSAL, id, expect="awaiting", to="approved")
     decide(world, id, DecisionKind.REJECT)
     look(world)
     assert (phase(world, id), active(world)) == ("rejected", None)
@@ -495,7 +499,7 @@ def test_an_abort_ends_what_was_approved_and_what_is_on_its_way(world: World) ->
     world.server.away = False
     look(world)
     assert (phase(world, id), active(world)) == ("aborted", None)
-    assert world.phases(Kind.ORDER) == ["withdrawn"]
+    assert world.phases(RecordKind.ORDER) == ["withdrawn"]
 
 
 def test_an_abort_of_a_swap_that_runs_takes_it_back_without_quarantine(world: World) -> None:
@@ -504,16 +508,16 @@ def test_an_abort_of_a_swap_that_runs_takes_it_back_without_quarantine(world: Wo
     ask_for(world, "abort", id)
     look(world)
     assert (phase(world, id), active(world)) == ("rolled-back", None)
-    assert world.store.list(Kind.QUARANTINE) == []
+    assert world.store.list(RecordKind.QUARANTINE) == []
 
 
 def test_a_freeze_holds_what_was_approved_and_lets_it_go_afterwards(world: World) -> None:
     id = propose(world, FIRST)
     world.approve_what_waits()
-    world.store.advance(Kind.PROPOSAL, id, expect="awaiting", to="approved")
+    world.store.advance(RecordKind.PROPOSAL, id, expect="awaiting", to="approved")
     freeze(world, for_s=60)
     look(world, 2)
-    assert (phase(world, id), world.phases(Kind.ORDER)) == ("awaiting", [])
+    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("awaiting", [])
     look(world, 2, seconds=40)
     assert phase(world, id) == "watching"
 
@@ -528,7 +532,7 @@ def test_a_freeze_withdraws_an_order_that_nobody_has_got(world: World) -> None:
     assert (active(world), phase(world, id)) == (None, "awaiting")
     look(world, 2, seconds=40)
     assert (active(world), phase(world, id)) == (FIRST.digest, "watching")
-    assert world.phases(Kind.ORDER) == ["withdrawn", "done"]
+    assert world.phases(RecordKind.ORDER) == ["withdrawn", "done"]
 
 
 def test_a_freeze_between_the_gate_and_the_order_holds(world: World) -> None:
@@ -540,7 +544,7 @@ def test_a_freeze_between_the_gate_and_the_order_holds(world: World) -> None:
     assert phase(world, id) == "approved"
     freeze(world)
     ordering.start_swaps(world.loop.ctx)
-    assert (phase(world, id), world.phases(Kind.ORDER)) == ("approved", [])
+    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("approved", [])
 
 
 def test_an_order_is_withdrawn_when_its_window_closes_and_written_anew_in_the_next(
@@ -558,7 +562,7 @@ def test_an_order_is_withdrawn_when_its_window_closes_and_written_anew_in_the_ne
     look(world)
     assert phase(world, id) == "swapping"
     look(world, seconds=2 * 3600.0)
-    assert (phase(world, id), world.phases(Kind.ORDER)) == ("awaiting", ["withdrawn"])
+    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("awaiting", ["withdrawn"])
     world.server.away = False
     look(world)
     assert active(world) is None
@@ -570,11 +574,11 @@ def test_a_freeze_takes_back_an_order_that_some_process_may_have_got(world: Worl
     world.server.refuse_commit[FIRST.digest] = "not-prepared"
     world.server.half = True
     id = swap(world, FIRST)
-    assert world.phases(Kind.ORDER) == ["prepared"]
+    assert world.phases(RecordKind.ORDER) == ["prepared"]
     freeze(world)
     look(world)
     assert phase(world, id) == "rolled-back"
-    assert world.phases(Kind.ORDER) == ["superseded", "done"]
+    assert world.phases(RecordKind.ORDER) == ["superseded", "done"]
 
 
 def test_a_rollback_is_not_held_by_a_freeze(world: World) -> None:
@@ -591,7 +595,7 @@ def test_hold_and_rollback_takes_back_all_the_way_to_the_original(world: World) 
     look(world, 2)
     assert active(world) is None
     assert (phase(world, first), phase(world, second)) == ("rolled-back", "rolled-back")
-    assert world.store.list(Kind.QUARANTINE) == []
+    assert world.store.list(RecordKind.QUARANTINE) == []
 
 
 def test_hold_and_drain_takes_back_what_is_under_way_and_no_more(world: World) -> None:
@@ -614,7 +618,7 @@ def test_a_swap_that_was_never_delivered_expires(world: World) -> None:
     world.server.away = True
     id = swap(world, FIRST)
     look(world, seconds=4000)
-    assert (phase(world, id), world.phases(Kind.ORDER)) == ("expired", ["withdrawn"])
+    assert (phase(world, id), world.phases(RecordKind.ORDER)) == ("expired", ["withdrawn"])
     world.server.away = False
     look(world)
     assert active(world) is None
@@ -670,7 +674,7 @@ def test_a_second_rollback_renews_the_quarantine(world: World) -> None:
     swap(world, FIRST)
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
-    first = world.store.get(Kind.QUARANTINE, FIRST.digest)
+    first = world.store.get(RecordKind.QUARANTINE, FIRST.digest)
     assert first is not None
     world.clock.advance(8 * 86_400)
     propose(world, FIRST, id="again")
@@ -678,7 +682,7 @@ def test_a_second_rollback_renews_the_quarantine(world: World) -> None:
     look(world)
     world.server.counts[KERNEL] = dict(WRONG)
     look(world)
-    second = world.store.get(Kind.QUARANTINE, FIRST.digest)
+    second = world.store.get(RecordKind.QUARANTINE, FIRST.digest)
     assert second is not None
     assert second.body["until"] > first.body["until"]
 
@@ -686,7 +690,7 @@ def test_a_second_rollback_renews_the_quarantine(world: World) -> None:
 def test_an_answer_of_the_gate_is_written_once(world: World) -> None:
     id = propose(world, FIRST)
     look(world)
-    before = world.store.get(Kind.GATE, id)
+    before = world.store.get(RecordKind.GATE, id)
     look(world, 5)
-    assert world.store.get(Kind.GATE, id) == before
+    assert world.store.get(RecordKind.GATE, id) == before
     assert trail(world, id).count("gate-waiting") == 1

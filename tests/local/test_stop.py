@@ -16,7 +16,7 @@ from tests.local.kill_world import KillWorld
 from retuned.adapters.lab_fake import FakeBench
 from retuned.adapters.lab_process import LabProcess
 from retuned.errors import TemporaryError, UsageError
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.lock import daemon_runs, only_one
 from retuned.stages.experiment import ExperimentPlan
 
@@ -54,7 +54,9 @@ def test_a_daemon_told_to_stop_ends_its_experiment_and_resumes_it_later(world: K
     assert daemon.wait(timeout=120) == 0
     assert survivors(family, within_s=30.0) == []
     assert "Traceback" not in world.log()
-    assert "running" in world.phases(Kind.EXPERIMENT).values(), "it is not failed, it is resumed"
+    assert "running" in world.phases(RecordKind.EXPERIMENT).values(), (
+        "it is not failed, it is resumed"
+    )
     world.start()
     assert world.wait(world.swapped), world.log()[-3000:]
     world.daemon.send_signal(signal.SIGINT)

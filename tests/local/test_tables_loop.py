@@ -20,7 +20,7 @@ from retuned.configured.tables import variant_of
 from retuned.contract import Language
 from retuned.errors import UsageError
 from retuned.lab.toolchain import toolchain_for
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 
 N, K = PRODUCT
 DEFINITION = f"gemm_bf16_n{N}_k{K}"
@@ -136,8 +136,8 @@ def test_a_row_that_the_table_has_for_no_size_is_not_proposed(tmp_path: Path) ->
     try:
         table.start()
         table.drift()
-        assert table.world.store.list(Kind.PROPOSAL) == []
-        (experiment,) = table.world.store.list(Kind.EXPERIMENT, phase="refused")
+        assert table.world.store.list(RecordKind.PROPOSAL) == []
+        (experiment,) = table.world.store.list(RecordKind.EXPERIMENT, phase="refused")
         assert ("not-proposed", "not-a-row") in table.trail(experiment.id)
     finally:
         table.close()
@@ -148,9 +148,9 @@ def test_where_no_lab_has_the_library_a_table_is_left_and_said(tmp_path: Path) -
     try:
         table.start()
         table.drift()
-        (left,) = table.world.store.list(Kind.FILE, phase="left")
+        (left,) = table.world.store.list(RecordKind.FILE, phase="left")
         assert (left.id, left.body["reason"]) == (DEFINITION, "not-measurable")
-        assert table.world.store.list(Kind.EXPERIMENT) == []
+        assert table.world.store.list(RecordKind.EXPERIMENT) == []
     finally:
         table.close()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tests.local.local_world import World
 
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.program import Loop
 from retuned.stages.drift import DetectorState
 
@@ -27,7 +27,7 @@ def drift(world: World, *, windows: int) -> None:
 
 
 def mixes(ctx: Context) -> DetectorState:
-    stored = ctx.store.get(Kind.DETECTOR, "state")
+    stored = ctx.store.get(RecordKind.DETECTOR, "state")
     assert stored is not None
     return DetectorState.model_validate(stored.body)
 
@@ -37,28 +37,28 @@ def test_the_mix_is_adopted_while_the_budget_is_spent_and_the_drift_stays_open(
 ) -> None:
     ctx = without_budget(world)
     drift(world, windows=6)
-    assert Counter(world.phases(Kind.DRIFT))["explained"] == 1
-    assert Counter(world.phases(Kind.HYPOTHESIS))["open"] == 1
+    assert Counter(world.phases(RecordKind.DRIFT))["explained"] == 1
+    assert Counter(world.phases(RecordKind.HYPOTHESIS))["open"] == 1
     before = mixes(ctx)
-    (waiting,) = ctx.store.list(Kind.DRIFT, phase="explained")
+    (waiting,) = ctx.store.list(RecordKind.DRIFT, phase="explained")
     for _ in range(ctx.settings.baseline_windows + 3):
         world.window(256)
         world.loop.turn()
     assert mixes(ctx) != before
-    (still,) = ctx.store.list(Kind.DRIFT, phase="explained")
+    (still,) = ctx.store.list(RecordKind.DRIFT, phase="explained")
     assert still.id == waiting.id
     assert still.updated_at > waiting.updated_at
-    assert Counter(world.phases(Kind.DRIFT))["new"] == 0
-    assert Counter(world.phases(Kind.HYPOTHESIS))["open"] == 1, "it is tested the next day"
+    assert Counter(world.phases(RecordKind.DRIFT))["new"] == 0
+    assert Counter(world.phases(RecordKind.HYPOTHESIS))["open"] == 1, "it is tested the next day"
 
 
 def test_what_waits_for_people_is_not_adopted(world: World) -> None:
     """With budget, the belief is tested and its win waits: nothing is called tuned."""
     drift(world, windows=6)
-    assert world.phases(Kind.PROPOSAL) == ["awaiting"]
-    (waiting,) = world.store.list(Kind.DRIFT, phase="explained")
+    assert world.phases(RecordKind.PROPOSAL) == ["awaiting"]
+    (waiting,) = world.store.list(RecordKind.DRIFT, phase="explained")
     for _ in range(world.loop.ctx.settings.baseline_windows + 3):
         world.window(256)
         world.loop.turn()
-    (still,) = world.store.list(Kind.DRIFT, phase="explained")
+    (still,) = world.store.list(RecordKind.DRIFT, phase="explained")
     assert still.updated_at == waiting.updated_at

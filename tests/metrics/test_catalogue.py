@@ -19,8 +19,8 @@ from retuned.metrics import (
     OTHER,
     Exporter,
     Keeper,
-    Kind,
     Label,
+    MetricType,
     Refusal,
     Stage,
     Unit,
@@ -106,7 +106,7 @@ def test_no_metric_can_have_many_series(each: object) -> None:
         ({"name": "swaps_total"}, "retuned_"),
         ({"name": "retuned_Swaps_total"}, "retuned_"),
         ({"name": "retuned_swaps"}, "counters"),
-        ({"kind": Kind.GAUGE}, "counters"),
+        ({"kind": MetricType.GAUGE}, "counters"),
         ({"unit": Unit.SECONDS}, "unit"),
         ({"buckets": (1.0,)}, "histograms"),
         ({"meaning": "no full stop"}, "nobody"),
@@ -124,12 +124,12 @@ def test_a_metric_that_breaks_a_rule_cannot_be_made(change: dict[str, object], s
 @given(value=st.text())
 def test_whatever_a_stranger_says_is_one_printable_bounded_word(value: str) -> None:
     found = admitted(
-        "retuned_orders_total", {"outcome": "done", "reason": value}, kind=Kind.COUNTER
+        "retuned_orders_total", {"outcome": "done", "reason": value}, kind=MetricType.COUNTER
     )
     assert not isinstance(found, Refusal)
     assert len(found["reason"]) <= 128
     assert found["reason"].isprintable()
-    rolled = admitted("retuned_rollbacks_total", {"reason": value}, kind=Kind.COUNTER)
+    rolled = admitted("retuned_rollbacks_total", {"reason": value}, kind=MetricType.COUNTER)
     assert not isinstance(rolled, Refusal)
     known = metric("retuned_rollbacks_total").labels[0].values
     assert known is not None

@@ -21,7 +21,7 @@ from retuned.errors import UnreadableInput
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.proposal import Proposal
 from retuned_operator import crds
-from retuned_operator.crds import KINDS, Kind, definition_of, read, schema_of, write
+from retuned_operator.crds import KINDS, CustomResource, definition_of, read, schema_of, write
 from retuned_operator.crds.__main__ import files, main
 from retuned_operator.crds.objects import R
 from retuned_operator.crds.rules import RULES
@@ -41,29 +41,29 @@ MODELS: dict[str, Any] = {kind.kind: kind.model for kind in KINDS}
 SCHEMAS = {kind.kind: schema_of(kind) for kind in KINDS}
 
 
-def kind_called(name: str) -> Kind:
+def kind_called(name: str) -> CustomResource:
     return next(kind for kind in KINDS if kind.kind == name)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 class TestEveryKind:
-    def test_has_a_schema_that_an_api_server_takes(self, kind: Kind) -> None:
+    def test_has_a_schema_that_an_api_server_takes(self, kind: CustomResource) -> None:
         assert kubernetes.problems(SCHEMAS[kind.kind]) == []
 
-    def test_bounds_everything_that_a_rule_could_walk_over(self, kind: Kind) -> None:
+    def test_bounds_everything_that_a_rule_could_walk_over(self, kind: CustomResource) -> None:
         for part in ("spec", "status"):
             assert list(kubernetes.unbounded(SCHEMAS[kind.kind]["properties"][part])) == []
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_is_a_definition_that_every_supported_version_knows(
-        self, kind: Kind, version: str
+        self, kind: CustomResource, version: str
     ) -> None:
         kubernetes_validate.validate(definition_of(kind), version, strict=True)
 
-    def test_describes_every_field(self, kind: Kind) -> None:
+    def test_describes_every_field(self, kind: CustomResource) -> None:
         assert list(undescribed(SCHEMAS[kind.kind])) == []
 
-    def test_has_status_short_name_category_and_columns(self, kind: Kind) -> None:
+    def test_has_status_short_name_category_and_columns(self, kind: CustomResource) -> None:
         spec = definition_of(kind)["spec"]
         version = spec["versions"][0]
         assert version["subresources"] == {"status": {}}
@@ -71,13 +71,13 @@ class TestEveryKind:
         assert len(spec["names"]["shortNames"]) == 1
         assert version["additionalPrinterColumns"][-1]["name"] == "Age"
 
-    def test_shows_columns_that_exist(self, kind: Kind) -> None:
+    def test_shows_columns_that_exist(self, kind: CustomResource) -> None:
         for column in kind.columns:
             node = SCHEMAS[kind.kind]
             for part in re.findall(r"\.([A-Za-z]+)", column.path.split("[")[0]):
                 node = node["properties"][part]
 
-    def test_has_conditions_as_kubernetes_writes_them(self, kind: Kind) -> None:
+    def test_has_conditions_as_kubernetes_writes_them(self, kind: CustomResource) -> None:
         conditions = SCHEMAS[kind.kind]["properties"]["status"]["properties"]["conditions"]
         assert conditions["x-kubernetes-list-map-keys"] == ["type"]
         assert set(conditions["items"]["properties"]) == {
@@ -90,7 +90,7 @@ class TestEveryKind:
         }
 
     def test_has_rules_only_at_places_that_exist_and_each_says_what_is_wrong(
-        self, kind: Kind
+        self, kind: CustomResource
     ) -> None:
         for rules in RULES[kind.kind].values():
             for rule in rules:

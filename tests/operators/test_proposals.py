@@ -10,7 +10,7 @@ from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.crds import ProposalPhase as P
 from retuned_operator.crds.proposal_status import PodState
 from retuned_operator.crds.target import Quarantined
-from retuned_operator.machine import Page, order_for, proposals
+from retuned_operator.machine import PageOnCall, order_for, proposals
 from retuned_operator.machine.measuring import Compared
 from retuned_operator.machine.rollouts import ROLLBACK_PATIENCE
 from retuned_operator.machine.spreading import next_look_at
@@ -457,7 +457,7 @@ def test_a_pod_that_does_not_go_back_pages_somebody_and_is_told_on() -> None:
     w.now += ROLLBACK_PATIENCE
     step = w.reconcile(name)
     assert phase(w, name) is P.ROLLBACK_FAILED
-    assert any(isinstance(action, Page) for action in step.actions)
+    assert any(isinstance(action, PageOnCall) for action in step.actions)
     until(w, name, P.ROLLED_BACK)
 
 

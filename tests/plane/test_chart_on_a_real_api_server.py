@@ -27,7 +27,7 @@ from retuned_operator.runtime.errors import ApiError, Forbidden, NotFound
 from retuned_operator.runtime.lease import Leader
 from retuned_operator.runtime.resources import ACCESS_REVIEWS, LEASES, PODS, SECRETS
 from retuned_operator.runtime.transport import Transport
-from retuned_operator.webhook.keeping import AUTHORITY, SECRET, WEBHOOK, Keeper
+from retuned_operator.webhook.keeping import AUTHORITY, SECRET, WEBHOOK, CertificateRotator
 
 pytestmark = [pytest.mark.plane, pytest.mark.slow]
 
@@ -215,7 +215,7 @@ def test_an_upgrade_leaves_what_the_operator_wrote_with_its_own_rights_and_an_un
     installed: Cluster,
 ) -> None:
     api = installed.as_operator()
-    keeper = Keeper(
+    keeper = CertificateRotator(
         api=api,
         namespace="retuned",
         names=["retuned-webhook.retuned.svc", "retuned-agent.retuned.svc"],

@@ -11,10 +11,10 @@ from tests.plane.reviewing import Place, reviewed
 
 from retuned.adapters.clock import SystemClock
 from retuned.errors import Refused
-from retuned.web.ports import Seen
+from retuned.web.ports import SeenProposal
 from retuned.web.records import Act, Person
 from retuned_operator.review.deciding import ClusterDeciding
-from retuned_operator.review.sight import Sight
+from retuned_operator.review.sight import AccessReview
 from retuned_operator.runtime.errors import Forbidden
 from retuned_operator.runtime.resources import DECISIONS, SECRETS
 
@@ -36,12 +36,12 @@ def deciding(place: Place) -> ClusterDeciding:
 
 
 @pytest.fixture(scope="module")
-def seen(place: Place) -> Seen:
-    return Seen(artifact=ARTIFACT, policy=place.digest())
+def seen(place: Place) -> SeenProposal:
+    return SeenProposal(artifact=ARTIFACT, policy=place.digest())
 
 
 def test_a_word_is_written_as_the_person_and_the_admission_policy_agrees(
-    place: Place, deciding: ClusterDeciding, seen: Seen
+    place: Place, deciding: ClusterDeciding, seen: SeenProposal
 ) -> None:
     key = place.proposal("swp-yes")
     deciding.decide(ADA, key, Act.APPROVE, seen=seen, comment="looks right")
@@ -51,7 +51,7 @@ def test_a_word_is_written_as_the_person_and_the_admission_policy_agrees(
 
 
 def test_who_may_only_look_and_who_asked_are_refused_by_the_cluster_itself(
-    place: Place, deciding: ClusterDeciding, seen: Seen
+    place: Place, deciding: ClusterDeciding, seen: SeenProposal
 ) -> None:
     key = place.proposal("swp-no", requestedBy="ada")
     with pytest.raises(Refused, match="may not create swapdecisions"):
@@ -62,7 +62,7 @@ def test_who_may_only_look_and_who_asked_are_refused_by_the_cluster_itself(
 
 
 def test_the_page_may_speak_for_nobody_else_and_say_nothing_itself(
-    place: Place, deciding: ClusterDeciding, seen: Seen
+    place: Place, deciding: ClusterDeciding, seen: SeenProposal
 ) -> None:
     key = place.proposal("swp-else")
     for who in (
@@ -80,7 +80,7 @@ def test_the_page_may_speak_for_nobody_else_and_say_nothing_itself(
 
 
 def test_what_somebody_may_see_is_what_the_cluster_lets_them_list(place: Place) -> None:
-    sight = Sight(place.page, clock=SystemClock())
+    sight = AccessReview(place.page, clock=SystemClock())
     assert sight.sees(EVE, place.name)
     assert sight.namespaces(ADA, (place.name, "default")) == {place.name, "default"}
     assert not sight.sees(Person(user="mallory"), place.name)

@@ -34,7 +34,7 @@ from retuned_operator.runtime.resources import (
     TARGETS,
     Obj,
 )
-from retuned_operator.runtime.store import Store
+from retuned_operator.runtime.store import ObjectCache
 from retuned_operator.runtime.transport import Timeouts
 
 pytestmark = pytest.mark.plane
@@ -61,7 +61,7 @@ def a_target(server: Server, name: str) -> Obj:
 def test_a_store_outlives_a_restart_of_the_api_server(server: Server, plane: ControlPlane) -> None:
     """After it the server knows no version from before, and says so or ends the watch."""
     api = real_api(plane, timeouts=Timeouts(connect_s=5.0, answer_s=60.0))
-    store, restarts, changes = Store(), list[str](), list[Change]()
+    store, restarts, changes = ObjectCache(), list[str](), list[Change]()
     reflector = Reflector(
         api,
         Selection(resource=TARGETS, namespace=server.namespace),

@@ -22,7 +22,7 @@ from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, SECRETS
 from retuned_operator.webhook.app import PATH, application
 from retuned_operator.webhook.certificates import CA_LIFE
-from retuned_operator.webhook.keeping import Keeper
+from retuned_operator.webhook.keeping import CertificateRotator
 from retuned_operator.webhook.serving import WebhookServer
 
 pytestmark = pytest.mark.plane
@@ -69,7 +69,9 @@ class Webhook:
         self.server = WebhookServer(
             application(SIDECAR, count=self.outcomes.append), host="127.0.0.1", port=0
         )
-        self._keeper = Keeper(api=api, namespace=PLACE, names=NAMES, servers=lambda: (PLACE,))
+        self._keeper = CertificateRotator(
+            api=api, namespace=PLACE, names=NAMES, servers=lambda: (PLACE,)
+        )
 
     def keep(self, *, now: datetime) -> None:
         self.server.serve_with(self._keeper.step(now=now).pair)

@@ -13,7 +13,7 @@ from tests.local.local_world import KERNEL, World
 
 from retuned.adapters.approvals import Approvals
 from retuned.adapters.policy_files import load_policy, unenforced_in
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.stages.gate import (
     NOT_ENFORCED,
     DecisionKind,
@@ -93,7 +93,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[tuple[type[PolicyModel], str]]:
 
 def break_glass(world: World) -> None:
     """Without a comment, so it does not count."""
-    for stored in world.store.list(Kind.PROPOSAL, phase="awaiting"):
+    for stored in world.store.list(RecordKind.PROPOSAL, phase="awaiting"):
         Approvals(world.store).give(
             SwapDecision(
                 proposal=stored.id,
@@ -126,8 +126,8 @@ def a_whole_life(world: World) -> None:
         "worst_ratio": 3.0,
     }
     world.loop.turn()
-    assert world.phases(Kind.PROPOSAL) == ["rolled-back"]
-    assert len(world.store.list(Kind.QUARANTINE)) == 1
+    assert world.phases(RecordKind.PROPOSAL) == ["rolled-back"]
+    assert len(world.store.list(RecordKind.QUARANTINE)) == 1
 
 
 def test_the_list_is_exactly_what_the_loop_on_one_machine_does_not_read(

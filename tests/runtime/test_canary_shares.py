@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retuned.runtime.canary import BLOCK, PERIOD, Live, pattern, per_mille
+from retuned.runtime.canary import BLOCK, PERIOD, CanaryShare, pattern, per_mille
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.orders import parse_order
 from retuned.runtime.shadow import Comparison
@@ -171,7 +171,7 @@ def test_shapes_left_out_of_the_guard_are_the_originals_and_no_others() -> None:
 
 def test_time_at_a_fraction_counts_from_its_change() -> None:
     now = [100.0]
-    live = Live(0.1, clock=lambda: now[0])
+    live = CanaryShare(0.1, clock=lambda: now[0])
     now[0] = 130.0
     assert live.seconds == 30.0
     live.set(0.5)

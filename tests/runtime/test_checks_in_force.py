@@ -15,7 +15,7 @@ from retuned.runtime.checker import NO_ROOM
 from retuned.runtime.cusum import DECAY, PACE, Cusum, CusumRule
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.judging import PACE_EVERY, Judge
-from retuned.runtime.keeping import Keeper
+from retuned.runtime.keeping import InputCopier
 from retuned.runtime.orders import parse_order
 from retuned.runtime.rates import BURST_S, Cost, Rates
 from retuned.runtime.shadow import Comparison, Sampler, Stratum
@@ -356,7 +356,7 @@ def test_an_incumbent_that_works_in_place_is_not_run_twice_on_the_servers_inputs
 
 
 def test_copies_are_held_to_a_budget_and_given_back() -> None:
-    keeper = Keeper(budget_bytes=1_000)
+    keeper = InputCopier(budget_bytes=1_000)
     small, large = torch.zeros(100), torch.zeros(200)
     first = keeper.keep((small, 3, large), constant=(2,))
     assert first is not None
@@ -374,7 +374,7 @@ def test_without_room_for_copies_nothing_is_shadowed_and_that_is_said(
 ) -> None:
     slot, swapped, _ = tensors(double, **DARK)
     assert swapped._checker is not None
-    monkeypatch.setattr(swapped._checker, "_keeper", Keeper(budget_bytes=1))
+    monkeypatch.setattr(swapped._checker, "_keeper", InputCopier(budget_bytes=1))
     x = torch.randn(4, 8)
     assert torch.equal(slot(x), double(x))
     assert (swapped.stats.checks, swapped.stats.ineligible) == (0, {NO_ROOM: 1})

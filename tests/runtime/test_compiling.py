@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retuned.runtime.compiling import SHARE, Compiling
+from retuned.runtime.compiling import SHARE, CompileBudget
 
 
 class Clock:
@@ -24,7 +24,7 @@ def slow(clock: Clock, seconds: float) -> int:
 
 def test_over_any_long_time_compiling_takes_its_share_at_most() -> None:
     clock = Clock()
-    compiling = Compiling(clock=clock)
+    compiling = CompileBudget(clock=clock)
     spent_s = 0.0
     for _ in range(20_000):  # a tick of 50 ms each: 1000 s, with something to compile always
         begun_s = clock.now_s
@@ -42,7 +42,7 @@ def test_over_any_long_time_compiling_takes_its_share_at_most() -> None:
 
 def test_what_is_found_without_compiling_holds_nothing_back() -> None:
     clock = Clock()
-    compiling = Compiling(clock=clock)
+    compiling = CompileBudget(clock=clock)
     for _ in range(10):
         compiling.do(lambda: slow(clock, 0.0001), waiting=1)
         clock.now_s += 0.05
@@ -51,7 +51,7 @@ def test_what_is_found_without_compiling_holds_nothing_back() -> None:
 
 def test_a_compiler_that_fails_has_taken_its_time() -> None:
     clock = Clock()
-    compiling = Compiling(clock=clock)
+    compiling = CompileBudget(clock=clock)
 
     def fails() -> int:
         clock.now_s += 1.0
@@ -65,7 +65,7 @@ def test_a_compiler_that_fails_has_taken_its_time() -> None:
 
 def test_where_nobody_waits_for_code_the_rest_is_done_and_not_counted() -> None:
     clock = Clock()
-    compiling = Compiling(clock=clock)
+    compiling = CompileBudget(clock=clock)
     compiling.do(lambda: slow(clock, 1.0), waiting=1)
     done: list[int] = []
     compiling.do(lambda: done.append(1) or 0, waiting=0)  # type: ignore[func-returns-value]

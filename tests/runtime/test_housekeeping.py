@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from retuned.runtime.chores import MAX_CAUSES, OTHER, Chores
-from retuned.runtime.host import Host
+from retuned.runtime.chores import MAX_CAUSES, OTHER, Maintenance
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused
 
@@ -32,7 +32,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
         self.failing: dict[str, Exception] = {}
-        self.host = Host("kept")
+        self.host = RuntimeHost("kept")
         for name in ("one", "two"):
             self.host.add(Slot(_definition(name), lambda x: x))
         seats = self.host._seating.seats
@@ -89,7 +89,7 @@ def test_all_may_fail_and_all_are_tried_again(world: World) -> None:
 
 
 def test_a_cause_is_said_once_and_counted_each_time(caplog: pytest.LogCaptureFixture) -> None:
-    chores = Chores()
+    chores = Maintenance()
 
     def fail(error: Exception) -> Any:
         def piece() -> None:
@@ -116,7 +116,7 @@ def test_a_cause_is_said_once_and_counted_each_time(caplog: pytest.LogCaptureFix
 
 
 def test_causes_without_end_do_not_grow_without_end() -> None:
-    chores = Chores()
+    chores = Maintenance()
     for number in range(MAX_CAUSES + 10):
 
         def piece(number: int = number) -> None:
@@ -129,7 +129,7 @@ def test_causes_without_end_do_not_grow_without_end() -> None:
 
 
 def test_a_process_says_what_of_its_housekeeping_failed() -> None:
-    host = Host("kept")
+    host = RuntimeHost("kept")
     host._chores.do("packing", lambda: 1 / 0)
     assert host.answer({"op": "status"})["failed_chores"] == {"packing": {"ZeroDivisionError": 1}}
     host.reset()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from retuned.runtime.attached import Runtime
 from retuned.runtime.attaching import attach
-from retuned.runtime.overrides_binding import Binding, Given, Made, View
+from retuned.runtime.overrides_binding import Binding, InputBinding, OutputBinding, View
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, parse_spec
 
@@ -26,10 +26,10 @@ SCALE = Binding(
     axes=("M", "N"),
     variable=("M",),
     inputs=(
-        Given(name="x", argument="x", shape=("M", "N"), view=View.ROWS),
-        Given(name="weight", argument="weight", shape=("N",), constant=True),
+        InputBinding(name="x", argument="x", shape=("M", "N"), view=View.ROWS),
+        InputBinding(name="weight", argument="weight", shape=("N",), constant=True),
     ),
-    outputs=(Made(name="y", shape=("M", "N")),),
+    outputs=(OutputBinding(name="y", shape=("M", "N")),),
     equal=(("factor", 2.0),),
 )
 OUT = replace(
@@ -37,7 +37,7 @@ OUT = replace(
     operator=f"{NAMESPACE}::scale.out",
     schema=f"{NAMESPACE}::scale.out(Tensor x, Tensor weight, float factor=2.0, *, bool safe=True, "
     "Tensor(a!) out) -> Tensor(a!)",
-    outputs=(Made(name="y", argument="out", shape=("M", "N"), view=View.ROWS),),
+    outputs=(OutputBinding(name="y", argument="out", shape=("M", "N"), view=View.ROWS),),
     equal=(("factor", 2.0), ("safe", True)),
 )
 HEADS = Binding(
@@ -47,8 +47,8 @@ HEADS = Binding(
     template="turn{form}_q{Q}_d{D}",
     axes=("M", "Q", "D"),
     variable=("M",),
-    inputs=(Given(name="q", argument="q", shape=("M", "Q", "D"), view=View.HEADS),),
-    outputs=(Made(name="r", argument="q", shape=("M", "Q", "D"), view=View.HEADS),),
+    inputs=(InputBinding(name="q", argument="q", shape=("M", "Q", "D"), view=View.HEADS),),
+    outputs=(OutputBinding(name="r", argument="q", shape=("M", "Q", "D"), view=View.HEADS),),
     sized=(("D", "width"),),
 )
 
@@ -306,9 +306,14 @@ def test_failures_of_ours_end_the_looking_after_a_few(
     [
         {"equal": (("factor", 2.0), ("no_such_argument", 1))},
         {"inputs": (SCALE.inputs[0],)},
-        {"outputs": (Made(name="y", argument="x", shape=("M", "N"), view=View.ROWS),)},
-        {"outputs": (Made(name="y", shape=("M", "N")), Made(name="z", shape=("M", "N")))},
-        {"outputs": (Made(name="y", shape=("M", "N"), view=View.ROWS),)},
+        {"outputs": (OutputBinding(name="y", argument="x", shape=("M", "N"), view=View.ROWS),)},
+        {
+            "outputs": (
+                OutputBinding(name="y", shape=("M", "N")),
+                OutputBinding(name="z", shape=("M", "N")),
+            )
+        },
+        {"outputs": (OutputBinding(name="y", shape=("M", "N"), view=View.ROWS),)},
     ],
 )
 def test_a_binding_that_leaves_something_open_is_refused(

@@ -18,7 +18,7 @@ from retuned.runtime.artifact import read_artifact
 from retuned.runtime.precompiled import (
     MAX_ENTRIES,
     PRECOMPILED_FILE,
-    Entry,
+    PrecompiledEntry,
     pack,
     parse_precompiled,
 )
@@ -32,8 +32,8 @@ JSON = st.recursive(
 )
 
 
-def entry(code: bytes = b"code", *, key: str = "a" * 64, **meta: Any) -> Entry:
-    return Entry(
+def entry(code: bytes = b"code", *, key: str = "a" * 64, **meta: Any) -> PrecompiledEntry:
+    return PrecompiledEntry(
         key=key,
         entry="rows",
         arch="sm_90",

@@ -22,12 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retuned.runtime import shadow_device
-from retuned.runtime.aside import FAILED, INCUMBENT_FAILED, Aside
-from retuned.runtime.aside_result import LATE, STUCK, WEIGHTS_CHANGED, Place
+from retuned.runtime.aside import FAILED, INCUMBENT_FAILED, AsyncChecker
+from retuned.runtime.aside_result import LATE, STUCK, WEIGHTS_CHANGED, CheckSite
 from retuned.runtime.checker import Checker
-from retuned.runtime.comparing import Form
+from retuned.runtime.comparing import ElementFormat
 from retuned.runtime.judging import PACE_EVERY, Judge
-from retuned.runtime.keeping import KEEPER, Keeper, budget_of
+from retuned.runtime.keeping import KEEPER, InputCopier, budget_of
 from retuned.runtime.launching import Ineligible
 from retuned.runtime.orders import parse_order
 from retuned.runtime.shadow import Sampler, Stratum, compare_tensors
@@ -168,8 +168,8 @@ class Played:
 
     glimpse = copy
 
-    def form(self, tensor: Box) -> tuple[Form, int]:
-        return Form(floating=True, bits=32), tensor.numel()
+    def form(self, tensor: Box) -> tuple[ElementFormat, int]:
+        return ElementFormat(floating=True, bits=32), tensor.numel()
 
     def version(self, tensor: Box) -> int | None:
         return tensor.version
@@ -271,13 +271,13 @@ class World:
         self.variant: Callable[..., Any] = self.device.kernel("variant", gain)
         self.slot = Slot(DEFINITION, lambda *inputs: self.original(*inputs))
         self.order = Order()
-        self.keeper = Keeper(budget)
+        self.keeper = InputCopier(budget)
         self.checks = Checks(places, keeper=self.keeper, clock=lambda: self.now_s)
         self.judge = Judge(an_order(), clock=lambda: self.now_s)
         self.stratum = Stratum()
-        self.at = Place(key=(4,), stratum=self.stratum, sampler=Sampler(1))
+        self.at = CheckSite(key=(4,), stratum=self.stratum, sampler=Sampler(1))
         self.weight = Box([1.0] * 4)
-        self.aside = Aside(
+        self.aside = AsyncChecker(
             self.slot, order=self.order, judge=self.judge, tolerance=1e-3, checks=self.checks
         )
 
@@ -605,7 +605,7 @@ def test_a_forked_child_starts_without_its_parents_checks() -> None:
 
 def test_threads_that_launch_while_the_control_thread_looks_lose_no_place_and_no_byte() -> None:
     """Every check is handed over once, whoever begins, ends or looks at it meanwhile."""
-    keeper = Keeper(1 << 30)
+    keeper = InputCopier(1 << 30)
     checks = Checks(4, keeper=keeper)
     device, handed = Played(), []
     reached = Event()

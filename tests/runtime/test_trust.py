@@ -16,7 +16,7 @@ from retuned.adapters.artifact_folder import sign_artifact
 from retuned.adapters.signing import Ed25519Notary
 from retuned.runtime import epochs
 from retuned.runtime.artifact import read_artifact
-from retuned.runtime.host import Host
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused
 from retuned.runtime.trust import SIGNATURE_FILE, Trust, key_name
@@ -313,7 +313,7 @@ def test_a_server_with_a_key_prepares_what_is_signed_and_nothing_else(
     folder: Path, notary: Ed25519Notary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LOADERS, "rehearsed", Rehearsed)
-    host = Host("test", trust=Trust(notary.public_hex()))
+    host = RuntimeHost("test", trust=Trust(notary.public_hex()))
     host.add(Slot(DEFINITION, lambda x: x))
     request = {"op": "prepare", "order": order(), "artifact_dir": str(folder)}
     signature = (folder / SIGNATURE_FILE).read_bytes()
@@ -333,7 +333,7 @@ def test_what_is_prepared_and_never_committed_is_dropped_when_its_lease_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LOADERS, "rehearsed", Rehearsed)
-    host = Host("test", trust=Trust())
+    host = RuntimeHost("test", trust=Trust())
     host.add(Slot(DEFINITION, lambda x: x))
     request = {"op": "prepare", "order": order(), "artifact_dir": str(folder)}
     standing = {"op": "standing", "order": order()}

@@ -16,16 +16,16 @@ from retuned.adapters.runtime_fake import FakeSwapper
 from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.telemetry import FakeTelemetry
 from retuned.adapters.trace_folder import FakeTraceSource
-from retuned.agent_wire import OrderDone, Outcome, PodRef, Said, SlotWatch, WatchPost
+from retuned.agent_wire import AgentMessage, OrderDone, Outcome, PodRef, SlotWatch, WatchPost
 from retuned.contract import Digest, Guard
-from retuned.observing.numbers import Numbers
+from retuned.observing.numbers import WindowSettings
 from retuned.ports import Spans, TraceBatch
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.context import Context, SidecarSettings
 from retuned.sidecar.program import Sidecar
 from retuned.sidecar.spool import Spool
 from retuned.sidecar.state import PodStore
-from retuned.sidecar.trusting import Believed
+from retuned.sidecar.trusting import PinnedKeys
 from retuned.spans import NoSpans
 from retuned.stages.drift import DEMO_SETTINGS
 from retuned.stages.swap import SwapKind, SwapOrder, order_rollback
@@ -33,7 +33,7 @@ from retuned.stages.trace import LaunchRecord, ShapeSource
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSettings
 
-S = TypeVar("S", bound=Said)
+S = TypeVar("S", bound=AgentMessage)
 
 POD = PodRef(namespace="serving", name="chat-0", uid="u-0")
 TARGET = "serving/chat"
@@ -82,7 +82,7 @@ class PodWorld:
         if former is not None:
             former.ctx.store.close()
         store = PodStore(self.folder / "state", clock=self.clock, carried=self.spans.carried)
-        believed = Believed(store, configured=configured)
+        believed = PinnedKeys(store, configured=configured)
         self.sidecar = Sidecar(
             Context(
                 pod=self.operator.pod,
@@ -101,7 +101,7 @@ class PodWorld:
                 believed=believed,
                 spans=self.spans,
                 settings=SidecarSettings(
-                    numbers=Numbers(
+                    numbers=WindowSettings(
                         window=WINDOW,
                         settle=timedelta(0),
                         baseline_windows=3,

@@ -13,12 +13,12 @@ from retuned.adapters.gpu_devices import FakeDevices
 from retuned.agent_wire import (
     MAX_GPUS,
     VERSION,
+    Ack,
+    AgentMessage,
     DriftPost,
     Hello,
     ProfileReport,
     Report,
-    Said,
-    Taken,
     Welcome,
     older,
     wire_json,
@@ -135,7 +135,7 @@ class OlderOperator:
     def hello(self, hello: Hello) -> Welcome:
         return self._inner.hello(hello).model_copy(update={"version": self.says})
 
-    def post(self, report: Report, *, traceparent: str = "") -> Taken:
+    def post(self, report: Report, *, traceparent: str = "") -> Ack:
         if '"gpus' in wire_json(report):
             error = Refused("gpus: Extra inputs are not permitted")
             error.code = "body-invalid"
@@ -157,7 +157,7 @@ def test_an_older_operator_is_told_all_that_it_can_read(world: PodWorld, says: i
 
 
 def test_a_report_without_news_is_the_same_for_every_version() -> None:
-    said = Said(pod=POD, target=TARGET)
+    said = AgentMessage(pod=POD, target=TARGET)
     assert older(said, version=1) is said
     report = ProfileReport(pod=POD, target=TARGET, id="w", profile=PROFILE)
     assert wire_json(report) == wire_json(older(report, version=1))

@@ -11,7 +11,7 @@ from tests.lifting import live
 from tests.sidecar.sidecar_world import PodWorld
 
 from retuned.adapters.runtime_kernels import FakeKernelTap
-from retuned.agent_wire import MAX_DEFINITION_CHARS, DefinitionPost, Report, Taken, WatchPost
+from retuned.agent_wire import MAX_DEFINITION_CHARS, Ack, DefinitionPost, Report, WatchPost
 from retuned.errors import Refused, TemporaryError
 from retuned.lifting.kept import LiftedRecord
 from retuned.sidecar import lifting
@@ -61,7 +61,7 @@ def test_a_definition_that_the_operator_does_not_take_is_not_told_again(
     asked: list[object] = []
     post = world.operator.post
 
-    def refuse(report: Report) -> Taken:
+    def refuse(report: Report) -> Ack:
         if not isinstance(report, DefinitionPost):
             return post(report)
         asked.append(report)
@@ -81,7 +81,7 @@ def test_an_operator_of_an_older_release_hears_the_rest(
 ) -> None:
     post = world.operator.post
 
-    def older(report: Report) -> Taken:
+    def older(report: Report) -> Ack:
         if isinstance(report, DefinitionPost):
             error = Refused("no such path")
             error.code = "status-404"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from retuned.stages.gate import EndToEndRule
 from retuned.stages.watch import (
-    Answer,
     Block,
     Consequence,
     EndToEndOutcome,
@@ -20,6 +19,7 @@ from retuned.stages.watch import (
     EndToEndReport,
     EndToEndSettings,
     Served,
+    ServerResponse,
     compare_answers,
     consequence,
     judge_end_to_end,
@@ -180,12 +180,12 @@ def test_too_few_tokens_never_pass() -> None:
     assert outcome(silent) == ("not-measured", "no-answer")
 
 
-def answer(*tokens: str, **changes: Any) -> Answer:
-    return Answer(tokens=tokens, **changes)
+def answer(*tokens: str, **changes: Any) -> ServerResponse:
+    return ServerResponse(tokens=tokens, **changes)
 
 
 def test_answers_are_compared_up_to_where_their_texts_part() -> None:
-    first = [answer("a", "b", "c"), answer("d"), Answer(failed=True)]
+    first = [answer("a", "b", "c"), answer("d"), ServerResponse(failed=True)]
     later = [answer("a", "x", "y"), answer("d"), answer("z")]
     assert compare_answers(first, later) == (3, 1)
     assert compare_answers([answer("a", "b")], [answer("a")]) == (2, 1), "cut short is different"
@@ -193,7 +193,7 @@ def test_answers_are_compared_up_to_where_their_texts_part() -> None:
         answers=(
             answer("a", "x", "y", logprobs=(-1.0, -9.0, -9.0), ttft_s=0.1, tpot_s=0.2),
             answer("d", ttft_s=0.3),
-            Answer(failed=True),
+            ServerResponse(failed=True),
         ),
         wall_s=2.0,
     )
@@ -208,7 +208,7 @@ def test_answers_are_compared_up_to_where_their_texts_part() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.lists(st.sampled_from("ab"), max_size=6), min_size=1, max_size=6))
 def test_an_answer_never_differs_from_itself(texts: list[list[str]]) -> None:
-    answers = [Answer(tokens=tuple(text)) for text in texts]
+    answers = [ServerResponse(tokens=tuple(text)) for text in texts]
     compared, diverged = compare_answers(answers, answers)
     assert (compared, diverged) == (sum(map(len, texts)), 0)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from retuned.stages.profile import (
     OTHER,
-    Folder,
+    ProfileBuilder,
     ProfileSettings,
     Signature,
     SignatureStat,
@@ -157,12 +157,12 @@ def test_a_window_keeps_the_worst_shape_source_and_the_lowest_confidence() -> No
 @pytest.mark.parametrize("duration_ns", [0, -5])
 def test_a_duration_that_cannot_be_is_refused_with_its_kernel(duration_ns: int) -> None:
     with pytest.raises(ValueError, match=r"gemm: duration_ns is .* must be positive"):
-        Folder().add(launch(duration_ns=duration_ns))
+        ProfileBuilder().add(launch(duration_ns=duration_ns))
 
 
 def test_every_heavy_signature_outlives_a_flood_of_rare_ones() -> None:
     cap = 50
-    folder = Folder(ProfileSettings(max_signatures=cap))
+    folder = ProfileBuilder(ProfileSettings(max_signatures=cap))
     rng = random.Random(3)
     true = {f"heavy{i}": 0 for i in range(10)}
     total = 0
@@ -183,7 +183,7 @@ def test_every_heavy_signature_outlives_a_flood_of_rare_ones() -> None:
 
 
 def test_memory_stays_flat_while_distinct_signatures_flood_in() -> None:
-    folder = Folder(ProfileSettings(max_signatures=200))
+    folder = ProfileBuilder(ProfileSettings(max_signatures=200))
 
     def flood(start: int) -> None:
         for n in range(start, start + 20_000):
@@ -202,7 +202,7 @@ def test_memory_stays_flat_while_distinct_signatures_flood_in() -> None:
 
 
 def test_a_megabyte_of_kernel_name_is_cut_and_not_remembered() -> None:
-    folder = Folder()
+    folder = ProfileBuilder()
     for n in range(3):
         folder.add(launch("x" * 10**6 + str(n)))
     seen = folder.profile(window_start_ns=0, window_ns=1, observed_ns=1)

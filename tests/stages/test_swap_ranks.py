@@ -10,14 +10,14 @@ from retuned.stages.swap import (
     Phase,
     PhaseReason,
     Rank,
-    Standing,
+    RankState,
     SwapKind,
     decide,
     must_go_back,
     outcome_of,
 )
 
-ranks_at = st.lists(st.sampled_from(list(Standing)), max_size=6).map(
+ranks_at = st.lists(st.sampled_from(list(RankState)), max_size=6).map(
     lambda standings: [
         Rank(name=str(n), instance=f"i{n}", standing=standing)
         for n, standing in enumerate(standings)
@@ -25,13 +25,13 @@ ranks_at = st.lists(st.sampled_from(list(Standing)), max_size=6).map(
 )
 
 
-def at(standing: Standing, name: str = "1", instance: str = "a") -> Rank:
+def at(standing: RankState, name: str = "1", instance: str = "a") -> Rank:
     return Rank(name=name, instance=instance, standing=standing)
 
 
 @given(ranks_at)
 def test_a_swap_is_committed_only_where_every_rank_can_carry_it_out(ranks: list[Rank]) -> None:
-    ready = {Standing.PREPARED, Standing.COMMITTED}
+    ready = {RankState.PREPARED, RankState.COMMITTED}
     decision = decide(SwapKind.SWAP, ranks, prepared={})
     assert (decision.phase is Phase.COMMIT) == (
         bool(ranks) and all(rank.standing in ready for rank in ranks)
@@ -54,13 +54,13 @@ def test_a_rank_that_died_after_it_prepared_lets_nobody_commit(
 @pytest.mark.parametrize(
     ("rank", "prepared", "phase", "reason"),
     [
-        (at(Standing.PREPARED), {"1": "a"}, Phase.COMMIT, PhaseReason.ALL_PREPARED),
-        (at(Standing.COMMITTED), {}, Phase.COMMIT, PhaseReason.CATCHING_UP),
-        (at(Standing.PREPARED), {"1": "b"}, Phase.ABORT, PhaseReason.RANK_RESTARTED),
-        (at(Standing.UNPREPARED), {}, Phase.WAIT, PhaseReason.RANK_JOINED),
-        (at(Standing.SILENT, instance=""), {}, Phase.WAIT, PhaseReason.RANK_SILENT),
-        (at(Standing.AHEAD), {"1": "a"}, Phase.WAIT, PhaseReason.RANK_AHEAD),
-        (at(Standing.PREPARED), {"1": "a", "2": "b"}, Phase.ABORT, PhaseReason.RANK_LOST),
+        (at(RankState.PREPARED), {"1": "a"}, Phase.COMMIT, PhaseReason.ALL_PREPARED),
+        (at(RankState.COMMITTED), {}, Phase.COMMIT, PhaseReason.CATCHING_UP),
+        (at(RankState.PREPARED), {"1": "b"}, Phase.ABORT, PhaseReason.RANK_RESTARTED),
+        (at(RankState.UNPREPARED), {}, Phase.WAIT, PhaseReason.RANK_JOINED),
+        (at(RankState.SILENT, instance=""), {}, Phase.WAIT, PhaseReason.RANK_SILENT),
+        (at(RankState.AHEAD), {"1": "a"}, Phase.WAIT, PhaseReason.RANK_AHEAD),
+        (at(RankState.PREPARED), {"1": "a", "2": "b"}, Phase.ABORT, PhaseReason.RANK_LOST),
     ],
 )
 def test_each_way_of_standing_has_its_reason(

@@ -14,7 +14,7 @@ from tests.tracing.receiver import collecting
 
 from retuned.adapters.tracing import open_spans
 from retuned.spans import NoSpans
-from retuned.terminal.logs import Framed, JsonLines, TextLines, Unrepeated
+from retuned.terminal.logs import JsonLines, RateLimitFilter, SpanFilter, TextLines
 
 
 class Written:
@@ -24,7 +24,7 @@ class Written:
         self.stream = io.StringIO()
         handler = logging.StreamHandler(self.stream)
         handler.setFormatter(formatter)
-        handler.addFilter(Framed())
+        handler.addFilter(SpanFilter())
         self.log = logging.Logger("retuned.test")
         self.log.addHandler(handler)
 
@@ -95,14 +95,14 @@ def test_a_name_makes_no_second_line_for_people_either() -> None:
 
 
 class Repeating:
-    """A logger whose lines pass `Unrepeated`, by a clock that the test turns."""
+    """A logger whose lines pass `RateLimitFilter`, by a clock that the test turns."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.written = Written(TextLines("%(name)s %(message)s"))
         self.log = self.written.log
         (handler,) = self.log.handlers
-        handler.addFilter(Unrepeated(now_s=lambda: self.now_s))
+        handler.addFilter(RateLimitFilter(now_s=lambda: self.now_s))
 
     def passed(self) -> list[str]:
         return [line.removeprefix("retuned.test ") for line in self.written.lines()]

@@ -10,7 +10,7 @@ from tests.local.local_world import KERNEL, World
 from tests.tracing.receiver import Collector, Seen, collecting
 
 from retuned.adapters.tracing import open_spans
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.spans import read_traceparent
 
 LEARNING = {"observe", "drift", "hypothesis", "experiment", "lab", "verdict"}
@@ -41,14 +41,14 @@ def played(folder: Path, collector: Collector, *, restart: bool = False) -> Worl
         world.approve_what_waits()
         world.clock.advance(2.0)
         world.loop.turn()
-    assert world.phases(Kind.PROPOSAL) == ["watching"]
+    assert world.phases(RecordKind.PROPOSAL) == ["watching"]
     world.server.counts[KERNEL] = {
         "swapped_launches": 50,
         "shadow_checks": 9,
         "shadow_mismatches": 1,
     }
     world.loop.turn()
-    assert world.phases(Kind.PROPOSAL) == ["rolled-back"]
+    assert world.phases(RecordKind.PROPOSAL) == ["rolled-back"]
     for _ in range(3):  # nothing happens any more
         world.clock.advance(2.0)
         world.loop.steer()

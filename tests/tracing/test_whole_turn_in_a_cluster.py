@@ -27,19 +27,19 @@ from retuned.adapters.sqlite_store import SqliteStore
 from retuned.adapters.trace_folder import FakeTraceSource
 from retuned.adapters.tracing import open_spans
 from retuned.agent_wire import (
+    Ack,
     Hello,
     OrderDone,
     Orders,
     PodRef,
     Report,
-    Taken,
     Welcome,
     as_orders,
 )
 from retuned.ports import Spans
 from retuned.stages.hypothesis import Hypothesis
 from retuned_operator.agent.ports import PodRecord, Receipt, Said
-from retuned_operator.controllers.ports import Drifted
+from retuned_operator.controllers.ports import OpenDrift
 from retuned_operator.crds import ProposalPhase
 from retuned_operator.manifests.names import EXPERIMENT_UID
 from retuned_operator.program.fleet import CachedFleet
@@ -71,10 +71,10 @@ class Ledger(FakeLedger):
     def take(self, receipt: Receipt, said: Said) -> None:
         self.real.take(receipt, said)
 
-    def drifts(self, target: str) -> Sequence[Drifted]:
+    def drifts(self, target: str) -> Sequence[OpenDrift]:
         return self.real.drifts(target)
 
-    def answered(self, drifted: Drifted) -> None:
+    def answered(self, drifted: OpenDrift) -> None:
         self.real.answered(drifted)
 
     def believe(self, belief: Hypothesis) -> None:
@@ -96,7 +96,7 @@ class Link(FakeOperator):
         self._pass(hello, "")
         return super().hello(hello)
 
-    def post(self, report: Report, *, traceparent: str = "") -> Taken:
+    def post(self, report: Report, *, traceparent: str = "") -> Ack:
         self._pass(report, traceparent)
         return super().post(report, traceparent=traceparent)
 

@@ -13,7 +13,7 @@ import pytest
 from tests.web.conftest import Site9476, made
 
 from retuned.adapters.clock import FakeClock
-from retuned.web.ports import Visit
+from retuned.web.ports import RequestInfo
 from retuned.web.records import Person
 from retuned.web.refusing import refused
 from retuned.web.serving import PageServer, names_of
@@ -103,7 +103,7 @@ class Served(Windows):
 class HeaderDoor:
     """Lets in whom a header names: each browser of a test is somebody else."""
 
-    def who(self, visit: Visit) -> Person:
+    def who(self, visit: RequestInfo) -> Person:
         said = visit.headers.get("x-test-user", "")
         if not said:
             raise refused("not-known", "nobody knows you")

@@ -28,7 +28,7 @@ from retuned.contract import (
     TrustClass,
     Workload,
 )
-from retuned.local.review_machine import Machine
+from retuned.local.review_machine import HostFacts
 from retuned.local.review_page import StoreDeciding
 from retuned.local.review_source import StoreReview, key_of
 from retuned.ports import Event
@@ -41,7 +41,7 @@ from retuned.stages.trace import ShapeSource
 from retuned.stages.verdict import EvidenceDocument
 from retuned.web.app import Pages
 from retuned.web.guarding import Guard as PageGuard
-from retuned.web.ports import Door, Visit
+from retuned.web.ports import Authenticator, RequestInfo
 from retuned.web.records import Person, Roof, Roofs
 from retuned.web.refusing import refused
 from retuned.web.site import Site
@@ -133,9 +133,9 @@ class Somebody:
     """The door of a test: whoever the test says."""
 
     person: Person | None = field(default_factory=lambda: Person(user="ada", groups=()))
-    visits: list[Visit] = field(default_factory=list)
+    visits: list[RequestInfo] = field(default_factory=list)
 
-    def who(self, visit: Visit) -> Person:
+    def who(self, visit: RequestInfo) -> Person:
         self.visits.append(visit)
         if self.person is None:
             raise refused("not-known", "nobody knows you")
@@ -373,11 +373,11 @@ def made(
     clock: FakeClock,
     *,
     hosts: frozenset[str] = frozenset({HOST}),
-    door: Door | None = None,
+    door: Authenticator | None = None,
 ) -> Generator[Site9476, None, None]:
     store = SqliteStore(folder / "state", clock=clock)
     notary, somebody = FakeNotary(), Somebody()
-    machine = Machine(
+    machine = HostFacts(
         place="chat on node-7",
         folder=folder / "state",
         gpus=8,

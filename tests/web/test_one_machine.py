@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from retuned.adapters.approvals import Approvals
 from retuned.cli import report
 from retuned.errors import TemporaryError, UsageError
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.review_page import served
 from retuned.local.review_source import key_of
 from retuned.settings import Settings
@@ -45,7 +45,7 @@ def propose(world: World) -> str:
     for _ in range(4):  # what was refined is tried, and what was won is proposed
         world.clock.advance(2.0)
         world.loop.turn()
-    (stored,) = world.store.list(Kind.PROPOSAL, phase="awaiting")
+    (stored,) = world.store.list(RecordKind.PROPOSAL, phase="awaiting")
     return stored.id
 
 

@@ -21,14 +21,14 @@ from retuned.adapters.local_peers import uid_of_peer
 from retuned.errors import Refused, TemporaryError, UsageError
 from retuned.local.review_page import LocalDoor
 from retuned.web.differences import MOST_COLUMNS, MOST_LINES, MOST_SHOWN, difference
-from retuned.web.ports import Visit
-from retuned.web.roofline import Spot, roofline
+from retuned.web.ports import RequestInfo
+from retuned.web.roofline import RooflinePoint, roofline
 from retuned.web.serving import PageServer, place_of
 from retuned.web.site import Site
-from retuned.web.tokens import LIFE, Shown, fault_of, sign
+from retuned.web.tokens import LIFE, FormToken, fault_of, sign
 
 KEY = b"k" * 32
-SHOWN = Shown(session="s" * 43, user="ada", key="p", artifact="sha256:aa", policy="sha256:bb")
+SHOWN = FormToken(session="s" * 43, user="ada", key="p", artifact="sha256:aa", policy="sha256:bb")
 
 
 def test_parameters_that_change_stand_first() -> None:
@@ -77,7 +77,7 @@ SPEEDS = st.floats(1e-3, 1e7)
 @given(
     st.lists(
         st.builds(
-            Spot,
+            RooflinePoint,
             label=st.text(max_size=12),
             intensity=SPEEDS,
             before_gflops=SPEEDS,
@@ -90,7 +90,7 @@ SPEEDS = st.floats(1e-3, 1e7)
     st.sampled_from([358.0, 920.0]),
 )
 def test_a_roofline_is_well_formed_and_stays_inside_its_picture(
-    spots: list[Spot], gflops: float, gbytes: float, width: float
+    spots: list[RooflinePoint], gflops: float, gbytes: float, width: float
 ) -> None:
     text = roofline(spots, gflops=gflops, gbytes_per_s=gbytes, title="t", desc="d", width=width)
     root = ElementTree.fromstring(text)
@@ -133,8 +133,8 @@ def test_whatever_is_sent_as_a_token_is_answered(text: str) -> None:
 
 
 def test_parts_of_a_token_do_not_run_into_each_other() -> None:
-    one = Shown(session="a", user="bc", key="p", artifact="x", policy="")
-    two = Shown(session="ab", user="c", key="p", artifact="x", policy="")
+    one = FormToken(session="a", user="bc", key="p", artifact="x", policy="")
+    two = FormToken(session="ab", user="c", key="p", artifact="x", policy="")
     assert sign(one, key=KEY, now=NOON) != sign(two, key=KEY, now=NOON)
 
 
@@ -209,7 +209,7 @@ def test_what_is_not_certain_is_nobody(tmp_path: Path) -> None:
 
 
 def test_the_door_of_a_machine_is_the_user_at_the_other_end() -> None:
-    visit = Visit(headers={}, client=("127.0.0.1", 1), server=("127.0.0.1", 2))
+    visit = RequestInfo(headers={}, client=("127.0.0.1", 1), server=("127.0.0.1", 2))
     who = LocalDoor({f"user:{identity_of_uid(0, {}).user}": "sre"}, uid=lambda *_: 0).who(visit)
     assert who.user == "root"
     assert "sre" in who.groups

@@ -30,7 +30,7 @@ import torch
 from benchmarks.gpu.live.variants import build_all
 
 from benchmarks import segments
-from retuned.runtime.host import Host
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.observed import joined
@@ -92,7 +92,7 @@ class Bench:
     def __init__(self, subjects: Subjects, folder: Path) -> None:
         self.subjects = subjects
         self._hook = Interceptor()
-        self._host = Host("costs", interception=Interception(self._hook))
+        self._host = RuntimeHost("costs", interception=Interception(self._hook))
         self._epoch = 0
         self.counted()
         records = joined(self._host.answer({"op": "observed"}))

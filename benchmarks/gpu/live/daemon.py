@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from retuned.local import lifting, reasoning
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.program import Loop, serve
 from retuned.local.wiring import build
 from retuned.settings import load_settings
@@ -37,16 +37,16 @@ class ShowLoop(Loop):
     def observe(self) -> None:
         """As ever; then look for kernels that were left out."""
         super().observe()
-        if self.ctx.store.list(Kind.DRIFT, phase="explained"):
+        if self.ctx.store.list(RecordKind.DRIFT, phase="explained"):
             for belief in _left_out(self.ctx):
                 log.info("show: believed by the script: %s", belief.because)
                 reasoning.open_belief(self.ctx, belief)
 
 
 def _left_out(ctx: Context) -> list[Hypothesis]:
-    believed = {s.body["definition"] for s in ctx.store.list(Kind.HYPOTHESIS)}
+    believed = {s.body["definition"] for s in ctx.store.list(RecordKind.HYPOTHESIS)}
     spent: dict[str, int] = {}
-    for window in ctx.store.list(Kind.WINDOW, phase="judged"):
+    for window in ctx.store.list(RecordKind.WINDOW, phase="judged"):
         for stat in WorkloadProfile.model_validate(window.body["profile"]).stats:
             name = stat.signature.kernel
             spent[name] = spent.get(name, 0) + stat.gpu_time_ns

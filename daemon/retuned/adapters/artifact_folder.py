@@ -16,7 +16,7 @@ from retuned.contract import Definition, Digest, Solution
 from retuned.errors import HarnessError
 from retuned.ports import Notary
 from retuned.runtime.artifact import MANIFEST_FILE as MANIFEST
-from retuned.runtime.precompiled import PRECOMPILED_FILE, Entry, pack
+from retuned.runtime.precompiled import PRECOMPILED_FILE, PrecompiledEntry, pack
 from retuned.runtime.spec import Refused
 from retuned.runtime.trust import PURPOSE, SIGNATURE_FILE
 
@@ -32,7 +32,7 @@ def keep_artifact(
     *,
     solution: Solution,
     definition: Definition,
-    precompiled: Sequence[Entry] = (),
+    precompiled: Sequence[PrecompiledEntry] = (),
 ) -> None:
     """Write the folder; a kill leaves all of it or nothing, and the first of several wins.
 

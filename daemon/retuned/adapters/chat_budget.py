@@ -94,7 +94,7 @@ class Ledger(Protocol):
         ...
 
 
-class Purse:
+class RemainingBudget:
     """What is left.
 
     Parameters

@@ -1,7 +1,7 @@
 """A language model behind budget and transcript; how a question travels is the wire's affair.
 
 `PaidChatModel` takes secrets out, looks the question up among those that were answered, sets money
-aside, asks over a `Wire`, asks again where that may help, and writes everything down. `HttpWire` in
+aside, asks over a `ChatTransport`, asks again where that may help, and writes everything down. `HttpWire` in
 `chat_http` is the real wire, `ScriptedWire` here the fake one.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from retuned.adapters.chat_budget import Purse, Usage, bound_of, settled
+from retuned.adapters.chat_budget import RemainingBudget, Usage, bound_of, settled
 from retuned.adapters.chat_transcript import Transcript
 from retuned.errors import Refused, RetunedError, TemporaryError, UnreadableInput
 from retuned.lab.generators.evolve.redaction import Redact, redact
@@ -80,7 +80,7 @@ class WireFailed(RetunedError):
         self.pause_s = pause_s
 
 
-class Wire(Protocol):
+class ChatTransport(Protocol):
     """Takes one question to a model, once."""
 
     model: str
@@ -124,9 +124,9 @@ class PaidChatModel:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: ChatTransport,
         *,
-        purse: Purse,
+        purse: RemainingBudget,
         transcript: Transcript,
         clock: Clock,
         secrets_out: Redact = redact,

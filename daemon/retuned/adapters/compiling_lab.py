@@ -24,7 +24,7 @@ from retuned.lab.admitting import (
 )
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.remembering import definition_digest
-from retuned.lab.subject import Subject
+from retuned.lab.subject import KernelUnderTest
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan
 
@@ -62,7 +62,7 @@ class CompilingLab(UnmeasuredLab):
         root: Path,
         *,
         arch: str,
-        subject: Subject,
+        subject: KernelUnderTest,
         incumbent: Solution,
         written: Sequence[Solution] = (),
         generators: Sequence[Callable[[ExperimentPlan], Generator]] = (),

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
-from retuned.stages.watch import Answer, Served
+from retuned.stages.watch import Served, ServerResponse
 
 __all__ = ["FakeEndToEnd", "HttpEndToEnd", "load_requests"]
 
@@ -128,7 +128,7 @@ class HttpEndToEnd:
             raise TemporaryError(message, delay_s=_RETRY_S)
         return Served(answers=answers, wall_s=wall_s)
 
-    def _ask(self, client: httpx.Client, body: Mapping[str, Any]) -> Answer:
+    def _ask(self, client: httpx.Client, body: Mapping[str, Any]) -> ServerResponse:
         """Send one request; whatever goes wrong with it is an answer that failed."""
         path = "/chat/completions" if "messages" in body else "/completions"
         begin_s = time.perf_counter()
@@ -136,12 +136,12 @@ class HttpEndToEnd:
         try:
             with client.stream("POST", self._url + path, json=dict(body)) as response:
                 if response.status_code != 200:
-                    return Answer(failed=True)
+                    return ServerResponse(failed=True)
                 for line in _lines(response, until_s=heard.until_s):
                     if heard.take(line):
                         break
         except (httpx.HTTPError, _Unbounded):
-            return Answer(failed=True)
+            return ServerResponse(failed=True)
         return heard.answer()
 
 
@@ -229,14 +229,14 @@ class _Heard:
                 self.tokens.append(name)
                 self.logprobs.append(max(-1e4, min(1e4, float(number))))
 
-    def answer(self) -> Answer:
+    def answer(self) -> ServerResponse:
         """Return the answer; tokens nobody told are words, however the text was cut."""
         if not self.ended or self.first_s is None:
-            return Answer(failed=True)
+            return ServerResponse(failed=True)
         tokens = self.tokens or _WORDS.findall("".join(self.text)) or ["".join(self.text)]
         further = len(tokens) - 1
         took_s = self.last_s - self.first_s
-        return Answer(
+        return ServerResponse(
             tokens=tuple(tokens),
             logprobs=tuple(self.logprobs),
             ttft_s=max(self.first_s - self.begin_s, 1e-9),

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from retuned.adapters.backend_process import BackendProcess
-from retuned.adapters.chat_budget import ChatBudget, Prices, Purse
+from retuned.adapters.chat_budget import ChatBudget, Prices, RemainingBudget
 from retuned.adapters.chat_http import Endpoint, HttpWire
 from retuned.adapters.chat_ledger import LEDGER, DayLedger
 from retuned.adapters.chat_model import PaidChatModel
@@ -27,7 +27,7 @@ from retuned.lab.generators.evolve import (
     redactor,
     secrets_only,
 )
-from retuned.lab.generators.occasion import Occasion
+from retuned.lab.generators.occasion import GeneratorInput
 from retuned.lab.notebook import notebook_name
 from retuned.lab.toolchain import environment_of
 from retuned.ports import Clock, Generator
@@ -41,7 +41,7 @@ BACKENDS = ".backends"
 
 
 def open_evolution(
-    config: EvolveConfig, occasion: Occasion, *, clock: Clock | None = None, arch: str = ""
+    config: EvolveConfig, occasion: GeneratorInput, *, clock: Clock | None = None, arch: str = ""
 ) -> Generator:
     """Return the generator of one plan; its transcript is taken up where it ended.
 
@@ -85,7 +85,7 @@ def open_evolution(
     return ForeignGenerator(package, chat, task=task)
 
 
-def open_chat(config: EvolveConfig, occasion: Occasion, *, clock: Clock) -> PaidChatModel:
+def open_chat(config: EvolveConfig, occasion: GeneratorInput, *, clock: Clock) -> PaidChatModel:
     """Return the model behind the plan's transcript and budget, and the day's ledger."""
     key = key_of(config)
     wire = HttpWire(
@@ -104,7 +104,7 @@ def open_chat(config: EvolveConfig, occasion: Occasion, *, clock: Clock) -> Paid
         prompt_usd_per_mtok=config.prompt_usd_per_mtok,
         completion_usd_per_mtok=config.completion_usd_per_mtok,
     )
-    purse = Purse(
+    purse = RemainingBudget(
         ChatBudget(
             max_tokens=config.max_tokens,
             max_usd=config.max_usd,

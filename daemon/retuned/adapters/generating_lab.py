@@ -14,7 +14,7 @@ from retuned.adapters.unmeasured_lab import UnmeasuredLab, unmeasured
 from retuned.contract import Digest, TrustClass
 from retuned.errors import HarnessError, Refused, TemporaryError, UnreadableInput
 from retuned.lab.remembering import definition_digest
-from retuned.lab.subject import Subject
+from retuned.lab.subject import KernelUnderTest
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import ExperimentPlan
 
@@ -35,7 +35,7 @@ class GeneratingLab(UnmeasuredLab):
         Who writes; None where nobody may be asked now.
     """
 
-    def __init__(self, subject: Subject, generator: Generator | None) -> None:
+    def __init__(self, subject: KernelUnderTest, generator: Generator | None) -> None:
         super().__init__()
         self._subject = subject
         self._generator = generator

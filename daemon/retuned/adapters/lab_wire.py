@@ -67,7 +67,7 @@ class FindingRecord(Record):
         )
 
 
-class Stood(Record):
+class DeviceStates(Record):
     """How accelerators stood while a pod measured; empty where nobody could say."""
 
     begin: Gpus = ()
@@ -158,20 +158,20 @@ def finding_line(finding: Finding) -> dict[str, Any]:
     return {"finding": FindingRecord.of(finding).model_dump(mode="json")}
 
 
-def done_line(stood: Stood | None = None) -> dict[str, Any]:
-    """Return the last line of a lab that came to its end; who reads it need not know `Stood`."""
-    if stood is None or stood == Stood():
+def done_line(stood: DeviceStates | None = None) -> dict[str, Any]:
+    """Return the last line of a lab that came to its end; who reads it need not know `DeviceStates`."""
+    if stood is None or stood == DeviceStates():
         return {"done": True}
     return {"done": True, "gpus": stood.model_dump(mode="json")}
 
 
-def stood_of(line: bytes) -> Stood:
+def stood_of(line: bytes) -> DeviceStates:
     """Return how accelerators stood, as a last line says; nothing where it says nothing fit."""
     try:
         message = json.loads(line)
-        return Stood.model_validate(message.get("gpus", {}))
+        return DeviceStates.model_validate(message.get("gpus", {}))
     except (AttributeError, RecursionError, ValueError):  # the last is also pydantic's and JSON's
-        return Stood()
+        return DeviceStates()
 
 
 def failed_line(code: str, message: str) -> dict[str, Any]:

@@ -22,14 +22,14 @@ from retuned.errors import (
     TemporaryError,
     UsageError,
 )
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.captured import FOLDER, with_captured
 from retuned.lab.generators.portfolio import Portfolio, TurnFolder
 from retuned.lab.generators.porting import Earlier
 from retuned.lab.notebook import Note, Notebook, notebook_name
 from retuned.lab.remembering import definition_digest, remembered, sameness
 from retuned.lab.session import Session
-from retuned.lab.subject import FoundInServer, Subject
+from retuned.lab.subject import FoundInServer, KernelUnderTest
 from retuned.lab.toolchain import environment_of, toolchain_for
 from retuned.lab.vetting import leave_out_unanswered
 from retuned.plain_files import NotPlain, make_private, read_plain
@@ -80,7 +80,7 @@ class LocalLab:
         self,
         root: Path,
         *,
-        subjects: Callable[[str], Subject],
+        subjects: Callable[[str], KernelUnderTest],
         solutions: Callable[[Digest], Solution | None],
         generators: Mapping[str, Callable[[ExperimentPlan], Generator]],
         advantages: Mapping[str, float] | None = None,
@@ -110,7 +110,7 @@ class LocalLab:
         notebook = Notebook(self._root / "notes" / notebook_name(plan.id))
         notes = [note for note in notebook.read() if note.solution.digest not in known]
         deadline = time.monotonic() + _left_s(plan, known.values(), notes)
-        bay = Bay(
+        bay = LabResources(
             with_captured(
                 self._subjects(plan.definition), self._root / FOLDER / notebook_name(plan.id)
             ),

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from retuned.adapters.operator_bundle import take_bundle
 from retuned.agent_wire import (
     MAX_WAIT_S,
+    Ack,
     DefinitionPost,
     DriftPost,
     Hello,
@@ -29,7 +30,6 @@ from retuned.agent_wire import (
     Orders,
     ProfileReport,
     Report,
-    Taken,
     Welcome,
     wire_json,
 )
@@ -84,10 +84,10 @@ class OperatorApi:
         """Say who is here; see `Operator.hello`."""
         return self._json("POST", "/v1/hello", body=hello, answer=Welcome)
 
-    def post(self, report: Report, *, traceparent: str = "") -> Taken:
+    def post(self, report: Report, *, traceparent: str = "") -> Ack:
         """Tell something; see `Operator.post`."""
         path = _PATHS.get(type(report), "/v1/watch")
-        return self._json("POST", path, body=report, traceparent=traceparent, answer=Taken)
+        return self._json("POST", path, body=report, traceparent=traceparent, answer=Ack)
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
         """Return what this pod is to have; see `Operator.orders`."""

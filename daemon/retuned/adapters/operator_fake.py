@@ -12,6 +12,8 @@ from retuned.adapters.operator_bundle import take_bundle
 from retuned.agent_wire import (
     MAX_ARTIFACT_BYTES,
     VERSION,
+    Ack,
+    AgentMessage,
     Bundle,
     BundleFile,
     Hello,
@@ -19,8 +21,6 @@ from retuned.agent_wire import (
     Orders,
     PodRef,
     Report,
-    Said,
-    Taken,
     Welcome,
     as_orders,
 )
@@ -55,7 +55,7 @@ class FakeOperator:
         """What it signs with."""
         self.artifacts: dict[Digest, Mapping[str, bytes]] = {}
         """Its store."""
-        self.said: list[Said] = []
+        self.said: list[AgentMessage] = []
         """All that it took, in order."""
         self.traces: list[str] = []
         """In which spans what it was told was found, in order; hellos have none."""
@@ -76,11 +76,11 @@ class FakeOperator:
         self.heard = True
         return Welcome(version=VERSION, at=self.now, target=self.target, key=self.key)
 
-    def post(self, report: Report, *, traceparent: str = "") -> Taken:
+    def post(self, report: Report, *, traceparent: str = "") -> Ack:
         """See `Operator.post`."""
         self._take(report)
         self.traces.append(traceparent)
-        return Taken(unheard=not self.heard)
+        return Ack(unheard=not self.heard)
 
     def orders(self, *, after: int, wait_s: float) -> Orders:
         """See `Operator.orders`; it waits in real time, as the real one does."""
@@ -118,7 +118,7 @@ class FakeOperator:
         self._take(said)
         self.traces.append(traceparent)
 
-    def _take(self, said: Said) -> None:
+    def _take(self, said: AgentMessage) -> None:
         self._answer()
         if not self.selected:
             raise _refused("no-target", self.pod.name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from retuned.adapters.gpu_devices import find_devices
-from retuned.adapters.lab_wire import LabTask, Stood, done_line, failed_line, finding_line
+from retuned.adapters.lab_wire import DeviceStates, LabTask, done_line, failed_line, finding_line
 from retuned.adapters.pod_ending import Preemption
 from retuned.adapters.pod_results import (
     exit_code_of,
@@ -32,7 +32,7 @@ _TaskT = TypeVar("_TaskT", bound=LabTask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means(Generic[_TaskT]):
+class PodResources(Generic[_TaskT]):
     """What the program lends a pod."""
 
     read: Callable[[str, str], _TaskT]
@@ -47,7 +47,7 @@ class Means(Generic[_TaskT]):
     """Finds who says how this machine's accelerators stand; None where nobody can."""
 
 
-def run_pod(words: Sequence[str], settings: PodSettings, *, means: Means[_TaskT]) -> int:
+def run_pod(words: Sequence[str], settings: PodSettings, *, means: PodResources[_TaskT]) -> int:
     """Carry out the task, and say at the end what became of it; return the exit code.
 
     Parameters
@@ -80,7 +80,7 @@ def run_pod(words: Sequence[str], settings: PodSettings, *, means: Means[_TaskT]
 
 
 def _carried_out(
-    task: _TaskT, settings: PodSettings, *, means: Means[_TaskT], ending: Preemption
+    task: _TaskT, settings: PodSettings, *, means: PodResources[_TaskT], ending: Preemption
 ) -> int:
     watched = means.devices() if settings.role in _MEASURING else None
     begin = _stood(watched)  # before this pod is on them itself
@@ -93,7 +93,7 @@ def _carried_out(
             means.say(finding_line(finding))
             findings.append(finding)
         code = exit_code_of(settings.role, findings)
-        stood = Stood(begin=begin, end=_stood(watched, alone=False))
+        stood = DeviceStates(begin=begin, end=_stood(watched, alone=False))
         with ending.last_words():
             publish(settings.results, findings, bench=lab, stood=stood)
             said = summary(settings.role, task.plan.id, findings=findings, exit_code=code)

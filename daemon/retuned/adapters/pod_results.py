@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retuned.adapters.lab_wire import Stood, done_line, finding_line
+from retuned.adapters.lab_wire import DeviceStates, done_line, finding_line
 from retuned.adapters.pod_bundle import FINDINGS
 from retuned.adapters.pod_task import PodRole
 from retuned.contract import Digest
@@ -68,7 +68,7 @@ def exit_code_of_error(error: RetunedError) -> int:
 
 
 def publish(
-    folder: Path, findings: Sequence[Finding], *, bench: Bench, stood: Stood | None = None
+    folder: Path, findings: Sequence[Finding], *, bench: Bench, stood: DeviceStates | None = None
 ) -> None:
     """Write what was found: evidence and winners' artifacts, and then the findings themselves.
 

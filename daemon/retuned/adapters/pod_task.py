@@ -99,7 +99,7 @@ def read_mounted(path: Path) -> str:
     raise UnreadableInput("bad-task", where=str(path), message=problem)
 
 
-class Handed:
+class FixedGenerator:
     """A generator that proposes what it was handed, once and in that order.
 
     Parameters
@@ -158,7 +158,7 @@ def for_pod(task: _TaskT, *, role: PodRole, root: Path, here: Digest) -> _TaskT:
         update={"max_candidates": count, "finalists": min(count, plan.budget.finalists)}
     )
     plan = plan.model_copy(
-        update={"generators": (Handed.name,), "structures": (), "budget": budget}
+        update={"generators": (FixedGenerator.name,), "structures": (), "budget": budget}
     )
     trusted = {
         "plan": plan,

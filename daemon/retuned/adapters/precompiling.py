@@ -22,7 +22,7 @@ from retuned.errors import CompileFailed, MissingDependency
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.languages.triton_precompile import precompile, precompile_served
-from retuned.runtime.precompiled import Entry
+from retuned.runtime.precompiled import PrecompiledEntry
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Precompiler:
         *,
         manifest: Mapping[str, Any],
         limits: CompileLimits | None = None,
-    ) -> Sequence[Entry]:
+    ) -> Sequence[PrecompiledEntry]:
         """Return code for the servers of an artifact; none where its servers compile as ever.
 
         Parameters

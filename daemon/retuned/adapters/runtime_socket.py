@@ -35,7 +35,7 @@ from retuned.stages.swap import (
     Phase,
     PhaseReason,
     Rank,
-    Standing,
+    RankState,
     SwapKind,
     SwapOrder,
     decide,
@@ -285,11 +285,11 @@ class RuntimeSocket:
 def _rank(name: str, said: dict[str, Any] | RetunedError) -> Rank:
     """Read where a process stands; one that talks nonsense does not say."""
     if isinstance(said, RetunedError):
-        return Rank(name=name, standing=Standing.SILENT, detail=str(said)[:300])
+        return Rank(name=name, standing=RankState.SILENT, detail=str(said)[:300])
     try:
-        standing = Standing(str(said.get("standing")))
+        standing = RankState(str(said.get("standing")))
     except ValueError:
-        return Rank(name=name, standing=Standing.SILENT, detail="its answer cannot be read")
+        return Rank(name=name, standing=RankState.SILENT, detail="its answer cannot be read")
     return Rank(name=name, instance=str(said.get("instance", ""))[:200], standing=standing)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from retuned.ports import Store
 from retuned.stages.verdict import Interval
-from retuned.stages.watch import Account, Ran, Tried, settle
+from retuned.stages.watch import Account, ExperimentUsage, SwapUsage, settle
 
 RAN = "savings"
 """Kind of the records per swap and month: current."""
@@ -97,10 +97,10 @@ class Savings:
         """
         return settle(self._ran(taken_back), self._tried())
 
-    def _ran(self, taken_back: Collection[str]) -> Iterator[Ran]:
+    def _ran(self, taken_back: Collection[str]) -> Iterator[SwapUsage]:
         for stored in self._store.list(RAN, phase="current"):
             body = stored.body
-            yield Ran(
+            yield SwapUsage(
                 target=str(body["target"]),
                 definition=str(body["definition"]),
                 month=str(body["month"]),
@@ -110,10 +110,10 @@ class Savings:
                 taken_back=body["proposal"] in taken_back,
             )
 
-    def _tried(self) -> Iterator[Tried]:
+    def _tried(self) -> Iterator[ExperimentUsage]:
         for stored in self._store.list(TRIED):
             for month, device_s in stored.body["months"].items():
-                yield Tried(
+                yield ExperimentUsage(
                     target=str(stored.body["target"]),
                     definition=str(stored.body["definition"]),
                     month=str(month),

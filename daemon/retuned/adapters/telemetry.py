@@ -36,8 +36,8 @@ from retuned.metrics import (
     Exporter,
     Fault,
     Keeper,
-    Kind,
     Metric,
+    MetricType,
     Refusal,
     Row,
     admitted,
@@ -52,7 +52,10 @@ MAX_LABEL_SETS = 256
 _BUSY_S = 10.0
 """Wait before a busy port is tried again."""
 _REFUSED = "retuned_metrics_refused_total"
-_MAKE: Mapping[Kind, Callable[..., Any]] = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
+_MAKE: Mapping[MetricType, Callable[..., Any]] = {
+    MetricType.COUNTER: Counter,
+    MetricType.GAUGE: Gauge,
+}
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, which nothing here reads
 
@@ -110,28 +113,28 @@ class PrometheusTelemetry:
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
         with self._lock:
-            found = self._of(Kind.COUNTER, name, labels)
+            found = self._of(MetricType.COUNTER, name, labels)
         if found is not None and amount >= 0.0:
             found.inc(amount)
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
         with self._lock:
-            found = self._of(Kind.GAUGE, name, labels)
+            found = self._of(MetricType.GAUGE, name, labels)
         if found is not None:
             found.set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add to a histogram."""
         with self._lock:
-            found = self._of(Kind.HISTOGRAM, name, labels)
+            found = self._of(MetricType.HISTOGRAM, name, labels)
         if found is not None:
             found.observe(value)
 
     def table(self, name: str, rows: Iterable[Row]) -> None:
         """Replace all series of a metric: what is not among the rows is no more."""
         metric = CATALOGUE.get(name)
-        kind = metric.kind if metric is not None else Kind.GAUGE
+        kind = metric.kind if metric is not None else MetricType.GAUGE
         kept: dict[tuple[str, ...], float] = {}
         with self._lock:
             for labels, value in rows:
@@ -184,11 +187,11 @@ class PrometheusTelemetry:
         """Show every series of a counter from the start: a first event must be a rise."""
         if metric.keeper is not Keeper.TELEMETRY or not metric.is_closed:
             return
-        if metric.kind is Kind.COUNTER:
+        if metric.kind is MetricType.COUNTER:
             for labels in metric.series():
                 self._child(metric, labels)
 
-    def _of(self, kind: Kind, name: str, labels: Mapping[str, str]) -> Any | None:  # noqa: ANN401 - one of three metric classes
+    def _of(self, kind: MetricType, name: str, labels: Mapping[str, str]) -> Any | None:  # noqa: ANN401 - one of three metric classes
         clean = admitted(name, labels, kind=kind, exporter=self._exporter)
         if isinstance(clean, Refusal):
             self._refuse(clean)
@@ -200,7 +203,7 @@ class PrometheusTelemetry:
         made = self._metrics.get(metric.name)
         if made is None:
             about = (metric.name, metric.meaning, metric.label_names)
-            if metric.kind is Kind.HISTOGRAM:
+            if metric.kind is MetricType.HISTOGRAM:
                 made = Histogram(*about, buckets=metric.buckets, registry=self.registry)
             else:
                 made = _MAKE[metric.kind](*about, registry=self.registry)
@@ -235,7 +238,7 @@ class _Tables(Collector):
         """Return each table with its rows."""
         for name, rows in self._rows().items():
             metric = CATALOGUE[name]
-            family = GaugeMetricFamily if metric.kind is Kind.GAUGE else CounterMetricFamily
+            family = GaugeMetricFamily if metric.kind is MetricType.GAUGE else CounterMetricFamily
             shown = family(name, metric.meaning, labels=metric.label_names)
             for values, value in rows.items():
                 shown.add_metric(values, value)
@@ -274,27 +277,27 @@ class FakeTelemetry:
         """Add to a counter."""
         if amount < 0.0:
             raise ValueError(f"{name}: a counter never falls")
-        key = self._key(Kind.COUNTER, name, labels)
+        key = self._key(MetricType.COUNTER, name, labels)
         self.counters[key] = self.counters.get(key, 0.0) + amount
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        self.gauges[self._key(Kind.GAUGE, name, labels)] = value
+        self.gauges[self._key(MetricType.GAUGE, name, labels)] = value
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add to a histogram."""
-        self.observed.setdefault(self._key(Kind.HISTOGRAM, name, labels), []).append(value)
+        self.observed.setdefault(self._key(MetricType.HISTOGRAM, name, labels), []).append(value)
 
     def table(self, name: str, rows: Iterable[Row]) -> None:
         """Replace all series of a metric."""
-        kind = CATALOGUE[name].kind if name in CATALOGUE else Kind.GAUGE
+        kind = CATALOGUE[name].kind if name in CATALOGUE else MetricType.GAUGE
         kept: dict[frozenset[tuple[str, str]], float] = {}
         for labels, value in rows:
             clean = admitted(name, labels, kind=kind, table=True, exporter=self.exporter)
             if isinstance(clean, Refusal):
                 raise ValueError(clean.detail)
             kept[frozenset(clean.items())] = value
-        if kind is not Kind.HISTOGRAM and name not in CATALOGUE:
+        if kind is not MetricType.HISTOGRAM and name not in CATALOGUE:
             raise ValueError(f"{name} is not in the catalogue")
         if len(kept) > CATALOGUE[name].most_rows:
             raise ValueError(f"{name} has {len(kept)} rows")
@@ -311,7 +314,7 @@ class FakeTelemetry:
         return next((v for have, v in self.tables.get(name, {}).items() if wanted <= have), None)
 
     def _key(
-        self, kind: Kind, name: str, labels: Mapping[str, str]
+        self, kind: MetricType, name: str, labels: Mapping[str, str]
     ) -> tuple[str, frozenset[tuple[str, str]]]:
         clean = admitted(name, labels, kind=kind, exporter=self.exporter)
         if isinstance(clean, Refusal):

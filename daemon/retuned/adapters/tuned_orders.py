@@ -10,7 +10,7 @@ from retuned.adapters.runtime_link import RETRY_S
 from retuned.adapters.tuned_reports import Process
 from retuned.configured.records import FileChange
 from retuned.errors import CandidateError, TemporaryError
-from retuned.stages.swap import Standing, SwapKind, SwapOrder
+from retuned.stages.swap import RankState, SwapKind, SwapOrder
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ def body_of(order: SwapOrder, change: FileChange, *, artifact: str) -> dict[str,
     }
 
 
-def standing_of(order: SwapOrder, process: Process) -> Standing:
+def standing_of(order: SwapOrder, process: Process) -> RankState:
     """Return where a process is with an order."""
     entry = process.entries.get(order.definition)
     if entry is not None and entry.order == order.proposal and entry.artifact == order.artifact:
-        return Standing.COMMITTED
-    return Standing.PREPARED if order.proposal in process.prepared else Standing.UNPREPARED
+        return RankState.COMMITTED
+    return RankState.PREPARED if order.proposal in process.prepared else RankState.UNPREPARED
 
 
 def check_engaged(said: Mapping[str, Any], order: SwapOrder) -> None:

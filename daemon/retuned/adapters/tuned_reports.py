@@ -19,7 +19,7 @@ from retuned.stages.watch import WatchSample
 _Text = Annotated[str, Field(max_length=2000)]
 
 
-class Entry(BaseModel):
+class FileReport(BaseModel):
     """How one kernel's file stands in one process; what a newer runtime adds is left out."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -42,7 +42,7 @@ class Process:
     """Files that it reads."""
     prepared: frozenset[str]
     """Orders that it could carry out at once."""
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, FileReport]
     """By kernel, what the last order left."""
 
 
@@ -55,7 +55,7 @@ def process_of(path: Path, said: Mapping[str, Any]) -> Process:
         If it is nonsense: a server to ask again.
     """
     try:
-        entries = [Entry.model_validate(each) for each in said.get("files", ())]
+        entries = [FileReport.model_validate(each) for each in said.get("files", ())]
         servers = said["servers"]
         return Process(
             path=path,
@@ -120,7 +120,7 @@ def merged(samples: Sequence[WatchSample]) -> WatchSample:
     )
 
 
-def _tripped(entry: Entry | None) -> str:
+def _tripped(entry: FileReport | None) -> str:
     """Return why a row is no longer what the server picks; empty while it is."""
     if entry is None or entry.artifact is None or entry.state != "lost":
         return ""

@@ -4,7 +4,7 @@ Sources are C++ for the CPU backend and Triton for GPUs (``sources/``); definiti
 float64 reference (``references/``).
 """
 
-from retuned.catalog.entry import Cost, Entry, Space
+from retuned.catalog.entry import Cost, KernelEntry, Space
 from retuned.catalog.family import Family
 from retuned.catalog.registry import (
     Binding,
@@ -21,8 +21,8 @@ from retuned.catalog.registry import (
 __all__ = [
     "Binding",
     "Cost",
-    "Entry",
     "Family",
+    "KernelEntry",
     "Space",
     "families",
     "forget",

@@ -10,7 +10,7 @@ from retuned.catalog import inputs
 from retuned.catalog.entry import (
     Array,
     Cost,
-    Entry,
+    KernelEntry,
     Params,
     Space,
     build_solution,
@@ -143,7 +143,7 @@ def _settle(lengths: dict[str, int]) -> dict[str, int] | None:
     return {**lengths, "S": max(lengths["S"], lengths["T"])}
 
 
-def _build(name: str, constants: dict[str, int]) -> Entry:
+def _build(name: str, constants: dict[str, int]) -> KernelEntry:
     head = constants["D"]
     if head % HEAD_STEP:
         raise UsageError(f"{name}: the head size must be a multiple of {HEAD_STEP}, got {head}")
@@ -163,7 +163,7 @@ def _build(name: str, constants: dict[str, int]) -> Entry:
     )
     incumbent: Params = {"HEAD": head, "KEYS": 1024, "CHAINS": 2, "VEC": 32, "THREADS": 1}
     two_pass = _two_pass(head)
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=(*inputs.COMMON, "logits-60"),
         spaces=(two_pass, _online(head)),

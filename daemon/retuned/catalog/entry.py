@@ -90,7 +90,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class KernelEntry:
     """One kernel definition of the catalog."""
 
     definition: Definition

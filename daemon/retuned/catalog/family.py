@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from retuned.catalog.entry import Entry
+from retuned.catalog.entry import KernelEntry
 from retuned.contract import AxisConst, AxisVar, DType, Language, TensorSpec, ValueLike, ValueRule
 
 LONGEST = 2**20
@@ -33,7 +33,7 @@ class Family:
     """Axis names of each input, as a trace shows them."""
     dtypes: tuple[str, ...]
     """Element type of each input."""
-    build: Callable[[str, dict[str, int]], Entry]
+    build: Callable[[str, dict[str, int]], KernelEntry]
     """Make the entry in the first of `languages`, given its name and constant axes."""
     languages: tuple[Language, ...] = (Language.CPU_CPP, Language.TRITON)
     """Languages that it has kernels in; the first is what `get` returns where none is named."""

@@ -25,7 +25,7 @@ Triton = Callable[[Definition], tuple[tuple[Space, ...], Params]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class NumberFormat:
     """A number format, and how names show it."""
 
     dtype: DType
@@ -42,20 +42,24 @@ class Form:
         return TensorSpec(shape=shape, dtype=self.dtype, constant=weight)
 
 
-FLOAT32 = Form(
+FLOAT32 = NumberFormat(
     dtype=DType.FLOAT32,
     mark="",
     size_bytes=4,
     languages=(Language.CPU_CPP, Language.TRITON),
 )
-BFLOAT16 = Form(dtype=DType.BFLOAT16, mark="_bf16", size_bytes=2, languages=(Language.TRITON,))
-FLOAT16 = Form(dtype=DType.FLOAT16, mark="_fp16", size_bytes=2, languages=(Language.TRITON,))
+BFLOAT16 = NumberFormat(
+    dtype=DType.BFLOAT16, mark="_bf16", size_bytes=2, languages=(Language.TRITON,)
+)
+FLOAT16 = NumberFormat(
+    dtype=DType.FLOAT16, mark="_fp16", size_bytes=2, languages=(Language.TRITON,)
+)
 FORMS = (FLOAT32, BFLOAT16, FLOAT16)
 """Formats that models are served in."""
 
 
 @cache
-def rounding(form: Form, make: Make) -> Make:
+def rounding(form: NumberFormat, make: Make) -> Make:
     """Return a maker whose float32 tensors come in another format; the same one on every call."""
     if form is FLOAT32:
         return make
@@ -74,7 +78,7 @@ def rounding(form: Form, make: Make) -> Make:
 
 @cache
 def costing(
-    form: Form, cost: Callable[[dict[str, int], float], Cost]
+    form: NumberFormat, cost: Callable[[dict[str, int], float], Cost]
 ) -> Callable[[dict[str, int]], Cost]:
     """Return the cost by lengths alone, given one by lengths and bytes of an element."""
 
@@ -85,7 +89,7 @@ def costing(
 
 
 def implemented(
-    form: Form,
+    form: NumberFormat,
     definition: Definition,
     *,
     cpp: tuple[Space, ...],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from retuned.catalog import inputs
-from retuned.catalog.entry import Array, Cost, Entry, build_solution, reference_text
+from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, floats, variable, whole
 from retuned.catalog.moe_gemm import MOST_EXPERTS
 from retuned.catalog.references import fused_moe as reference
@@ -79,12 +79,12 @@ def _settle(lengths: dict[str, int]) -> dict[str, int] | None:
     return lengths if fits and lengths.get("W", 2 * lengths["F"]) == 2 * lengths["F"] else None
 
 
-def _build(name: str, constants: dict[str, int]) -> Entry:
+def _build(name: str, constants: dict[str, int]) -> KernelEntry:
     if _settle(constants) is None:
         raise UsageError(f"{name}: needs T <= E <= {MOST_EXPERTS}, got {constants}")
     definition = _definition(name, constants)
     spaces, point = fused_moe(definition)
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=FAMILIES,
         spaces=tuple(fitting(space, definition) for space in spaces),

@@ -15,14 +15,14 @@ from retuned.catalog import inputs, triton_rows
 from retuned.catalog.entry import (
     Array,
     Cost,
-    Entry,
+    KernelEntry,
     Params,
     Reference,
     Space,
     reference_text,
 )
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
-from retuned.catalog.forms import FORMS, Form, costing, implemented, rounding
+from retuned.catalog.forms import FORMS, NumberFormat, costing, implemented, rounding
 from retuned.catalog.references import gelu_mul, silu_mul
 from retuned.contract import Definition
 
@@ -80,7 +80,7 @@ def _settle(lengths: dict[str, int]) -> dict[str, int] | None:
     return None if odd else {**lengths, "I": half}
 
 
-def _build(op_type: str, form: Form, name: str, constants: dict[str, int]) -> Entry:
+def _build(op_type: str, form: NumberFormat, name: str, constants: dict[str, int]) -> KernelEntry:
     definition = Definition(
         name=name,
         op_type=op_type,
@@ -101,7 +101,7 @@ def _build(op_type: str, form: Form, name: str, constants: dict[str, int]) -> En
         incumbent=_STARTS[0],
         triton=triton_rows.gated,
     )
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=inputs.COMMON,
         spaces=spaces,
@@ -112,7 +112,7 @@ def _build(op_type: str, form: Form, name: str, constants: dict[str, int]) -> En
     )
 
 
-def _family(op_type: str, form: Form) -> Family:
+def _family(op_type: str, form: NumberFormat) -> Family:
     activation = op_type.removesuffix("_mul")
     return Family(
         op_type=op_type,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from retuned.catalog import inputs
-from retuned.catalog.entry import Array, Cost, Entry, build_solution, reference_text
+from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, variable
 from retuned.catalog.references import gemm as reference
 from retuned.catalog.triton_gemm import BF16, few_rows
@@ -35,7 +35,7 @@ def _cost(lengths: dict[str, int]) -> Cost:
     )
 
 
-def _build(name: str, constants: dict[str, int]) -> Entry:
+def _build(name: str, constants: dict[str, int]) -> KernelEntry:
     definition = Definition(
         name=name,
         op_type="gemm_bf16",
@@ -52,7 +52,7 @@ def _build(name: str, constants: dict[str, int]) -> Entry:
         outputs={"y": TensorSpec(shape=("M", "N"), dtype=DType.BFLOAT16)},
         reference=reference_text("gemm"),
     )
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=FAMILIES,
         spaces=tuple(fitting(space, definition) for space in BF16),

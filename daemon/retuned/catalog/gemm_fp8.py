@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from retuned.catalog import inputs
-from retuned.catalog.entry import Array, Cost, Entry, build_solution, reference_text
+from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, floats, variable
 from retuned.catalog.references import gemm_fp8 as reference
 from retuned.catalog.triton_gemm import FP8, few_rows
@@ -79,7 +79,7 @@ def _settle(lengths: dict[str, int]) -> dict[str, int] | None:
     return lengths if blocks == (lengths["NB"], lengths["KB"]) else None
 
 
-def _build(op_type: str, dtype: DType, name: str, constants: dict[str, int]) -> Entry:
+def _build(op_type: str, dtype: DType, name: str, constants: dict[str, int]) -> KernelEntry:
     columns, depth = constants["N"], constants["K"]
     definition = Definition(
         name=name,
@@ -101,7 +101,7 @@ def _build(op_type: str, dtype: DType, name: str, constants: dict[str, int]) -> 
         outputs={"y": TensorSpec(shape=("M", "N"), dtype=DType.BFLOAT16)},
         reference=reference_text("gemm_fp8"),
     )
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=(*FAMILIES, "exact-integer"),
         spaces=tuple(fitting(space, definition) for space in FP8),

@@ -10,7 +10,7 @@ from retuned.catalog import inputs
 from retuned.catalog.entry import (
     Array,
     Cost,
-    Entry,
+    KernelEntry,
     Params,
     Space,
     build_solution,
@@ -146,7 +146,7 @@ def _cost(lengths: dict[str, int]) -> Cost:
     )
 
 
-def _build(name: str, constants: dict[str, int]) -> Entry:
+def _build(name: str, constants: dict[str, int]) -> KernelEntry:
     definition = Definition(
         name=name,
         op_type="linear_w8",
@@ -164,7 +164,7 @@ def _build(name: str, constants: dict[str, int]) -> Entry:
         outputs={"y": floats("M", "N")},
         reference=reference_text("linear_w8"),
     )
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=(*inputs.COMMON, "exact-integer"),
         spaces=(ROW_DOTS, PANELS, PACKED_PANELS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from retuned.catalog import inputs
-from retuned.catalog.entry import Array, Cost, Entry, build_solution, reference_text
+from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, floats, variable
 from retuned.catalog.references import linear_w8 as reference
 from retuned.catalog.triton_gemm import W8, few_rows
@@ -36,7 +36,7 @@ def _cost(lengths: dict[str, int]) -> Cost:
     )
 
 
-def _build(name: str, constants: dict[str, int]) -> Entry:
+def _build(name: str, constants: dict[str, int]) -> KernelEntry:
     definition = Definition(
         name=name,
         op_type="linear_w8_bf16",
@@ -54,7 +54,7 @@ def _build(name: str, constants: dict[str, int]) -> Entry:
         outputs={"y": TensorSpec(shape=("M", "N"), dtype=DType.BFLOAT16)},
         reference=reference_text("linear_w8"),
     )
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=(*inputs.COMMON, "exact-integer"),
         spaces=tuple(fitting(space, definition) for space in W8),

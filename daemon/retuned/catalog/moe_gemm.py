@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from retuned.catalog import inputs
-from retuned.catalog.entry import Array, Cost, Entry, build_solution, reference_text
+from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, floats, variable
 from retuned.catalog.references import moe_gemm as reference
 from retuned.catalog.triton_moe_gemm import moe_gemm
@@ -88,7 +88,7 @@ def _settle(lengths: dict[str, int]) -> dict[str, int] | None:
     return lengths if fits else None
 
 
-def _build(name: str, constants: dict[str, int]) -> Entry:
+def _build(name: str, constants: dict[str, int]) -> KernelEntry:
     if _settle(constants) is None:
         raise UsageError(f"{name}: needs T <= E <= {MOST_EXPERTS}, got {constants}")
     definition = Definition(
@@ -121,7 +121,7 @@ def _build(name: str, constants: dict[str, int]) -> Entry:
         reference=reference_text("moe_gemm"),
     )
     spaces, point = moe_gemm(definition)
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=FAMILIES,
         spaces=tuple(fitting(space, definition) for space in spaces),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from retuned.catalog import inputs
-from retuned.catalog.entry import Array, Cost, Entry, build_solution, reference_text
+from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, variable, whole
 from retuned.catalog.references import paged_attention as reference
 from retuned.catalog.triton_paged_attention import paged_attention
@@ -83,7 +83,7 @@ def _settle(lengths: dict[str, int]) -> dict[str, int] | None:
     return lengths if fits else None
 
 
-def _build(name: str, constants: dict[str, int]) -> Entry:
+def _build(name: str, constants: dict[str, int]) -> KernelEntry:
     if _settle(constants) is None:
         raise UsageError(
             f"{name}: the head size must be a multiple of {HEAD_STEP}, and H of G, got {constants}"
@@ -114,7 +114,7 @@ def _build(name: str, constants: dict[str, int]) -> Entry:
         reference=reference_text("paged_attention"),
     )
     spaces, point = paged_attention(definition)
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=FAMILIES,
         spaces=tuple(fitting(space, definition) for space in spaces),

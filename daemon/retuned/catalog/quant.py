@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from retuned.catalog import inputs
-from retuned.catalog.entry import Array, Cost, Entry, build_solution, reference_text
+from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, floats, variable
 from retuned.catalog.references import quant as reference
 from retuned.catalog.triton_quant import quant
@@ -41,7 +41,9 @@ def _cost(lengths: dict[str, int]) -> Cost:
     )
 
 
-def _build(op_type: str, dtype: DType, largest: int, name: str, constants: dict[str, int]) -> Entry:
+def _build(
+    op_type: str, dtype: DType, largest: int, name: str, constants: dict[str, int]
+) -> KernelEntry:
     text = reference_text("quant")
     definition = Definition(
         name=name,
@@ -54,7 +56,7 @@ def _build(op_type: str, dtype: DType, largest: int, name: str, constants: dict[
     )
     spaces, point = quant(definition, largest)
     planted = () if dtype is DType.INT8 else tuple(inputs.PLANTED)
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=(*FINITE, *planted),
         spaces=tuple(fitting(space, definition) for space in spaces),

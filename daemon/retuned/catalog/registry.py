@@ -32,7 +32,7 @@ from retuned.catalog import (
     triton_rope,
     triton_rows,
 )
-from retuned.catalog.entry import Entry, Params, Space, build_solution
+from retuned.catalog.entry import KernelEntry, Params, Space, build_solution
 from retuned.catalog.family import LONGEST, Family
 from retuned.catalog.own import OwnDefinition, entry_of
 from retuned.catalog.own import known as users
@@ -159,7 +159,7 @@ def _is_taken(name: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def get(definition_name: str, *, language: Language | None = None) -> Entry:
+def get(definition_name: str, *, language: Language | None = None) -> KernelEntry:
     """Return the entry of a definition.
 
     Parameters
@@ -210,7 +210,7 @@ def languages(definition_name: str) -> tuple[Language, ...]:
     return ()
 
 
-def _in_language(family: Family, entry: Entry, language: Language | None) -> Entry:
+def _in_language(family: Family, entry: KernelEntry, language: Language | None) -> KernelEntry:
     if language is None or language is family.languages[0]:
         return entry
     if language not in family.languages:

@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 
 from retuned.catalog import inputs, triton_rows
-from retuned.catalog.entry import Array, Cost, Entry, Params, Space, reference_text
+from retuned.catalog.entry import Array, Cost, KernelEntry, Params, Space, reference_text
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
-from retuned.catalog.forms import FORMS, Form, costing, implemented, rounding
+from retuned.catalog.forms import FORMS, NumberFormat, costing, implemented, rounding
 from retuned.catalog.references import rmsnorm as reference
 from retuned.contract import Definition, Language
 
@@ -71,7 +71,7 @@ def _cost(lengths: dict[str, int], size_bytes: float) -> Cost:
     )
 
 
-def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
+def _build(form: NumberFormat, name: str, constants: dict[str, int]) -> KernelEntry:
     definition = Definition(
         name=name,
         op_type="rmsnorm",
@@ -84,7 +84,7 @@ def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
     spaces, incumbent = implemented(
         form, definition, cpp=_SPACES, incumbent=INCUMBENT, triton=triton_rows.normalised
     )
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=(*inputs.COMMON, "mean-1000"),
         spaces=spaces,
@@ -95,7 +95,7 @@ def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
     )
 
 
-def _family(form: Form) -> Family:
+def _family(form: NumberFormat) -> Family:
     return Family(
         op_type="rmsnorm",
         template=f"rmsnorm{form.mark}_h{{H}}",

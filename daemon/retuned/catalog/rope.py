@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 
 from retuned.catalog import inputs, triton_rope
-from retuned.catalog.entry import Array, Cost, Entry, Params, Space, reference_text
+from retuned.catalog.entry import Array, Cost, KernelEntry, Params, Space, reference_text
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable, whole
-from retuned.catalog.forms import FORMS, Form, costing, implemented, rounding
+from retuned.catalog.forms import FORMS, NumberFormat, costing, implemented, rounding
 from retuned.catalog.references import rope as reference
 from retuned.contract import Definition, DType, TensorSpec
 from retuned.errors import UsageError
@@ -92,7 +92,7 @@ def _fits(lengths: dict[str, int]) -> bool:
     return heads <= _MOST_HEADS and lengths["D"] <= _LONGEST_HEAD and lengths["D"] % 2 == 0
 
 
-def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
+def _build(form: NumberFormat, name: str, constants: dict[str, int]) -> KernelEntry:
     if not _fits(constants):
         raise UsageError(
             f"{name}: heads are of even length up to {_LONGEST_HEAD} and at most {_MOST_HEADS}, "
@@ -128,7 +128,7 @@ def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
         incumbent=_STARTS[0],
         triton=triton_rope.rope,
     )
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=(*inputs.COMMON, _EXACT),
         spaces=spaces,
@@ -139,7 +139,7 @@ def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
     )
 
 
-def _family(form: Form) -> Family:
+def _family(form: NumberFormat) -> Family:
     return Family(
         op_type="rope",
         template=f"rope{form.mark}_q{{Q}}_k{{K}}_d{{D}}",

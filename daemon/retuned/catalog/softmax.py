@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 
 from retuned.catalog import inputs, triton_rows
-from retuned.catalog.entry import Array, Cost, Entry, Params, Space, reference_text
+from retuned.catalog.entry import Array, Cost, KernelEntry, Params, Space, reference_text
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
-from retuned.catalog.forms import FORMS, Form, costing, implemented, rounding
+from retuned.catalog.forms import FORMS, NumberFormat, costing, implemented, rounding
 from retuned.catalog.references import softmax as reference
 from retuned.contract import Definition, Language
 
@@ -55,7 +55,7 @@ def _cost(lengths: dict[str, int], size_bytes: float) -> Cost:
     )
 
 
-def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
+def _build(form: NumberFormat, name: str, constants: dict[str, int]) -> KernelEntry:
     width = fixed(constants["N"]) if "N" in constants else variable("numbers in a row")
     definition = Definition(
         name=name,
@@ -73,7 +73,7 @@ def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
         incumbent=INCUMBENT,
         triton=triton_rows.softmax,
     )
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=(*inputs.COMMON, "mean-1000", "logits-60"),
         spaces=spaces,
@@ -84,7 +84,7 @@ def _build(form: Form, name: str, constants: dict[str, int]) -> Entry:
     )
 
 
-def _family(form: Form, lengths: str, what: str) -> Family:
+def _family(form: NumberFormat, lengths: str, what: str) -> Family:
     return Family(
         op_type="softmax",
         template=f"softmax{form.mark}{lengths}",

@@ -23,7 +23,7 @@ from retuned.catalog import inputs, triton_gating
 from retuned.catalog.entry import (
     Array,
     Cost,
-    Entry,
+    KernelEntry,
     Params,
     Reference,
     Space,
@@ -138,7 +138,7 @@ def _fits(lengths: dict[str, int]) -> bool:
     return 1 <= lengths["K"] <= min(lengths["E"], MOST_CHOSEN) and lengths["E"] <= MOST_EXPERTS
 
 
-def _build(name: str, constants: dict[str, int]) -> Entry:
+def _build(name: str, constants: dict[str, int]) -> KernelEntry:
     experts, chosen = constants["E"], constants["K"]
     if not _fits(constants):
         raise UsageError(
@@ -167,7 +167,7 @@ def _build(name: str, constants: dict[str, int]) -> Entry:
         incumbent=_STARTS[0],
         triton=triton_gating.topk_gating,
     )
-    return Entry(
+    return KernelEntry(
         definition=definition,
         families=_FAMILIES,
         spaces=spaces,

@@ -10,7 +10,7 @@ from retuned.channels.records import Event, Notice, Severity, Standing
 from retuned.report.words import clean
 from retuned.stages.gate import GateDecision, GateState, explain, utc_minute
 from retuned.stages.proposal import Proposal, Risk
-from retuned.terminal.moments import short
+from retuned.terminal.moments import short_id
 from retuned.terminal.proposals import meaning, origin_fields, subject_fields
 
 _MOST = 300
@@ -27,7 +27,7 @@ class Place:
     review_url: Callable[[str], str] = lambda _: ""
     """Address of a proposal's page, by its id; empty where there is none."""
     command: Callable[[str, Proposal], str] = lambda word, proposal: (
-        f"retuned {word} {short(proposal.id)} --digest {proposal.artifact}"
+        f"retuned {word} {short_id(proposal.id)} --digest {proposal.artifact}"
     )
     """Command that says a word on a proposal."""
 

@@ -18,11 +18,11 @@ from retuned.cli.output import (
     stdout,
     write_page,
 )
-from retuned.cli.twins import Twins
+from retuned.cli.twins import DuplicateFiles
 from retuned.errors import UnreadableInput
 from retuned.report.words import plural, share
 from retuned.stages.drift import OneSided, alike, compare
-from retuned.stages.profile import Folder, SignatureStat, WorkloadProfile, merge
+from retuned.stages.profile import ProfileBuilder, SignatureStat, WorkloadProfile, merge
 from retuned.stages.trace import CapturedLaunch, ShapeSource, align_capture
 
 _KERNELS_MAX = 100_000
@@ -166,7 +166,7 @@ def _all_analyzed(
     """Return an entry for each file, and the profiles of those that count."""
     entries: list[_Body] = []
     profiles: list[WorkloadProfile] = []
-    twins = Twins()
+    twins = DuplicateFiles()
     for path in files:
         twin = twins.earlier(path)
         if twin is not None:
@@ -212,7 +212,7 @@ def _analyzed(
 
 def _folded(stream: TraceStream) -> tuple[WorkloadProfile, _Body]:
     """Fold a stream block by block, so that memory does not grow with the file."""
-    folder = Folder()
+    folder = ProfileBuilder()
     kernels: set[str] = set()
     for block in stream.blocks():
         if len(kernels) < _KERNELS_MAX:
@@ -234,7 +234,7 @@ def _aligned(
 ) -> tuple[WorkloadProfile, _Body]:
     batch = read_trace(path, max_launches=_ALIGNED_MAX, limits=limits)
     launches = align_capture(captured, batch.launches)
-    folder = Folder()
+    folder = ProfileBuilder()
     for launch in launches:
         folder.add(launch)
     return _profile(folder, batch.span_ns), {
@@ -247,11 +247,11 @@ def _aligned(
     }
 
 
-def _profile(folder: Folder, span_ns: int) -> WorkloadProfile:
+def _profile(folder: ProfileBuilder, span_ns: int) -> WorkloadProfile:
     return folder.profile(window_start_ns=0, window_ns=span_ns, observed_ns=span_ns)
 
 
-_EMPTY = _profile(Folder(), 0)
+_EMPTY = _profile(ProfileBuilder(), 0)
 
 
 def _read_profile(path: Path, limits: ReadLimits) -> WorkloadProfile:

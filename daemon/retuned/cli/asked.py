@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from retuned.cli.output import emit_json, safe, stdout
-from retuned.cli.state import Desk
+from retuned.cli.state import StateSession
 from retuned.local.lock import daemon_runs
-from retuned.local.people import Asked
+from retuned.local.people import PendingRequest
 from retuned.ports import Stored
-from retuned.terminal.moments import short
+from retuned.terminal.moments import short_id
 
 
 def next_look(folder: Path) -> str:
@@ -19,7 +19,7 @@ def next_look(folder: Path) -> str:
     return "no daemon runs on this state: it happens when one is started"
 
 
-def tell(at: Desk, stored: Stored, asked: Asked, *, new: bool, json: bool) -> None:
+def tell(at: StateSession, stored: Stored, asked: PendingRequest, *, new: bool, json: bool) -> None:
     """Say what was asked for, or who had asked for it already, and when it happens."""
     if json:
         emit_json(
@@ -34,6 +34,6 @@ def tell(at: Desk, stored: Stored, asked: Asked, *, new: bool, json: bool) -> No
             }
         )
         return
-    name = f"{asked.what.capitalize()} of {short(stored.id)}"
+    name = f"{asked.what.capitalize()} of {short_id(stored.id)}"
     said = "asked for" if new else f"already asked by {asked.who} at {asked.at}"
     stdout().print(safe(f"{name} {said}; {next_look(at.folder)}.", limit=1000), soft_wrap=True)

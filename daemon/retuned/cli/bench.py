@@ -24,7 +24,7 @@ from retuned.cli.validate import read_candidate
 from retuned.contract import Digest, Solution
 from retuned.errors import UsageError
 from retuned.experiment import GENERATORS
-from retuned.lab.generators.occasion import Make, Occasion
+from retuned.lab.generators.occasion import GeneratorInput, Make
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.toolchain import environment_of
 from retuned.ports import Generator
@@ -219,7 +219,7 @@ def _evolution(config: Path | None) -> Make:
     if evolve is None:
         raise UsageError("--generator evolve: name an endpoint with the setting evolve_url")
 
-    def make(occasion: Occasion) -> Generator:
+    def make(occasion: GeneratorInput) -> Generator:
         return open_evolution(evolve, occasion)
 
     return make

@@ -17,7 +17,7 @@ from retuned.adapters.dataset_folder import Draft, draft
 from retuned.catalog.entry import source_text
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
 from retuned.cli.shapes import DefinitionFileOption, learn
-from retuned.cli.state import ConfigOption, Desk, StateOption, desk
+from retuned.cli.state import ConfigOption, StateOption, StateSession, desk
 from retuned.contract import Definition, Digest, Solution, SourceFile, digest_of
 from retuned.dataset import (
     REWARD_DEFINITION,
@@ -96,7 +96,7 @@ def export(
     say(f"left out: {_reasons(manifest.left_out)}")
 
 
-def _write(at: Desk, made: Draft, format: Format, *, license: str, seed: str) -> Manifest:
+def _write(at: StateSession, made: Draft, format: Format, *, license: str, seed: str) -> Manifest:
     maker = Maker(_knowledge(at, license), seed=seed)
     count = _Count()
     for trial in trials(at.store):
@@ -147,7 +147,7 @@ def _manifest(
     )
 
 
-def _knowledge(at: Desk, license: str) -> Knowledge:
+def _knowledge(at: StateSession, license: str) -> Knowledge:
     # Only here: it costs every command a third of a second otherwise.
     from retuned.adapters.evolution import machine_names
     from retuned.lab.generators.evolve.redaction import redactor
@@ -174,7 +174,7 @@ def _definition(name: str) -> Definition | None:
         return None
 
 
-def _incumbents(at: Desk) -> Callable[[str, Digest], Solution | None]:
+def _incumbents(at: StateSession) -> Callable[[str, Digest], Solution | None]:
     """Return what finds an incumbent: the catalog's, or one that an experiment found."""
     from retuned.experiment import shipped
 

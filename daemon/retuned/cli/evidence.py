@@ -13,7 +13,7 @@ from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.signing_keys import PublicKey, public_pem
 from retuned.cli import evidence_text
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.state import ConfigOption, Desk, StateOption, desk
+from retuned.cli.state import ConfigOption, StateOption, StateSession, desk
 from retuned.contract import Digest
 from retuned.errors import Refused, UnreadableInput, UsageError
 from retuned.lab.recomputing import wrong_with_raw
@@ -211,7 +211,9 @@ def _print_key(notary: Ed25519Notary, *, json: bool) -> None:
         say(safe(f"revoked: {each.key} at {each.at}{until} {each.reason}"))
 
 
-def _opened(at: Desk, digest: Digest, *, verifier: Verifier | None = None) -> tuple[Read, str]:
+def _opened(
+    at: StateSession, digest: Digest, *, verifier: Verifier | None = None
+) -> tuple[Read, str]:
     found = read(at.store, verifier or at.notary, digest)
     signer = signed_by(at.store.get_blob(digest)) if found.document is not None else ""
     return found, signer

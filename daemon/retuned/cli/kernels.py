@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from retuned import catalog
-from retuned.catalog import Entry, Family
+from retuned.catalog import Family, KernelEntry
 from retuned.cli import kernels_bench, kernels_exchange
 from retuned.cli.kernels_believed import believed, believed_lines
 from retuned.cli.lifted import list_lifted
@@ -162,7 +162,7 @@ def _tensors(tensors: Mapping[str, TensorSpec]) -> dict[str, Any]:
     }
 
 
-def _language(entry: Entry) -> dict[str, Any]:
+def _language(entry: KernelEntry) -> dict[str, Any]:
     every = Grid(entry, cores=1 << 30).points
     return {
         "incumbent": {

@@ -13,7 +13,7 @@ from retuned.adapters.sqlite_store import DATABASE, SqliteStore
 from retuned.cli.output import say
 from retuned.errors import RetunedError, UsageError
 from retuned.lab.generators.priors import Outcomes, Priors, StructurePrior
-from retuned.local.believed import Place, learned, of_family
+from retuned.local.believed import LabEnvironment, learned, of_family
 from retuned.local.earlier import arch_of, stored_findings
 from retuned.ports import Store
 from retuned.settings import load_settings
@@ -81,7 +81,7 @@ def _priors(store: Store, name: str, *, now: datetime) -> Iterator[Priors]:
     newest = next(iter(stored_findings(store, done[-1].id)), None)
     arch = arch_of(store, newest.verdict.evidence) if newest is not None else ""
     for language in catalog.languages(name):
-        place = Place(language=str(language), environment=environment, arch=arch)
+        place = LabEnvironment(language=str(language), environment=environment, arch=arch)
         priors = learned(store, done, family=family, place=place, now=now)
         if priors.known:
             yield priors

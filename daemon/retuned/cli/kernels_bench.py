@@ -17,7 +17,7 @@ from rich.table import Table
 
 from retuned import catalog
 from retuned.adapters.flashinfer_bench import export_trace, traces_of
-from retuned.catalog import Entry
+from retuned.catalog import KernelEntry
 from retuned.cli.output import JsonFlag, cell, check_writable, emit_json, safe, say, stdout
 from retuned.cli.shapes import (
     DefinitionFileOption,
@@ -31,7 +31,7 @@ from retuned.cli.state import ConfigOption
 from retuned.contract import Language, Workload
 from retuned.errors import MissingDependency, UsageError
 from retuned.experiment import open_lab
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.harness.schedule import CANDIDATE
 from retuned.lab.harness.timing import samples_of, units_for
 from retuned.lab.languages.gpu import find_gpu
@@ -49,7 +49,7 @@ _FINAL_SHARE = 0.15
 class Benched:
     """What was measured."""
 
-    entry: Entry
+    entry: KernelEntry
     """The kernel."""
     workloads: tuple[Workload, ...]
     """The shapes."""
@@ -108,7 +108,7 @@ def bench(
 
 
 def measure(
-    entry: Entry, workloads: Sequence[Workload], *, seconds: float, candidates: int
+    entry: KernelEntry, workloads: Sequence[Workload], *, seconds: float, candidates: int
 ) -> Benched:
     """Search, and judge what was found.
 
@@ -154,11 +154,13 @@ def measure(
 
 
 def _alone(
-    entry: Entry, workloads: Sequence[Workload], *, settings: LabSettings
+    entry: KernelEntry, workloads: Sequence[Workload], *, settings: LabSettings
 ) -> tuple[float, ...]:
     """Time the incumbent beside its own clone."""
     found = []
-    bay = Bay(entry, workloads, incumbent=entry.incumbent, folder=lab_folder(), settings=settings)
+    bay = LabResources(
+        entry, workloads, incumbent=entry.incumbent, folder=lab_folder(), settings=settings
+    )
     try:
         with bay.duel([bay.incumbent, bay.clone()]) as duel:
             for index, workload in enumerate(workloads):

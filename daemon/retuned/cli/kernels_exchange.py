@@ -24,7 +24,7 @@ from retuned.adapters.flashinfer_bench import (
     kind_of,
     read_documents,
 )
-from retuned.catalog.entry import Entry
+from retuned.catalog.entry import KernelEntry
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
 from retuned.cli.shapes import DefinitionFileOption, learn, named
 from retuned.cli.state import ConfigOption
@@ -162,7 +162,7 @@ def _solutions(name: str, files: list[Path] | tuple[()]) -> Iterator[Solution]:
         yield read_candidate(path, definition=name)[0]
     if not files:
         for language in catalog.languages(name):
-            entry: Entry = catalog.get(name, language=language)
+            entry: KernelEntry = catalog.get(name, language=language)
             yield entry.incumbent
 
 

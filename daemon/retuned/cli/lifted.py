@@ -9,7 +9,7 @@ from retuned.cli.output import JsonFlag, emit_json, safe, stdout
 from retuned.cli.state import ConfigOption, StateOption, desk
 from retuned.contract import AxisConst
 from retuned.lifting.kept import LiftedRecord
-from retuned.lifting.lift import Kept
+from retuned.lifting.lift import SkippedKernel
 from retuned.local.lifting import lifted, refused
 
 _HINTS = {
@@ -39,7 +39,7 @@ def list_lifted(
             }
         )
         return
-    _print(found, kept)
+    _print_lifted(found, kept)
 
 
 def _told(record: LiftedRecord) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _told(record: LiftedRecord) -> dict[str, Any]:
     }
 
 
-def _refusal(each: Kept) -> dict[str, Any]:
+def _refusal(each: SkippedKernel) -> dict[str, Any]:
     return {
         "kernel": each.kernel,
         "reason": each.reason,
@@ -77,7 +77,7 @@ def _refusal(each: Kept) -> dict[str, Any]:
     }
 
 
-def _print(found: list[LiftedRecord], kept: list[Kept]) -> None:
+def _print_lifted(found: list[LiftedRecord], kept: list[SkippedKernel]) -> None:
     out = stdout()
     if not found and not kept:
         out.print(_NONE_SEEN, soft_wrap=True)

@@ -9,12 +9,12 @@ import typer
 
 from retuned.adapters.runtime_status import ProcessStatus, Standings, opened
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.state import ConfigOption, Desk, ReasonOption, StateOption, desk
+from retuned.cli.state import ConfigOption, ReasonOption, StateOption, StateSession, desk
 from retuned.cli.status import attached
 from retuned.errors import Refused, RetunedError, TemporaryError, UsageError
 from retuned.ports import Event
 from retuned.settings import load_settings
-from retuned.terminal.moments import short
+from retuned.terminal.moments import short_id
 
 _LONGEST_REASON = 1000
 _REASONS = 32
@@ -115,7 +115,7 @@ def _arm(
 
 
 def _note(
-    at: Desk,
+    at: StateSession,
     kernel: str,
     target: str,
     why: str,
@@ -125,7 +125,7 @@ def _note(
 ) -> None:
     """Write down who let what come again, and why."""
     tripped = [
-        f"{slot} {short(artifact)} {reason}"
+        f"{slot} {short_id(artifact)} {reason}"
         for slot, artifacts in before.items()
         for artifact, reason in artifacts.items()
     ]
@@ -179,6 +179,6 @@ def _report(
     for slot, artifacts in before.items():
         for artifact, reason in artifacts.items():
             stdout().print(
-                safe(f"  {slot} {short(artifact)} was taken back for {reason}", limit=500)
+                safe(f"  {slot} {short_id(artifact)} was taken back for {reason}", limit=500)
             )
     stdout().print("Nothing is swapped by this; the variant may be proposed again.")

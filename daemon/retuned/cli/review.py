@@ -18,9 +18,9 @@ from retuned.cli.output import JsonFlag, emit_json, safe, say
 from retuned.cli.state import (
     CommentOption,
     ConfigOption,
-    Desk,
     ProposalArgument,
     StateOption,
+    StateSession,
     desk,
     find,
     newest,
@@ -28,7 +28,7 @@ from retuned.cli.state import (
 from retuned.cli.turns_text import print_turns, turns_of
 from retuned.errors import Refused, UnreadableInput, UsageError
 from retuned.local import people
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.devices import said_beside
 from retuned.local.people import OPEN, SWAPPED, asked_for, doubts, gate_of, read_proposal
 from retuned.local.proving import read
@@ -65,7 +65,9 @@ def proposals(
         say(safe(f"{error}; it is {stored.phase}, and is left out: nothing is swapped for it"))
 
 
-def _listed(at: Desk, *, all: bool) -> tuple[list[review_text.Row], list[tuple[Stored, Exception]]]:
+def _listed(
+    at: StateSession, *, all: bool
+) -> tuple[list[review_text.Row], list[tuple[Stored, Exception]]]:
     """Return the proposals to list, and those that cannot be understood: one hides no other."""
     rows: list[review_text.Row] = []
     unreadable: list[tuple[Stored, Exception]] = []
@@ -93,7 +95,7 @@ def show(
         orders = [o for o in at.store.list("order") if o.body.get("proposal") == stored.id]
         events = at.store.events(id=stored.id)
         evidence = read(at.store, at.notary, proposal.evidence)
-        beside = said_beside(at.store, Kind.EXPERIMENT, proposal.experiment)
+        beside = said_beside(at.store, RecordKind.EXPERIMENT, proposal.experiment)
         turns = turns_of(at.store, proposal.experiment)
         asked = asked_for(at.store).get(stored.id, ())
         measured = end_to_end_of(at.store, stored.id)
@@ -209,7 +211,7 @@ def rollback(
     tell(at, stored, asked, new=new, json=json)
 
 
-def _nothing_in(at: Desk, slot: str) -> Refused | UsageError:
+def _nothing_in(at: StateSession, slot: str) -> Refused | UsageError:
     """Say that nothing is swapped into a kernel; one that no proposal names may be a slip."""
     words = f"nothing is swapped into {safe(slot, limit=60)!r}; see `retuned proposals --all`"
     known = {stored.body.get("definition") for stored in at.store.list("proposal")}
@@ -242,7 +244,12 @@ def _same_artifact(proposal: Proposal, digest: str) -> None:
 
 
 def _report(
-    at: Desk, decision: SwapDecision, proposal: Proposal, *, json: bool, doubts: Sequence[str] = ()
+    at: StateSession,
+    decision: SwapDecision,
+    proposal: Proposal,
+    *,
+    json: bool,
+    doubts: Sequence[str] = (),
 ) -> None:
     if json:
         body: dict[str, Any] = {"decision": decision.model_dump(mode="json"), "id": decision.id}

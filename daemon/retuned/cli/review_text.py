@@ -8,7 +8,7 @@ from typing import Any
 
 from retuned.cli.evidence_text import gates_line
 from retuned.cli.output import safe, stdout
-from retuned.local.people import Asked
+from retuned.local.people import PendingRequest
 from retuned.local.proving import Read
 from retuned.ports import Event, Stored
 from retuned.stages.gate import (
@@ -20,7 +20,7 @@ from retuned.stages.gate import (
 from retuned.stages.proposal import Proposal
 from retuned.terminal.freezes import freeze_line
 from retuned.terminal.layout import print_fields, print_table
-from retuned.terminal.moments import ago, short
+from retuned.terminal.moments import ago, short_id
 from retuned.terminal.proposals import (
     DECIDED,
     meaning,
@@ -36,7 +36,11 @@ Row = tuple[Stored, Proposal, GateDecision | None]
 
 
 def summary(
-    stored: Stored, proposal: Proposal, gate: GateDecision | None, *, asked: Sequence[Asked]
+    stored: Stored,
+    proposal: Proposal,
+    gate: GateDecision | None,
+    *,
+    asked: Sequence[PendingRequest],
 ) -> dict[str, Any]:
     """Return the stable JSON of one proposal."""
     return {
@@ -76,7 +80,7 @@ def print_proposals(
     rows: Sequence[Row],
     *,
     freezes: Sequence[TuningFreeze],
-    asked: Mapping[str, Sequence[Asked]],
+    asked: Mapping[str, Sequence[PendingRequest]],
     now: datetime,
 ) -> None:
     """Print one line a proposal, and the freezes above them."""
@@ -90,7 +94,7 @@ def print_proposals(
         ("id", "phase", "kernel", "speedup", "saves", "risk", "expires", "waits for"),
         [
             (
-                short(stored.id),
+                short_id(stored.id),
                 stored.phase,
                 proposal.definition,
                 speedup_words(proposal),
@@ -112,7 +116,7 @@ def print_proposal(
     decisions: Sequence[SwapDecision],
     evidence: Read,
     beside: str,
-    asked: Sequence[Asked],
+    asked: Sequence[PendingRequest],
     now: datetime,
 ) -> None:
     """Print everything a person needs to decide."""
@@ -130,7 +134,7 @@ def print_proposal(
     print_fields(rows)
     if stored.phase == "awaiting":
         stdout().print(
-            f"\nretuned approve {short(stored.id)} --digest {proposal.artifact}", soft_wrap=True
+            f"\nretuned approve {short_id(stored.id)} --digest {proposal.artifact}", soft_wrap=True
         )
 
 
@@ -138,7 +142,7 @@ def print_decision(decision: SwapDecision, proposal: Proposal, *, then: str) -> 
     """Print what was decided, about exactly what."""
     out = stdout()
     out.print(
-        safe(f"{DECIDED[decision.decision]} by {decision.user}: proposal {short(proposal.id)}")
+        safe(f"{DECIDED[decision.decision]} by {decision.user}: proposal {short_id(proposal.id)}")
     )
     out.print(f"  artifact {decision.digest}", soft_wrap=True)
     out.print(safe(f"  means: {meaning(proposal)}"), soft_wrap=True)
@@ -167,7 +171,7 @@ def print_events(events: Sequence[Event]) -> None:
 
 def _name(id: str) -> str:
     """Return a digest's beginning; any other name is whole, it may be needed as it is."""
-    return short(id) if id.startswith("sha256:") else id
+    return short_id(id) if id.startswith("sha256:") else id
 
 
 def _gates(evidence: Read) -> str:
@@ -178,7 +182,7 @@ def _gates(evidence: Read) -> str:
     return f"{said}; NOT VERIFIED, it will not be swapped: {evidence.doubt.detail}"
 
 
-def _asked(asked: Sequence[Asked]) -> str:
+def _asked(asked: Sequence[PendingRequest]) -> str:
     return "; ".join(each.sentence() for each in asked)
 
 

@@ -15,11 +15,11 @@ from retuned.adapters.approvals import Approvals, Identity, local_identity
 from retuned.adapters.signing import Ed25519Notary
 from retuned.adapters.sqlite_store import DATABASE, SqliteStore
 from retuned.errors import UnreadableInput, UsageError
-from retuned.local.people import Voice, read_proposal
+from retuned.local.people import Actor, read_proposal
 from retuned.ports import Store, Stored
 from retuned.settings import load_settings
 from retuned.stages.proposal import Proposal
-from retuned.terminal.moments import short
+from retuned.terminal.moments import short_id
 
 ConfigOption = Annotated[Path | None, typer.Option(help="YAML or TOML file with settings.")]
 StateOption = Annotated[Path | None, typer.Option(help="Overrides the setting.")]
@@ -33,7 +33,7 @@ _SHORTEST = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class StateSession:
     """What a command works with."""
 
     folder: Path
@@ -49,9 +49,9 @@ class Desk:
     now: datetime
     """When."""
 
-    def voice(self) -> Voice:
+    def voice(self) -> Actor:
         """Return who gives the command, as somebody who speaks."""
-        return Voice(
+        return Actor(
             store=self.store,
             approvals=self.approvals,
             who=self.identity,
@@ -61,7 +61,7 @@ class Desk:
 
 
 @contextmanager
-def desk(config: Path | None, state_dir: Path | None) -> Iterator[Desk]:
+def desk(config: Path | None, state_dir: Path | None) -> Iterator[StateSession]:
     """Open the state that the settings name.
 
     Raises
@@ -79,7 +79,7 @@ def desk(config: Path | None, state_dir: Path | None) -> Iterator[Desk]:
         )
     store = SqliteStore(settings.state_dir)
     try:
-        yield Desk(
+        yield StateSession(
             folder=settings.state_dir,
             store=store,
             approvals=Approvals(store),
@@ -106,7 +106,7 @@ def find(store: Store, beginning: str) -> tuple[Stored, Proposal]:
     if not found:
         raise UsageError(f"no proposal begins with {beginning!r:.80}; see `retuned proposals`")
     if len(found) > 1:
-        names = ", ".join(short(s.id, length=16) for s in found[:5])
+        names = ", ".join(short_id(s.id, length=16) for s in found[:5])
         raise UsageError(f"{beginning!r:.80} is the beginning of {len(found)} proposals: {names}")
     return found[0], read_proposal(found[0])
 

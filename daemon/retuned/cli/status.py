@@ -16,7 +16,7 @@ from retuned.settings import Settings, load_settings
 from retuned.stages.gate import TuningFreeze
 from retuned.terminal.freezes import freeze_line
 from retuned.terminal.layout import print_table
-from retuned.terminal.moments import short
+from retuned.terminal.moments import short_id
 
 _NO_SLOT = (
     "No kernel has a slot yet. A Triton kernel gets one with its first swap; "
@@ -232,7 +232,7 @@ def _slot_row(slot: SlotStatus, each: ProcessStatus, *, many: bool) -> tuple[str
         "open" if slot.breaker or each.breaker.process else "closed",
         _lease(slot, each),
         _guard(slot.guard) if slot.artifact else "-",
-        f"{order.kind} {short(order.id)}" if order else "none yet",
+        f"{order.kind} {short_id(order.id)}" if order else "none yet",
         _detail(slot),
     )
 
@@ -246,7 +246,9 @@ def serves(slot: SlotStatus) -> str:
     if slot.artifact is None:
         return "original"
     return (
-        short(slot.artifact) if slot.fraction > 0 else f"original (shadows {short(slot.artifact)})"
+        short_id(slot.artifact)
+        if slot.fraction > 0
+        else f"original (shadows {short_id(slot.artifact)})"
     )
 
 
@@ -268,7 +270,7 @@ def _detail(slot: SlotStatus) -> str:
     parts = []
     if slot.state.startswith("tripped:"):
         parts.append(f"taken back: {slot.state.removeprefix('tripped:')}")
-    parts += [f"{short(digest)} may not come: {why}" for digest, why in slot.breaker.items()]
+    parts += [f"{short_id(digest)} may not come: {why}" for digest, why in slot.breaker.items()]
     if slot.shadow_checks:
         parts.append(f"worst ratio {slot.worst_ratio:.3g}")
     if slot.errors:

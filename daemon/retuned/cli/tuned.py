@@ -118,7 +118,7 @@ def write(
 ) -> None:
     """Write a change into a file, with the way back beside it, for the server's next start."""
     data, found, change = _planned(file, rows, format)
-    entry = files.Entry(
+    entry = files.FileChange(
         order="by-hand-" + hashlib.sha256(found.data).hexdigest()[:16],
         epoch=0,
         who=_user(),
@@ -218,7 +218,7 @@ def _content(file: Path, data: bytes, format: str) -> dict[str, Any]:
     }
 
 
-def _entry(entry: files.Entry) -> dict[str, Any]:
+def _entry(entry: files.FileChange) -> dict[str, Any]:
     said = {name: getattr(entry, name) for name in ("order", "epoch", "who", "when")}
     return said | {"before": entry.before, "after": entry.after, "rows": list(entry.rows)}
 

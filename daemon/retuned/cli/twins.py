@@ -9,7 +9,7 @@ from pathlib import Path
 from retuned.plain_files import open_plain
 
 
-class Twins:
+class DuplicateFiles:
     """Remembers files and finds the earlier one with the same content.
 
     Content is read only where two files are of one size; pipes and devices are nobody's twin.

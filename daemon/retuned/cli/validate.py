@@ -126,7 +126,7 @@ def validate(
 
 
 @contextmanager
-def _own_definition(entry: catalog.Entry, *, where: str) -> Iterator[bool]:
+def _own_definition(entry: catalog.KernelEntry, *, where: str) -> Iterator[bool]:
     """Tell whether the definition is a user's; then its faults are an input's, not our machinery's.
 
     Raises
@@ -215,7 +215,11 @@ def answer(verdict: Verdict) -> dict[str, Any]:
 
 
 def _measure(
-    solution: Solution, entry: catalog.Entry, workloads: tuple[Workload, ...], *, seconds: float
+    solution: Solution,
+    entry: catalog.KernelEntry,
+    workloads: tuple[Workload, ...],
+    *,
+    seconds: float,
 ) -> Finding:
     if solution.digest == entry.incumbent.digest:
         raise UsageError("this is the incumbent itself; there is nothing to compare")

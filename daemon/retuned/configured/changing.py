@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Any
 
-from retuned.configured.records import MAX_M, FileChange, Look, Row, Subject
+from retuned.configured.records import MAX_M, FileChange, Look, Row, TunedFileStep
 from retuned.configured.tables import TABLES, body_of
 from retuned.configured.variants import row_of
 from retuned.contract import Guard, Solution
@@ -21,7 +21,7 @@ AXIS = "M"
 
 
 def change_of(
-    subject: Subject, solution: Solution, guard: Guard, *, look: Look, under: str = ""
+    subject: TunedFileStep, solution: Solution, guard: Guard, *, look: Look, under: str = ""
 ) -> FileChange:
     """Return what is written for a won variant.
 
@@ -66,7 +66,7 @@ def change_of(
     )
 
 
-def _of_moe(subject: Subject, row: Row, look: Look, low: int, high: int) -> dict[str, Any]:
+def _of_moe(subject: TunedFileStep, row: Row, look: Look, low: int, high: int) -> dict[str, Any]:
     body: dict[str, Any] = {
         "format": subject.format,
         "guard": [[low, None if high == MAX_M else high]],
@@ -80,7 +80,7 @@ def _of_moe(subject: Subject, row: Row, look: Look, low: int, high: int) -> dict
     return body
 
 
-def _range(guard: Guard, subject: Subject) -> tuple[int, int]:
+def _range(guard: Guard, subject: TunedFileStep) -> tuple[int, int]:
     low, high = guard.bounds.get(AXIS, (subject.run.first, subject.run.last))
     low = max(1, low)
     if set(guard.bounds) - {AXIS} or not subject.run.first <= low <= high <= subject.run.last:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retuned.configured.records import Format, Look, PickedRun, Subject
+from retuned.configured.records import Format, Look, PickedRun, TunedFileStep
 from retuned.configured.tables import TABLES, choices_of
 from retuned.configured.variants import incumbent_of
 from retuned.contract import Digest
@@ -43,7 +43,7 @@ def choose(
     format: Format,
     lookup: Mapping[str, Any],
     tested: Collection[Digest] = (),
-) -> Subject:
+) -> TunedFileStep:
     """Return the step that is worth an experiment: one that had none comes before one that had.
 
     Parameters
@@ -90,7 +90,7 @@ def choose(
     if not possible:
         assert problem is not None, "every step that is used was refused"
         raise problem
-    return Subject(
+    return TunedFileStep(
         definition=definition,
         format=format,
         lookup=dict(lookup),

@@ -65,7 +65,7 @@ class Look(Record):
         return self
 
 
-class Subject(Record):
+class TunedFileStep(Record):
     """One step of a file, as a kernel that experiments are about."""
 
     definition: Name

@@ -14,7 +14,7 @@ from retuned.configured.records import Row, Value
 from retuned.contract import Language, Solution, TrustClass
 from retuned.errors import CandidateError
 
-STRUCTURE = "stages"
+STAGES = "stages"
 """Structure of the catalog that is what servers launch."""
 NAMES: Mapping[str, str] = {
     "BLOCK_SIZE_M": "BLOCK_M",
@@ -42,8 +42,8 @@ def incumbent_of(definition: str, row: Mapping[str, Value]) -> Solution:
         If the catalog has no such definition.
     """
     entry = catalog.get(definition, language=Language.TRITON)
-    if entry.incumbent.structure != STRUCTURE:
-        raise CandidateError("row-does-not-map", detail=f"{definition} has no {STRUCTURE}")
+    if entry.incumbent.structure != STAGES:
+        raise CandidateError("row-does-not-map", detail=f"{definition} has no {STAGES}")
     params = {ours: _number(row, theirs) for theirs, ours in NAMES.items()}
     point = "-".join(f"{name.lower()}{value}" for name, value in params.items())
     return entry.incumbent.model_copy(
@@ -55,7 +55,7 @@ def incumbent_of(definition: str, row: Mapping[str, Value]) -> Solution:
     )
 
 
-def row_of(solution: Solution, *, today: Mapping[str, Value]) -> Row:
+def stages_row(solution: Solution, *, today: Mapping[str, Value]) -> Row:
     """Return the row that says what a variant is.
 
     Parameters
@@ -74,7 +74,7 @@ def row_of(solution: Solution, *, today: Mapping[str, Value]) -> Row:
     ours = entry.incumbent
     known = {*NAMES.values()}
     same = (
-        solution.structure == STRUCTURE
+        solution.structure == STAGES
         and (solution.sources, solution.steps, solution.scratch)
         == (ours.sources, ours.steps, ours.scratch)
         and solution.trust is TrustClass.PARAMETERS
@@ -82,7 +82,7 @@ def row_of(solution: Solution, *, today: Mapping[str, Value]) -> Row:
         == {n: v for n, v in ours.params.items() if n not in known}
     )
     if not same or not known <= solution.params.keys():
-        detail = f"{solution.name} is not {STRUCTURE} with other parameters, so no row says it"
+        detail = f"{solution.name} is not {STAGES} with other parameters, so no row says it"
         raise CandidateError("not-a-row", detail=detail)
     said = {theirs: solution.params[mine] for theirs, mine in NAMES.items()}
     row: Row = {**today}

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retuned import catalog
-from retuned.configured.records import MAX_M, Format, Look, PickedRun, Row, Subject, Value
+from retuned.configured.records import MAX_M, Format, Look, PickedRun, Row, TunedFileStep, Value
 from retuned.contract import Language, Solution, SourceFile, TrustClass
 from retuned.errors import CandidateError
 
 TABLES: tuple[Format, ...] = ("aiter", "tunable-op")
 """Files that are tables of libraries' solutions."""
-STRUCTURE = "row"
+TABLE_ROW = "row"
 """Structure of such a variant."""
 KERNEL = re.compile(r"(Cijk_|bf16gemm_)")
 """Names of the kernels that hipBLASLt, rocBLAS and AITER's own products launch."""
@@ -97,7 +97,7 @@ def variant_of(definition: str, row: Mapping[str, Value]) -> Solution:
         language=Language.LIBRARY,
         entry="row",
         sources=(SourceFile(path=_FILE, content=text),),
-        structure=STRUCTURE,
+        structure=TABLE_ROW,
         trust=TrustClass.PARAMETERS,
         author="row of a table",
     )
@@ -112,7 +112,7 @@ def choices_of(runs: Sequence[PickedRun]) -> tuple[Row, ...]:
     return tuple(found[:MOST_CHOICES])
 
 
-def row_of(solution: Solution, subject: Subject) -> Row:
+def table_row(solution: Solution, subject: TunedFileStep) -> Row:
     """Return the row that a variant is.
 
     Raises
@@ -127,7 +127,7 @@ def row_of(solution: Solution, subject: Subject) -> Row:
     raise CandidateError("not-a-row", detail=detail[:500])
 
 
-def body_of(subject: Subject, row: Row, *, look: Look, low: int, high: int) -> dict[str, Any]:
+def body_of(subject: TunedFileStep, row: Row, *, look: Look, low: int, high: int) -> dict[str, Any]:
     """Return what a change says, without the file's digest.
 
     Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from retuned.configured import rows, tables
-from retuned.configured.records import Format, Row, Subject, Value
+from retuned.configured.records import Format, Row, TunedFileStep, Value
 from retuned.contract import Solution
 
 
@@ -24,7 +24,7 @@ def incumbent_of(definition: str, row: Mapping[str, Value], *, format: Format) -
     return rows.incumbent_of(definition, row)
 
 
-def row_of(solution: Solution, subject: Subject) -> Row:
+def row_of(solution: Solution, subject: TunedFileStep) -> Row:
     """Return the row that says what a variant is.
 
     Raises
@@ -33,10 +33,10 @@ def row_of(solution: Solution, subject: Subject) -> Row:
         ``not-a-row``.
     """
     if subject.format in tables.TABLES:
-        return tables.row_of(solution, subject)
-    return rows.row_of(solution, today=subject.run.row)
+        return tables.table_row(solution, subject)
+    return rows.stages_row(solution, today=subject.run.row)
 
 
 def structure_of(format: Format) -> str:
     """Return the one structure that variants of a file's rows have."""
-    return tables.STRUCTURE if format in tables.TABLES else rows.STRUCTURE
+    return tables.TABLE_ROW if format in tables.TABLES else rows.STAGES

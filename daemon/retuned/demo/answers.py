@@ -57,7 +57,7 @@ class Mailboxes:
                 box.put_nowait(item)
 
 
-class Answer:
+class CompletionState:
     """What has come of one request.
 
     Parameters
@@ -118,7 +118,9 @@ class AnswerResponse(Response):
         Told the id and ``ok``, ``failed`` or ``cancelled``, once.
     """
 
-    def __init__(self, answer: Answer, *, stream: bool, done: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, answer: CompletionState, *, stream: bool, done: Callable[[int, str], None]
+    ) -> None:
         super().__init__()
         self._answer = answer
         self._send = self._stream if stream else self._collect
@@ -170,7 +172,7 @@ class AnswerResponse(Response):
         await send({"type": "http.response.body", "body": response.body})
 
 
-def _closing(answer: Answer) -> bytes:
+def _closing(answer: CompletionState) -> bytes:
     if answer.failed:
         # No [DONE]: a client that looks for the end must see that it is missing.
         return b"data: %s\n\n" % json.dumps({"error": _FAILED}).encode()

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from retuned.contract import Record
-from retuned.demo.answers import Answer, AnswerResponse, Mailboxes, refusal
+from retuned.demo.answers import AnswerResponse, CompletionState, Mailboxes, refusal
 from retuned.demo.engine import Engine
 from retuned.demo.metrics import ServerMetrics
 from retuned.demo.shapes import ModelShape
@@ -117,7 +117,7 @@ class Service:
             return refusal(503, str(error), retry_after_s=error.delay_s)
         # No await since submit: the news of its first step are sorted in this loop, after this.
         box = self._mailboxes.open(id)
-        answer = Answer(id, box, prompt_tokens=len(wanted.prompt_tokens))
+        answer = CompletionState(id, box, prompt_tokens=len(wanted.prompt_tokens))
         return AnswerResponse(answer, stream=wanted.stream, done=self._done)
 
     async def health(self, request: Request) -> Response:

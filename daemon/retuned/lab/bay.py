@@ -11,7 +11,7 @@ from pathlib import Path
 from retuned.contract import Solution, Workload
 from retuned.errors import CandidateError, HarnessError, UsageError
 from retuned.lab.harness.arena import Arena
-from retuned.lab.harness.cases import Case, CaseBook, Cell, Seeds, cells_for
+from retuned.lab.harness.cases import Case, CaseBook, CaseKey, Seeds, cells_for
 from retuned.lab.harness.isolation import isolation
 from retuned.lab.harness.placing import duel_bytes
 from retuned.lab.harness.processes import ChildLimits
@@ -22,7 +22,7 @@ from retuned.lab.harness.variant import Variant
 from retuned.lab.harness.worker import Worker
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.oracle import Tolerance
-from retuned.lab.subject import Array, StrangersReference, Subject, make_inputs
+from retuned.lab.subject import Array, KernelUnderTest, StrangersReference, make_inputs
 from retuned.lab.toolchain import Toolchain, clone_of, lend_tools, toolchain_for
 from retuned.stages.verdict import Isolation
 
@@ -60,7 +60,7 @@ class LabSettings:
     """Numerical acceptance."""
 
 
-class Bay:
+class LabResources:
     """One plan's incumbent, its answers, and the means to run others beside it.
 
     Parameters
@@ -89,7 +89,7 @@ class Bay:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: KernelUnderTest,
         workloads: Sequence[Workload],
         *,
         incumbent: Solution,
@@ -197,7 +197,7 @@ class Bay:
         self._confined = runner.confined
         return CaseBook(self.subject, incumbent=runner, seeds=seeds)
 
-    def case(self, book: CaseBook, cell: Cell) -> Case:
+    def case(self, book: CaseBook, cell: CaseKey) -> Case:
         """Return a case.
 
         Raises
@@ -309,7 +309,7 @@ def units_within(
     return max(least, min(16, int(budget_s * 1e6 / (blocks * unit_us))))
 
 
-def _possible(subject: Subject, workloads: Sequence[Workload]) -> tuple[Cell, ...]:
+def _possible(subject: KernelUnderTest, workloads: Sequence[Workload]) -> tuple[CaseKey, ...]:
     """Leave out edges that the definition does not allow, such as fewer keys than queries."""
     given = [dict(workload.axes) for workload in workloads]
     kept = []

@@ -17,7 +17,7 @@ import numpy as np
 from retuned.contract import Definition, Workload
 from retuned.errors import UnreadableInput
 from retuned.lab.captured_files import Captured, read_captured
-from retuned.lab.subject import Array, Subject, make_inputs
+from retuned.lab.subject import Array, KernelUnderTest, make_inputs
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _MOST_WORK = 4
 
 
 class WithCaptured:
-    """A subject with one more family of inputs; see `Subject`.
+    """A subject with one more family of inputs; see `KernelUnderTest`.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class WithCaptured:
         Launches of production.
     """
 
-    def __init__(self, subject: Subject, captured: Sequence[Captured]) -> None:
+    def __init__(self, subject: KernelUnderTest, captured: Sequence[Captured]) -> None:
         self._subject = subject
         self._captured: dict[tuple[tuple[tuple[str, int], ...], str], Captured] = {}
         seen: dict[tuple[tuple[str, int], ...], int] = {}
@@ -104,7 +104,7 @@ class WithCaptured:
         return {"axes": dict(axes), "digest": captured.digest, "tensors": tensors}
 
 
-def with_captured(subject: Subject, folder: Path) -> Subject:
+def with_captured(subject: KernelUnderTest, folder: Path) -> KernelUnderTest:
     """Return a subject with what lies in a folder; as it is where nothing does that can be used."""
     try:
         found = read_captured(folder, subject.definition)

@@ -18,9 +18,9 @@ import numpy as np
 from retuned.contract import Digest, Solution
 from retuned.errors import CandidateError
 from retuned.lab.admitting import admitted, check_form
-from retuned.lab.bay import Bay, units_within
+from retuned.lab.bay import LabResources, units_within
 from retuned.lab.captured import WithCaptured, is_captured
-from retuned.lab.harness.cases import CaseBook, Cell, Seeds
+from retuned.lab.harness.cases import CaseBook, CaseKey, Seeds
 from retuned.lab.harness.checks import check_memory, check_numerics, failed_check
 from retuned.lab.harness.schedule import CANDIDATE, CLONE
 from retuned.lab.harness.timing import Duel, samples_of, units_for
@@ -82,7 +82,7 @@ class Timed:
 class Examiner:
     """The gates, carried out in a bay."""
 
-    def __init__(self, bay: Bay) -> None:
+    def __init__(self, bay: LabResources) -> None:
         self._bay = bay
 
     def admit(self, solution: Solution) -> tuple[Variant | None, tuple[Check, ...]]:
@@ -296,7 +296,7 @@ class Examiner:
             for each, workload in zip(timed, self._bay.workloads, strict=True)
         )
 
-    def _memory_cells(self) -> list[Cell]:
+    def _memory_cells(self) -> list[CaseKey]:
         """Return the smallest shape's ordinary cell, and the smallest odd edge's."""
         ordinary = self._bay.subject.families[0]
         cells = [cell for cell in self._bay.cells if cell.family == ordinary]

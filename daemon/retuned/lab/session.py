@@ -14,7 +14,7 @@ from pathlib import Path
 
 from retuned.contract import Digest, Solution
 from retuned.errors import HarnessError
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.evidence import (
     p_value,
     search_interval,
@@ -67,7 +67,7 @@ class Session:
         self,
         plan: ExperimentPlan,
         *,
-        bay: Bay,
+        bay: LabResources,
         root: Path,
         incumbent: Solution,
         settings: JudgeSettings,

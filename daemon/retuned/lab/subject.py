@@ -15,7 +15,7 @@ from retuned.lab.number_formats import NUMPY, coarsened, is_float
 Array = npt.NDArray[Any]
 
 
-class Subject(Protocol):
+class KernelUnderTest(Protocol):
     """A definition with its reference and its families of inputs; catalog entries satisfy it."""
 
     @property
@@ -66,7 +66,7 @@ def shape_of(spec: TensorSpec, lengths: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def make_inputs(
-    subject: Subject, axes: Mapping[str, int], *, seed: int, family: str
+    subject: KernelUnderTest, axes: Mapping[str, int], *, seed: int, family: str
 ) -> dict[str, Array]:
     """Return inputs checked against the definition, contiguous, in its order.
 

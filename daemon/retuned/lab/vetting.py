@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 
 from retuned.errors import CandidateError, HarnessError
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.captured import is_captured
-from retuned.lab.harness.cases import Cell
+from retuned.lab.harness.cases import CaseKey
 from retuned.lab.subject import make_inputs
 
 log = logging.getLogger(__name__)
 
 
-def leave_out_unanswered(bay: Bay) -> int:
+def leave_out_unanswered(bay: LabResources) -> int:
     """Take captured cells out of a bay that its incumbent or its oracle fails on; return how many.
 
     They are a stranger's bytes: what ends the incumbent would end the experiment, and says nothing
@@ -26,7 +26,7 @@ def leave_out_unanswered(bay: Bay) -> int:
     return len(bad)
 
 
-def _answered(bay: Bay, cell: Cell) -> bool:
+def _answered(bay: LabResources, cell: CaseKey) -> bool:
     """Ask the incumbent in a child of its own, which may die of it."""
     try:
         inputs = make_inputs(bay.subject, cell.axes, seed=0, family=cell.family)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retuned.contract import Solution
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.evidence import Floor, final_timing, gather, p_value
 from retuned.lab.examiner import Timed
 from retuned.lab.harness.variant import Variant
@@ -30,7 +30,12 @@ class Weighing:
     """
 
     def __init__(
-        self, plan: ExperimentPlan, bay: Bay, *, incumbent: Solution, settings: JudgeSettings
+        self,
+        plan: ExperimentPlan,
+        bay: LabResources,
+        *,
+        incumbent: Solution,
+        settings: JudgeSettings,
     ) -> None:
         self._plan = plan
         self._bay = bay

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from retuned.contract import Digest, Solution, Workload
-from retuned.lab.bay import Bay
+from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Timed
 from retuned.lab.harness.variant import Variant
 from retuned.lab.notebook import Ended
@@ -70,7 +70,7 @@ def write_document(
     *,
     verdict: Verdict,
     plan: ExperimentPlan,
-    bay: Bay,
+    bay: LabResources,
     settings: JudgeSettings,
     tried: int,
     finalists: int,

@@ -11,13 +11,13 @@ from retuned.lab.number_formats import widened
 from retuned.lab.reference.incumbent import IncumbentOracle
 from retuned.lifting.fitting import fitted
 from retuned.lifting.lift import Lifted
-from retuned.lifting.recognising import FAMILIES, ROWS, Draw, assignments, recognise
+from retuned.lifting.recognising import FAMILIES, ROWS, SampledLaunch, assignments, recognise
 
-Ask = Callable[[OwnDefinition], Sequence[Draw]]
+Ask = Callable[[OwnDefinition], Sequence[SampledLaunch]]
 """Returns what a kernel gives."""
 
 
-def draws_of(own: OwnDefinition) -> tuple[Draw, ...]:
+def draws_of(own: OwnDefinition) -> tuple[SampledLaunch, ...]:
     """Run the live kernel's source on every family and number of rows.
 
     Raises
@@ -39,7 +39,7 @@ def draws_of(own: OwnDefinition) -> tuple[Draw, ...]:
                     inputs = entry.inputs({variable: rows}, seed=seed + number, family=family)
                     outputs = oracle.compute(**inputs)
                     wide = {name: widened(array) for name, array in inputs.items()}
-                    found.append(Draw(inputs=wide, outputs=outputs))
+                    found.append(SampledLaunch(inputs=wide, outputs=outputs))
     finally:
         oracle.close()
     return tuple(found)

@@ -46,7 +46,7 @@ class Lifted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class SkippedKernel:
     """A kernel, or some of its launches, that was not lifted."""
 
     kernel: str
@@ -67,7 +67,7 @@ class Outcome:
 
     lifted: list[Lifted] = field(default_factory=list)
     """Definitions."""
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[SkippedKernel] = field(default_factory=list)
     """What stays as it is, and why."""
 
 
@@ -151,8 +151,8 @@ def _parts(group: Group) -> tuple[Group, ...]:
     return parts[:MOST_POINTS] if len(parts) > 1 else ()
 
 
-def _kept(kernel: str, digest: str, error: NotLifted, launches: int) -> Kept:
-    return Kept(
+def _kept(kernel: str, digest: str, error: NotLifted, launches: int) -> SkippedKernel:
+    return SkippedKernel(
         kernel=harmless(kernel),
         source_digest=harmless(digest),
         reason=str(error.code),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from retuned.catalog.own import Like, Made
+from retuned.catalog.own import Distribution, InputRecipe
 from retuned.catalog.own.making import rule_of
 from retuned.contract import AxisConst, AxisVar, Definition, DType, TensorSpec
 from retuned.lifting.records import Observation
@@ -82,7 +82,7 @@ def spec_of(
         if low > high:
             detail = f"'{pointer}': the least number, {low}, is above the largest, {high}"
             raise NotLifted("bounds-unknown", detail=detail)
-        rule = rule_of(Made(like=Like.INTEGERS, low=low, high=high))
+        rule = rule_of(InputRecipe(like=Distribution.INTEGERS, low=low, high=high))
     return TensorSpec(shape=axes.shapes[pointer], dtype=dtype, values=rule)
 
 
@@ -126,13 +126,13 @@ def where_of(
     return " and ".join(clauses)
 
 
-def made_of(dtype: DType, spec: TensorSpec) -> Made:
+def made_of(dtype: DType, spec: TensorSpec) -> InputRecipe:
     """Return how inputs like one are made up."""
     if not is_whole(dtype):
-        return Made(like=Like.NORMAL)
+        return InputRecipe(like=Distribution.NORMAL)
     rule = spec.values
     assert rule is not None, "whole numbers have bounds"
-    return Made(like=Like.INTEGERS, low=float(rule.low), high=float(rule.high))
+    return InputRecipe(like=Distribution.INTEGERS, low=float(rule.low), high=float(rule.high))
 
 
 def _bound_axis(expression: str, axes: Axes) -> str:

@@ -70,7 +70,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class SampledLaunch:
     """Inputs that a live kernel was given, and what it gave."""
 
     inputs: Arrays
@@ -102,7 +102,7 @@ def assignments(own: OwnDefinition) -> Iterator[Assignment]:
                     )
 
 
-def recognise(own: OwnDefinition, draws: Sequence[Draw]) -> Assignment | None:
+def recognise(own: OwnDefinition, draws: Sequence[SampledLaunch]) -> Assignment | None:
     """Return what a kernel computes; None where nothing, or more than one thing, explains it.
 
     Parameters
@@ -124,7 +124,9 @@ def recognise(own: OwnDefinition, draws: Sequence[Draw]) -> Assignment | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def off_by(own: OwnDefinition, each: Assignment, draw: Draw, floats: Mapping[str, float]) -> float:
+def off_by(
+    own: OwnDefinition, each: Assignment, draw: SampledLaunch, floats: Mapping[str, float]
+) -> float:
     """Return the largest difference of any output, in roundings; infinite where NaNs differ."""
     arrays = {role: draw.inputs[each.tensors[role]] for role in each.pattern.inputs}
     expected = each.pattern.compute(arrays, each.values(floats))

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from retuned.adapters.savings import RAN, Savings
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.ordered import IN_PLACE
 from retuned.ports import Store, Stored
 from retuned.stages.profile import WorkloadProfile
@@ -47,8 +47,8 @@ def add_windows(ctx: Context) -> int:
     """Add what judged windows show of swaps in force; return how many were added."""
     cursor = ctx.store.get(RAN, _CURSOR)
     above = str(cursor.body["window"]) if cursor else ""
-    fresh = ctx.store.ids(Kind.WINDOW, above=above)[:_MOST]
-    due = [stored for id in fresh if (stored := ctx.store.get(Kind.WINDOW, id)) is not None]
+    fresh = ctx.store.ids(RecordKind.WINDOW, above=above)[:_MOST]
+    due = [stored for id in fresh if (stored := ctx.store.get(RecordKind.WINDOW, id)) is not None]
     waiting = next((place for place, each in enumerate(due) if each.phase == "new"), len(due))
     due = due[:waiting]
     if not due:
@@ -84,12 +84,12 @@ def add_windows(ctx: Context) -> int:
 def add_experiments(ctx: Context) -> int:
     """Add what ended experiments took; return how many were added."""
     savings = Savings(ctx.store)
-    known = savings.experiments() | set(ctx.store.ids(Kind.EXPERIMENT, phase="running"))
-    fresh = [id for id in ctx.store.ids(Kind.EXPERIMENT) if id not in known][:_MOST]
+    known = savings.experiments() | set(ctx.store.ids(RecordKind.EXPERIMENT, phase="running"))
+    fresh = [id for id in ctx.store.ids(RecordKind.EXPERIMENT) if id not in known][:_MOST]
     for id in fresh:
-        stored = ctx.store.get(Kind.EXPERIMENT, id)
+        stored = ctx.store.get(RecordKind.EXPERIMENT, id)
         months: dict[str, float] = {}
-        for found in ctx.store.list(Kind.FINDING, prefix=f"{id}/"):
+        for found in ctx.store.list(RecordKind.FINDING, prefix=f"{id}/"):
             month = found.created_at.strftime("%Y-%m")
             months[month] = months.get(month, 0.0) + float(found.body.get("seconds", 0.0))
         definition = str(stored.body.get("definition", "")) if stored else ""
@@ -105,15 +105,15 @@ def keep_up(ctx: Context) -> None:
 
 def accounts(store: Store) -> tuple[Account, ...]:
     """Return what was spent and saved, newest month first."""
-    back = {id for phase in _BACK for id in store.ids(Kind.PROPOSAL, phase=phase)}
+    back = {id for phase in _BACK for id in store.ids(RecordKind.PROPOSAL, phase=phase)}
     return Savings(store).accounts(taken_back=back)
 
 
 def _stays(store: Store) -> Iterator[_Stay]:
     """Return when swaps were in force, of those that may concern windows not yet added."""
     phases = (*IN_PLACE, "rolling-back", "rollback-failed")
-    kept = [stored for phase in phases for stored in store.list(Kind.PROPOSAL, phase=phase)]
-    kept += store.page(Kind.PROPOSAL, phases=("superseded",), limit=_MOST)
+    kept = [stored for phase in phases for stored in store.list(RecordKind.PROPOSAL, phase=phase)]
+    kept += store.page(RecordKind.PROPOSAL, phases=("superseded",), limit=_MOST)
     for stored in kept:
         try:
             proposal = Proposal.model_validate(stored.body)
@@ -133,7 +133,9 @@ def _stays(store: Store) -> Iterator[_Stay]:
 
 def _has_canary(store: Store, proposal: str) -> bool:
     """Whether a swap began with a part of the launches; those hours do not count."""
-    return any(order.body.get("canary") for order in store.list(Kind.ORDER, proposal=proposal))
+    return any(
+        order.body.get("canary") for order in store.list(RecordKind.ORDER, proposal=proposal)
+    )
 
 
 def _seen(

@@ -12,7 +12,7 @@ import itertools
 
 from retuned.attempts import best_finding
 from retuned.contract import Digest
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.found import findings
 from retuned.local.ordered import in_phases
 from retuned.local.reasoning import live_baseline
@@ -28,7 +28,7 @@ _UNDER_WAY = ("awaiting", "approved", "swapping", "rolling-back", "rollback-fail
 
 def rested(ctx: Context) -> list[Stored]:
     """Return the experiments whose win is due again: rested, and nothing else is under way."""
-    lapsed = ctx.store.list(Kind.EXPERIMENT, phase=LAPSED)
+    lapsed = ctx.store.list(RecordKind.EXPERIMENT, phase=LAPSED)
     if not lapsed:
         return []
     since = ctx.clock.now() - ctx.settings.proposal_ttl
@@ -65,7 +65,7 @@ def next_attempt(ctx: Context, plan: ExperimentPlan, artifact: Digest) -> int:
     baseline = live_baseline(ctx, plan.definition)
     for attempt in itertools.count(1):
         known = ctx.store.get(
-            Kind.PROPOSAL,
+            RecordKind.PROPOSAL,
             proposal_stage.proposal_id(
                 target=ctx.settings.target,
                 artifact=artifact,

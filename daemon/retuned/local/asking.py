@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from retuned.adapters.approvals import Approvals
 from retuned.contract import Digest
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.stages import gate as gate_stage
 from retuned.stages.gate import (
     GateDecision,
@@ -78,5 +78,5 @@ def measured_in(ctx: Context, proposal: Proposal) -> Digest | None:
     """Return the environment of a proposal; one of an earlier version has it in its experiment."""
     if proposal.environment is not None:
         return proposal.environment
-    stored = ctx.store.get(Kind.EXPERIMENT, proposal.experiment)
+    stored = ctx.store.get(RecordKind.EXPERIMENT, proposal.experiment)
     return str(stored.body["environment"]) if stored is not None else None

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from retuned.contract import Digest
 from retuned.lab.generators.prior_learning import Past, PastTurn, learn_priors
 from retuned.lab.generators.priors import Priors
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.earlier import arch_of, stored_findings
 from retuned.ports import Store, Stored
 from retuned.stages.experiment import ExperimentPlan, Turn
@@ -32,7 +32,7 @@ _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LabEnvironment:
     """Where, and in which language, variants are to run."""
 
     language: str
@@ -62,7 +62,7 @@ def priors_for(
     wanted = family(plan.definition)
     if not wanted:
         return None
-    stored = store.get(Kind.EXPERIMENT, plan.id)
+    stored = store.get(RecordKind.EXPERIMENT, plan.id)
     done = [
         each
         for each in of_family(store, wanted, family=family)
@@ -70,7 +70,7 @@ def priors_for(
     ]
     if not done:
         return None
-    place = Place(language=language, environment=plan.environment, arch=arch)
+    place = LabEnvironment(language=language, environment=plan.environment, arch=arch)
     now = stored.created_at if stored is not None else done[-1].created_at
     found = learned(store, done, family=wanted, place=place, now=now)
     return found if found.known or found.generators else None
@@ -80,14 +80,14 @@ def of_family(store: Store, wanted: str, *, family: Callable[[str], str]) -> lis
     """Return the newest experiments on kernels of an operator, oldest first."""
     found = [
         each
-        for each in store.list(Kind.EXPERIMENT, limit=_LOOKED_AT)
+        for each in store.list(RecordKind.EXPERIMENT, limit=_LOOKED_AT)
         if family(str(each.body.get("definition", ""))) == wanted
     ]
     return found[-MOST_EXPERIMENTS:]
 
 
 def learned(
-    store: Store, done: Sequence[Stored], *, family: str, place: Place, now: datetime
+    store: Store, done: Sequence[Stored], *, family: str, place: LabEnvironment, now: datetime
 ) -> Priors:
     """Return what some experiments say of an operator.
 
@@ -120,7 +120,7 @@ def learned(
     )
 
 
-def _past(store: Store, done: Stored, *, place: Place, age_days: float) -> Iterator[Past]:
+def _past(store: Store, done: Stored, *, place: LabEnvironment, age_days: float) -> Iterator[Past]:
     """Yield what one experiment found; where it ran elsewhere, on which device is looked up."""
     environment = str(done.body.get("environment", ""))
     arch = place.arch if environment == place.environment else ""
@@ -137,7 +137,7 @@ def _past(store: Store, done: Stored, *, place: Place, age_days: float) -> Itera
 
 
 def _turns(store: Store, experiment: str) -> list[Turn]:
-    stored = store.get(Kind.TURNS, experiment)
+    stored = store.get(RecordKind.TURNS, experiment)
     if stored is None:
         return []
     try:

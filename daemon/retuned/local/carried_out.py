@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.ordered import IN_PLACE, OPEN, in_phases, latest, owner, say, server_facts
 from retuned.ports import Stored
 from retuned.stages import swap as swap_stage
@@ -32,18 +32,18 @@ def close_order(ctx: Context, order: SwapOrder, took_ns: int | None) -> None:
     ctx.behind.pop(order.id, None)
     with ctx.store.transaction():
         if not any(
-            ctx.store.advance(Kind.ORDER, order.id, expect=phase, to="done") for phase in OPEN
+            ctx.store.advance(RecordKind.ORDER, order.id, expect=phase, to="done") for phase in OPEN
         ):
             return
         detail: dict[str, Any] = {"epoch": order.epoch, "slot": order.definition}
         detail["took_ns"] = took_ns
         if order.kind is SwapKind.SWAP:
-            ctx.store.advance(Kind.PROPOSAL, order.proposal, expect="swapping", to="watching")
+            ctx.store.advance(RecordKind.PROPOSAL, order.proposal, expect="swapping", to="watching")
             say(ctx, order.proposal, "swapped", **detail)
             _displace(ctx, order, to="superseded")
         else:
             for gone in _of_slot(ctx, order, _GOING_BACK):
-                ctx.store.advance(Kind.PROPOSAL, gone.id, expect=gone.phase, to="rolled-back")
+                ctx.store.advance(RecordKind.PROPOSAL, gone.id, expect=gone.phase, to="rolled-back")
                 say(ctx, gone.id, "rolled-back", **detail)
             _displace(ctx, order, to="rolled-back" if order.artifact is None else "superseded")
             _restore(ctx, order)
@@ -58,16 +58,16 @@ def _displace(ctx: Context, order: SwapOrder, *, to: str) -> None:
     comes = owner(ctx, order)
     for stored in _of_slot(ctx, order, IN_PLACE):
         if stored.id != comes:
-            ctx.store.advance(Kind.PROPOSAL, stored.id, expect=stored.phase, to=to)
+            ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect=stored.phase, to=to)
             say(ctx, stored.id, to, by=order.proposal)
 
 
 def _restore(ctx: Context, order: SwapOrder) -> None:
     """Watch again what a rollback brings back: a later server may not be the one it ran in."""
     comes = owner(ctx, order)
-    stored = ctx.store.get(Kind.PROPOSAL, comes) if comes is not None else None
+    stored = ctx.store.get(RecordKind.PROPOSAL, comes) if comes is not None else None
     if stored is not None and stored.phase in ("superseded", "promoted"):
-        ctx.store.advance(Kind.PROPOSAL, stored.id, expect=stored.phase, to="watching")
+        ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect=stored.phase, to="watching")
         say(ctx, stored.id, "restored", epoch=order.epoch, slot=order.definition)
 
 

@@ -24,8 +24,8 @@ from retuned.channels.outbox import Outbox
 from retuned.channels.running import Channels
 from retuned.errors import Refused
 from retuned.local import people, telling
-from retuned.local.context import Kind
-from retuned.local.people import Voice
+from retuned.local.context import RecordKind
+from retuned.local.people import Actor
 from retuned.local.review_source import key_of
 from retuned.ports import Clock, Event, Store, Telemetry
 from retuned.settings import Settings
@@ -72,13 +72,13 @@ class LocalWords:
     def decide(self, pressed: Pressed) -> str:
         """Give a person's word as that person; see `Words.decide`."""
         who = self._identity(pressed.user)
-        stored = self._store.get(Kind.PROPOSAL, pressed.proposal)
+        stored = self._store.get(RecordKind.PROPOSAL, pressed.proposal)
         if stored is None:
             raise Refused("there is no such proposal any more")
         proposal = people.read_proposal(stored)
         if proposal.artifact != pressed.digest:
             raise Refused("the message shows another artifact than is proposed; look at the page")
-        voice = Voice(
+        voice = Actor(
             store=self._store,
             approvals=Approvals(self._store),
             who=who,
@@ -108,13 +108,13 @@ class LocalWords:
             log.warning("tuning stops until %s: %s", meant.freeze.until, alert.said)
         for freeze in meant.thaw:
             approvals.thaw(freeze, who="alertmanager", at=now, reason="the alert is over")
-        if not meant.proposal or self._store.get(Kind.PROPOSAL, meant.proposal) is None:
+        if not meant.proposal or self._store.get(RecordKind.PROPOSAL, meant.proposal) is None:
             return
         if self._replays.use(alert.once, until=now + timedelta(days=30), now=now):
             self._store.record(
                 Event(
                     at=now,
-                    kind=Kind.PROPOSAL,
+                    kind=RecordKind.PROPOSAL,
                     id=meant.proposal,
                     what=f"alert-{alert.status}",
                     who="alertmanager",

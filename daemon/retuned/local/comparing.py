@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from retuned.contract import Environment
 from retuned.errors import CandidateError
 from retuned.local import proving
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.reading import UNREADABLE, understood
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapOrder
@@ -44,7 +44,7 @@ def check_before_load(ctx: Context, order: SwapOrder) -> None:
     TemporaryError
         If the server does not answer, or the evidence cannot be read now.
     """
-    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     if stored is None:
         raise CandidateError(EvidenceFault.MISSING, detail="the order has no proposal")
     proposal = understood(ctx, stored, Proposal)

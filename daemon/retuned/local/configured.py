@@ -22,7 +22,7 @@ from retuned.errors import CandidateError, RetunedError, TemporaryError
 from retuned.local import asking
 from retuned.local.comparing import check_before_load
 from retuned.local.configured_kernels import StoredChanges, subject_of
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.ordered import in_force, latest, owner, say
 from retuned.ports import Event
 from retuned.stages.gate import EndToEndRule
@@ -38,9 +38,9 @@ MOST_LOOKED_AT = 64
 _WINDOWS = 2
 _RETRY_S = 1.0
 _UNDER_WAY = {
-    Kind.HYPOTHESIS: ("open", "testing"),
-    Kind.EXPERIMENT: ("running", "won"),
-    Kind.PROPOSAL: ("awaiting", "approved", "swapping", "rolling-back", "rollback-failed"),
+    RecordKind.HYPOTHESIS: ("open", "testing"),
+    RecordKind.EXPERIMENT: ("running", "won"),
+    RecordKind.PROPOSAL: ("awaiting", "approved", "swapping", "rolling-back", "rollback-failed"),
 }
 
 
@@ -68,7 +68,7 @@ def observe(ctx: Context) -> None:
 def _launched(ctx: Context) -> dict[str, tuple[Launch, list[Cost]]]:
     """Return what the last windows spent on kernels that a file configures."""
     found: dict[str, tuple[Launch, list[Cost]]] = {}
-    for window in ctx.store.list(Kind.WINDOW, limit=_WINDOWS):
+    for window in ctx.store.list(RecordKind.WINDOW, limit=_WINDOWS):
         for stat in WorkloadProfile.model_validate(window.body["profile"]).stats:
             signature = stat.signature
             launch = read_launch(signature.kernel, signature.dims, signature.dtypes)
@@ -103,7 +103,7 @@ def _look(
     assert ctx.files is not None, "somebody asked for it"
     tested = {
         str(stored.body["incumbent"])
-        for stored in ctx.store.list(Kind.EXPERIMENT)
+        for stored in ctx.store.list(RecordKind.EXPERIMENT)
         if stored.body.get("definition") == definition
     }
     problem: CandidateError | None = None
@@ -127,20 +127,20 @@ def _look(
 
 def _keep(ctx: Context, definition: str, body: Mapping[str, object], *, phase: str) -> None:
     """Write what a look found; only what is new is told."""
-    known = ctx.store.get(Kind.FILE, definition)
+    known = ctx.store.get(RecordKind.FILE, definition)
     if known is not None and (known.phase, dict(known.body)) == (phase, dict(body)):
         return
     with ctx.store.transaction():
         if known is None:
-            ctx.store.add(Kind.FILE, definition, body, phase=phase)
+            ctx.store.add(RecordKind.FILE, definition, body, phase=phase)
         else:
-            ctx.store.advance(Kind.FILE, definition, expect=known.phase, to=phase, body=body)
+            ctx.store.advance(RecordKind.FILE, definition, expect=known.phase, to=phase, body=body)
         what = "file-tuned" if phase == "tuned" else "file-left"
         detail = {name: body[name] for name in ("path", "reason", "detail") if name in body}
         ctx.store.record(
             Event(
                 at=ctx.clock.now(),
-                kind=Kind.FILE,
+                kind=RecordKind.FILE,
                 id=definition,
                 what=what,
                 who="retuned",
@@ -182,23 +182,23 @@ def with_change(ctx: Context, answer: Proposal | Refusal, solution: Solution) ->
         reason = error.reason if error.reason in known else RefusalReason.FILE_UNUSABLE
         return Refusal(reason=RefusalReason(reason), detail=error.detail[:1000])
     proposal = answer.model_copy(update={"change": change.digest})
-    if ctx.store.get(Kind.PROPOSAL, proposal.id) is None:  # else it is decided on already
+    if ctx.store.get(RecordKind.PROPOSAL, proposal.id) is None:  # else it is decided on already
         body = change.model_dump(mode="json")
-        if ctx.store.add(Kind.FILE_CHANGE, proposal.id, body, phase="current"):
+        if ctx.store.add(RecordKind.FILE_CHANGE, proposal.id, body, phase="current"):
             said = json.loads(change.text)
             wanted = ("guard", "rows", "before")
             about = {name: said[name] for name in wanted}
             say(ctx, proposal.id, "writes-file", path=change.path, change=change.digest, **about)
         else:
             ctx.store.advance(
-                Kind.FILE_CHANGE, proposal.id, expect="current", to="current", body=body
+                RecordKind.FILE_CHANGE, proposal.id, expect="current", to="current", body=body
             )
     return proposal
 
 
 def is_change(ctx: Context, proposal: str) -> bool:
     """Whether a proposal writes a file."""
-    return ctx.files is not None and ctx.store.get(Kind.FILE_CHANGE, proposal) is not None
+    return ctx.files is not None and ctx.store.get(RecordKind.FILE_CHANGE, proposal) is not None
 
 
 def prepare(ctx: Context, order: SwapOrder) -> None:
@@ -217,7 +217,7 @@ def prepare(ctx: Context, order: SwapOrder) -> None:
         return
     check_before_load(ctx, order)
     change = StoredChanges(ctx.store).of(order.proposal)
-    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     if change is None or stored is None or stored.body.get("change") != change.digest:
         detail = "what would be written is not what was proposed"
         raise CandidateError(EvidenceFault.CONTRADICTED, detail=detail)

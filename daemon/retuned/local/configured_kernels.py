@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from retuned.configured.choosing import inside
 from retuned.configured.launches import read_launch
-from retuned.configured.records import FileChange, Format, Subject
+from retuned.configured.records import FileChange, Format, TunedFileStep
 from retuned.configured.variants import incumbent_of, structure_of
 from retuned.contract import Digest, Solution
 from retuned.errors import CandidateError, UsageError
-from retuned.local.context import KernelCatalog, Kind
+from retuned.local.context import KernelCatalog, RecordKind
 from retuned.ports import Store
 from retuned.stages.profile import ProfileSettings, bucket_low
 
@@ -28,7 +28,7 @@ class StoredChanges:
 
     def of(self, proposal: str) -> FileChange | None:
         """Return what a proposal writes; None where it swaps a kernel."""
-        stored = self._store.get(Kind.FILE_CHANGE, proposal)
+        stored = self._store.get(RecordKind.FILE_CHANGE, proposal)
         return FileChange.model_validate(stored.body) if stored is not None else None
 
     def known(self) -> Mapping[str, Format]:
@@ -98,22 +98,22 @@ class ConfiguredKernels:
         return self._kernels.floor_ns(definition, axes)
 
 
-def subjects(store: Store) -> Iterator[Subject]:
+def subjects(store: Store) -> Iterator[TunedFileStep]:
     """Yield the steps that are tuned, oldest first."""
-    for stored in store.list(Kind.FILE, phase="tuned"):
+    for stored in store.list(RecordKind.FILE, phase="tuned"):
         try:
-            yield Subject.model_validate(stored.body)
+            yield TunedFileStep.model_validate(stored.body)
         except ValidationError as error:
             log.warning("%s is left out: %d fields are wrong", stored.id, error.error_count())
 
 
-def subject_of(store: Store, definition: str) -> Subject | None:
+def subject_of(store: Store, definition: str) -> TunedFileStep | None:
     """Return the step that is tuned as a definition; None where no file configures it."""
-    stored = store.get(Kind.FILE, definition)
+    stored = store.get(RecordKind.FILE, definition)
     if stored is None or stored.phase != "tuned":
         return None
     try:
-        return Subject.model_validate(stored.body)
+        return TunedFileStep.model_validate(stored.body)
     except ValidationError:
         return None
 

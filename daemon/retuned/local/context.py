@@ -39,7 +39,7 @@ from retuned.stages.swap import MixedEpochs
 from retuned.stages.watch import EndToEndSettings, WatchSettings
 
 
-class Kind(StrEnum):
+class RecordKind(StrEnum):
     """Kinds of records in the store."""
 
     BATCH = observing.BATCH

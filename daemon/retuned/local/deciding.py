@@ -10,7 +10,7 @@ from retuned.adapters.approvals import Approvals
 from retuned.attempts import best_finding
 from retuned.errors import RetunedError
 from retuned.local import again, asking, configured, proving
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.found import findings
 from retuned.local.ordered import IN_PLACE, in_phases, latest, live_guard, say
 from retuned.local.reading import proposals, understood
@@ -36,7 +36,7 @@ def propose(ctx: Context) -> None:
 
     A win whose proposal expired is proposed again once it has rested, while it still holds.
     """
-    due = [*ctx.store.list(Kind.EXPERIMENT, phase="won"), *again.rested(ctx)]
+    due = [*ctx.store.list(RecordKind.EXPERIMENT, phase="won"), *again.rested(ctx)]
     for stored in due:
         plan = understood(ctx, stored, ExperimentPlan)
         if plan is None:
@@ -59,9 +59,9 @@ def _keep_answer(
         if isinstance(answer, Proposal):
             body = answer.model_dump(mode="json")
             ctx.spans.say(proposal=answer.id, risk=str(answer.risk))
-            if ctx.store.add(Kind.PROPOSAL, answer.id, body, phase="awaiting"):
+            if ctx.store.add(RecordKind.PROPOSAL, answer.id, body, phase="awaiting"):
                 _supersede_open(ctx, answer)
-                ctx.store.advance(Kind.EXPERIMENT, plan.id, expect=phase, to="proposed")
+                ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect=phase, to="proposed")
                 say(ctx, answer.id, what="proposed", slot=answer.definition)
                 return
             known = f"proposal {answer.id} says the same, and was or is decided on"
@@ -102,17 +102,17 @@ def _weigh(ctx: Context, plan: ExperimentPlan) -> Proposal | Refusal:
 
 
 def _was_swapped(ctx: Context, definition: str) -> bool:
-    done = ctx.store.list(Kind.ORDER, phase="done")
+    done = ctx.store.list(RecordKind.ORDER, phase="done")
     return any(stored.body.get("definition") == definition for stored in done)
 
 
 def _not_proposed(ctx: Context, plan: ExperimentPlan, answer: Refusal, *, phase: str) -> None:
-    ctx.store.advance(Kind.EXPERIMENT, plan.id, expect=phase, to="refused")
+    ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect=phase, to="refused")
     ctx.telemetry.count("retuned_proposals_refused_total", reason=str(answer.reason))
     ctx.store.record(
         Event(
             at=ctx.clock.now(),
-            kind=Kind.EXPERIMENT,
+            kind=RecordKind.EXPERIMENT,
             id=plan.id,
             what="not-proposed",
             who="retuned",
@@ -152,11 +152,11 @@ def _settle(ctx: Context, stored: Stored, answer: GateDecision) -> None:
     body = answer.model_dump(mode="json")
     phase = asking.phase_of(answer)
     with ctx.store.transaction():
-        known = ctx.store.get(Kind.GATE, stored.id)
+        known = ctx.store.get(RecordKind.GATE, stored.id)
         if known is None:
-            ctx.store.add(Kind.GATE, stored.id, body, phase="current")
+            ctx.store.add(RecordKind.GATE, stored.id, body, phase="current")
         elif _said(known.body) != _said(body):
-            ctx.store.advance(Kind.GATE, stored.id, expect="current", to="current", body=body)
+            ctx.store.advance(RecordKind.GATE, stored.id, expect="current", to="current", body=body)
         ctx.spans.say(state=str(answer.state), reason=str(answer.reason))
         if known is None or known.body["state"] != body["state"]:
             sentence = gate_stage.explain(answer)
@@ -173,15 +173,15 @@ def _said(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def carry_out_requests(ctx: Context) -> None:
     """Roll back and abort what people asked for; never gated."""
-    for request in ctx.store.list(Kind.REQUEST, phase="new"):
+    for request in ctx.store.list(RecordKind.REQUEST, phase="new"):
         about = {"proposal": str(request.body["target"]), "what": str(request.body["what"])}
         try:
-            proposal = ctx.store.get(Kind.PROPOSAL, about["proposal"])
+            proposal = ctx.store.get(RecordKind.PROPOSAL, about["proposal"])
             after = proposal.traceparent if proposal is not None else ""
             with ctx.spans.span("request", after=after, links=[request.traceparent], about=about):
                 if proposal is not None:
                     _carry_out(ctx, request, proposal)
-                ctx.store.advance(Kind.REQUEST, request.id, expect="new", to="done")
+                ctx.store.advance(RecordKind.REQUEST, request.id, expect="new", to="done")
         except RetunedError as error:  # asked for again at the next look, after the others
             log.error("request %s: %s", request.id, error)
 
@@ -190,7 +190,9 @@ def _carry_out(ctx: Context, request: Stored, proposal: Stored) -> None:
     who, reason = str(request.body["who"]), str(request.body.get("reason", ""))
     if proposal.phase in OPEN:
         with ctx.store.transaction():
-            if ctx.store.advance(Kind.PROPOSAL, proposal.id, expect=proposal.phase, to="aborted"):
+            if ctx.store.advance(
+                RecordKind.PROPOSAL, proposal.id, expect=proposal.phase, to="aborted"
+            ):
                 say(ctx, proposal.id, what="aborted", who=who, reason=reason)
     elif proposal.phase == "swapping":
         call_off(ctx, proposal, to="aborted", reason="requested", detail=reason, who=who)
@@ -249,12 +251,12 @@ def _supersede_open(ctx: Context, new: Proposal) -> None:
     """End the proposals that still wait when a newer one for the same kernel comes."""
     for stored in in_phases(ctx, OPEN):
         if stored.body.get("definition") == new.definition and stored.id != new.id:
-            ctx.store.advance(Kind.PROPOSAL, stored.id, expect=stored.phase, to="superseded")
+            ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect=stored.phase, to="superseded")
             say(ctx, stored.id, what="superseded", by=new.id)
 
 
 def _move(ctx: Context, stored: Stored, phase: str, *, what: str) -> None:
-    if ctx.store.advance(Kind.PROPOSAL, stored.id, expect=stored.phase, to=phase):
+    if ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect=stored.phase, to=phase):
         if phase == "expired":
             lapse(ctx, stored)
         say(ctx, stored.id, what=what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.observing import devices
 from retuned.ports import DeviceState, Event, Store
 from retuned.stages.drift import DriftAction
@@ -16,7 +16,7 @@ WHAT = "devices"
 _MOMENTS = {"begin": "as it began, ", "end": "as it ended, "}
 
 
-class Beside:
+class DevicePoller:
     """Looks at devices again and again.
 
     Parameters
@@ -44,10 +44,15 @@ class Beside:
     def _explain(self, sentence: str) -> None:
         """Write what devices did beside each new alarm; nothing unusual is said as well."""
         ctx = self._ctx
-        for stored in ctx.store.list(Kind.DRIFT, above=self._explained):
+        for stored in ctx.store.list(RecordKind.DRIFT, above=self._explained):
             self._explained = stored.id
             if stored.body.get("action") == DriftAction.ALARM:
-                note(ctx, Kind.DRIFT, stored.id, sentence=sentence or "nothing unusual to be seen")
+                note(
+                    ctx,
+                    RecordKind.DRIFT,
+                    stored.id,
+                    sentence=sentence or "nothing unusual to be seen",
+                )
 
 
 def beside_experiment(ctx: Context, experiment: str, *, moment: str) -> None:
@@ -56,17 +61,17 @@ def beside_experiment(ctx: Context, experiment: str, *, moment: str) -> None:
     ours = ctx.server_processes() | descendants(os.getpid()) if states else frozenset()
     sentence = devices.sentence(states, ours=ours)
     if sentence:
-        note(ctx, Kind.EXPERIMENT, experiment, sentence=sentence, moment=moment)
+        note(ctx, RecordKind.EXPERIMENT, experiment, sentence=sentence, moment=moment)
 
 
-def said_beside(store: Store, kind: Kind, id: str) -> str:
+def said_beside(store: Store, kind: RecordKind, id: str) -> str:
     """Return what was written last of what devices did beside something, moment by moment."""
     lines = [each.detail for each in store.events(id=id) if (each.kind, each.what) == (kind, WHAT)]
     said = {str(line.get("moment", "")): str(line.get("sentence", "")) for line in lines}
     return "; ".join(f"{_MOMENTS.get(moment, '')}{words}" for moment, words in said.items())
 
 
-def note(ctx: Context, kind: Kind, id: str, **detail: str) -> None:
+def note(ctx: Context, kind: RecordKind, id: str, **detail: str) -> None:
     """Write a line of a history."""
     at = ctx.clock.now()
     ctx.store.record(Event(at=at, kind=kind, id=id, what=WHAT, who="retuned", detail=detail))

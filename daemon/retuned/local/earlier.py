@@ -12,7 +12,7 @@ from retuned.adapters.lab_wire import FindingRecord
 from retuned.contract import Digest
 from retuned.errors import UnreadableInput
 from retuned.lab.generators.porting import Earlier
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.ports import Finding, Store
 from retuned.stages.experiment import ExperimentPlan
 
@@ -38,7 +38,7 @@ def earlier_findings(
     """
     wanted = family(plan.definition)
     found: list[Earlier] = []
-    for stored in store.list(Kind.EXPERIMENT, limit=_EXPERIMENTS):
+    for stored in store.list(RecordKind.EXPERIMENT, limit=_EXPERIMENTS):
         definition = str(stored.body.get("definition", ""))
         if stored.id == plan.id or not wanted or family(definition) != wanted:
             continue
@@ -65,7 +65,7 @@ def _found(store: Store, done: ExperimentPlan, *, environment: Digest) -> Iterat
 
 def stored_findings(store: Store, experiment: str) -> Iterator[Finding]:
     """Yield what one experiment found; a record that cannot be understood is left out."""
-    for record in store.list(Kind.FINDING, prefix=f"{experiment}/"):
+    for record in store.list(RecordKind.FINDING, prefix=f"{experiment}/"):
         try:
             yield FindingRecord.stored(record.body).unwrap()
         except ValidationError as error:

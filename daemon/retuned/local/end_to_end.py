@@ -21,7 +21,7 @@ from retuned.adapters.envelopes import seal
 from retuned.errors import RetunedError, TemporaryError, UnreadableInput
 from retuned.local import configured
 from retuned.local.asking import policy_limits
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.ordered import latest, say
 from retuned.local.shares import present_share
 from retuned.ports import Event, Stored
@@ -29,12 +29,12 @@ from retuned.stages.gate import EndToEndRule
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import (
-    Answer,
     Block,
     Consequence,
     EndToEndOutcome,
     EndToEndReason,
     EndToEndReport,
+    ServerResponse,
     consequence,
     judge_end_to_end,
     not_measured,
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 MEASURING = "measuring"
 """Phase of a record that is not decided."""
-_ANSWERS: TypeAdapter[tuple[Answer, ...]] = TypeAdapter(tuple[Answer, ...])
+_ANSWERS: TypeAdapter[tuple[ServerResponse, ...]] = TypeAdapter(tuple[ServerResponse, ...])
 _BLOCKS: TypeAdapter[tuple[Block, ...]] = TypeAdapter(tuple[Block, ...])
 
 
@@ -98,7 +98,7 @@ def rule_for(ctx: Context, definition: str) -> EndToEndRule:
 def switch_on(ctx: Context) -> bool:
     """Switch every swap on that was switched off to measure it; return whether all are on."""
     done = True
-    for stored in ctx.store.list(Kind.END_TO_END, phase=MEASURING):
+    for stored in ctx.store.list(RecordKind.END_TO_END, phase=MEASURING):
         definition = str(stored.body["definition"])
         try:
             if any(s.bypassed for s in ctx.swapper.slots() if s.definition == definition):
@@ -110,7 +110,7 @@ def switch_on(ctx: Context) -> bool:
 
 
 def _is_due(ctx: Context, order: SwapOrder) -> bool:
-    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     if order.kind is not SwapKind.SWAP or stored is None or stored.phase != "watching":
         return False
     if configured.is_change(ctx, order.proposal):
@@ -121,7 +121,7 @@ def _is_due(ctx: Context, order: SwapOrder) -> bool:
     except (RetunedError, OSError) as error:
         log.warning("%s is not measured, no policy can be read: %s", order.definition, error)
         return False
-    record = ctx.store.get(Kind.END_TO_END, order.proposal)
+    record = ctx.store.get(RecordKind.END_TO_END, order.proposal)
     return (record is None or record.phase == MEASURING) and _runs_everywhere(ctx, order)
 
 
@@ -154,10 +154,10 @@ def _measure(ctx: Context, order: SwapOrder, stop: threading.Event) -> None:
 
 def _record(ctx: Context, order: SwapOrder) -> Stored:
     """Return what there is of a swap; begun anew where the order is another one."""
-    known = ctx.store.get(Kind.END_TO_END, order.proposal)
+    known = ctx.store.get(RecordKind.END_TO_END, order.proposal)
     if known is not None and known.body["order"] == order.id:
         return known
-    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     assert stored is not None, "it is watched"
     proposal = Proposal.model_validate(stored.body)
     share = present_share(ctx, proposal)
@@ -171,9 +171,9 @@ def _record(ctx: Context, order: SwapOrder) -> Stored:
         "first": None,
         "blocks": [],
     }
-    if not ctx.store.add(Kind.END_TO_END, order.proposal, body, phase=MEASURING):
+    if not ctx.store.add(RecordKind.END_TO_END, order.proposal, body, phase=MEASURING):
         _keep(ctx, order.proposal, body)
-    made = ctx.store.get(Kind.END_TO_END, order.proposal)
+    made = ctx.store.get(RecordKind.END_TO_END, order.proposal)
     assert made is not None, "it was just written"
     return made
 
@@ -210,7 +210,7 @@ def _passes(
         _keep(ctx, order.proposal, body)
 
 
-def _known(ctx: Context, body: Mapping[str, Any]) -> tuple[Answer, ...] | None:
+def _known(ctx: Context, body: Mapping[str, Any]) -> tuple[ServerResponse, ...] | None:
     """Return what the original answered when it was first asked; None where it must be asked."""
     if body["first"] is None:
         return None
@@ -221,7 +221,7 @@ def _known(ctx: Context, body: Mapping[str, Any]) -> tuple[Answer, ...] | None:
         return None
 
 
-def _first(ctx: Context, order: SwapOrder) -> tuple[Answer, ...] | None:
+def _first(ctx: Context, order: SwapOrder) -> tuple[ServerResponse, ...] | None:
     """Warm the server up with the swap on; then return what the original answers."""
     assert ctx.end_to_end is not None, "nothing is measured without an endpoint"
     if not _switched(ctx, order, off=False):
@@ -232,7 +232,9 @@ def _first(ctx: Context, order: SwapOrder) -> tuple[Answer, ...] | None:
     return ctx.end_to_end.serve().answers
 
 
-def _block(ctx: Context, order: SwapOrder, first: Sequence[Answer], *, number: int) -> Block | None:
+def _block(
+    ctx: Context, order: SwapOrder, first: Sequence[ServerResponse], *, number: int
+) -> Block | None:
     """Make one pass; None where the swap is not, or no longer, what is to be measured."""
     assert ctx.end_to_end is not None, "nothing is measured without an endpoint"
     state = order_of(number // 2)[number % 2]
@@ -245,7 +247,7 @@ def _block(ctx: Context, order: SwapOrder, first: Sequence[Answer], *, number: i
 
 
 def _switched(ctx: Context, order: SwapOrder, *, off: bool) -> bool:
-    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     if stored is None or stored.phase != "watching":
         return False
     ctx.swapper.bypass(order.definition, on=off)
@@ -269,7 +271,7 @@ def _is_late(ctx: Context, body: Mapping[str, Any]) -> bool:
 
 
 def _keep(ctx: Context, proposal: str, body: Mapping[str, Any]) -> None:
-    ctx.store.advance(Kind.END_TO_END, proposal, expect=MEASURING, to=MEASURING, body=body)
+    ctx.store.advance(RecordKind.END_TO_END, proposal, expect=MEASURING, to=MEASURING, body=body)
 
 
 def _finish(ctx: Context, order: SwapOrder, body: dict[str, Any], report: EndToEndReport) -> None:
@@ -279,7 +281,7 @@ def _finish(ctx: Context, order: SwapOrder, body: dict[str, Any], report: EndToE
     body["evidence"] = ctx.store.put_blob(seal(payload.encode(), notary=ctx.notary))
     with ctx.store.transaction():
         if not ctx.store.advance(
-            Kind.END_TO_END,
+            RecordKind.END_TO_END,
             order.proposal,
             expect=MEASURING,
             to=str(report.outcome),
@@ -305,12 +307,12 @@ def _finish(ctx: Context, order: SwapOrder, body: dict[str, Any], report: EndToE
 
 def _teach(ctx: Context, order: SwapOrder, report: EndToEndReport) -> None:
     """Write the lesson beside the experiment: what was faster alone was not so in the server."""
-    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     assert stored is not None, "it is watched"
     ctx.store.record(
         Event(
             at=ctx.clock.now(),
-            kind=Kind.EXPERIMENT,
+            kind=RecordKind.EXPERIMENT,
             id=str(stored.body["experiment"]),
             what="end-to-end-lesson",
             who="retuned",
@@ -326,7 +328,7 @@ def _teach(ctx: Context, order: SwapOrder, report: EndToEndReport) -> None:
 
 
 def _report_of(ctx: Context, proposal: str) -> EndToEndReport | None:
-    record = ctx.store.get(Kind.END_TO_END, proposal)
+    record = ctx.store.get(RecordKind.END_TO_END, proposal)
     if record is None or record.phase == MEASURING:
         return None
     return EndToEndReport.model_validate(record.body["report"])

@@ -10,7 +10,7 @@ from retuned.attempts import best_finding, code_of, conclude, lower_bound, saved
 from retuned.errors import HarnessError, MissingDependency
 from retuned.local import capturing, configured, proving, showing
 from retuned.local.asking import policy_limits
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.deciding import freezes
 from retuned.local.found import findings
 from retuned.local.reasoning import BUDGET, live_baseline, open_belief
@@ -30,12 +30,13 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
     """Return the plan to run now: an interrupted one first, else the most promising hypothesis."""
     if ctx.settings.observes_only:
         return None
-    for stored in ctx.store.list(Kind.EXPERIMENT, phase="running"):
+    for stored in ctx.store.list(RecordKind.EXPERIMENT, phase="running"):
         plan = ExperimentPlan.model_validate(stored.body)
         if not _frozen(ctx, plan.definition):
             return plan
     beliefs = [
-        Hypothesis.model_validate(s.body) for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
+        Hypothesis.model_validate(s.body)
+        for s in ctx.store.list(RecordKind.HYPOTHESIS, phase="open")
     ]
     beliefs = [belief for belief in beliefs if not _frozen(ctx, belief.definition)]
     best = max(beliefs, key=lambda h: (h.expected_saving, h.id), default=None)
@@ -50,24 +51,24 @@ def open_experiment(ctx: Context) -> ExperimentPlan | None:
         buckets=ctx.settings.profile,
         batch_invariant=_batch_invariant(ctx, best.definition),
     )
-    believed = ctx.store.get(Kind.HYPOTHESIS, best.id)
+    believed = ctx.store.get(RecordKind.HYPOTHESIS, best.id)
     after = believed.traceparent if believed is not None else ""
     about = {"experiment": plan.id, "kernel": plan.definition}
     with ctx.spans.span("experiment", after=after, about=about), ctx.store.transaction():
         body = plan.model_dump(mode="json")
-        if not ctx.store.advance(Kind.HYPOTHESIS, best.id, expect="open", to="testing"):
+        if not ctx.store.advance(RecordKind.HYPOTHESIS, best.id, expect="open", to="testing"):
             return None  # a newer drift report has replaced it
-        if ctx.store.add(Kind.EXPERIMENT, plan.id, body, phase="running"):
+        if ctx.store.add(RecordKind.EXPERIMENT, plan.id, body, phase="running"):
             ctx.telemetry.count("retuned_experiments_started_total")
             return plan
-        ctx.store.advance(Kind.HYPOTHESIS, best.id, expect="testing", to="abandoned")
+        ctx.store.advance(RecordKind.HYPOTHESIS, best.id, expect="testing", to="abandoned")
     return None
 
 
 def run_experiment(ctx: Context, plan: ExperimentPlan) -> None:
     """Run a plan to its end, keeping each finding as it comes; what is kept is never paid again."""
     began_s = ctx.clock.monotonic_s()
-    opened = ctx.store.get(Kind.EXPERIMENT, plan.id)
+    opened = ctx.store.get(RecordKind.EXPERIMENT, plan.id)
     after = opened.traceparent if opened is not None else ""
     about = {"experiment": plan.id, "kernel": plan.definition}
     with ctx.spans.span("lab", after=after, about=about):
@@ -99,8 +100,10 @@ def _run(ctx: Context, plan: ExperimentPlan) -> None:
             capturing.forget(ctx, plan)
             return
         with ctx.store.transaction():
-            ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="running", to="failed")
-            ctx.store.advance(Kind.HYPOTHESIS, plan.hypothesis, expect="testing", to="abandoned")
+            ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect="running", to="failed")
+            ctx.store.advance(
+                RecordKind.HYPOTHESIS, plan.hypothesis, expect="testing", to="abandoned"
+            )
             _say(ctx, plan, what="experiment-failed", detail=str(error))
         capturing.forget(ctx, plan)
         return
@@ -134,11 +137,11 @@ def _spent(ctx: Context, belief: Hypothesis) -> bool:
     if limits is not None:
         allowed_s = min(allowed_s, limits.experiment_time_per_day.total_seconds())
     day_ago = ctx.clock.now() - timedelta(days=1)
-    recent = {s.id for s in ctx.store.list(Kind.EXPERIMENT) if s.created_at > day_ago}
+    recent = {s.id for s in ctx.store.list(RecordKind.EXPERIMENT) if s.created_at > day_ago}
     seconds = sum(
         float(stored.body["seconds"])
         for experiment in recent
-        for stored in ctx.store.list(Kind.FINDING, prefix=f"{experiment}/")
+        for stored in ctx.store.list(RecordKind.FINDING, prefix=f"{experiment}/")
     )
     settings = ctx.settings
     if len(recent) < settings.experiments_per_day and seconds < allowed_s:
@@ -152,7 +155,7 @@ def _spent(ctx: Context, belief: Hypothesis) -> bool:
         ctx.store.record(
             Event(
                 at=ctx.clock.now(),
-                kind=Kind.EXPERIMENT,
+                kind=RecordKind.EXPERIMENT,
                 id=BUDGET,
                 what="budget-spent",
                 who="retuned",
@@ -187,13 +190,13 @@ def _keep(ctx: Context, plan: ExperimentPlan, finding: Finding) -> None:
         "seconds": finding.seconds,
         "definition": finding.definition,
     }
-    ctx.store.add(Kind.FINDING, f"{plan.id}/{finding.solution.digest}", body, phase="final")
+    ctx.store.add(RecordKind.FINDING, f"{plan.id}/{finding.solution.digest}", body, phase="final")
     showing.candidate_judged(ctx, finding)
 
 
 def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
     """Say what an experiment means: enough, refine, the best of what was tried, or nothing."""
-    stored = ctx.store.get(Kind.HYPOTHESIS, plan.hypothesis)
+    stored = ctx.store.get(RecordKind.HYPOTHESIS, plan.hypothesis)
     assert stored is not None, "an experiment is opened from a hypothesis"
     belief = Hypothesis.model_validate(stored.body)
     found = findings(ctx, plan.id)
@@ -210,8 +213,8 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
     turns = ctx.bench.turns(plan.id)
     with ctx.store.transaction():
         end = "tested" if refined is None else "refined"
-        ctx.store.advance(Kind.HYPOTHESIS, belief.id, expect="testing", to=end)
-        ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="running", to="done")
+        ctx.store.advance(RecordKind.HYPOTHESIS, belief.id, expect="testing", to=end)
+        ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect="running", to="done")
         _keep_turns(ctx, plan, turns)
         _say(
             ctx,
@@ -224,7 +227,7 @@ def _conclude(ctx: Context, plan: ExperimentPlan) -> None:
             why=answer.sentence if answer is not None else "",
         )
         if best is not None and _is_best_so_far(ctx, plan, belief, best):
-            ctx.store.advance(Kind.EXPERIMENT, plan.id, expect="done", to="won")
+            ctx.store.advance(RecordKind.EXPERIMENT, plan.id, expect="done", to="won")
         if refined is not None:
             open_belief(ctx, refined)
         if best is not None:
@@ -237,7 +240,7 @@ def _keep_turns(ctx: Context, plan: ExperimentPlan, turns: Sequence[Turn]) -> No
     """Store with the experiment who was asked for candidates, why, and what it brought."""
     if turns:
         body = {"turns": [turn.model_dump(mode="json") for turn in turns]}
-        ctx.store.add(Kind.TURNS, plan.id, body, phase="final")
+        ctx.store.add(RecordKind.TURNS, plan.id, body, phase="final")
 
 
 def _is_best_so_far(ctx: Context, plan: ExperimentPlan, belief: Hypothesis, best: Finding) -> bool:
@@ -246,7 +249,7 @@ def _is_best_so_far(ctx: Context, plan: ExperimentPlan, belief: Hypothesis, best
     A win is proposed at once: a better one may be found later, or there may be no later.
     """
     for attempt in belief.attempts:
-        earlier = ctx.store.get(Kind.EXPERIMENT, attempt.experiment)
+        earlier = ctx.store.get(RecordKind.EXPERIMENT, attempt.experiment)
         if earlier is None or earlier.body["incumbent"] != plan.incumbent:
             continue
         rival = best_finding(findings(ctx, attempt.experiment))
@@ -259,7 +262,8 @@ def _family(ctx: Context, definition: str) -> list[Hypothesis]:
     """Return untested beliefs about kernels of the same family."""
     family = ctx.catalog.family(definition)
     beliefs = [
-        Hypothesis.model_validate(s.body) for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")
+        Hypothesis.model_validate(s.body)
+        for s in ctx.store.list(RecordKind.HYPOTHESIS, phase="open")
     ]
     return [b for b in beliefs if not b.attempts and ctx.catalog.family(b.definition) == family]
 
@@ -289,9 +293,9 @@ def _teach(ctx: Context, definition: str, best: Finding) -> None:
 def _replace(ctx: Context, old: Hypothesis, new: Hypothesis) -> None:
     if new.id == old.id:  # the same try, now believed for a better reason
         body = new.model_dump(mode="json")
-        ctx.store.advance(Kind.HYPOTHESIS, old.id, expect="open", to="open", body=body)
+        ctx.store.advance(RecordKind.HYPOTHESIS, old.id, expect="open", to="open", body=body)
     else:
-        ctx.store.advance(Kind.HYPOTHESIS, old.id, expect="open", to="outdated")
+        ctx.store.advance(RecordKind.HYPOTHESIS, old.id, expect="open", to="outdated")
         open_belief(ctx, new)
 
 
@@ -299,8 +303,8 @@ def _first_saving(ctx: Context, belief: Hypothesis) -> float:
     """Return the saving believed before any attempt; later beliefs are discounted."""
     if not belief.attempts:
         return belief.expected_saving
-    first = ctx.store.get(Kind.EXPERIMENT, belief.attempts[0].experiment)
-    stored = ctx.store.get(Kind.HYPOTHESIS, str(first.body["hypothesis"])) if first else None
+    first = ctx.store.get(RecordKind.EXPERIMENT, belief.attempts[0].experiment)
+    stored = ctx.store.get(RecordKind.HYPOTHESIS, str(first.body["hypothesis"])) if first else None
     return float(stored.body["expected_saving"]) if stored else belief.expected_saving
 
 
@@ -308,7 +312,7 @@ def _say(ctx: Context, plan: ExperimentPlan, *, what: str, **detail: object) -> 
     ctx.store.record(
         Event(
             at=ctx.clock.now(),
-            kind=Kind.EXPERIMENT,
+            kind=RecordKind.EXPERIMENT,
             id=plan.id,
             what=what,
             who="retuned",

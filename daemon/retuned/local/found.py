@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from retuned.adapters.lab_wire import FindingRecord
 from retuned.attempts import best_finding
 from retuned.contract import Digest, Solution
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.ports import Finding, Store
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def findings(ctx: Context, experiment: str) -> Sequence[Finding]:
     """Return every finding of an experiment that can be understood, oldest first."""
     found = []
-    for stored in ctx.store.list(Kind.FINDING, prefix=f"{experiment}/"):
+    for stored in ctx.store.list(RecordKind.FINDING, prefix=f"{experiment}/"):
         try:
             found.append(FindingRecord.stored(stored.body).unwrap())
         except ValidationError as error:  # never proposed, and it stops no other
@@ -29,8 +29,8 @@ def findings(ctx: Context, experiment: str) -> Sequence[Finding]:
 
 def found_solution(store: Store, digest: Digest) -> Solution | None:
     """Return a variant that an experiment tried; None if none did."""
-    for id in store.ids(Kind.FINDING):
-        stored = store.get(Kind.FINDING, id) if id.endswith(f"/{digest}") else None
+    for id in store.ids(RecordKind.FINDING):
+        stored = store.get(RecordKind.FINDING, id) if id.endswith(f"/{digest}") else None
         if stored is None:
             continue
         try:
@@ -45,7 +45,7 @@ def winners(ctx: Context, definition: str) -> list[Finding]:
     family = ctx.catalog.family(definition)
     plans = [
         stored.id
-        for stored in ctx.store.list(Kind.EXPERIMENT)
+        for stored in ctx.store.list(RecordKind.EXPERIMENT)
         if ctx.catalog.family(str(stored.body.get("definition"))) == family
     ]
     bests = (best_finding(findings(ctx, plan)) for plan in plans)

@@ -22,12 +22,12 @@ from pydantic import ValidationError
 
 from retuned.contract import Digest
 from retuned.errors import RetunedError
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.ordered import STANDING, in_phases, orders, retire
 from retuned.local.retention import (
-    Pins,
-    Sort,
-    Thing,
+    LabArtifactType,
+    LabFile,
+    RetainedIds,
     expendable,
     expendable_evidence,
     pins_of,
@@ -64,11 +64,11 @@ _GOING = ".going-"
 
 def keep_house(ctx: Context) -> Counter[str]:
     """Remove what may go if that was not done today; return how many of each sort went."""
-    last = ctx.store.get(Kind.HOUSEKEEPING, STATE)
+    last = ctx.store.get(RecordKind.HOUSEKEEPING, STATE)
     now = ctx.clock.now()
     if last is not None and now - last.updated_at < EVERY:
         return Counter()
-    gone = Counter({str(Kind.WINDOW): _forget_windows(ctx)})
+    gone = Counter({str(RecordKind.WINDOW): _forget_windows(ctx)})
     retire(ctx)
     try:
         pins = pins_now(ctx)
@@ -78,16 +78,16 @@ def keep_house(ctx: Context) -> Counter[str]:
         return gone
     if ctx.lab is not None:
         gone += _clear_lab(ctx, ctx.lab, pins)
-    gone[str(Kind.FINDING)] = _clear_evidence(ctx, pins)
+    gone[str(RecordKind.FINDING)] = _clear_evidence(ctx, pins)
     body = {"removed": dict(gone)}
-    if not ctx.store.add(Kind.HOUSEKEEPING, STATE, body, phase="current"):
-        ctx.store.advance(Kind.HOUSEKEEPING, STATE, expect="current", to="current", body=body)
+    if not ctx.store.add(RecordKind.HOUSEKEEPING, STATE, body, phase="current"):
+        ctx.store.advance(RecordKind.HOUSEKEEPING, STATE, expect="current", to="current", body=body)
     if gone.total():
         log.info("cleared away: %s", ", ".join(f"{n} {what}" for what, n in gone.items() if n))
     return gone
 
 
-def pins_now(ctx: Context) -> Pins:
+def pins_now(ctx: Context) -> RetainedIds:
     """Return what must stay at this moment.
 
     Raises
@@ -98,11 +98,11 @@ def pins_now(ctx: Context) -> Pins:
     kept = orders(ctx)
     readable = {each.order.id for each in kept}
     for phase in STANDING:
-        for id in ctx.store.ids(Kind.ORDER, phase=phase):
+        for id in ctx.store.ids(RecordKind.ORDER, phase=phase):
             if id not in readable:
                 raise RetunedError(f"order {id} cannot be read, so nobody knows what it needs")
     needed = in_phases(ctx, _NEEDED)
-    carried = (ctx.store.get(Kind.PROPOSAL, each.order.proposal) for each in kept)
+    carried = (ctx.store.get(RecordKind.PROPOSAL, each.order.proposal) for each in kept)
     proposals = [
         Proposal.model_validate(each.body)
         for each in (*needed, *(found for found in carried if found is not None))
@@ -111,12 +111,12 @@ def pins_now(ctx: Context) -> Pins:
     incumbents = [
         str(each.body["incumbent"])
         for phase in open_phases
-        for each in ctx.store.list(Kind.EXPERIMENT, phase=phase)
+        for each in ctx.store.list(RecordKind.EXPERIMENT, phase=phase)
     ]
     return pins_of([each.order for each in kept], proposals, incumbents=incumbents)
 
 
-def _clear_lab(ctx: Context, root: Path, pins: Pins) -> Counter[str]:
+def _clear_lab(ctx: Context, root: Path, pins: RetainedIds) -> Counter[str]:
     """Remove compiled variants and raw numbers."""
     gone: Counter[str] = Counter()
     _finish(root)
@@ -134,9 +134,9 @@ def _clear_lab(ctx: Context, root: Path, pins: Pins) -> Counter[str]:
     return gone
 
 
-def _things(root: Path, *, now_s: float) -> Iterator[Thing]:
+def _things(root: Path, *, now_s: float) -> Iterator[LabFile]:
     """Yield what lies in the lab's folders; work in progress has names that begin with a dot."""
-    for sort in Sort:
+    for sort in LabArtifactType:
         try:
             entries = sorted(os.scandir(root / sort), key=lambda entry: entry.name)
         except FileNotFoundError:
@@ -145,7 +145,7 @@ def _things(root: Path, *, now_s: float) -> Iterator[Thing]:
             if entry.name.startswith(".") or entry.is_symlink():
                 continue
             age_s = max(0.0, now_s - entry.stat(follow_symlinks=False).st_mtime)
-            yield Thing(sort=sort, name=entry.name, age=timedelta(seconds=age_s))
+            yield LabFile(sort=sort, name=entry.name, age=timedelta(seconds=age_s))
 
 
 def _remove(path: Path) -> None:
@@ -160,7 +160,7 @@ def _remove(path: Path) -> None:
 
 def _finish(root: Path) -> None:
     """Remove the rest of folders whose removal was interrupted."""
-    for sort in Sort:
+    for sort in LabArtifactType:
         for left in (root / sort).glob(f"{_GOING}*"):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -168,23 +168,24 @@ def _finish(root: Path) -> None:
 def _forget_windows(ctx: Context) -> int:
     """Forget old windows, and reports that asked for nothing; return how many windows went."""
     before = ctx.clock.now() - ctx.settings.retention.windows
-    asked = {id for phase in _ASKED for id in ctx.store.ids(Kind.DRIFT, phase=phase)}
-    keep = windows_of(asked, windows=ctx.store.ids(Kind.WINDOW))
-    ctx.store.forget(Kind.DRIFT, phase="noted", before=before)
+    asked = {id for phase in _ASKED for id in ctx.store.ids(RecordKind.DRIFT, phase=phase)}
+    keep = windows_of(asked, windows=ctx.store.ids(RecordKind.WINDOW))
+    ctx.store.forget(RecordKind.DRIFT, phase="noted", before=before)
     return sum(
-        ctx.store.forget(Kind.WINDOW, phase=phase, before=before, keep=keep) for phase in _OVER
+        ctx.store.forget(RecordKind.WINDOW, phase=phase, before=before, keep=keep)
+        for phase in _OVER
     )
 
 
-def _clear_evidence(ctx: Context, pins: Pins) -> int:
+def _clear_evidence(ctx: Context, pins: RetainedIds) -> int:
     """Remove signed documents of experiments that ended long ago; return how many went."""
-    cleared = set(ctx.store.ids(Kind.HOUSEKEEPING, phase="cleared"))
+    cleared = set(ctx.store.ids(RecordKind.HOUSEKEEPING, phase="cleared"))
     now, retention = ctx.clock.now(), ctx.settings.retention
     oldest = max(retention.evidence, retention.things)
     gone = 0
     for phase in _ENDED:
-        for id in ctx.store.ids(Kind.EXPERIMENT, phase=phase):
-            stored = ctx.store.get(Kind.EXPERIMENT, id) if id not in cleared else None
+        for id in ctx.store.ids(RecordKind.EXPERIMENT, phase=phase):
+            stored = ctx.store.get(RecordKind.EXPERIMENT, id) if id not in cleared else None
             if stored is None or now - stored.created_at <= oldest:
                 continue
             named = _named(ctx, id)
@@ -201,7 +202,7 @@ def _clear_evidence(ctx: Context, pins: Pins) -> int:
 def _named(ctx: Context, experiment: str) -> set[Digest]:
     """Return the documents that an experiment's findings name."""
     found = set()
-    for stored in ctx.store.list(Kind.FINDING, prefix=f"{experiment}/"):
+    for stored in ctx.store.list(RecordKind.FINDING, prefix=f"{experiment}/"):
         verdict = stored.body.get("verdict")
         digest = verdict.get("evidence") if isinstance(verdict, dict) else None
         if isinstance(digest, str):
@@ -212,11 +213,11 @@ def _named(ctx: Context, experiment: str) -> set[Digest]:
 def _cleared(ctx: Context, experiment: str, *, count: int) -> None:
     """Write that an experiment has no evidence any more; people who look for it find this."""
     with ctx.store.transaction():
-        if ctx.store.add(Kind.HOUSEKEEPING, experiment, {"evidence": count}, phase="cleared"):
+        if ctx.store.add(RecordKind.HOUSEKEEPING, experiment, {"evidence": count}, phase="cleared"):
             ctx.store.record(
                 Event(
                     at=ctx.clock.now(),
-                    kind=Kind.EXPERIMENT,
+                    kind=RecordKind.EXPERIMENT,
                     id=experiment,
                     what="evidence-removed",
                     who="retuned",

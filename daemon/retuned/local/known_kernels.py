@@ -76,5 +76,5 @@ class KnownKernels:
         floor_us = entry.floor_us(axes, gflops=self._gflops, gbytes_per_s=self._gbytes_per_s)
         return int(floor_us * 1e3)
 
-    def _entry(self, definition: str) -> catalog.Entry:
+    def _entry(self, definition: str) -> catalog.KernelEntry:
         return catalog.get(definition, language=self._language)

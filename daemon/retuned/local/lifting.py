@@ -18,9 +18,9 @@ from retuned.catalog.own import OwnDefinition
 from retuned.contract import digest_of
 from retuned.errors import TemporaryError, UsageError
 from retuned.lifting.kept import Geometries, LiftedRecord, observed_digest, same_launches
-from retuned.lifting.lift import Kept, Outcome, lift_all
+from retuned.lifting.lift import Outcome, SkippedKernel, lift_all
 from retuned.lifting.refusing import harmless
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.recognised import structured
 from retuned.ports import Event, Store
 
@@ -50,7 +50,7 @@ def take(ctx: Context, records: Sequence[Mapping[str, Any]]) -> None:
     """Lift observations and keep what came of them; the same ones again change nothing."""
     bounds = ctx.settings.kernel_bounds
     digest = observed_digest(records, bounds)
-    seen = ctx.store.get(Kind.LIFTED, _SEEN)
+    seen = ctx.store.get(RecordKind.LIFTED, _SEEN)
     if seen is not None and seen.body.get("digest") == digest:
         return
     outcome = lift_all(records, bounds=bounds)
@@ -58,8 +58,8 @@ def take(ctx: Context, records: Sequence[Mapping[str, Any]]) -> None:
     changed = _keep(ctx, outcome)
     with ctx.store.transaction():
         body = {"digest": digest}
-        if not ctx.store.add(Kind.LIFTED, _SEEN, body, phase="seen"):
-            ctx.store.advance(Kind.LIFTED, _SEEN, expect="seen", to="seen", body=body)
+        if not ctx.store.add(RecordKind.LIFTED, _SEEN, body, phase="seen"):
+            ctx.store.advance(RecordKind.LIFTED, _SEEN, expect="seen", to="seen", body=body)
     if changed:
         recall(ctx.store)
     log.info("live kernels: %d lifted, %d not", len(outcome.lifted), len(outcome.kept))
@@ -82,18 +82,18 @@ def recall(store: Store) -> int:
 
 def lifted(store: Store, *, phase: str = "lifted") -> Iterator[LiftedRecord]:
     """Yield what was lifted, oldest first; what an older version wrote otherwise is left out."""
-    for stored in store.list(Kind.LIFTED, phase=phase):
+    for stored in store.list(RecordKind.LIFTED, phase=phase):
         try:
             yield LiftedRecord.model_validate(stored.body)
         except ValidationError as error:
             log.warning("%s is left out: %d fields are wrong", stored.id, error.error_count())
 
 
-def refused(store: Store) -> Iterator[Kept]:
+def refused(store: Store) -> Iterator[SkippedKernel]:
     """Yield what was not lifted, and why, oldest first."""
-    for stored in store.list(Kind.LIFTED, phase="kept"):
+    for stored in store.list(RecordKind.LIFTED, phase="kept"):
         try:
-            yield Kept(**stored.body)
+            yield SkippedKernel(**stored.body)
         except TypeError:
             log.warning("%s is left out: an older version wrote it", stored.id)
 
@@ -110,25 +110,25 @@ def geometries(ctx: Context) -> Geometries:
 def _keep(ctx: Context, outcome: Outcome) -> bool:
     """Write what is new; return whether any definition is new or changed."""
     store, changed = ctx.store, False
-    room = MOST_LIFTED - len(store.ids(Kind.LIFTED, phase="lifted"))
+    room = MOST_LIFTED - len(store.ids(RecordKind.LIFTED, phase="lifted"))
     for each in outcome.lifted:
         record = LiftedRecord.of(each)
         body = record.model_dump(mode="json")
         name = record.own.name
         _outdate(ctx, record.own)
-        if store.get(Kind.LIFTED, name) is not None:
+        if store.get(RecordKind.LIFTED, name) is not None:
             for phase in ("lifted", "outdated"):
-                store.advance(Kind.LIFTED, name, expect=phase, to="lifted", body=body)
+                store.advance(RecordKind.LIFTED, name, expect=phase, to="lifted", body=body)
             changed = True
-        elif room > 0 and store.add(Kind.LIFTED, name, body, phase="lifted"):
+        elif room > 0 and store.add(RecordKind.LIFTED, name, body, phase="lifted"):
             room -= 1
             changed = True
             _say(ctx, name, "kernel-lifted", kernel=harmless(_kernel(record.own)))
-    left = MOST_KEPT - len(store.ids(Kind.LIFTED, phase="kept"))
+    left = MOST_KEPT - len(store.ids(RecordKind.LIFTED, phase="kept"))
     for kept in outcome.kept[: max(0, left)]:
         body = asdict(kept)
         id = digest_of([kept.kernel, kept.source_digest, kept.reason])
-        if store.add(Kind.LIFTED, id, body, phase="kept"):
+        if store.add(RecordKind.LIFTED, id, body, phase="kept"):
             _say(ctx, id, "kernel-not-lifted", kernel=kept.kernel, reason=kept.reason)
     _forget_what_was_lifted(ctx, outcome)
     return changed
@@ -138,16 +138,16 @@ def _outdate(ctx: Context, own: OwnDefinition) -> None:
     """Set aside what the same launches were lifted to while less of them was known."""
     for record in lifted(ctx.store):
         if record.own.name != own.name and same_launches(record.own.lifted, own.lifted):
-            ctx.store.advance(Kind.LIFTED, record.own.name, expect="lifted", to="outdated")
+            ctx.store.advance(RecordKind.LIFTED, record.own.name, expect="lifted", to="outdated")
 
 
 def _forget_what_was_lifted(ctx: Context, outcome: Outcome) -> None:
     """Tell no kernel as refused that needed more launches and got them."""
     now = {harmless(_kernel(each.own)) for each in outcome.lifted}
     still = {each.kernel for each in outcome.kept}
-    for stored in ctx.store.list(Kind.LIFTED, phase="kept"):
+    for stored in ctx.store.list(RecordKind.LIFTED, phase="kept"):
         if stored.body.get("kernel") in now - still:
-            ctx.store.advance(Kind.LIFTED, stored.id, expect="kept", to="settled")
+            ctx.store.advance(RecordKind.LIFTED, stored.id, expect="kept", to="settled")
 
 
 def _kernel(own: OwnDefinition) -> str:
@@ -156,5 +156,12 @@ def _kernel(own: OwnDefinition) -> str:
 
 def _say(ctx: Context, id: str, what: str, **detail: object) -> None:
     ctx.store.record(
-        Event(at=ctx.clock.now(), kind=Kind.LIFTED, id=id, what=what, who="retuned", detail=detail)
+        Event(
+            at=ctx.clock.now(),
+            kind=RecordKind.LIFTED,
+            id=id,
+            what=what,
+            who="retuned",
+            detail=detail,
+        )
     )

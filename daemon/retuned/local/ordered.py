@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from retuned.contract import Digest, Guard
 from retuned.errors import TemporaryError
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.observing.seen import facts_of
 from retuned.ports import Event, Stored
 from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder
 
 __all__ = [
-    "IN_PLACE", "OPEN", "STANDING", "Kept", "fresh_epoch", "in_force", "in_phases",
+    "IN_PLACE", "OPEN", "STANDING", "StoredOrder", "fresh_epoch", "in_force", "in_phases",
     "latest", "live_guard", "orders", "owner", "retire", "say", "server_facts", "slot_of",
     "swap_order_of",
 ]  # fmt: skip
@@ -54,7 +54,7 @@ _KEPT = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredOrder:
     """An order as it is kept."""
 
     order: SwapOrder
@@ -65,16 +65,16 @@ class Kept:
     """Span in which it was last written; see `Stored.traceparent`."""
 
 
-def orders(ctx: Context) -> Sequence[Kept]:
+def orders(ctx: Context) -> Sequence[StoredOrder]:
     """Return the orders that are in force or may be carried out, in order of their epochs.
 
     Those that are over, and those that `retire` put away are not read.
     """
-    stored = [each for phase in STANDING for each in ctx.store.list(Kind.ORDER, phase=phase)]
+    stored = [each for phase in STANDING for each in ctx.store.list(RecordKind.ORDER, phase=phase)]
     return sorted(_read(stored), key=lambda kept: kept.order.epoch)
 
 
-def _read(records: Sequence[Stored]) -> list[Kept]:
+def _read(records: Sequence[Stored]) -> list[StoredOrder]:
     found = []
     for stored in records:
         try:
@@ -83,13 +83,13 @@ def _read(records: Sequence[Stored]) -> list[Kept]:
             # one bad record must not stop the watch over all other slots
             log.error("order %s is left out, it cannot be read: %s", stored.id, error)
             continue
-        found.append(Kept(order=order, phase=stored.phase, traceparent=stored.traceparent))
+        found.append(StoredOrder(order=order, phase=stored.phase, traceparent=stored.traceparent))
     return found
 
 
-def latest(ctx: Context, *, done: bool = False) -> dict[str, Kept]:
+def latest(ctx: Context, *, done: bool = False) -> dict[str, StoredOrder]:
     """Return the newest order per slot: what ought to be in force, or with `done` what is."""
-    newest: dict[str, Kept] = {}
+    newest: dict[str, StoredOrder] = {}
     for kept in orders(ctx):
         if done and kept.phase != "done":
             continue
@@ -111,9 +111,9 @@ def live_guard(ctx: Context, definition: str) -> Guard | None:
     return kept.order.guard if kept is not None and kept.order.artifact is not None else None
 
 
-def swap_order_of(ctx: Context, proposal: str) -> Kept | None:
+def swap_order_of(ctx: Context, proposal: str) -> StoredOrder | None:
     """Return the newest swap order of a proposal, whatever became of it."""
-    named = ctx.store.list(Kind.ORDER, proposal=proposal)
+    named = ctx.store.list(RecordKind.ORDER, proposal=proposal)
     mine = [kept for kept in _read(named) if kept.order.kind is SwapKind.SWAP]
     return max(mine, key=lambda kept: kept.order.epoch, default=None)
 
@@ -124,11 +124,11 @@ def owner(ctx: Context, order: SwapOrder) -> str | None:
         return order.proposal if order.kind is SwapKind.SWAP else None
     newest = _bringer(orders(ctx), order)
     if newest is None:  # so long ago that it was put away
-        newest = _bringer(_read(ctx.store.list(Kind.ORDER, phase=_PAST)), order)
+        newest = _bringer(_read(ctx.store.list(RecordKind.ORDER, phase=_PAST)), order)
     return newest.proposal if newest is not None else None
 
 
-def _bringer(found: Sequence[Kept], order: SwapOrder) -> SwapOrder | None:
+def _bringer(found: Sequence[StoredOrder], order: SwapOrder) -> SwapOrder | None:
     """Return the newest swap before an order that brought the same artifact into its slot."""
     earlier = [
         kept.order
@@ -162,7 +162,7 @@ def fresh_epoch(ctx: Context, *, after: int = 0) -> int:
         except TemporaryError as error:
             log.info("epochs go on from the last order: %s", error)
     # epochs grow with each order that is written, so the newest few have the last one
-    newest = _read(ctx.store.list(Kind.ORDER, limit=_KEPT))
+    newest = _read(ctx.store.list(RecordKind.ORDER, limit=_KEPT))
     known = [kept.order for kept in (*newest, *orders(ctx))]
     return max(after + 1, swap_stage.next_epoch(known, facts))
 
@@ -173,7 +173,7 @@ def retire(ctx: Context, *, most: int = 1_000) -> int:
     Of each slot the newest stay, and those that brought what the newest may go back to. What is put
     away is still found where it is asked for.
     """
-    by_slot: dict[str, list[Kept]] = {}
+    by_slot: dict[str, list[StoredOrder]] = {}
     for kept in orders(ctx):
         if kept.phase == "done":
             by_slot.setdefault(kept.order.definition, []).append(kept)
@@ -188,7 +188,7 @@ def retire(ctx: Context, *, most: int = 1_000) -> int:
         ]
     with ctx.store.transaction():
         return sum(
-            ctx.store.advance(Kind.ORDER, id, expect="done", to=_PAST) for id in going[:most]
+            ctx.store.advance(RecordKind.ORDER, id, expect="done", to=_PAST) for id in going[:most]
         )
 
 
@@ -198,7 +198,7 @@ def say(ctx: Context, proposal: str, what: str, who: str = "retuned", **detail: 
         ctx.telemetry.count("retuned_swap_phases_total", phase=_PHASES[what])
     at = ctx.clock.now()
     ctx.store.record(
-        Event(at=at, kind=Kind.PROPOSAL, id=proposal, what=what, who=who, detail=detail)
+        Event(at=at, kind=RecordKind.PROPOSAL, id=proposal, what=what, who=who, detail=detail)
     )
 
 
@@ -213,4 +213,6 @@ def slot_of(ctx: Context, proposal: Stored) -> str:
 
 def in_phases(ctx: Context, phases: Sequence[str]) -> list[Stored]:
     """Return the proposals in any of some phases."""
-    return [stored for phase in phases for stored in ctx.store.list(Kind.PROPOSAL, phase=phase)]
+    return [
+        stored for phase in phases for stored in ctx.store.list(RecordKind.PROPOSAL, phase=phase)
+    ]

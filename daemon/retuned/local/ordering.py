@@ -9,7 +9,7 @@ import logging
 
 from retuned.errors import RetunedError
 from retuned.local import asking, configured, proving
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.ordered import fresh_epoch, in_phases, latest, say, slot_of
 from retuned.local.reading import proposals
 from retuned.local.returning import call_off
@@ -58,7 +58,7 @@ def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
         return False
     if _cannot_be_proven(ctx, proposal):
         return False
-    if not ctx.store.advance(Kind.PROPOSAL, proposal.id, expect="approved", to="swapping"):
+    if not ctx.store.advance(RecordKind.PROPOSAL, proposal.id, expect="approved", to="swapping"):
         return False
     before = latest(ctx).get(proposal.definition)
     order = swap_stage.order_swap(
@@ -69,7 +69,7 @@ def _start(ctx: Context, proposal: Proposal, *, epoch: int) -> bool:
         shadow_every=ctx.settings.shadow_every,
         spread=_spread(ctx, proposal, document),
     )
-    ctx.store.add(Kind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
+    ctx.store.add(RecordKind.ORDER, order.id, order.model_dump(mode="json"), phase="new")
     return True
 
 
@@ -100,7 +100,7 @@ def _doubted(ctx: Context, proposal: Proposal, doubt: Doubt | None) -> bool:
     if doubt is None:
         return False
     log.error("%s is not swapped: %s", proposal.definition, doubt.detail)
-    if ctx.store.advance(Kind.PROPOSAL, proposal.id, expect="approved", to="refused"):
+    if ctx.store.advance(RecordKind.PROPOSAL, proposal.id, expect="approved", to="refused"):
         say(ctx, proposal.id, "refused", reason=str(doubt.fault), detail=doubt.detail[:2000])
     return True
 

@@ -25,7 +25,7 @@ from retuned.stages.gate import (
     person,
 )
 from retuned.stages.proposal import Proposal
-from retuned.terminal.moments import short
+from retuned.terminal.moments import short_id
 
 OPEN = ("awaiting", "approved")
 """Phases before a swap."""
@@ -34,7 +34,7 @@ SWAPPED = ("swapping", "watching", "promoted", "rolling-back", "rollback-failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Voice:
+class Actor:
     """Somebody who speaks."""
 
     store: Store
@@ -50,7 +50,7 @@ class Voice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PendingRequest:
     """One request that the daemon has not carried out."""
 
     request: str
@@ -84,7 +84,7 @@ def read_proposal(stored: Stored) -> Proposal:
     except ValidationError as error:
         raise UnreadableInput(
             "record-unreadable",
-            where=f"proposal {short(stored.id)}",
+            where=f"proposal {short_id(stored.id)}",
             message=f"does not read as a proposal ({error.error_count()} problems)",
         ) from error
 
@@ -105,27 +105,27 @@ def gate_of(store: Store, proposal: str) -> GateDecision | None:
     except ValidationError as error:
         raise UnreadableInput(
             "record-unreadable",
-            where=f"gate of {short(proposal)}",
+            where=f"gate of {short_id(proposal)}",
             message=f"does not read as a gate decision ({error.error_count()} problems)",
         ) from error
 
 
-def asked_for(store: Store) -> Mapping[str, Sequence[Asked]]:
+def asked_for(store: Store) -> Mapping[str, Sequence[PendingRequest]]:
     """Return what was asked for and is not done, oldest first, by proposal."""
-    found: dict[str, list[Asked]] = {}
+    found: dict[str, list[PendingRequest]] = {}
     for stored in store.list("request", phase="new"):
         found.setdefault(str(stored.body.get("target")), []).append(_asked(stored))
     return found
 
 
-def standing(store: Store, proposal: str, *, what: str) -> Asked | None:
+def standing(store: Store, proposal: str, *, what: str) -> PendingRequest | None:
     """Return the first request of this kind that waits; None where nobody asked."""
     waiting = asked_for(store).get(proposal, ())
     return next((asked for asked in waiting if asked.what == what), None)
 
 
 def approve(
-    voice: Voice,
+    voice: Actor,
     stored: Stored,
     proposal: Proposal,
     *,
@@ -141,7 +141,7 @@ def approve(
     """
     if stored.phase != "awaiting":
         raise Refused(
-            f"{short(stored.id)} is {stored.phase}; only what is awaiting can be approved"
+            f"{short_id(stored.id)} is {stored.phase}; only what is awaiting can be approved"
         )
     gate = gate_of(voice.store, stored.id)
     if gate is None:
@@ -156,7 +156,7 @@ def approve(
     return _give(voice, proposal, kind=kind, comment=comment, gate=gate)
 
 
-def reject(voice: Voice, stored: Stored, proposal: Proposal, *, comment: str) -> SwapDecision:
+def reject(voice: Actor, stored: Stored, proposal: Proposal, *, comment: str) -> SwapDecision:
     """Reject; one rejection ends a proposal.
 
     Raises
@@ -165,14 +165,16 @@ def reject(voice: Voice, stored: Stored, proposal: Proposal, *, comment: str) ->
         If it was swapped or has ended.
     """
     if stored.phase not in OPEN:
-        raise Refused(f"{short(stored.id)} is {stored.phase}; `retuned rollback` takes a swap back")
+        raise Refused(
+            f"{short_id(stored.id)} is {stored.phase}; `retuned rollback` takes a swap back"
+        )
     gate = gate_of(voice.store, stored.id)
     return _give(voice, proposal, kind=DecisionKind.REJECT, comment=comment, gate=gate)
 
 
 def abort(
-    voice: Voice, stored: Stored, proposal: Proposal, *, comment: str
-) -> tuple[SwapDecision | None, Asked]:
+    voice: Actor, stored: Stored, proposal: Proposal, *, comment: str
+) -> tuple[SwapDecision | None, PendingRequest]:
     """Ask for the end of a proposal wherever it is; no decision is new where somebody asked before.
 
     Raises
@@ -181,7 +183,7 @@ def abort(
         If it has ended.
     """
     if stored.phase not in OPEN + SWAPPED:
-        raise Refused(f"{short(stored.id)} is {stored.phase}; there is nothing to stop")
+        raise Refused(f"{short_id(stored.id)} is {stored.phase}; there is nothing to stop")
     before = standing(voice.store, stored.id, what="abort")
     if before is not None:
         return None, before
@@ -190,7 +192,7 @@ def abort(
     return decision, _ask(voice, stored.id, what="abort", reason=comment)
 
 
-def rollback(voice: Voice, stored: Stored, *, reason: str) -> tuple[Asked, bool]:
+def rollback(voice: Actor, stored: Stored, *, reason: str) -> tuple[PendingRequest, bool]:
     """Ask for the way back of a swap; return the request, and whether it is new.
 
     Raises
@@ -199,7 +201,7 @@ def rollback(voice: Voice, stored: Stored, *, reason: str) -> tuple[Asked, bool]
         If no server can have it.
     """
     if stored.phase not in SWAPPED:
-        raise Refused(f"{short(stored.id)} is {stored.phase}; there is nothing to take back")
+        raise Refused(f"{short_id(stored.id)} is {stored.phase}; there is nothing to take back")
     before = standing(voice.store, stored.id, what="rollback")
     if before is not None:
         return before, False
@@ -224,7 +226,7 @@ def doubts(
 
 
 def _give(
-    voice: Voice, proposal: Proposal, *, kind: DecisionKind, comment: str, gate: GateDecision | None
+    voice: Actor, proposal: Proposal, *, kind: DecisionKind, comment: str, gate: GateDecision | None
 ) -> SwapDecision:
     decision = SwapDecision(
         proposal=proposal.id,
@@ -241,15 +243,15 @@ def _give(
     return decision
 
 
-def _ask(voice: Voice, proposal: str, *, what: str, reason: str) -> Asked:
+def _ask(voice: Actor, proposal: str, *, what: str, reason: str) -> PendingRequest:
     user = voice.who.user
     request = voice.approvals.request(what, target=proposal, who=user, at=voice.now, reason=reason)
-    return Asked(request=request, what=what, who=user, at=_seconds(voice.now.isoformat()))
+    return PendingRequest(request=request, what=what, who=user, at=_seconds(voice.now.isoformat()))
 
 
-def _asked(stored: Stored) -> Asked:
+def _asked(stored: Stored) -> PendingRequest:
     body = stored.body
-    return Asked(
+    return PendingRequest(
         request=stored.id,
         what=str(body.get("what", "")),
         who=str(body.get("who", "")),

@@ -52,8 +52,8 @@ class Loop:
         self._history = History()
         self._orders = threading.Lock()
         self._stopping = threading.Event()
-        self._shown = showing.Standing(ctx)
-        self._beside = devices.Beside(ctx)
+        self._shown = showing.StateMetrics(ctx)
+        self._beside = devices.DevicePoller(ctx)
 
     def observe(self) -> None:
         """Stages 1 to 4: what is running, has it drifted, what might help."""

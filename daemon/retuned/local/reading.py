@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from retuned.contract import Record
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.ports import Event, Stored
 from retuned.stages.proposal import Proposal
 
@@ -49,7 +49,7 @@ def proposals(ctx: Context, phases: Iterable[str]) -> list[tuple[Stored, Proposa
     """Return the proposals in any of some phases that can be understood."""
     found = []
     for phase in phases:
-        for stored in ctx.store.list(Kind.PROPOSAL, phase=phase):
+        for stored in ctx.store.list(RecordKind.PROPOSAL, phase=phase):
             proposal = understood(ctx, stored, Proposal)
             if proposal is not None:
                 found.append((stored, proposal))

@@ -12,7 +12,7 @@ from retuned.attempts import lower_bound
 from retuned.contract import Digest, Workload, digest_of
 from retuned.lifting.kept import Geometries
 from retuned.local import counting, lifting
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.found import winners
 from retuned.local.ordered import in_force, live_guard
 from retuned.ports import Event, Stored
@@ -32,7 +32,7 @@ _UNTESTED = ("open", "outdated", "abandoned")
 
 def explain(ctx: Context) -> None:
     """Turn each drift report that is worth it into hypotheses; the same belief is added once."""
-    for stored in ctx.store.list(Kind.DRIFT, phase="new"):
+    for stored in ctx.store.list(RecordKind.DRIFT, phase="new"):
         with ctx.spans.span("hypothesis", after=stored.traceparent, about={"drift": stored.id}):
             if not _explain(ctx, stored):
                 return  # the window that raised it is half old traffic, half new
@@ -40,7 +40,7 @@ def explain(ctx: Context) -> None:
 
 def _explain(ctx: Context, stored: Stored) -> bool:
     """Believe something of one report; False while too little of the new traffic was seen."""
-    since = ctx.store.list(Kind.WINDOW, phase="judged", above=stored.id)
+    since = ctx.store.list(RecordKind.WINDOW, phase="judged", above=stored.id)
     if len(since) < ctx.settings.explain_windows:
         return False
     profile = merge([WorkloadProfile.model_validate(w.body["profile"]) for w in since])
@@ -60,7 +60,7 @@ def _explain(ctx: Context, stored: Stored) -> bool:
     with ctx.store.transaction():
         for hypothesis in _news(ctx, hypotheses):
             open_belief(ctx, hypothesis)
-        ctx.store.advance(Kind.DRIFT, stored.id, expect="new", to="explained")
+        ctx.store.advance(RecordKind.DRIFT, stored.id, expect="new", to="explained")
     return True
 
 
@@ -71,14 +71,14 @@ def settle(ctx: Context) -> None:
     others, and whoever swapped it has to say so, else the swap itself looks like drift. While what
     is believed waits for the next day's budget the mix is adopted too, and the drift stays open.
     """
-    explained = ctx.store.list(Kind.DRIFT, phase="explained")
-    stored = ctx.store.get(Kind.DETECTOR, "state")
+    explained = ctx.store.list(RecordKind.DRIFT, phase="explained")
+    stored = ctx.store.get(RecordKind.DETECTOR, "state")
     busy = _busy(ctx)
     if not explained or stored is None or (busy and not _waits_for_budget(ctx)):
         return
-    acted = [s.updated_at for s in ctx.store.list(Kind.ORDER, phase="done")]
+    acted = [s.updated_at for s in ctx.store.list(RecordKind.ORDER, phase="done")]
     since = max([explained[-1].updated_at, *acted])
-    windows = ctx.store.list(Kind.WINDOW, phase="judged", above=explained[-1].id)
+    windows = ctx.store.list(RecordKind.WINDOW, phase="judged", above=explained[-1].id)
     after = [window for window in windows if window.created_at > since]
     # the first of them began before the swap
     if len(after) <= ctx.settings.baseline_windows:
@@ -89,7 +89,7 @@ def settle(ctx: Context) -> None:
         state = drift_stage.adopt(state, profile, tuned=True, settings=ctx.settings.drift)
     with ctx.store.transaction():
         ctx.store.advance(
-            Kind.DETECTOR,
+            RecordKind.DETECTOR,
             "state",
             expect="current",
             to="current",
@@ -97,7 +97,7 @@ def settle(ctx: Context) -> None:
         )
         for report in explained:  # of one that waits only the date changes
             to = "explained" if busy else "answered"
-            ctx.store.advance(Kind.DRIFT, report.id, expect="explained", to=to)
+            ctx.store.advance(RecordKind.DRIFT, report.id, expect="explained", to=to)
         if not busy:
             _tell_adopted(ctx, explained, windows=len(after) - 1, swaps=len(acted))
 
@@ -112,7 +112,7 @@ def _tell_adopted(ctx: Context, explained: Sequence[Stored], *, windows: int, sw
     ctx.store.record(
         Event(
             at=ctx.clock.now(),
-            kind=Kind.DRIFT,
+            kind=RecordKind.DRIFT,
             id=explained[-1].id,
             what="traffic-adopted",
             who="retuned",
@@ -188,34 +188,34 @@ def live_baseline(ctx: Context, definition: str) -> Digest:
 
 def share_of(ctx: Context, hypothesis: str) -> float:
     """Share of GPU time that a hypothesis is about; 0 where it is unknown."""
-    stored = ctx.store.get(Kind.HYPOTHESIS, hypothesis)
+    stored = ctx.store.get(RecordKind.HYPOTHESIS, hypothesis)
     return float(stored.body["share"]) if stored is not None else 0.0
 
 
 def _answered(ctx: Context) -> set[str]:
     """Return beliefs that were tested, or are being tested; others may be believed again."""
-    again = [id for phase in _UNTESTED for id in ctx.store.ids(Kind.HYPOTHESIS, phase=phase)]
-    return set(ctx.store.ids(Kind.HYPOTHESIS)).difference(again)
+    again = [id for phase in _UNTESTED for id in ctx.store.ids(RecordKind.HYPOTHESIS, phase=phase)]
+    return set(ctx.store.ids(RecordKind.HYPOTHESIS)).difference(again)
 
 
 def _news(ctx: Context, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Leave out kernels that are being experimented on; replace beliefs nobody has tested yet."""
-    tested = {s.body["definition"] for s in ctx.store.list(Kind.HYPOTHESIS, phase="testing")}
+    tested = {s.body["definition"] for s in ctx.store.list(RecordKind.HYPOTHESIS, phase="testing")}
     news = [h for h in hypotheses if h.definition not in tested]
     kernels = {h.definition for h in news}
-    for stored in ctx.store.list(Kind.HYPOTHESIS, phase="open"):
+    for stored in ctx.store.list(RecordKind.HYPOTHESIS, phase="open"):
         if stored.body["definition"] in kernels and not stored.body["attempts"]:
-            ctx.store.advance(Kind.HYPOTHESIS, stored.id, expect="open", to="outdated")
-    refined = {s.body["definition"] for s in ctx.store.list(Kind.HYPOTHESIS, phase="open")}
+            ctx.store.advance(RecordKind.HYPOTHESIS, stored.id, expect="open", to="outdated")
+    refined = {s.body["definition"] for s in ctx.store.list(RecordKind.HYPOTHESIS, phase="open")}
     return [h for h in news if h.definition not in refined]
 
 
 def _busy(ctx: Context) -> bool:
     """Whether an answer to a belief is still to come."""
     unfinished = (
-        (Kind.HYPOTHESIS, ("open", "testing")),
-        (Kind.EXPERIMENT, ("running", "won")),
-        (Kind.PROPOSAL, ("awaiting", "approved", "swapping")),
+        (RecordKind.HYPOTHESIS, ("open", "testing")),
+        (RecordKind.EXPERIMENT, ("running", "won")),
+        (RecordKind.PROPOSAL, ("awaiting", "approved", "swapping")),
     )
     return any(ctx.store.ids(kind, phase=phase) for kind, phases in unfinished for phase in phases)
 
@@ -223,9 +223,9 @@ def _busy(ctx: Context) -> bool:
 def _waits_for_budget(ctx: Context) -> bool:
     """Whether all that is missing are experiments, and none may begin today."""
     unfinished = (
-        (Kind.HYPOTHESIS, ("testing",)),
-        (Kind.EXPERIMENT, ("running", "won")),
-        (Kind.PROPOSAL, ("awaiting", "approved", "swapping")),
+        (RecordKind.HYPOTHESIS, ("testing",)),
+        (RecordKind.EXPERIMENT, ("running", "won")),
+        (RecordKind.PROPOSAL, ("awaiting", "approved", "swapping")),
     )
     if any(ctx.store.ids(kind, phase=phase) for kind, phases in unfinished for phase in phases):
         return False
@@ -246,7 +246,7 @@ def first_structures(ctx: Context, definition: str) -> tuple[str, ...]:
 
 
 def _tried(ctx: Context, definition: str) -> set[str]:
-    plans = [s.body for s in ctx.store.list(Kind.EXPERIMENT)]
+    plans = [s.body for s in ctx.store.list(RecordKind.EXPERIMENT)]
     return {name for p in plans if p["definition"] == definition for name in p["structures"]}
 
 
@@ -262,8 +262,8 @@ def gains(ctx: Context, definitions: Iterable[str]) -> dict[str, float]:
 def open_belief(ctx: Context, hypothesis: Hypothesis) -> None:
     """Write a belief that waits for an experiment, again where it was dropped untested."""
     body = hypothesis.model_dump(mode="json")
-    if ctx.store.add(Kind.HYPOTHESIS, hypothesis.id, body, phase="open") or any(
-        ctx.store.advance(Kind.HYPOTHESIS, hypothesis.id, expect=phase, to="open", body=body)
+    if ctx.store.add(RecordKind.HYPOTHESIS, hypothesis.id, body, phase="open") or any(
+        ctx.store.advance(RecordKind.HYPOTHESIS, hypothesis.id, expect=phase, to="open", body=body)
         for phase in _UNTESTED[1:]
     ):
         log.info("hypothesis: %s", hypothesis.because)

@@ -16,7 +16,7 @@ from retuned.catalog.own import OwnDefinition
 from retuned.errors import RetunedError
 from retuned.lifting.fitting import RECOGNISED
 from retuned.lifting.lift import Lifted
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.ports import Event
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def structured(ctx: Context, lifted: Lifted) -> Lifted:
     if ctx.structures is None or not lifted.own.judged_by_incumbent:
         return lifted
     name = lifted.own.name
-    known = ctx.store.get(Kind.LIFTED, _ASKED + name)
+    known = ctx.store.get(RecordKind.LIFTED, _ASKED + name)
     if known is not None:
         own = _fitted(known.body.get("fitted"))
         return lifted if own is None else _with(lifted, own)
@@ -40,9 +40,9 @@ def structured(ctx: Context, lifted: Lifted) -> Lifted:
         return lifted
     is_new = found is not lifted
     body = {"fitted": found.own.model_dump(mode="json") if is_new else None}
-    ctx.store.add(Kind.LIFTED, _ASKED + name, body, phase="asked")
+    ctx.store.add(RecordKind.LIFTED, _ASKED + name, body, phase="asked")
     if is_new:
-        _say(ctx, found)
+        _record_match(ctx, found)
     return found
 
 
@@ -62,12 +62,12 @@ def _with(lifted: Lifted, own: OwnDefinition) -> Lifted:
     return replace(lifted, own=own, workloads=tuple(workloads))
 
 
-def _say(ctx: Context, found: Lifted) -> None:
+def _record_match(ctx: Context, found: Lifted) -> None:
     tags = [tag for tag in found.own.definition.tags if tag != RECOGNISED]
     ctx.store.record(
         Event(
             at=ctx.clock.now(),
-            kind=Kind.LIFTED,
+            kind=RecordKind.LIFTED,
             id=found.own.name,
             what="kernel-recognised",
             who="retuned",

@@ -20,7 +20,7 @@ from retuned.stages.proposal import Proposal
 from retuned.stages.swap import SwapOrder
 
 
-class Sort(StrEnum):
+class LabArtifactType(StrEnum):
     """What is kept in the lab's folder; the names of its parts."""
 
     ARTIFACT = "artifacts"
@@ -44,10 +44,10 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thing:
+class LabFile:
     """A file or folder of the lab."""
 
-    sort: Sort
+    sort: LabArtifactType
     """What it is."""
     name: str
     """Its name in its folder; of artifacts and raw numbers the digest's digits."""
@@ -56,7 +56,7 @@ class Thing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
+class RetainedIds:
     """What stays whatever its age."""
 
     digests: frozenset[Digest]
@@ -70,7 +70,7 @@ class Pins:
 
 def pins_of(
     orders: Iterable[SwapOrder], proposals: Iterable[Proposal], *, incumbents: Iterable[Digest] = ()
-) -> Pins:
+) -> RetainedIds:
     """Return what must stay.
 
     Parameters
@@ -89,10 +89,12 @@ def pins_of(
         found |= {proposal.artifact, proposal.baseline}
         if proposal.evidence is not None:
             found.add(proposal.evidence)
-    return Pins(digests=frozenset(found))
+    return RetainedIds(digests=frozenset(found))
 
 
-def expendable(things: Sequence[Thing], *, pins: Pins, retention: Retention) -> list[Thing]:
+def expendable(
+    things: Sequence[LabFile], *, pins: RetainedIds, retention: Retention
+) -> list[LabFile]:
     """Return what may go, oldest first.
 
     Examples
@@ -110,7 +112,7 @@ def expendable(things: Sequence[Thing], *, pins: Pins, retention: Retention) -> 
 
 
 def expendable_evidence(
-    named: Collection[Digest], *, age: timedelta, pins: Pins, retention: Retention
+    named: Collection[Digest], *, age: timedelta, pins: RetainedIds, retention: Retention
 ) -> list[Digest]:
     """Return the signed documents of one ended experiment that may go.
 

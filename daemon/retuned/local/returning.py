@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from retuned import spans
 from retuned.errors import RetunedError, UnreadableInput
 from retuned.local import asking
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.ordered import (
     OPEN,
     fresh_epoch,
@@ -35,8 +35,8 @@ def call_off(
         order_back(ctx, proposal, reason=reason, detail=detail, who=who)
         return
     with ctx.store.transaction():
-        if ctx.store.advance(Kind.ORDER, kept.order.id, expect="new", to="withdrawn"):
-            ctx.store.advance(Kind.PROPOSAL, proposal.id, expect=proposal.phase, to=to)
+        if ctx.store.advance(RecordKind.ORDER, kept.order.id, expect="new", to="withdrawn"):
+            ctx.store.advance(RecordKind.PROPOSAL, proposal.id, expect=proposal.phase, to=to)
             if to == "expired":
                 lapse(ctx, proposal)
             what = "withdrawn" if to == "awaiting" else to
@@ -46,7 +46,7 @@ def call_off(
 def lapse(ctx: Context, proposal: Stored) -> None:
     """Let a win be proposed again later: its proposal expired before anybody decided."""
     experiment = str(proposal.body.get("experiment", ""))
-    ctx.store.advance(Kind.EXPERIMENT, experiment, expect="proposed", to="lapsed")
+    ctx.store.advance(RecordKind.EXPERIMENT, experiment, expect="proposed", to="lapsed")
 
 
 def order_back(
@@ -113,13 +113,13 @@ def _write_back(
     epoch = fresh_epoch(ctx, after=after)
     with ctx.store.transaction():
         phase = proposal.phase
-        if not ctx.store.advance(Kind.PROPOSAL, proposal.id, expect=phase, to="rolling-back"):
+        if not ctx.store.advance(RecordKind.PROPOSAL, proposal.id, expect=phase, to="rolling-back"):
             return False
         _drop_open(ctx, going)
         back = swap_stage.order_rollback(
             going, epoch=epoch, to_original=going.previous in quarantined(ctx)
         )
-        ctx.store.add(Kind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
+        ctx.store.add(RecordKind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
         if quarantine:
             _quarantine(ctx, going, reason)
         say(ctx, proposal.id, "alarm", who, reason=reason, detail=detail, slot=going.definition)
@@ -132,10 +132,10 @@ def _drop_open(ctx: Context, going: SwapOrder) -> None:
     for kept in orders(ctx):
         if kept.order.definition != going.definition or kept.phase not in OPEN:
             continue
-        ctx.store.advance(Kind.ORDER, kept.order.id, expect=kept.phase, to="superseded")
+        ctx.store.advance(RecordKind.ORDER, kept.order.id, expect=kept.phase, to="superseded")
         other = kept.order.proposal
         if other != going.proposal and ctx.store.advance(
-            Kind.PROPOSAL, other, expect="swapping", to="superseded"
+            RecordKind.PROPOSAL, other, expect="swapping", to="superseded"
         ):
             say(ctx, other, what="superseded", by=going.proposal)
 
@@ -145,7 +145,7 @@ def quarantined(ctx: Context) -> frozenset[str]:
     now = ctx.clock.now()
     return frozenset(
         stored.id
-        for stored in ctx.store.list(Kind.QUARANTINE)
+        for stored in ctx.store.list(RecordKind.QUARANTINE)
         if datetime.fromisoformat(str(stored.body["until"])) > now
     )
 
@@ -155,8 +155,10 @@ def _quarantine(ctx: Context, going: SwapOrder, reason: str) -> None:
     until = ctx.clock.now() + _quarantine_of(ctx, going.definition)
     assert going.artifact is not None, "a swap puts something in force"
     body, artifact = {"until": until.isoformat(), "reason": reason}, going.artifact
-    if not ctx.store.add(Kind.QUARANTINE, artifact, body, phase="current"):
-        ctx.store.advance(Kind.QUARANTINE, artifact, expect="current", to="current", body=body)
+    if not ctx.store.add(RecordKind.QUARANTINE, artifact, body, phase="current"):
+        ctx.store.advance(
+            RecordKind.QUARANTINE, artifact, expect="current", to="current", body=body
+        )
 
 
 def _quarantine_of(ctx: Context, definition: str) -> timedelta:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from retuned.adapters.approvals import Approvals, Identity
 from retuned.contract import Solution
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.devices import said_beside
 from retuned.local.people import OPEN, SWAPPED, doubts
 from retuned.local.proving import Read
@@ -16,12 +16,12 @@ from retuned.ports import Event, Store
 from retuned.stages.gate import DecisionKind, GateDecision
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import EndToEndReport, WatchSample
-from retuned.terminal.moments import short
-from retuned.web.records import Act, Case, Fleet, Line, Person, Place, Roofs, Row
+from retuned.terminal.moments import short_id
+from retuned.web.records import Act, CostBasis, Line, NodeRow, Person, ProposalDetails, Roofs, Row
 
 _LINES = 400
 """Newest lines of a history that are shown."""
-_WINDOWS = 3
+_SHOWN_WINDOWS = 3
 """Windows that are the present profile."""
 _DETAIL = 600
 
@@ -36,9 +36,9 @@ def case_of(
     incumbent: Solution | None,
     roofs: Roofs | None,
     sample: WatchSample | None,
-    fleet: Fleet,
+    fleet: CostBasis,
     gate: GateDecision | None,
-) -> Case:
+) -> ProposalDetails:
     """Return the case of a proposal.
 
     Raises
@@ -47,7 +47,7 @@ def case_of(
         If somebody's word cannot be understood: it may be a rejection.
     """
     id = row.name
-    return Case(
+    return ProposalDetails(
         row=row,
         acts=acts_in(row.phase),
         doubts=_doubts(row, viewer, gate),
@@ -61,7 +61,7 @@ def case_of(
         sample=sample,
         end_to_end=_end_to_end(store, id),
         roofs=roofs,
-        beside=said_beside(store, Kind.EXPERIMENT, row.proposal.experiment),
+        beside=said_beside(store, RecordKind.EXPERIMENT, row.proposal.experiment),
         fleet=fleet,
         commands=tuple(_commands(row)),
     )
@@ -85,14 +85,16 @@ def acts_in(phase: str) -> frozenset[Act]:
     return frozenset(found)
 
 
-def fleet_of(store: Store, *, gpus: int, usd_per_gpu_hour: float | None) -> Fleet:
+def fleet_of(store: Store, *, gpus: int, usd_per_gpu_hour: float | None) -> CostBasis:
     """Return what hours are reckoned with, from the newest windows."""
     busy = []
-    for stored in store.page(Kind.WINDOW, phases=("judged", "baseline", "new"), limit=_WINDOWS):
+    for stored in store.page(
+        RecordKind.WINDOW, phases=("judged", "baseline", "new"), limit=_SHOWN_WINDOWS
+    ):
         ratio = _busy(stored.body.get("profile"))
         if ratio is not None:
             busy.append(ratio)
-    return Fleet(
+    return CostBasis(
         gpus=gpus,
         busy_ratio=sum(busy) / len(busy) if busy else None,
         usd_per_gpu_hour=usd_per_gpu_hour,
@@ -123,15 +125,15 @@ def _doubts(row: Row, viewer: Person, gate: GateDecision | None) -> Mapping[Act,
     }
 
 
-def _places(store: Store, proposal: str) -> Iterator[Place]:
-    for stored in store.list(Kind.ORDER, proposal=proposal):
+def _places(store: Store, proposal: str) -> Iterator[NodeRow]:
+    for stored in store.list(RecordKind.ORDER, proposal=proposal):
         try:
             order = SwapOrder.model_validate(stored.body)
         except ValidationError:
             continue
         back = order.kind is SwapKind.ROLLBACK
-        to = short(order.artifact) if order.artifact else "the original"
-        yield Place(
+        to = short_id(order.artifact) if order.artifact else "the original"
+        yield NodeRow(
             name=order.target,
             told=f"go back to {to}" if back else f"swap in {to}",
             done=stored.phase in ("done", "past"),
@@ -146,7 +148,7 @@ def _line(event: Event) -> Line:
 
 
 def _end_to_end(store: Store, proposal: str) -> EndToEndReport | None:
-    stored = store.get(Kind.END_TO_END, proposal)
+    stored = store.get(RecordKind.END_TO_END, proposal)
     if stored is None or not stored.body.get("report"):
         return None
     try:
@@ -156,7 +158,7 @@ def _end_to_end(store: Store, proposal: str) -> EndToEndReport | None:
 
 
 def _commands(row: Row) -> Iterator[str]:
-    name, artifact = short(row.name), row.proposal.artifact
+    name, artifact = short_id(row.name), row.proposal.artifact
     if row.phase == "awaiting":
         yield f"retuned approve {name} --digest {artifact}"
         yield f"retuned reject {name}"

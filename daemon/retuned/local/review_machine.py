@@ -18,7 +18,7 @@ _AWAY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class HostFacts:
     """What the page knows besides the store."""
 
     place: str
@@ -39,7 +39,7 @@ class Machine:
     """What the server counts, per slot."""
 
 
-class Remembered:
+class ServerStatusCache:
     """Asks the server at most once a second, however many look, and leaves one alone that is away.
 
     Parameters

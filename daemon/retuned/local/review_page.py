@@ -14,9 +14,9 @@ from retuned.adapters.sqlite_store import SqliteStore
 from retuned.contract import Solution
 from retuned.errors import UsageError
 from retuned.local import people
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.program import Loop
-from retuned.local.review_machine import Machine, Remembered
+from retuned.local.review_machine import HostFacts, ServerStatusCache
 from retuned.local.review_source import StoreReview, id_of
 from retuned.ports import Clock, Store
 from retuned.settings import Settings
@@ -24,7 +24,7 @@ from retuned.stages.gate import DecisionKind, utc_minute
 from retuned.stages.proposal import Proposal
 from retuned.web.app import Pages
 from retuned.web.guarding import Guard
-from retuned.web.ports import Seen, Visit
+from retuned.web.ports import RequestInfo, SeenProposal
 from retuned.web.records import Act, Person
 from retuned.web.refusing import refused
 from retuned.web.roofs import roofs_of
@@ -54,7 +54,7 @@ class LocalDoor:
         self._group_map = group_map
         self._uid = uid
 
-    def who(self, visit: Visit) -> Person:
+    def who(self, visit: RequestInfo) -> Person:
         """Return the local user; see `Door.who`."""
         uid = self._uid(visit.client, visit.server)
         if uid is None:
@@ -82,9 +82,9 @@ class StoreDeciding:
         self._store = store
         self._clock = clock
 
-    def decide(self, who: Person, key: str, act: Act, *, seen: Seen, comment: str) -> None:
+    def decide(self, who: Person, key: str, act: Act, *, seen: SeenProposal, comment: str) -> None:
         """Keep a person's word; see `Deciding.decide`."""
-        stored = self._store.get(Kind.PROPOSAL, id_of(key))
+        stored = self._store.get(RecordKind.PROPOSAL, id_of(key))
         if stored is None:
             raise UsageError("there is no such proposal any more")
         proposal = people.read_proposal(stored)
@@ -93,7 +93,7 @@ class StoreDeciding:
                 "not-what-was-shown",
                 f"the artifact is {proposal.artifact} by now, not the one that you were shown",
             )
-        voice = people.Voice(
+        voice = people.Actor(
             store=self._store,
             approvals=Approvals(self._store),
             who=Identity(user=who.user, groups=who.groups),
@@ -112,7 +112,7 @@ class StoreDeciding:
         else:
             people.rollback(voice, stored, reason=comment)
 
-    def _agree(self, voice: people.Voice, proposal: Proposal, seen: Seen) -> None:
+    def _agree(self, voice: people.Actor, proposal: Proposal, seen: SeenProposal) -> None:
         """Refuse an agreement that came too late, or under another policy than was shown."""
         if voice.now >= proposal.expires_at:
             raise refused(
@@ -169,19 +169,19 @@ def served(settings: Settings, loop: Loop) -> Iterator[str]:
         store.close()
 
 
-def _machine(settings: Settings, ctx: Context) -> Machine:
+def _machine(settings: Settings, ctx: Context) -> HostFacts:
     def incumbent(definition: str) -> Solution | None:
         try:
             return ctx.catalog.incumbent(definition)
         except UsageError:
             return None
 
-    return Machine(
+    return HostFacts(
         place=settings.target,
         folder=Path(settings.state_dir),
         gpus=settings.gpus,
         usd_per_gpu_hour=settings.gpu_hour_usd,
         incumbent=incumbent,
         roofs=lambda proposal, shapes, arch: roofs_of(proposal.definition, shapes, arch=arch),
-        samples=Remembered(ctx.swapper.samples, clock=ctx.clock),
+        samples=ServerStatusCache(ctx.swapper.samples, clock=ctx.clock),
     )

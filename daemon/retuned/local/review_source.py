@@ -13,14 +13,14 @@ from retuned.adapters.approvals import Approvals
 from retuned.contract import Digest, Record, Solution
 from retuned.errors import UnreadableInput
 from retuned.local import accounting
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.devices import said_beside
 from retuned.local.found import found_solution
 from retuned.local.lock import daemon_runs
 from retuned.local.people import asked_for, gate_of, read_proposal
 from retuned.local.proving import read
 from retuned.local.review_case import case_of, fleet_of
-from retuned.local.review_machine import Machine
+from retuned.local.review_machine import HostFacts
 from retuned.ports import Clock, Store, Stored, Verifier
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import WorkloadProfile
@@ -28,36 +28,36 @@ from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import EvidenceDocument
 from retuned.stages.watch import Account, WatchSample
 from retuned.web.records import (
-    Case,
     DriftLine,
-    Found,
     Line,
     Overview,
     Person,
+    ProposalDetails,
+    ProposalStanding,
+    ResultPage,
     Roofs,
     Row,
     Slice,
-    Standing,
     Window,
 )
 from retuned.web.records import (
     gate_of as gate_facts,
 )
 
-STANDINGS: Mapping[str, Standing] = {
-    "awaiting": Standing.OPEN,
-    "approved": Standing.AGREED,
-    "swapping": Standing.UNDER_WAY,
-    "watching": Standing.UNDER_WAY,
-    "promoted": Standing.IN_PLACE,
-    "rolling-back": Standing.GOING_BACK,
-    "rollback-failed": Standing.GOING_BACK,
-    "rolled-back": Standing.ENDED,
-    "rejected": Standing.ENDED,
-    "expired": Standing.ENDED,
-    "aborted": Standing.ENDED,
-    "refused": Standing.ENDED,
-    "superseded": Standing.ENDED,
+STANDINGS: Mapping[str, ProposalStanding] = {
+    "awaiting": ProposalStanding.OPEN,
+    "approved": ProposalStanding.AGREED,
+    "swapping": ProposalStanding.UNDER_WAY,
+    "watching": ProposalStanding.UNDER_WAY,
+    "promoted": ProposalStanding.IN_PLACE,
+    "rolling-back": ProposalStanding.GOING_BACK,
+    "rollback-failed": ProposalStanding.GOING_BACK,
+    "rolled-back": ProposalStanding.ENDED,
+    "rejected": ProposalStanding.ENDED,
+    "expired": ProposalStanding.ENDED,
+    "aborted": ProposalStanding.ENDED,
+    "refused": ProposalStanding.ENDED,
+    "superseded": ProposalStanding.ENDED,
 }
 """Every phase of a proposal, see `Kind.PROPOSAL`."""
 _ORDERS = ("new", "prepared", "done", "refused", "superseded", "withdrawn", "past")
@@ -83,7 +83,9 @@ class StoreReview:
         Time.
     """
 
-    def __init__(self, store: Store, verifier: Verifier, *, machine: Machine, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, verifier: Verifier, *, machine: HostFacts, clock: Clock
+    ) -> None:
         self._store = store
         self._verifier = verifier
         self._machine = machine
@@ -93,9 +95,9 @@ class StoreReview:
 
     def overview(self, viewer: Person) -> Overview:
         """Return what stands on every page."""
-        counts: dict[Standing, int] = {}
-        for phase, count in self._store.counts(Kind.PROPOSAL).items():
-            standing = STANDINGS.get(phase, Standing.ENDED)
+        counts: dict[ProposalStanding, int] = {}
+        for phase, count in self._store.counts(RecordKind.PROPOSAL).items():
+            standing = STANDINGS.get(phase, ProposalStanding.ENDED)
             counts[standing] = counts.get(standing, 0) + count
         warnings = []
         try:
@@ -109,12 +111,14 @@ class StoreReview:
         )
 
     def proposals(
-        self, viewer: Person, part: Slice, *, standing: Collection[Standing]
-    ) -> Found[Row]:
+        self, viewer: Person, part: Slice, *, standing: Collection[ProposalStanding]
+    ) -> ResultPage[Row]:
         """Return the proposals that stand so, newest first."""
         phases = [phase for phase, stands in STANDINGS.items() if stands in standing]
         before = id_of(part.before) if part.before else ""
-        page = self._store.page(Kind.PROPOSAL, phases=phases, before=before, limit=part.limit + 1)
+        page = self._store.page(
+            RecordKind.PROPOSAL, phases=phases, before=before, limit=part.limit + 1
+        )
         asked, rows, unreadable = self._asked(), [], []
         for stored in page[: part.limit]:
             try:
@@ -122,11 +126,11 @@ class StoreReview:
             except UnreadableInput as error:  # one hides no other
                 unreadable.append(f"{error}; it is {stored.phase}, nothing is swapped for it")
         more = key_of(page[part.limit - 1].id) if len(page) > part.limit else ""
-        return Found(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
+        return ResultPage(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
 
-    def case(self, viewer: Person, key: str) -> Case | None:
+    def case(self, viewer: Person, key: str) -> ProposalDetails | None:
         """Return all of one proposal; None where there is none."""
-        stored = self._store.get(Kind.PROPOSAL, id_of(key))
+        stored = self._store.get(RecordKind.PROPOSAL, id_of(key))
         if stored is None:
             return None
         row = self._row(stored, self._asked())
@@ -148,19 +152,19 @@ class StoreReview:
             gate=gate_of(self._store, stored.id),
         )
 
-    def swaps(self, viewer: Person, part: Slice) -> Found[Line]:
+    def swaps(self, viewer: Person, part: Slice) -> ResultPage[Line]:
         """Return swaps and ways back, newest first."""
         page = self._store.page(
-            Kind.ORDER, phases=_ORDERS, before=part.before, limit=part.limit + 1
+            RecordKind.ORDER, phases=_ORDERS, before=part.before, limit=part.limit + 1
         )
         rows = [_swap_line(stored) for stored in page[: part.limit]]
         more = page[part.limit - 1].id if len(page) > part.limit else ""
-        return Found(rows=tuple(rows), more=more)
+        return ResultPage(rows=tuple(rows), more=more)
 
-    def drifts(self, viewer: Person, part: Slice) -> Found[DriftLine]:
+    def drifts(self, viewer: Person, part: Slice) -> ResultPage[DriftLine]:
         """Return drift reports, newest first."""
         page = self._store.page(
-            Kind.DRIFT, phases=_DRIFTS, before=part.before, limit=part.limit + 1
+            RecordKind.DRIFT, phases=_DRIFTS, before=part.before, limit=part.limit + 1
         )
         rows, unreadable = [], []
         for stored in page[: part.limit]:
@@ -169,15 +173,15 @@ class StoreReview:
             except UnreadableInput as error:
                 unreadable.append(str(error))
         more = page[part.limit - 1].id if len(page) > part.limit else ""
-        return Found(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
+        return ResultPage(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
 
     def window(self, viewer: Person, key: str) -> Window | None:
         """Return the window of a drift report; None where there is none."""
-        stored = self._store.get(Kind.DRIFT, key)
+        stored = self._store.get(RecordKind.DRIFT, key)
         if stored is None:
             return None
-        own = self._store.get(Kind.WINDOW, key)
-        earlier = self._store.page(Kind.WINDOW, phases=_WINDOWS, before=key, limit=1)
+        own = self._store.get(RecordKind.WINDOW, key)
+        earlier = self._store.page(RecordKind.WINDOW, phases=_WINDOWS, before=key, limit=1)
         return Window(
             line=self._drift(stored),
             profile=_profile(own) if own else None,
@@ -201,7 +205,7 @@ class StoreReview:
             name=stored.id,
             proposal=read_proposal(stored),
             phase=stored.phase,
-            standing=STANDINGS.get(stored.phase, Standing.ENDED),
+            standing=STANDINGS.get(stored.phase, ProposalStanding.ENDED),
             gate=gate_facts(gate) if gate else None,
             asked=tuple(asked.get(stored.id, ())),
             updated_at=stored.updated_at,
@@ -219,7 +223,9 @@ class StoreReview:
 
     def _find_solution(self, digest: Digest, experiment: str) -> Solution | None:
         """Return a variant that is kept; it never changes, so it is looked for once."""
-        stored = self._store.get(Kind.FINDING, f"{experiment}/{digest}") if experiment else None
+        stored = (
+            self._store.get(RecordKind.FINDING, f"{experiment}/{digest}") if experiment else None
+        )
         if stored is None:
             return found_solution(self._store, digest)
         try:
@@ -235,7 +241,7 @@ class StoreReview:
 
     def _sample(self, row: Row) -> WatchSample | None:
         """Return what the server counts of the artifact; None where it runs nothing of it."""
-        if row.standing not in (Standing.UNDER_WAY, Standing.IN_PLACE):
+        if row.standing not in (ProposalStanding.UNDER_WAY, ProposalStanding.IN_PLACE):
             return None
         proposal = row.proposal
         for sample in self._machine.samples():
@@ -247,7 +253,7 @@ class StoreReview:
         report = _read(stored, DriftReport)
         at = datetime.fromtimestamp(report.window_start_ns / 1e9, UTC)
         alarm = report.action is DriftAction.ALARM  # of others nothing is written
-        beside = said_beside(self._store, Kind.DRIFT, stored.id) if alarm else ""
+        beside = said_beside(self._store, RecordKind.DRIFT, stored.id) if alarm else ""
         return DriftLine(
             key=stored.id, target=self._machine.place, at=at, report=report, beside=beside
         )

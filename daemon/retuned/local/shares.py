@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.stages.profile import WorkloadProfile, merge
 from retuned.stages.proposal import Proposal
 
@@ -25,7 +25,7 @@ def present_share(ctx: Context, proposal: Proposal) -> float:
     swapped = next((event.at for event in order if event.what == "swapped"), None)
     windows = [
         stored
-        for stored in ctx.store.list(Kind.WINDOW, limit=4 * _WINDOWS)
+        for stored in ctx.store.list(RecordKind.WINDOW, limit=4 * _WINDOWS)
         if swapped is None or stored.created_at <= swapped
     ]
     profiles = [found for found in map(_profile, (w.body for w in windows)) if found is not None]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from retuned.errors import RetunedError, TemporaryError
 from retuned.local import devices
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.deciding import OPEN, freezes
 from retuned.local.ordered import IN_PLACE, in_phases
 from retuned.local.reading import proposals, understood
@@ -16,7 +16,7 @@ from retuned.metrics import Row
 from retuned.metrics.labels import EXPERIMENT_PHASES, HYPOTHESIS_PHASES, PHASES, kebab
 from retuned.metrics.rows import (
     NEWS,
-    Subject,
+    SwapLabels,
     Waiting,
     failing_rows,
     is_waiting,
@@ -44,7 +44,7 @@ _EXPERIMENT = {
 """Whether a win is proposed is told by proposals, not by experiments."""
 
 
-class Standing:
+class StateMetrics:
     """Shows what stands, again and again.
 
     Parameters
@@ -77,9 +77,9 @@ class Standing:
 
     def _count_decisions(self) -> None:
         """Count what people have said since this process began; other processes write it."""
-        ctx, there = self._ctx, set(self._ctx.store.ids(Kind.DECISION))
+        ctx, there = self._ctx, set(self._ctx.store.ids(RecordKind.DECISION))
         for id in sorted(there - self._decisions) if self._decisions is not None else ():
-            stored = ctx.store.get(Kind.DECISION, id)
+            stored = ctx.store.get(RecordKind.DECISION, id)
             said = understood(ctx, stored, SwapDecision) if stored is not None else None
             if said is not None:
                 ctx.telemetry.count(
@@ -97,7 +97,7 @@ def experiment_begun(ctx: Context, experiment: str) -> None:
 
 def experiment_ended(ctx: Context, experiment: str, *, seconds: float) -> None:
     """Count an experiment that has come to its end, `seconds` after this process took it up."""
-    stored = ctx.store.get(Kind.EXPERIMENT, experiment)
+    stored = ctx.store.get(RecordKind.EXPERIMENT, experiment)
     if stored is None or stored.phase == "running":
         return
     devices.beside_experiment(ctx, experiment, moment="end")
@@ -116,17 +116,17 @@ def candidate_judged(ctx: Context, finding: Finding) -> None:
 
 def _phases(ctx: Context) -> None:
     table = ctx.telemetry.table
-    beliefs = _counted(ctx, Kind.HYPOTHESIS, HYPOTHESIS_PHASES, {})
+    beliefs = _counted(ctx, RecordKind.HYPOTHESIS, HYPOTHESIS_PHASES, {})
     table("retuned_hypotheses", standing(beliefs, "phase", known=HYPOTHESIS_PHASES))
     ctx.telemetry.gauge("retuned_experiments_waiting", beliefs.get("open", 0))
-    experiments = _counted(ctx, Kind.EXPERIMENT, _EXPERIMENT, _EXPERIMENT)
+    experiments = _counted(ctx, RecordKind.EXPERIMENT, _EXPERIMENT, _EXPERIMENT)
     table("retuned_experiments", standing(experiments, "phase", known=EXPERIMENT_PHASES))
-    found = _counted(ctx, Kind.PROPOSAL, _ALL, _PROPOSAL)
+    found = _counted(ctx, RecordKind.PROPOSAL, _ALL, _PROPOSAL)
     table("retuned_proposals", standing(found, "phase", known=PHASES))
 
 
 def _counted(
-    ctx: Context, kind: Kind, phases: Iterable[str], names: Mapping[str, str]
+    ctx: Context, kind: RecordKind, phases: Iterable[str], names: Mapping[str, str]
 ) -> Mapping[str, int]:
     found: Counter[str] = Counter()
     for phase in phases:
@@ -162,7 +162,7 @@ def _waiting(ctx: Context) -> None:
     waiting: list[Waiting] = []
     answers: Counter[str] = Counter()
     for stored, proposal in proposals(ctx, OPEN):
-        said = ctx.store.get(Kind.GATE, stored.id)
+        said = ctx.store.get(RecordKind.GATE, stored.id)
         if said is None:
             continue  # it is asked about in the next moment
         answer = understood(ctx, said, GateDecision)
@@ -192,7 +192,7 @@ def _going_back(ctx: Context) -> None:
     """Show what went back not long ago, and what does not; no record is too broken for that."""
     store, now = ctx.store, ctx.clock.now()
     back: list[Row] = []
-    for stored in store.page(Kind.PROPOSAL, phases=_BACK, limit=PENDING_ROWS):
+    for stored in store.page(RecordKind.PROPOSAL, phases=_BACK, limit=PENDING_ROWS):
         if stored.updated_at < now - NEWS:
             continue
         alarms = [each for each in store.events(id=stored.id) if each.what == "alarm"]
@@ -200,13 +200,13 @@ def _going_back(ctx: Context) -> None:
             reason = str(alarms[-1].detail.get("reason", ""))
             back.append(({**_subject(ctx, stored).labels, "reason": reason}, 1.0))
     ctx.telemetry.table("retuned_swap_rolled_back", back)
-    failing = store.list(Kind.PROPOSAL, phase="rollback-failed")
+    failing = store.list(RecordKind.PROPOSAL, phase="rollback-failed")
     rows = failing_rows({_subject(ctx, stored): () for stored in failing})
     ctx.telemetry.table("retuned_swap_rollback_failed", rows)
 
 
-def _subject(ctx: Context, stored: Stored) -> Subject:
-    return Subject(
+def _subject(ctx: Context, stored: Stored) -> SwapLabels:
+    return SwapLabels(
         namespace="",
         proposal=stored.id,
         target=ctx.settings.target,

@@ -20,9 +20,9 @@ from retuned.errors import (
 from retuned.local import configured
 from retuned.local.carried_out import close_order
 from retuned.local.comparing import UNKNOWN, check_before_load
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.found import found_solution
-from retuned.local.ordered import OPEN, Kept, latest, server_facts
+from retuned.local.ordered import OPEN, StoredOrder, latest, server_facts
 from retuned.local.returning import order_back
 from retuned.local.undelivered import behind, not_built, partial, refused, reissue
 from retuned.ports import Stored
@@ -84,7 +84,7 @@ def roll_back(
         drive_orders(ctx, only=str(proposal.body["definition"]))
 
 
-def _due(ctx: Context, only: str | None) -> list[Kept]:
+def _due(ctx: Context, only: str | None) -> list[StoredOrder]:
     """Return the orders to tell the server, with a later epoch where it would refuse theirs."""
     wanted = [kept for kept in latest(ctx).values() if only in (None, kept.order.definition)]
     facts = server_facts(ctx) if wanted else None
@@ -104,7 +104,7 @@ def _opens(order: SwapOrder) -> bool:
     return own is not None and own.lifted is not None
 
 
-def _drive(ctx: Context, kept: Kept) -> bool:
+def _drive(ctx: Context, kept: StoredOrder) -> bool:
     """Tell the server one order; True if another one was written in its place."""
     order = kept.order
     about: dict[str, Value] = {
@@ -122,7 +122,7 @@ def _tell(ctx: Context, order: SwapOrder, *, phase: str) -> bool:
         if order.artifact is not None:  # after a restart of the server the way back needs it too
             _prepare(ctx, order)
         if phase == "new":  # from here on a process may have it, whatever we hear
-            if not ctx.store.advance(Kind.ORDER, order.id, expect="new", to="prepared"):
+            if not ctx.store.advance(RecordKind.ORDER, order.id, expect="new", to="prepared"):
                 return False
             phase = "prepared"
         took_ns = ctx.swapper.commit(order)

@@ -17,7 +17,7 @@ from retuned.channels.outbox import Outbox
 from retuned.channels.records import Notice
 from retuned.channels.sinks import Sink
 from retuned.errors import UnreadableInput
-from retuned.local.context import Kind
+from retuned.local.context import RecordKind
 from retuned.local.people import gate_of, read_proposal
 from retuned.ports import Event, Store, Stored
 
@@ -37,11 +37,11 @@ def look(
 
 def _all(store: Store, outbox: Outbox, place: Place, now: datetime) -> Iterator[Notice]:
     yield from _closed(store, outbox, place, now)
-    for stored in store.list(Kind.PROPOSAL, phase="awaiting"):
+    for stored in store.list(RecordKind.PROPOSAL, phase="awaiting"):
         notice = _asked(store, outbox, stored, place, now)
         if notice is not None:
             yield notice
-    for stored in store.list(Kind.PROPOSAL, phase="rollback-failed"):
+    for stored in store.list(RecordKind.PROPOSAL, phase="rollback-failed"):
         subject = notices.failure_of(stored.id)
         try:
             yield notices.rollback_failed(
@@ -75,7 +75,7 @@ def _closed(store: Store, outbox: Outbox, place: Place, now: datetime) -> Iterat
     for subject in outbox.opened():
         failure = subject.endswith(_FAILURE)
         id = subject.removesuffix(_FAILURE) if failure else subject
-        stored = store.get(Kind.PROPOSAL, id)
+        stored = store.get(RecordKind.PROPOSAL, id)
         if stored is None or stored.phase == ("rollback-failed" if failure else "awaiting"):
             continue
         try:
@@ -98,7 +98,7 @@ def _closed(store: Store, outbox: Outbox, place: Place, now: datetime) -> Iterat
 def _happened(store: Store, outbox: Outbox, place: Place, now: datetime) -> Iterator[Notice]:
     """Say what servers run, and run no more, since there are channels."""
     begun = outbox.begun()
-    newest = store.page(Kind.PROPOSAL, phases=("watching", "rolled-back"), limit=_NEWEST)
+    newest = store.page(RecordKind.PROPOSAL, phases=("watching", "rolled-back"), limit=_NEWEST)
     for stored in newest:
         if stored.updated_at < begun:
             continue

@@ -11,8 +11,8 @@ import logging
 from typing import Any
 
 from retuned.errors import CandidateError, PartialCommit, RetunedError
-from retuned.local.context import Context, Kind
-from retuned.local.ordered import IN_PLACE, OPEN, Kept, fresh_epoch, say, server_facts
+from retuned.local.context import Context, RecordKind
+from retuned.local.ordered import IN_PLACE, OPEN, StoredOrder, fresh_epoch, say, server_facts
 from retuned.local.returning import order_back
 from retuned.observing.seen import facts_of
 from retuned.stages import swap as swap_stage
@@ -27,19 +27,19 @@ def refused(ctx: Context, order: SwapOrder, *, phase: str, error: CandidateError
         log.info("%s of %s waits: %s", order.kind, order.definition, error)
         return False
     if error.reason == "stale-epoch":
-        return reissue(ctx, Kept(order=order, phase=phase))
+        return reissue(ctx, StoredOrder(order=order, phase=phase))
     if order.kind is SwapKind.ROLLBACK:
         return _lead_to_original(ctx, order, phase=phase, error=error)
     log.error("server refused %s: %s", order.definition, error)
-    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     if stored is not None and (phase == "done" or (phase == "prepared" and _landed(ctx, order))):
         # some process runs it, another does not take it: all go back
         return stored.phase in (*IN_PLACE, "swapping") and order_back(
             ctx, stored, reason=error.reason, detail=error.detail, who="retuned"
         )
     with ctx.store.transaction():
-        if ctx.store.advance(Kind.ORDER, order.id, expect=phase, to="refused"):
-            ctx.store.advance(Kind.PROPOSAL, order.proposal, expect="swapping", to="refused")
+        if ctx.store.advance(RecordKind.ORDER, order.id, expect=phase, to="refused"):
+            ctx.store.advance(RecordKind.PROPOSAL, order.proposal, expect="swapping", to="refused")
             say(ctx, order.proposal, "refused", reason=error.reason, detail=error.detail)
     return False
 
@@ -94,7 +94,7 @@ def not_built(ctx: Context, order: SwapOrder, *, phase: str, error: Exception) -
 def _all_back(ctx: Context, order: SwapOrder, *, reason: str, detail: str) -> bool:
     """Write the way back of a swap that some process has; it is carried out in this very look."""
     ctx.behind.pop(order.id, None)
-    stored = ctx.store.get(Kind.PROPOSAL, order.proposal)
+    stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
     if stored is None or stored.phase not in (*IN_PLACE, "swapping"):
         return False
     return order_back(
@@ -133,9 +133,9 @@ def _lead_to_original(ctx: Context, order: SwapOrder, *, phase: str, error: Exce
     back = swap_stage.to_original(order, epoch=fresh_epoch(ctx))
     with ctx.store.transaction():
         to = "refused" if phase in OPEN else phase
-        if not ctx.store.advance(Kind.ORDER, order.id, expect=phase, to=to):
+        if not ctx.store.advance(RecordKind.ORDER, order.id, expect=phase, to=to):
             return False
-        ctx.store.add(Kind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
+        ctx.store.add(RecordKind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
         say(ctx, order.proposal, "refused", reason=reason, detail=str(error)[:2000])
     return True
 
@@ -144,20 +144,20 @@ def _say_that_it_failed(ctx: Context, order: SwapOrder, *, reason: str, error: E
     """Tell once that even the original was refused; its order stays and is told again."""
     with ctx.store.transaction():
         if ctx.store.advance(
-            Kind.PROPOSAL, order.proposal, expect="rolling-back", to="rollback-failed"
+            RecordKind.PROPOSAL, order.proposal, expect="rolling-back", to="rollback-failed"
         ):
             log.error("server refused the original of %s, trying again: %s", order.id, error)
             say(ctx, order.proposal, "rollback-failed", reason=reason, detail=str(error)[:2000])
             ctx.telemetry.count("retuned_rollbacks_failed_total", reason=reason)
 
 
-def reissue(ctx: Context, kept: Kept) -> bool:
+def reissue(ctx: Context, kept: StoredOrder) -> bool:
     """Write an order again under an epoch that the server takes: it has a later one than ours."""
     again = swap_stage.reissue(kept.order, epoch=fresh_epoch(ctx))
     with ctx.store.transaction():
         to = "superseded" if kept.phase in OPEN else kept.phase
-        if not ctx.store.advance(Kind.ORDER, kept.order.id, expect=kept.phase, to=to):
+        if not ctx.store.advance(RecordKind.ORDER, kept.order.id, expect=kept.phase, to=to):
             return False
-        ctx.store.add(Kind.ORDER, again.id, again.model_dump(mode="json"), phase="new")
+        ctx.store.add(RecordKind.ORDER, again.id, again.model_dump(mode="json"), phase="new")
     log.warning("%s: epoch %d is again %d", again.definition, kept.order.epoch, again.epoch)
     return True

@@ -6,7 +6,7 @@ import logging
 
 from retuned.errors import RetunedError, TemporaryError
 from retuned.local import end_to_end, spreading
-from retuned.local.context import Context, Kind
+from retuned.local.context import Context, RecordKind
 from retuned.local.ordered import IN_PLACE, latest, owner, say
 from retuned.local.swapping import roll_back
 from retuned.observing.seen import History
@@ -61,7 +61,7 @@ def _watched(ctx: Context) -> list[tuple[SwapOrder, Stored]]:
     found = []
     for kept in latest(ctx, done=True).values():
         proposal = owner(ctx, kept.order)
-        stored = ctx.store.get(Kind.PROPOSAL, proposal) if proposal is not None else None
+        stored = ctx.store.get(RecordKind.PROPOSAL, proposal) if proposal is not None else None
         if stored is not None and stored.phase in IN_PLACE:
             found.append((kept.order, stored))
     return found
@@ -83,7 +83,7 @@ def _act(
         and stored.phase == "watching"
     ):
         with ctx.store.transaction():
-            if ctx.store.advance(Kind.PROPOSAL, stored.id, expect="watching", to="promoted"):
+            if ctx.store.advance(RecordKind.PROPOSAL, stored.id, expect="watching", to="promoted"):
                 say(ctx, stored.id, "promoted", reason=report.reason, detail=report.detail)
 
 

@@ -41,7 +41,7 @@ from retuned.lab.toolchain import environment_of, is_timed
 from retuned.lifting.asking import with_structures
 from retuned.local.believed import priors_for
 from retuned.local.configured_kernels import ConfiguredKernels, StoredChanges, incumbent_named
-from retuned.local.context import Captures, Context, Files, Kind, LoopSettings
+from retuned.local.context import Captures, Context, Files, LoopSettings, RecordKind
 from retuned.local.earlier import earlier_findings
 from retuned.local.evolution import config_of
 from retuned.local.found import found_solution
@@ -112,7 +112,7 @@ def build(settings: Settings) -> tuple[Loop, PrometheusTelemetry]:
         traces=TraceFolders(
             settings.watch_dirs,
             clock=clock,
-            known=store.ids(Kind.BATCH),
+            known=store.ids(RecordKind.BATCH),
             limits=ReadLimits(input_bytes=settings.max_trace_bytes),
         ),
         swapper=_swapper(settings, store, notary, language=language),
@@ -263,7 +263,7 @@ def _definition(name: str) -> Definition | None:
 
 def _lab(settings: Settings, store: Store, *, language: Language, arch: str) -> Bench:
     root = settings.state_dir / _LAB
-    running = store.ids(Kind.EXPERIMENT, phase="running")
+    running = store.ids(RecordKind.EXPERIMENT, phase="running")
     sweep(root, running={notebook_name(plan) for plan in running})
 
     def cores() -> tuple[int, ...]:
@@ -305,7 +305,7 @@ def _solutions(store: Store) -> Callable[[Digest], Solution | None]:
     """Find an incumbent: the catalog's, or a variant that an earlier experiment found."""
 
     def find(digest: Digest) -> Solution | None:
-        for plan in store.list(Kind.EXPERIMENT):
+        for plan in store.list(RecordKind.EXPERIMENT):
             for language in (Language.CPU_CPP, Language.TRITON):
                 incumbent = _incumbent(str(plan.body["definition"]), language)
                 if incumbent is not None and incumbent.digest == digest:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from retuned.metrics.observed import OBSERVED
-from retuned.metrics.records import OTHER, Exporter, Keeper, Kind, Metric
+from retuned.metrics.records import OTHER, Exporter, Keeper, Metric, MetricType
 from retuned.metrics.running import GPUS, RUNNING
 from retuned.metrics.swapped import GATED, PROPOSED, SWAPPED, WATCHED
 from retuned.metrics.told import TOLD
@@ -65,7 +65,7 @@ def admitted(
     name: str,
     labels: Mapping[str, str],
     *,
-    kind: Kind,
+    kind: MetricType,
     table: bool = False,
     exporter: Exporter | None = None,
 ) -> dict[str, str] | Refusal:

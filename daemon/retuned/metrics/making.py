@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from retuned.metrics.records import Exporter, Keeper, Kind, Label, Metric, Stage, Unit
+from retuned.metrics.records import Exporter, Keeper, Label, Metric, MetricType, Stage, Unit
 
 _Exporters = frozenset[Exporter]
 QUICK = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -41,7 +41,7 @@ class Book:
         most_rows: int = 64,
     ) -> Metric:
         """Return a counter."""
-        shown = self._made(name, meaning, kind=Kind.COUNTER, unit=unit, by=by)
+        shown = self._made(name, meaning, kind=MetricType.COUNTER, unit=unit, by=by)
         return replace(shown, labels=labels, keeper=keeper, most_rows=most_rows)
 
     def gauge(
@@ -54,7 +54,7 @@ class Book:
         keeper: Keeper = Keeper.TELEMETRY,
     ) -> Metric:
         """Return a gauge."""
-        shown = self._made(name, meaning, kind=Kind.GAUGE, unit=unit, by=by)
+        shown = self._made(name, meaning, kind=MetricType.GAUGE, unit=unit, by=by)
         return replace(shown, labels=labels, keeper=keeper)
 
     def table(
@@ -92,7 +92,7 @@ class Book:
     ) -> Metric:
         """Return a histogram of seconds."""
         shown = self._made(
-            name, meaning, kind=Kind.HISTOGRAM, unit=Unit.SECONDS, by=by, buckets=buckets
+            name, meaning, kind=MetricType.HISTOGRAM, unit=Unit.SECONDS, by=by, buckets=buckets
         )
         return replace(shown, labels=labels, keeper=keeper)
 
@@ -101,7 +101,7 @@ class Book:
         name: str,
         meaning: str,
         *,
-        kind: Kind,
+        kind: MetricType,
         unit: Unit,
         by: _Exporters | None,
         buckets: tuple[float, ...] = (),

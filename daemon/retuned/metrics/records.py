@@ -17,7 +17,7 @@ _NAME = re.compile(r"retuned(_[a-z0-9]+)+")
 _LABEL = re.compile(r"[a-z]+(_[a-z]+)*")
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     """What numbers of a metric mean."""
 
     COUNTER = "counter"
@@ -115,7 +115,7 @@ class Metric:
 
     name: str
     """As Prometheus shows it; counters end in ``_total``."""
-    kind: Kind
+    kind: MetricType
     """What its numbers mean."""
     unit: Unit = Unit.NONE
     """Base unit; the name ends in it."""
@@ -148,11 +148,11 @@ class Metric:
                 return f"label {label.name!r} is none"
         if _NAME.fullmatch(self.name) is None:
             return "names are retuned_ and words of small letters"
-        if (self.kind is Kind.COUNTER) != (stem != self.name):
+        if (self.kind is MetricType.COUNTER) != (stem != self.name):
             return "counters, and only they, end in _total"
         if self.unit and not stem.endswith(f"_{self.unit}"):
             return f"the name does not end in its unit, {self.unit}"
-        if (self.kind is Kind.HISTOGRAM) != bool(self.buckets):
+        if (self.kind is MetricType.HISTOGRAM) != bool(self.buckets):
             return "histograms, and only they, have buckets"
         if series > MAX_CLOSED:
             return f"its labels make {series} series; {MAX_CLOSED} are the most"

@@ -37,7 +37,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class SwapLabels:
     """Which swap something is about."""
 
     namespace: str
@@ -60,7 +60,7 @@ class Subject:
         }
 
 
-def failing_rows(found: Mapping[Subject, Sequence[str]]) -> list[Row]:
+def failing_rows(found: Mapping[SwapLabels, Sequence[str]]) -> list[Row]:
     """Return a row for each server that does not go back; the first of each subject come first.
 
     Parameters

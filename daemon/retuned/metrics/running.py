@@ -14,7 +14,7 @@ from retuned.metrics.labels import (
     words,
 )
 from retuned.metrics.making import STEPS, Book
-from retuned.metrics.records import Exporter, Keeper, Kind, Label, Metric, Stage, Unit
+from retuned.metrics.records import Exporter, Keeper, Label, Metric, MetricType, Stage, Unit
 
 _COST = Book(Stage.OVERHEAD, BESIDE)
 _OPERATOR = Book(Stage.OPERATOR, OPERATOR)
@@ -76,7 +76,7 @@ RUNNING: tuple[Metric, ...] = (
     ),
     Metric(
         name="retuned_process_virtual_memory_bytes",
-        kind=Kind.GAUGE,
+        kind=MetricType.GAUGE,
         unit=Unit.BYTES,
         stage=Stage.OVERHEAD,
         meaning="Address space of the program.",

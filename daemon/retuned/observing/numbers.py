@@ -14,7 +14,7 @@ _DEMO_PROFILE = ProfileSettings(ladder=(1, 2, 4, 8, 16, 32, 64, 128, 256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class WindowSettings:
     """How windows are made and judged; see `ObservingSettings`."""
 
     window: timedelta
@@ -58,7 +58,7 @@ class WindowFields(Protocol):
         ...
 
 
-def numbers_of(settings: WindowFields, *, stands_still_s: float) -> Numbers:
+def numbers_of(settings: WindowFields, *, stands_still_s: float) -> WindowSettings:
     """Return the numbers that settings mean.
 
     Parameters
@@ -71,7 +71,7 @@ def numbers_of(settings: WindowFields, *, stands_still_s: float) -> Numbers:
     """
     demo = settings.detector_preset == "demo"
     taken_after_s = stands_still_s + 2.0 * settings.observe_poll_s
-    return Numbers(
+    return WindowSettings(
         window=timedelta(seconds=settings.window_s),
         settle=timedelta(seconds=max(settings.settle_s, taken_after_s)),
         baseline_windows=settings.baseline_windows,

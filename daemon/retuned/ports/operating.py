@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from retuned.agent_wire import Hello, OrderDone, Orders, Report, Taken, Welcome
+from retuned.agent_wire import Ack, Hello, OrderDone, Orders, Report, Welcome
 from retuned.contract import Digest
 
 
@@ -30,7 +30,7 @@ class Operator(Protocol):
         """
         ...
 
-    def post(self, report: Report, *, traceparent: str = "") -> Taken:
+    def post(self, report: Report, *, traceparent: str = "") -> Ack:
         """Tell a profile, a drift or how the slots stand; telling it again changes nothing.
 
         Parameters

@@ -23,7 +23,7 @@ from typing import Any
 from retuned.runtime.precompiled import (
     MAX_PRECOMPILED_BYTES,
     PRECOMPILED_FILE,
-    Entry,
+    PrecompiledEntry,
     parse_precompiled,
 )
 from retuned.runtime.spec import Refused, Spec, parse_spec
@@ -79,7 +79,7 @@ class Artifact:
     """Named scratch of the launches; checked by the loader."""
     intercept: Mapping[str, Any] | None = None
     """How it binds to launches of a kernel of the server; see `intercept.rules`."""
-    precompiled: tuple[Entry, ...] = ()
+    precompiled: tuple[PrecompiledEntry, ...] = ()
     """Compiled code that came along; see `precompiled`."""
 
 
@@ -245,7 +245,7 @@ def _read_file(path: Path, *, limit: int) -> bytes:
     return data
 
 
-def _precompiled(body: Mapping[str, Any], folder: Path) -> tuple[Entry, ...]:
+def _precompiled(body: Mapping[str, Any], folder: Path) -> tuple[PrecompiledEntry, ...]:
     """Read the compiled code that came along, where some did."""
     said = body.get("precompiled")
     if said is None:

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from retuned.runtime.aside_result import About, Place, Results
+from retuned.runtime.aside_result import CheckInputs, CheckSite, Results
 from retuned.runtime.keeping import bytes_of
 from retuned.runtime.launching import Detached, Ineligible, Launch
 from retuned.runtime.shadow import as_outputs
 from retuned.runtime.shadow_device import MAX_OUTPUTS, ShadowDevice
 from retuned.runtime.shadow_numbers import NUMBERS, check_alike
 from retuned.runtime.spec import Tensor
-from retuned.runtime.underway import NO_ROOM, Underway
+from retuned.runtime.underway import NO_ROOM, PendingCheck
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ INCUMBENT_FAILED = "incumbent-raised"
 """Why there is no result: the incumbent does not take copies."""
 
 
-class Aside(Results):
+class AsyncChecker(Results):
     """Makes the checks of one order on a device."""
 
     # --- on the request path ----------------------------------------------------------------------
@@ -47,7 +47,7 @@ class Aside(Results):
         launch: Launch,
         plain: Launch,
         *,
-        at: Place,
+        at: CheckSite,
         inputs: tuple[Tensor, ...],
     ) -> Any:  # noqa: ANN401 - what the kernel returned
         """Serve the variant's output, and queue the incumbent and the comparison aside."""
@@ -60,7 +60,7 @@ class Aside(Results):
         return output
 
     def dark(
-        self, device: ShadowDevice, launch: Launch, at: Place, inputs: tuple[Tensor, ...]
+        self, device: ShadowDevice, launch: Launch, at: CheckSite, inputs: tuple[Tensor, ...]
     ) -> Any:  # noqa: ANN401 - what the kernel returned
         """Serve the original, and queue the variant and the comparison aside."""
         begun = time.perf_counter()
@@ -82,7 +82,7 @@ class Aside(Results):
         device: ShadowDevice,
         parts: Detached,
         *,
-        at: Place,
+        at: CheckSite,
         inputs: tuple[Any, ...],
         plain: Launch | None,
     ) -> Any:  # noqa: ANN401 - what the kernel returned
@@ -96,7 +96,7 @@ class Aside(Results):
             Serves where the check is left out; None where the original does anyway.
         """
         begun = time.perf_counter()
-        check = self._take(device, About(at, []), 2 * parts.size)
+        check = self._take(device, CheckInputs(at, []), 2 * parts.size)
         if check is None and plain is not None:
             return self._serve(plain, at, inputs, check=None)[0]
         at.stratum.ran += 1
@@ -121,7 +121,7 @@ class Aside(Results):
         return served
 
     def _serve(
-        self, launch: Launch, at: Place, inputs: tuple[Any, ...], *, check: Underway | None
+        self, launch: Launch, at: CheckSite, inputs: tuple[Any, ...], *, check: PendingCheck | None
     ) -> tuple[Any, bool]:
         """Run the variant; with False the original ran in its place, and the check is given up."""
         try:
@@ -139,14 +139,14 @@ class Aside(Results):
         return output, True
 
     def _begin(
-        self, device: ShadowDevice, at: Place, inputs: tuple[Tensor, ...], *, look: bool
-    ) -> tuple[Underway | None, tuple[Tensor, ...]]:
+        self, device: ShadowDevice, at: CheckSite, inputs: tuple[Tensor, ...], *, look: bool
+    ) -> tuple[PendingCheck | None, tuple[Tensor, ...]]:
         """Take a place and copy what varies; None where the check is left out, which is counted."""
         constant = set(self._slot.spec.constant_inputs)
         varying = [position for position in range(len(inputs)) if position not in constant]
         size = bytes_of([inputs[position] for position in varying])
         versions = [(inputs[n], device.version(inputs[n])) for n in sorted(constant)]
-        check = self._take(device, About(at, versions), size)
+        check = self._take(device, CheckInputs(at, versions), size)
         if check is None:
             return None, inputs
         others = list(inputs)
@@ -162,7 +162,7 @@ class Aside(Results):
         check.held.append(others)
         return check, tuple(others)
 
-    def _take(self, device: ShadowDevice, about: About, size: int) -> Underway | None:
+    def _take(self, device: ShadowDevice, about: CheckInputs, size: int) -> PendingCheck | None:
         """Take a place and room for copies; None where there is none, which is counted."""
         reason = CAPTURING if device.capturing() else None
         check = reason or self._checks.begin(device, self, about, size=size)
@@ -171,12 +171,12 @@ class Aside(Results):
             return None
         return check
 
-    def _give_up(self, check: Underway | None) -> None:
+    def _give_up(self, check: PendingCheck | None) -> None:
         """Let go of a check of which nothing is queued aside."""
         if check is not None:
             self._checks.drop(check)
 
-    def _copies(self, check: Underway, output: Any) -> tuple[Tensor, ...] | None:  # noqa: ANN401
+    def _copies(self, check: PendingCheck, output: Any) -> tuple[Tensor, ...] | None:  # noqa: ANN401
         """Copy what the server was given; None where the check is left out."""
         outputs = as_outputs(output)
         reason = FAILED if len(outputs) > MAX_OUTPUTS else None
@@ -195,7 +195,7 @@ class Aside(Results):
 
     def _queue_incumbent(
         self,
-        check: Underway,
+        check: PendingCheck,
         plain: Launch,
         output: Any,  # noqa: ANN401 - what the variant returned
         inputs: tuple[Tensor, ...],
@@ -227,7 +227,7 @@ class Aside(Results):
 
     def _queue_variant(
         self,
-        check: Underway,
+        check: PendingCheck,
         launch: Launch,
         served: Any,  # noqa: ANN401 - what the original returned
         others: tuple[Tensor, ...],
@@ -259,7 +259,7 @@ class Aside(Results):
         except Exception as error:  # as above
             self._abandon(check, FAILED, error)
 
-    def _queue_both(self, check: Underway, parts: Detached) -> None:
+    def _queue_both(self, check: PendingCheck, parts: Detached) -> None:
         """Queue everything after the server's own launch."""
         device, about, reason = check.device, check.about, INCUMBENT_FAILED
         try:
@@ -287,7 +287,7 @@ class Aside(Results):
             self._abandon(check, reason, error)
 
     def _send(
-        self, check: Underway, ours: Sequence[Tensor], theirs: Sequence[Tensor], changed: Tensor
+        self, check: PendingCheck, ours: Sequence[Tensor], theirs: Sequence[Tensor], changed: Tensor
     ) -> None:
         """Queue the comparison and its way to the host."""
         device, about = check.device, check.about
@@ -304,10 +304,10 @@ class Aside(Results):
         check.count = 1 + NUMBERS * len(numbers)
         self._end(check)
 
-    def _end(self, check: Underway) -> None:
+    def _end(self, check: PendingCheck) -> None:
         check.end = check.device.mark()
 
-    def _abandon(self, check: Underway, reason: str, error: Exception) -> None:
+    def _abandon(self, check: PendingCheck, reason: str, error: Exception) -> None:
         """Leave a check to its end: what was queued of it may still run on what it holds."""
         log.info("%s: a check has no result: %r", self._slot.spec.name, error)
         self._judge.stats.drop(reason)

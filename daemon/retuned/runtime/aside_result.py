@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from retuned.runtime.comparing import Form
+from retuned.runtime.comparing import ElementFormat
 from retuned.runtime.judging import Judge
 from retuned.runtime.shadow import Sampler, Stratum
 from retuned.runtime.shadow_numbers import judged
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Key, Tensor
-from retuned.runtime.underway import CHECKS, Checks, Underway
+from retuned.runtime.underway import CHECKS, Checks, PendingCheck
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ WEIGHTS_CHANGED = "weights-changed"
 """Why a result is not counted: the server wrote to its weights meanwhile."""
 
 
-class Order(Protocol):
+class CheckedOrder(Protocol):
     """The order in force that a check is made for."""
 
     def trip(self, reason: str, detail: str) -> None:
@@ -42,7 +42,7 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CheckSite:
     """Where a check is made."""
 
     key: Key
@@ -54,15 +54,15 @@ class Place:
 
 
 @dataclass(slots=True)
-class About:
+class CheckInputs:
     """What is needed to judge a check when its numbers are there."""
 
-    at: Place
+    at: CheckSite
     versions: list[tuple[Tensor, int | None]]
     """Weights, and how often they had been written to."""
     before: list[Tensor] = field(default_factory=list)
     """Glimpses of the inputs before the launch."""
-    forms: Sequence[tuple[Form, int]] = ()
+    forms: Sequence[tuple[ElementFormat, int]] = ()
     """Element type and elements of each output."""
     timed: bool = False
     """Whether the spans are the incumbent's and the variant's."""
@@ -89,7 +89,7 @@ class Results:
         self,
         slot: Slot,
         *,
-        order: Order,
+        order: CheckedOrder,
         judge: Judge,
         tolerance: float,
         checks: Checks = CHECKS,
@@ -100,7 +100,7 @@ class Results:
         self._tolerance = tolerance
         self._checks = checks
 
-    def arrived(self, check: Underway) -> None:
+    def arrived(self, check: PendingCheck) -> None:
         """Fold the numbers of a check in, unless they are about an order that is gone.
 
         Raises
@@ -108,7 +108,7 @@ class Results:
         ValueError
             If they are no numbers of a check.
         """
-        about: About = check.about
+        about: CheckInputs = check.about
         self._judge.cost.spend(sum(check.spans_ns) / 1e9)
         if not self._order.stands():
             self._judge.stats.drop(LATE)
@@ -131,11 +131,11 @@ class Results:
         if reason is not None:
             self._order.trip(reason, f"{detail} at {at.stratum.ran} launches of {at.key}")
 
-    def lost(self, check: Underway, reason: str) -> None:
+    def lost(self, check: PendingCheck, reason: str) -> None:
         """Count a check that has no result."""
         self._judge.stats.drop(reason)
 
-    def stuck(self, check: Underway, seconds: float) -> None:
+    def stuck(self, check: PendingCheck, seconds: float) -> None:
         """Count and report a check that does not come back."""
         self._judge.stats.drop(STUCK)
         log.error("%s: a check of %s does not come back", self._slot.spec.name, check.about.at.key)

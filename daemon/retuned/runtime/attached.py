@@ -13,7 +13,7 @@ from typing import Any
 
 from retuned.runtime import intercept
 from retuned.runtime.control import ControlSocket
-from retuned.runtime.host import Host
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.leftovers import sweep
 from retuned.runtime.listening import PeerUid, peer_uid
 from retuned.runtime.ops import TorchOps
@@ -50,7 +50,7 @@ class Runtime:
 
     def __init__(
         self,
-        host: Host,
+        host: RuntimeHost,
         *,
         socket_path: Callable[[], Path | None],
         enabled: bool = True,
@@ -258,7 +258,7 @@ class Runtime:
         self._host.housekeeping()
 
 
-def _windows(host: Host, wanted: tuple[Path, Rule]) -> Windows:
+def _windows(host: RuntimeHost, wanted: tuple[Path, Rule]) -> Windows:
     folder, rule = wanted
     found = Windows(folder, rule, launched=host.launched, quiet=host.graphs.quiet)
     host.reports["windows"] = found.state

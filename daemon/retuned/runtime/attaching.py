@@ -7,7 +7,7 @@ from pathlib import Path
 
 from retuned.runtime import intercept
 from retuned.runtime.attached import Runtime, attached, keep
-from retuned.runtime.host import Host
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.leftovers import own_path
 from retuned.runtime.listening import PeerUid, peer_uid
@@ -71,7 +71,7 @@ def attach(
         return own_path(Path(folder) / f"{os.getpid()}.sock") if folder else None
 
     runtime = Runtime(
-        Host(
+        RuntimeHost(
             server,
             artifacts_dir=Path(artifacts) if artifacts else None,
             compare=compare,

@@ -61,7 +61,7 @@ def _hashed(number: int) -> int:
     return mixed >> 32
 
 
-class Live:
+class CanaryShare:
     """The share of launches that run the variant, and the shape buckets left out.
 
     Parameters

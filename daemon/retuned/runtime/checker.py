@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from retuned.runtime.aside import CAPTURING, Aside
-from retuned.runtime.aside_result import Order, Place
+from retuned.runtime.aside import CAPTURING, AsyncChecker
+from retuned.runtime.aside_result import CheckedOrder, CheckSite
 from retuned.runtime.judging import Judge
-from retuned.runtime.keeping import KEEPER, Keeper, Kept
+from retuned.runtime.keeping import KEEPER, InputCopier, InputCopies
 from retuned.runtime.launching import Detached, Ineligible, Launch, Variant
 from retuned.runtime.shadow import Compare, as_outputs, compare_tensors
 from retuned.runtime.shadow_device import (
@@ -34,7 +34,7 @@ from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Tensor
 from retuned.runtime.underway import CHECKS, NO_ROOM, Checks
 
-__all__ = ["NO_ROOM", "Checker", "Order", "Place"]
+__all__ = ["NO_ROOM", "CheckSite", "CheckedOrder", "Checker"]
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ class Checker:
         slot: Slot,
         variant: Variant,
         *,
-        order: Order,
+        order: CheckedOrder,
         judge: Judge,
         compare: Compare,
         tolerance: float,
-        keeper: Keeper = KEEPER,
+        keeper: InputCopier = KEEPER,
         checks: Checks = CHECKS,
         device_of: DeviceOf = shadow_device,
     ) -> None:
@@ -87,9 +87,13 @@ class Checker:
         self._keeper = keeper
         aside = compare is compare_tensors and len(slot.spec.outputs) <= MAX_OUTPUTS
         self._device_of = device_of if aside else _nowhere
-        self._aside = Aside(slot, order=order, judge=judge, tolerance=tolerance, checks=checks)
+        self._aside = AsyncChecker(
+            slot, order=order, judge=judge, tolerance=tolerance, checks=checks
+        )
 
-    def served(self, launch: Launch, plain: Launch, at: Place, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
+    def served(
+        self, launch: Launch, plain: Launch, at: CheckSite, inputs: tuple[Tensor, ...]
+    ) -> Any:  # noqa: ANN401
         """Serve the variant's output if the incumbent, run afterwards, agrees."""
         refused = self._refused(at, inputs)
         if refused is not None:
@@ -111,7 +115,7 @@ class Checker:
         finally:
             self._keeper.release(kept)
 
-    def _refused(self, at: Place, inputs: tuple[Any, ...]) -> Ineligible | None:
+    def _refused(self, at: CheckSite, inputs: tuple[Any, ...]) -> Ineligible | None:
         """Return why the variant cannot take a launch, before anything is paid for its check.
 
         Where most launches of a bucket are none of the variant's, a check that is due waits for one
@@ -125,7 +129,9 @@ class Checker:
             log.debug("%s: not asked beforehand: %r", self._slot.spec.name, error)
             return None
 
-    def _apart(self, at: Place, inputs: tuple[Any, ...]) -> tuple[ShadowDevice, Detached] | None:
+    def _apart(
+        self, at: CheckSite, inputs: tuple[Any, ...]
+    ) -> tuple[ShadowDevice, Detached] | None:
         """Return both sides of a launch that writes to the server's memory; None for in line.
 
         What does not fit into the budget twice is checked in line, on copies of its outputs alone.
@@ -145,9 +151,9 @@ class Checker:
         self,
         launch: Launch,
         plain: Launch,
-        at: Place,
+        at: CheckSite,
         inputs: tuple[Tensor, ...],
-        kept: Kept | None,
+        kept: InputCopies | None,
     ) -> Any:  # noqa: ANN401 - what the kernel returned
         variant, original = self._variant, self._slot.original
         try:
@@ -175,7 +181,7 @@ class Checker:
             return output
         return expected if reason != "slow" else output
 
-    def dark(self, launch: Launch, at: Place, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
+    def dark(self, launch: Launch, at: CheckSite, inputs: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """Serve the original; then run the variant on copies, and compare."""
         device = self._device_of(inputs)
         if device is not None:
@@ -201,7 +207,7 @@ class Checker:
         finally:
             self._keeper.release(kept)
 
-    def _shadow(self, launch: Launch, at: Place, served: Any, kept: Kept) -> None:  # noqa: ANN401
+    def _shadow(self, launch: Launch, at: CheckSite, served: Any, kept: InputCopies) -> None:  # noqa: ANN401
         try:
             before = self._variant.fingerprint(kept.inputs)
             output = launch(kept.inputs)
@@ -214,7 +220,7 @@ class Checker:
         else:
             self._verdict(at, output, served, untouched=untouched)
 
-    def _verdict(self, at: Place, output: Any, expected: Any, *, untouched: bool) -> str | None:  # noqa: ANN401
+    def _verdict(self, at: CheckSite, output: Any, expected: Any, *, untouched: bool) -> str | None:  # noqa: ANN401
         """Compare, fold in, and trip where that says so; return the reason to go back."""
         outputs = as_outputs(output), as_outputs(expected)
         try:
@@ -229,7 +235,7 @@ class Checker:
         return reason
 
     def _paced(
-        self, plain: Launch, at: Place, inputs: tuple[Tensor, ...], incumbent_ns: int
+        self, plain: Launch, at: CheckSite, inputs: tuple[Tensor, ...], incumbent_ns: int
     ) -> str | None:
         """Time the variant on what the incumbent has just read, as it runs when nobody looks."""
         try:

@@ -19,7 +19,7 @@ OTHER = "other"
 """Cause of all beyond those."""
 
 
-class Chores:
+class Maintenance:
     """The pieces of housekeeping, and what became of them."""
 
     def __init__(self) -> None:

@@ -70,7 +70,7 @@ def compare_tensors(
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ElementFormat:
     """What an element type is to a comparison."""
 
     floating: bool
@@ -90,14 +90,14 @@ class Form:
         return self.floating and self.bits <= 16
 
 
-def form_of(torch: Any, tensor: Tensor) -> Form:  # noqa: ANN401 - the module
+def form_of(torch: Any, tensor: Tensor) -> ElementFormat:  # noqa: ANN401 - the module
     """Return what the element type of a tensor is to a comparison."""
     if not tensor.is_floating_point():
         bits = 8 * tensor.element_size()
-        return Form(floating=False, bits=bits, neighbours=tensor.dtype == torch.int8)
+        return ElementFormat(floating=False, bits=bits, neighbours=tensor.dtype == torch.int8)
     about = torch.finfo(tensor.dtype)
     unit = about.smallest_normal * about.eps
-    return Form(floating=True, bits=about.bits, eps=about.eps, least_unit=unit)
+    return ElementFormat(floating=True, bits=about.bits, eps=about.eps, least_unit=unit)
 
 
 def _compare_pair(torch: Any, ours: Tensor, theirs: Tensor, tolerance: float) -> Comparison:  # noqa: ANN401
@@ -161,7 +161,7 @@ def float_comparison(
     return Comparison(nonfinite=False, ratio=RATIO_CAP)
 
 
-def integer_ratio(form: Form, *, unequal: int, largest: float, size: int) -> float:
+def integer_ratio(form: ElementFormat, *, unequal: int, largest: float, size: int) -> float:
     """Return 0 where equal, the cap where not; neighbours of int8 count by their share."""
     if unequal == 0:
         return 0.0
@@ -174,7 +174,7 @@ def _rms(torch: Any, values: Tensor) -> float:  # noqa: ANN401
     return float(torch.linalg.vector_norm(values, dtype=torch.float64)) / math.sqrt(values.numel())
 
 
-def _integer_ratio(torch: Any, ours: Tensor, theirs: Tensor, form: Form) -> float:  # noqa: ANN401
+def _integer_ratio(torch: Any, ours: Tensor, theirs: Tensor, form: ElementFormat) -> float:  # noqa: ANN401
     if torch.equal(ours, theirs):
         return 0.0
     if not form.neighbours:

@@ -14,7 +14,7 @@ SHARE = 0.05
 """Most time of compiling over time passed."""
 
 
-class Compiling:
+class CompileBudget:
     """Compilations of the control thread.
 
     Parameters

@@ -15,7 +15,7 @@ from retuned.runtime.epochs import Fence, new_instance
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.orders import Order, parse_order
-from retuned.runtime.seating import Seating
+from retuned.runtime.seating import SlotRegistry
 from retuned.runtime.seats import COUNTED, drop, is_resident, load, make_room
 from retuned.runtime.shadow import Compare
 from retuned.runtime.spec import Refused
@@ -25,12 +25,12 @@ from retuned.runtime.trust import Trust
 log = logging.getLogger(__name__)
 
 
-class Execution:
-    """Carries out what daemons order; `retuned.runtime.host.Host` says what the parameters are."""
+class OrderExecutor:
+    """Carries out what daemons order; `retuned.runtime.host.RuntimeHost` says what the parameters are."""
 
     def __init__(
         self,
-        seating: Seating,
+        seating: SlotRegistry,
         *,
         interception: Interception | None,
         artifacts_dir: Path | None,

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from retuned.runtime.captures import Reservoir, chunk, listing, parse_rule
-from retuned.runtime.chores import Chores
-from retuned.runtime.compiling import Compiling
+from retuned.runtime.chores import Maintenance
+from retuned.runtime.compiling import CompileBudget
 from retuned.runtime.delivery import ArtifactCache
 from retuned.runtime.epochs import rank_of_environment
-from retuned.runtime.execution import Execution
+from retuned.runtime.execution import OrderExecutor
 from retuned.runtime.graphs.hosting import HostedGraphs
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.plugins.ranks import ranks
 from retuned.runtime.reports import slot_sample, slot_state
-from retuned.runtime.seating import Seating
+from retuned.runtime.seating import SlotRegistry
 from retuned.runtime.seats import COUNTED, drop_expired
 from retuned.runtime.shadow import Compare, compare_tensors
 from retuned.runtime.slots import Slot
@@ -39,7 +39,7 @@ _OF_PEOPLE = frozenset({"status", "rearm"})
 """What commands ask for; all else is a daemon's."""
 
 
-class Host:
+class RuntimeHost:
     """All slots of this process, and the orders they take.
 
     Parameters
@@ -75,8 +75,8 @@ class Host:
         self._trust = trust or Trust.from_environment()
         self._interception = interception
         self._may_capture = may_capture
-        self._seating = Seating(interception)
-        self._execution = Execution(
+        self._seating = SlotRegistry(interception)
+        self._execution = OrderExecutor(
             self._seating,
             interception=interception,
             artifacts_dir=artifacts_dir,
@@ -84,8 +84,8 @@ class Host:
             trust=self._trust,
             cache=cache or ArtifactCache(),
         )
-        self._chores = Chores()
-        self._compiling = Compiling()
+        self._chores = Maintenance()
+        self._compiling = CompileBudget()
         self._visited_s: float | None = None
         self.reports: dict[str, Callable[[], object]] = {}
         """What else a daemon is told when it says hello."""
@@ -189,8 +189,8 @@ class Host:
             Called when a slot is launched for the first time after this; must not raise.
         """
         self._execution.restart()
-        self._chores = Chores()
-        self._compiling = Compiling()
+        self._chores = Maintenance()
+        self._compiling = CompileBudget()
         self._visited_s = None
         self.tuned.restart()
         self._seating.restart(first_launch=first_launch)

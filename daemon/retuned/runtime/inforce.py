@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from retuned.runtime.canary import BLOCK, PERIOD, Live
-from retuned.runtime.checker import Checker, Place
+from retuned.runtime.canary import BLOCK, PERIOD, CanaryShare
+from retuned.runtime.checker import Checker, CheckSite
 from retuned.runtime.judging import Judge
 from retuned.runtime.launching import Ineligible, Launch, Variant
 from retuned.runtime.orders import Order
@@ -79,7 +79,7 @@ class Swapped:
         self.order = order
         self.judge = Judge(order, clock=clock)
         self.stats = self.judge.stats
-        self.live = Live(order.fraction, clock=clock)
+        self.live = CanaryShare(order.fraction, clock=clock)
         self.orphaned = False
         self.distortion: Callable[[Any], Any] | None = None
         self.launches_before = slot.total()
@@ -166,7 +166,7 @@ class Swapped:
         assert checker is not None, "made with the variant"
         launch = self._distorted(variant.launcher(key))
         stratum, stats, original = self._sampler.stratum(key), self.stats, self._slot.original
-        at = Place(key=key, stratum=stratum, sampler=self._sampler)
+        at = CheckSite(key=key, stratum=stratum, sampler=self._sampler)
 
         def run(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
             if stratum.ran >= stratum.check_at and self._may_check(at):
@@ -205,7 +205,7 @@ class Swapped:
         assert variant is not None, "the original has no route of its own"
         assert checker is not None, "made with the variant"
         stratum, original = self._dark.stratum(key), self._slot.original
-        at = Place(key=key, stratum=stratum, sampler=self._dark)
+        at = CheckSite(key=key, stratum=stratum, sampler=self._dark)
 
         def shadowing(*inputs: Tensor) -> Any:  # noqa: ANN401 - whatever the original returns
             if stratum.ran >= stratum.check_at and self._may_check(at):
@@ -216,7 +216,7 @@ class Swapped:
 
         return shadowing
 
-    def _may_check(self, at: Place) -> bool:
+    def _may_check(self, at: CheckSite) -> bool:
         """Whether the check that is due may be made; else the next one is chosen."""
         if self.judge.may_check(at.stratum):
             return True

@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class InputCopies:
     """The inputs of one launch, those that vary copied."""
 
     inputs: tuple[Tensor, ...]
@@ -43,7 +43,7 @@ class Kept:
                 inputs[position].copy_(self.inputs[position])
 
 
-class Keeper:
+class InputCopier:
     """Makes copies within a budget.
 
     Parameters
@@ -85,7 +85,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._held_bytes = 0
 
-    def keep(self, inputs: tuple[Tensor, ...], *, constant: Collection[int]) -> Kept | None:
+    def keep(self, inputs: tuple[Tensor, ...], *, constant: Collection[int]) -> InputCopies | None:
         """Copy what is no constant; None where the budget does not allow it.
 
         Parameters
@@ -115,9 +115,9 @@ class Keeper:
         except BaseException:
             self.give(size)
             raise
-        return Kept(tuple(made), copied, size)
+        return InputCopies(tuple(made), copied, size)
 
-    def release(self, kept: Kept | None) -> None:
+    def release(self, kept: InputCopies | None) -> None:
         """Give the copies' place back."""
         if kept is not None:
             self.give(kept.size)
@@ -144,7 +144,7 @@ def budget_of(environment: Mapping[str, str]) -> int:
     return COPY_BYTES
 
 
-KEEPER = Keeper(budget_of(os.environ))
+KEEPER = InputCopier(budget_of(os.environ))
 """The one of this process."""
 
 os.register_at_fork(after_in_child=KEEPER.restart)

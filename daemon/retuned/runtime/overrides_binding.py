@@ -31,7 +31,7 @@ class View(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class InputBinding:
     """An input of the definition."""
 
     name: str
@@ -49,7 +49,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class OutputBinding:
     """An output of the definition."""
 
     name: str
@@ -78,9 +78,9 @@ class Binding:
     """Axes in the definition's order."""
     variable: tuple[str, ...]
     """Those whose length a launch names."""
-    inputs: tuple[Given, ...]
+    inputs: tuple[InputBinding, ...]
     """In the definition's order."""
-    outputs: tuple[Made, ...]
+    outputs: tuple[OutputBinding, ...]
     """In the definition's order."""
     sized: tuple[tuple[str, str], ...] = ()
     """(axis, argument) where a number says a length."""
@@ -146,7 +146,7 @@ class Binding:
             if not isinstance(length, int) or isinstance(length, bool) or length < 1:
                 raise Refused("value-differs", detail=f"{argument} is no length: {length!r:.60}")
             found[axis] = length
-        tensors: tuple[Given | Made, ...] = (*self.inputs, *self.outputs)
+        tensors: tuple[InputBinding | OutputBinding, ...] = (*self.inputs, *self.outputs)
         for tensor in tensors:
             if tensor.argument:
                 _learn(found, tensor, shapes)
@@ -167,7 +167,7 @@ class Binding:
 
 
 def _learn(
-    found: dict[str, int], tensor: Given | Made, shapes: Mapping[str, Sequence[int]]
+    found: dict[str, int], tensor: InputBinding | OutputBinding, shapes: Mapping[str, Sequence[int]]
 ) -> None:
     """Add the lengths that a tensor shows; those known already must be the same."""
     shape = shapes.get(tensor.argument)
@@ -179,7 +179,9 @@ def _learn(
             raise Refused("shape-differs", detail=detail)
 
 
-def seen(tensor: Given | Made, shape: Sequence[int], lengths: Mapping[str, int]) -> tuple[int, ...]:
+def seen(
+    tensor: InputBinding | OutputBinding, shape: Sequence[int], lengths: Mapping[str, int]
+) -> tuple[int, ...]:
     """Return the lengths of a tensor of the definition, given those of its argument.
 
     Raises

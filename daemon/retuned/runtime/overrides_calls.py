@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from retuned.runtime.overrides import Body
-from retuned.runtime.overrides_binding import Binding, Given, Made, View
+from retuned.runtime.overrides_binding import Binding, InputBinding, OutputBinding, View
 from retuned.runtime.overrides_frames import Call, Frame, Keyset, Plan, Target
 from retuned.runtime.shadow import as_outputs
 from retuned.runtime.spec import Refused, Spec, Tensor
@@ -166,10 +166,10 @@ class Arguments:
 def plan_of(arguments: Arguments, lengths: Mapping[str, int], args: Sequence[Any]) -> Plan:
     """Return how launches like this one become tensors of the definition."""
 
-    def target(index: int, each: Given | Made) -> Target:
+    def target(index: int, each: InputBinding | OutputBinding) -> Target:
         return index, tuple(lengths[axis] for axis in each.shape)
 
-    def size(index: int | None, each: Given | Made) -> int:
+    def size(index: int | None, each: InputBinding | OutputBinding) -> int:
         if index is None:
             return 0
         return int(prod(target(index, each)[1]) * args[index].element_size())
@@ -183,7 +183,7 @@ def plan_of(arguments: Arguments, lengths: Mapping[str, int], args: Sequence[Any
     )
 
 
-def _flat(value: Tensor, each: Given | Made) -> Tensor:
+def _flat(value: Tensor, each: InputBinding | OutputBinding) -> Tensor:
     """Return a tensor of the definition as the operator takes it."""
     return value.reshape(value.shape[0], -1) if each.view is View.HEADS else value
 

@@ -71,7 +71,7 @@ _NEEDED = ("shared", "num_warps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class PrecompiledEntry:
     """Code of one compilation, verified."""
 
     key: str
@@ -94,7 +94,7 @@ class Entry:
     """What Triton's launcher reads of it."""
 
 
-def parse_precompiled(body: object, data: bytes) -> tuple[Entry, ...]:
+def parse_precompiled(body: object, data: bytes) -> tuple[PrecompiledEntry, ...]:
     """Read the entries of a manifest and check each code against its digest.
 
     Parameters
@@ -110,7 +110,7 @@ def parse_precompiled(body: object, data: bytes) -> tuple[Entry, ...]:
         ``artifact-invalid`` naming the field, or ``entry-digest-differs``.
     """
     rows = declared_entries(body)
-    found: dict[str, Entry] = {}
+    found: dict[str, PrecompiledEntry] = {}
     end = 0
     for number, row in enumerate(rows):
         entry, start = _entry(row, data, where=f"precompiled[{number}]")
@@ -141,7 +141,7 @@ def declared_entries(body: object) -> list[Any]:
     return rows
 
 
-def describe(entry: Entry, *, offset: int) -> dict[str, Any]:
+def describe(entry: PrecompiledEntry, *, offset: int) -> dict[str, Any]:
     """Return the row of an entry whose code begins at `offset`; what `parse_precompiled` reads."""
     return {
         "key": entry.key,
@@ -157,7 +157,7 @@ def describe(entry: Entry, *, offset: int) -> dict[str, Any]:
     }
 
 
-def pack(entries: tuple[Entry, ...]) -> tuple[dict[str, Any], bytes]:
+def pack(entries: tuple[PrecompiledEntry, ...]) -> tuple[dict[str, Any], bytes]:
     """Return ``precompiled`` of a manifest and the file that it describes.
 
     Raises
@@ -177,7 +177,7 @@ def pack(entries: tuple[Entry, ...]) -> tuple[dict[str, Any], bytes]:
     return body, data
 
 
-def _entry(row: object, data: bytes, *, where: str) -> tuple[Entry, int]:
+def _entry(row: object, data: bytes, *, where: str) -> tuple[PrecompiledEntry, int]:
     """Check one row; return it with where its code begins."""
     if not isinstance(row, Mapping) or set(row) != _FIELDS:
         raise _invalid(where, f"is no object of {sorted(_FIELDS)}")
@@ -196,7 +196,7 @@ def _entry(row: object, data: bytes, *, where: str) -> tuple[Entry, int]:
     if len(code) != size or hashlib.sha256(code).hexdigest() != row["sha256"]:
         detail = f"the code of '{row['entry']}' for {row['arch']} does not match its sha256"
         raise Refused("entry-digest-differs", detail=detail)
-    entry = Entry(
+    entry = PrecompiledEntry(
         key=row["key"],
         entry=row["entry"],
         arch=row["arch"],
@@ -211,7 +211,7 @@ def _entry(row: object, data: bytes, *, where: str) -> tuple[Entry, int]:
     return entry, start
 
 
-def _check_agreement(entry: Entry, where: str) -> None:
+def _check_agreement(entry: PrecompiledEntry, where: str) -> None:
     """Refuse an entry that says one thing of itself and another to Triton's launcher."""
     meta, target = entry.meta, entry.meta.get("target")
     backend = BACKENDS.get(entry.kind)

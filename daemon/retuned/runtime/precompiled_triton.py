@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from retuned.runtime.precompiled import Entry
+from retuned.runtime.precompiled import PrecompiledEntry
 from retuned.runtime.spec import Refused
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Shipped:
         Verified; none offers nothing, and compilations are still counted.
     """
 
-    def __init__(self, entries: Sequence[Entry] = ()) -> None:
+    def __init__(self, entries: Sequence[PrecompiledEntry] = ()) -> None:
         self.entries = {entry.key: entry for entry in entries}
         self.tally = Tally()
         self._folder: Path | None = None
@@ -127,7 +127,7 @@ class Shipped:
             self.tally.cached += 1
         return made
 
-    def for_here(self) -> list[Entry]:
+    def for_here(self) -> list[PrecompiledEntry]:
         """Return the entries for Triton's device and version; others need not be tried."""
         triton = sys.modules["triton"]
         arch = arch_of(triton.runtime.driver.active.get_current_target())
@@ -136,7 +136,7 @@ class Shipped:
             each for each in self.entries.values() if (each.arch, each.triton) == (arch, version)
         ]
 
-    def _check(self, made: Any, entry: Entry) -> None:  # noqa: ANN401 - CompiledKernel
+    def _check(self, made: Any, entry: PrecompiledEntry) -> None:  # noqa: ANN401 - CompiledKernel
         """Make sure that the bytes to be loaded are those that were verified."""
         if made.hash != entry.key or bytes(made.kernel) != entry.code:
             detail = f"what Triton read of '{entry.entry}' is not what was delivered"
@@ -155,7 +155,7 @@ class Shipped:
             log.warning("code that came along cannot be handed to Triton: %s", error)
             return None
 
-    def _written(self, entry: Entry) -> dict[str, str]:
+    def _written(self, entry: PrecompiledEntry) -> dict[str, str]:
         """Write the files of an entry as Triton reads them; return their paths by name."""
         if self._folder is None:
             self._folder = Path(mkdtemp(prefix="retuned-precompiled-"))

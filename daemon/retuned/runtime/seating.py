@@ -8,13 +8,13 @@ from retuned.runtime.artifact import Artifact
 from retuned.runtime.graphs.hosting import HostedGraphs
 from retuned.runtime.intercept.service import Interception
 from retuned.runtime.intercept.slot import KernelSlot
-from retuned.runtime.seats import Seat
+from retuned.runtime.seats import LoadedSlot
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, Tensor
 from retuned.runtime.weights import PackedWeights
 
 
-class Seating:
+class SlotRegistry:
     """The slots of a process, each with what is loaded for it.
 
     Parameters
@@ -24,7 +24,7 @@ class Seating:
     """
 
     def __init__(self, interception: Interception | None) -> None:
-        self.seats: dict[str, Seat] = {}
+        self.seats: dict[str, LoadedSlot] = {}
         """By the name of the slot."""
         self.graphs = HostedGraphs(interception)
         """Captured graphs, which follow the slots."""
@@ -42,7 +42,7 @@ class Seating:
             raise Refused("slot-exists", detail=f"{slot.spec.name} has a slot already")
         self._seat(slot)
 
-    def of(self, definition: str) -> Seat:
+    def of(self, definition: str) -> LoadedSlot:
         """Return the slot of a definition.
 
         Raises
@@ -59,7 +59,7 @@ class Seating:
         """Return the slots there are."""
         return [seat.slot for seat in list(self.seats.values())]
 
-    def adopt(self, definition: str, artifact: Artifact) -> Seat:
+    def adopt(self, definition: str, artifact: Artifact) -> LoadedSlot:
         """Make a slot for a kernel whose launches are intercepted, if that is what it is for.
 
         Raises
@@ -91,12 +91,12 @@ class Seating:
                 if self._interception is not None:
                     self._interception.close(seat.slot)
                 continue
-            self.seats[name] = Seat(seat.slot, PackedWeights(served=self._weights))
+            self.seats[name] = LoadedSlot(seat.slot, PackedWeights(served=self._weights))
             if first_launch is not None:  # a forked child goes on
                 self.graphs.add(seat.slot)
 
-    def _seat(self, slot: Slot) -> Seat:
-        seat = self.seats[slot.spec.name] = Seat(slot, PackedWeights(served=self._weights))
+    def _seat(self, slot: Slot) -> LoadedSlot:
+        seat = self.seats[slot.spec.name] = LoadedSlot(slot, PackedWeights(served=self._weights))
         self.graphs.add(slot)
         return seat
 

@@ -33,7 +33,7 @@ COUNTED = (LoadedVariant, KernelVariant)
 
 
 @dataclass(slots=True)
-class Seat:
+class LoadedSlot:
     """One slot with what was loaded for it."""
 
     slot: Slot
@@ -45,7 +45,7 @@ class Seat:
 
 
 def load(
-    seat: Seat,
+    seat: LoadedSlot,
     order: Order,
     artifact: Artifact,
     *,
@@ -85,7 +85,7 @@ def load(
     return variant, shapes
 
 
-def is_resident(seat: Seat, digest: str) -> bool:
+def is_resident(seat: LoadedSlot, digest: str) -> bool:
     """Whether a variant is loaded; its lease, if it has one, begins anew."""
     with seat.lock:
         if digest not in seat.resident:
@@ -94,7 +94,7 @@ def is_resident(seat: Seat, digest: str) -> bool:
         return True
 
 
-def drop_expired(seat: Seat) -> None:
+def drop_expired(seat: LoadedSlot) -> None:
     """Unload what was prepared and never committed."""
     with seat.lock:
         for digest in seat.ledger.expired():
@@ -102,7 +102,7 @@ def drop_expired(seat: Seat) -> None:
             drop(seat, digest)
 
 
-def make_room(seat: Seat, order: Order) -> None:
+def make_room(seat: LoadedSlot, order: Order) -> None:
     """Unload variants that no way back leads to."""
     for digest in (order.previous, order.artifact):
         if digest is not None and digest in seat.resident:
@@ -113,7 +113,7 @@ def make_room(seat: Seat, order: Order) -> None:
     _keep_layouts(seat)
 
 
-def drop(seat: Seat, digest: str) -> bool:
+def drop(seat: LoadedSlot, digest: str) -> bool:
     """Forget one variant that is not in force; False if it is gone already."""
     if seat.resident.pop(digest, None) is None:
         return False
@@ -121,7 +121,7 @@ def drop(seat: Seat, digest: str) -> bool:
     return True
 
 
-def _keep_layouts(seat: Seat) -> None:
+def _keep_layouts(seat: LoadedSlot) -> None:
     layouts = {
         layout
         for variant in seat.resident.values()

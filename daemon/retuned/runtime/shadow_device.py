@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from retuned.runtime.comparing import Form, form_of
+from retuned.runtime.comparing import ElementFormat, form_of
 from retuned.runtime.fingerprints import glimpse
 from retuned.runtime.shadow_numbers import NUMBERS, measure
 from retuned.runtime.spec import Tensor
@@ -46,7 +46,7 @@ class ShadowDevice(Protocol):
         """Queue a copy of a bounded part of a tensor's bytes on the current stream."""
         ...
 
-    def form(self, tensor: Tensor) -> tuple[Form, int]:
+    def form(self, tensor: Tensor) -> tuple[ElementFormat, int]:
         """Return element type and elements of an output."""
         ...
 
@@ -131,7 +131,7 @@ class TorchShadow:
         """Queue a copy of a bounded part on the current stream."""
         return glimpse(tensor).clone()
 
-    def form(self, tensor: Tensor) -> tuple[Form, int]:
+    def form(self, tensor: Tensor) -> tuple[ElementFormat, int]:
         """Return element type and elements of an output."""
         return form_of(self._torch, tensor), int(tensor.numel())
 

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retuned.runtime.comparing import Comparison, Form, float_comparison, form_of, integer_ratio
+from retuned.runtime.comparing import (
+    Comparison,
+    ElementFormat,
+    float_comparison,
+    form_of,
+    integer_ratio,
+)
 from retuned.runtime.spec import Tensor
 
 NUMBERS = 8
@@ -142,7 +148,9 @@ def _measure_integers(torch: Any, ours: Tensor, theirs: Tensor, numbers: Tensor)
             numbers[4] = torch.maximum(numbers[4], difference.max().double())
 
 
-def judged(forms: Sequence[tuple[Form, int]], numbers: Sequence[float], tolerance: float) -> Judged:
+def judged(
+    forms: Sequence[tuple[ElementFormat, int]], numbers: Sequence[float], tolerance: float
+) -> Judged:
     """Judge what has arrived, by the rule of `comparing.compare_tensors`.
 
     Parameters
@@ -174,7 +182,7 @@ def judged(forms: Sequence[tuple[Form, int]], numbers: Sequence[float], toleranc
     return Judged(Comparison(nonfinite=False, ratio=worst, rms_ratio=worst_rms), mismatched)
 
 
-def _compared(form: Form, size: int, one: Measured, tolerance: float) -> Comparison:
+def _compared(form: ElementFormat, size: int, one: Measured, tolerance: float) -> Comparison:
     if not form.floating:
         ratio = integer_ratio(form, unequal=one.unequal, largest=one.largest, size=size)
         return Comparison(nonfinite=False, ratio=ratio)

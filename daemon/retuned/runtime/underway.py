@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from retuned.runtime.keeping import KEEPER, Keeper
+from retuned.runtime.keeping import KEEPER, InputCopier
 from retuned.runtime.shadow_device import PLACES, Mark, ShadowDevice
 from retuned.runtime.spec import Refused
 
@@ -39,31 +39,31 @@ LOST = "device-failed"
 Quiet = Callable[[], AbstractContextManager[Any]]
 
 
-class Fold(Protocol):
+class CheckOwner(Protocol):
     """Whose check it is."""
 
-    def arrived(self, check: Underway) -> None:
+    def arrived(self, check: PendingCheck) -> None:
         """Take the numbers of a check that has come back."""
         ...
 
-    def lost(self, check: Underway, reason: str) -> None:
+    def lost(self, check: PendingCheck, reason: str) -> None:
         """Take note of one that will not."""
         ...
 
-    def stuck(self, check: Underway, seconds: float) -> None:
+    def stuck(self, check: PendingCheck, seconds: float) -> None:
         """Take note, once, of one that has not come back for long."""
         ...
 
 
 @dataclass(slots=True)
-class Underway:
+class PendingCheck:
     """One check."""
 
     device: ShadowDevice
     """Where."""
     place: int
     """Row that its numbers come in."""
-    fold: Fold
+    fold: CheckOwner
     """Whose."""
     about: Any
     """What that one needs to judge it."""
@@ -104,7 +104,7 @@ class Checks:
         self,
         places: int = PLACES,
         *,
-        keeper: Keeper = KEEPER,
+        keeper: InputCopier = KEEPER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._places = places
@@ -112,8 +112,8 @@ class Checks:
         self._clock = clock
         self._lock = threading.Lock()
         self._settling = threading.Lock()
-        self._taken: list[Underway] = []
-        self._left: list[list[Underway]] = []
+        self._taken: list[PendingCheck] = []
+        self._left: list[list[PendingCheck]] = []
 
     @property
     def count(self) -> int:
@@ -123,11 +123,11 @@ class Checks:
     def begin(
         self,
         device: ShadowDevice,
-        fold: Fold,
+        fold: CheckOwner,
         about: Any,  # noqa: ANN401
         *,
         size: int,
-    ) -> Underway | str:
+    ) -> PendingCheck | str:
         """Take a place and room for a check's copies; or return why there is none."""
         with self._lock:
             used = {each.place for each in self._taken if each.device is device}
@@ -136,18 +136,18 @@ class Checks:
                 return IN_FLIGHT
             if not self._keeper.take(size):
                 return TOO_LARGE if size > self._keeper.budget_bytes else NO_ROOM
-            check = Underway(device, free, fold, about, size=size, since_s=self._clock())
+            check = PendingCheck(device, free, fold, about, size=size, since_s=self._clock())
             self._taken.append(check)
             return check
 
-    def grow(self, check: Underway, size: int) -> str | None:
+    def grow(self, check: PendingCheck, size: int) -> str | None:
         """Take room for more copies; or return why there is none."""
         if not self._keeper.take(size):
             return TOO_LARGE if check.size + size > self._keeper.budget_bytes else NO_ROOM
         check.size += size
         return None
 
-    def drop(self, check: Underway) -> None:
+    def drop(self, check: PendingCheck) -> None:
         """Give up a check of which nothing is queued aside."""
         with self._lock:
             self._remove(check)
@@ -189,7 +189,7 @@ class Checks:
         self._left.append(self._taken)
         self._taken = []
 
-    def _is_back(self, check: Underway) -> bool:
+    def _is_back(self, check: PendingCheck) -> bool:
         """Ask the device, and read what it has brought."""
         if check.end is None:
             return False  # its thread is about to queue it
@@ -204,7 +204,7 @@ class Checks:
             return False
         return True
 
-    def _hand_over(self, check: Underway) -> None:
+    def _hand_over(self, check: PendingCheck) -> None:
         try:
             if check.count:
                 check.fold.arrived(check)
@@ -214,20 +214,20 @@ class Checks:
         finally:
             self.drop(check)
 
-    def _lose(self, check: Underway, error: RuntimeError) -> None:
+    def _lose(self, check: PendingCheck, error: RuntimeError) -> None:
         if not check.told:
             check.told = True
             log.error("a shadow check is lost, its memory is kept: %r", error)
             check.fold.lost(check, LOST)
 
-    def _look_at(self, check: Underway) -> None:
+    def _look_at(self, check: PendingCheck) -> None:
         seconds = self._clock() - check.since_s
         if seconds > STUCK_S and not check.told:
             check.told = True
             log.error("a shadow check has not come back for %.0f s; its memory is kept", seconds)
             check.fold.stuck(check, seconds)
 
-    def _remove(self, check: Underway) -> None:
+    def _remove(self, check: PendingCheck) -> None:
         if check in self._taken:
             self._taken.remove(check)
             self._keeper.give(check.size)

@@ -15,7 +15,7 @@ from retuned.plain_files import make_private
 from retuned.ports import Operator
 from retuned.runtime.artifact import Artifact, read_artifact
 from retuned.runtime.spec import Refused as RuntimeRefused
-from retuned.sidecar.trusting import Believed
+from retuned.sidecar.trusting import PinnedKeys
 from retuned.stages.swap import SwapOrder
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Artifacts:
         Whose signature they need.
     """
 
-    def __init__(self, folder: Path, *, operator: Operator, believed: Believed) -> None:
+    def __init__(self, folder: Path, *, operator: Operator, believed: PinnedKeys) -> None:
         self._folder = folder
         self._operator = operator
         self._believed = believed

@@ -13,8 +13,17 @@ from retuned.agent_wire import Outcome
 from retuned.errors import CandidateError, PartialCommit, Refused, TemporaryError, UnreadableInput
 from retuned.sidecar import holding, showing
 from retuned.sidecar.accepting import Refusal, may_begin
-from retuned.sidecar.context import OPEN, Context, Kind
-from retuned.sidecar.kept import Kept, about, fail, fresh_epoch, harmful, latest, slot_facts, tell
+from retuned.sidecar.context import OPEN, Context, RecordKind
+from retuned.sidecar.kept import (
+    StoredOrder,
+    about,
+    fail,
+    fresh_epoch,
+    harmful,
+    latest,
+    slot_facts,
+    tell,
+)
 from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SlotFacts, SwapKind, SwapOrder
 from retuned.stages.watch import WatchAction, WatchReport
@@ -49,7 +58,7 @@ def carry_out(ctx: Context, *, only: str | None = None) -> frozenset[str]:
     return frozenset(told)
 
 
-def _due(ctx: Context, facts: list[SlotFacts], only: str | None) -> list[Kept]:
+def _due(ctx: Context, facts: list[SlotFacts], only: str | None) -> list[StoredOrder]:
     """Return what is to be told, after closing what is done and refusing what came too late."""
     for kept in list(latest(ctx).values()):
         if kept.phase not in OPEN or only not in (None, kept.order.definition):
@@ -78,13 +87,13 @@ def _may_begin(ctx: Context, order: SwapOrder) -> bool:
     )
 
 
-def _drive(ctx: Context, kept: Kept, facts: list[SlotFacts]) -> bool:
+def _drive(ctx: Context, kept: StoredOrder, facts: list[SlotFacts]) -> bool:
     """Tell the server one order; True if a way back was written that is to be told now."""
     with ctx.spans.span("deliver", after=kept.traceparent, about=about(kept.order)):
         return _tell_server(ctx, kept, facts)
 
 
-def _tell_server(ctx: Context, kept: Kept, facts: list[SlotFacts]) -> bool:
+def _tell_server(ctx: Context, kept: StoredOrder, facts: list[SlotFacts]) -> bool:
     order = kept.order
     try:
         if order.artifact is not None:
@@ -132,17 +141,17 @@ def _carried_out(ctx: Context, order: SwapOrder, took_ns: int | None) -> None:
     ctx.standing.behind.pop(order.id, None)
     ctx.standing.stuck.pop(order.definition, None)
     holding.go(ctx, order)
-    stored = ctx.store.get(Kind.ORDER, order.id)
+    stored = ctx.store.get(RecordKind.ORDER, order.id)
     if stored is None or stored.phase not in OPEN:
         return
     tell(ctx, order, Outcome.DONE, took_ns=took_ns)  # before it is closed: told twice, or once
     with ctx.store.transaction():
-        ctx.store.advance(Kind.ORDER, order.id, expect=stored.phase, to="done")
+        ctx.store.advance(RecordKind.ORDER, order.id, expect=stored.phase, to="done")
         for phase in ("new", "done"):
-            for other in ctx.store.list(Kind.ORDER, phase=phase):
+            for other in ctx.store.list(RecordKind.ORDER, phase=phase):
                 slot, epoch = other.body.get("definition"), other.body.get("epoch")
                 if slot == order.definition and isinstance(epoch, int) and epoch < order.epoch:
-                    ctx.store.advance(Kind.ORDER, other.id, expect=phase, to="superseded")
+                    ctx.store.advance(RecordKind.ORDER, other.id, expect=phase, to="superseded")
     ctx.telemetry.count("retuned_swaps_total", kind=str(order.kind))
     if took_ns is not None:
         ctx.telemetry.observe("retuned_swap_flip_seconds", took_ns / 1e9)
@@ -151,14 +160,14 @@ def _carried_out(ctx: Context, order: SwapOrder, took_ns: int | None) -> None:
 
 def _overtaken(ctx: Context, order: SwapOrder) -> None:
     """Give up an order that a process would refuse; our own ways back get a later epoch."""
-    if ctx.store.get(Kind.FAILED, order.proposal) and order.kind is SwapKind.ROLLBACK:
+    if ctx.store.get(RecordKind.FAILED, order.proposal) and order.kind is SwapKind.ROLLBACK:
         _replace(ctx, order, swap_stage.reissue(order, epoch=fresh_epoch(ctx)))
         return
     holding.refuse(ctx, order, reason=str(Refusal.OUT_OF_EPOCH))
-    ctx.store.advance(Kind.ORDER, order.id, expect="new", to="refused")
+    ctx.store.advance(RecordKind.ORDER, order.id, expect="new", to="refused")
 
 
-def _refused(ctx: Context, kept: Kept, reason: str, detail: str) -> bool:
+def _refused(ctx: Context, kept: StoredOrder, reason: str, detail: str) -> bool:
     """Act on a refusal by the server; True if a way back was written."""
     order = kept.order
     if reason == "not-prepared":  # a process that came in between, no fault of the artifact
@@ -178,7 +187,7 @@ def _refused(ctx: Context, kept: Kept, reason: str, detail: str) -> bool:
     holding.refuse(ctx, order, reason=_code(reason), detail=detail)
     with ctx.store.transaction():
         fail(ctx, order, report)
-        ctx.store.advance(Kind.ORDER, order.id, expect="new", to="refused")
+        ctx.store.advance(RecordKind.ORDER, order.id, expect="new", to="refused")
     return False
 
 
@@ -191,7 +200,7 @@ def _not_had(ctx: Context, order: SwapOrder, error: Refused | UnreadableInput) -
     return False
 
 
-def _behind(ctx: Context, kept: Kept, facts: list[SlotFacts], error: TemporaryError) -> bool:
+def _behind(ctx: Context, kept: StoredOrder, facts: list[SlotFacts], error: TemporaryError) -> bool:
     """Act on a process that does not follow an order that others have; True if all go back."""
     order, behind = kept.order, ctx.standing.behind
     if order.kind is SwapKind.ROLLBACK:
@@ -246,7 +255,7 @@ def write_way_back(ctx: Context, order: SwapOrder, report: WatchReport, *, after
         Latest epoch that the server is known to have.
     """
     with ctx.lock:
-        stored = ctx.store.get(Kind.ORDER, order.id)
+        stored = ctx.store.get(RecordKind.ORDER, order.id)
         if stored is None or stored.phase not in ("new", "done"):
             return False
         said = about(order) | {"reason": _code(report.reason)}
@@ -266,8 +275,8 @@ def _write_back(
     _tell_harm(ctx, order, report)
     with ctx.store.transaction():
         fail(ctx, order, report)
-        ctx.store.advance(Kind.ORDER, order.id, expect=phase, to="undone")
-        ctx.store.add(Kind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
+        ctx.store.advance(RecordKind.ORDER, order.id, expect=phase, to="undone")
+        ctx.store.add(RecordKind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
     ctx.standing.reports[order.definition] = (order.proposal, report)
     ctx.telemetry.count("retuned_rollbacks_total", reason=_code(report.reason))
 
@@ -295,8 +304,8 @@ def _lead_to_original(ctx: Context, order: SwapOrder, *, reason: str, detail: st
 def _replace(ctx: Context, order: SwapOrder, by: SwapOrder) -> bool:
     with ctx.store.transaction():
         for phase in ("new", "done"):
-            ctx.store.advance(Kind.ORDER, order.id, expect=phase, to="superseded")
-        return ctx.store.add(Kind.ORDER, by.id, by.model_dump(mode="json"), phase="new")
+            ctx.store.advance(RecordKind.ORDER, order.id, expect=phase, to="superseded")
+        return ctx.store.add(RecordKind.ORDER, by.id, by.model_dump(mode="json"), phase="new")
 
 
 def _code(reason: str) -> str:

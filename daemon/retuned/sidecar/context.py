@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
-from retuned.agent_wire import Held, PodRef
+from retuned.agent_wire import BlockedOrder, PodRef
 from retuned.observing.context import Recogniser
-from retuned.observing.numbers import Numbers
+from retuned.observing.numbers import WindowSettings
 from retuned.observing.seen import History
 from retuned.ports import (
     Clock,
@@ -25,7 +25,7 @@ from retuned.ports import (
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.spool import Spool
 from retuned.sidecar.state import TOLD, PodStore
-from retuned.sidecar.trusting import Believed
+from retuned.sidecar.trusting import PinnedKeys
 from retuned.spans import NoSpans
 from retuned.stages.drift import DriftSettings, GpuSeen
 from retuned.stages.profile import ProfileSettings
@@ -33,7 +33,7 @@ from retuned.stages.swap import MixedEpochs
 from retuned.stages.watch import WatchReport, WatchSettings
 
 
-class Kind(StrEnum):
+class RecordKind(StrEnum):
     """Kinds of records beside those of observing."""
 
     ORDER = "order"
@@ -60,7 +60,7 @@ STANDING = ("new", "done")
 class SidecarSettings:
     """Numbers of a sidecar; everything a person may set is in `retuned.settings`."""
 
-    numbers: Numbers
+    numbers: WindowSettings
     """How windows are made and judged."""
     watch: WatchSettings = field(default_factory=WatchSettings)
     """When to keep and when to go back."""
@@ -110,7 +110,7 @@ class SidecarSettings:
 
 
 @dataclass(slots=True, kw_only=True)
-class Standing:
+class NodeState:
     """What is known for now, and found out anew after a restart."""
 
     revision: int = 0
@@ -144,7 +144,7 @@ class Standing:
     """Digest of what the server runs on; empty where that is not known."""
     reports: dict[str, tuple[str, WatchReport]] = field(default_factory=dict)
     """By slot: proposal, and what was judged of it last."""
-    waits: dict[str, Held] = field(default_factory=dict)
+    waits: dict[str, BlockedOrder] = field(default_factory=dict)
     """By slot: why its newest order cannot be carried out yet."""
     behind: dict[str, float] = field(default_factory=dict)
     """Orders that some process has not followed, and since when, monotonic seconds."""
@@ -173,9 +173,9 @@ class Context:
     catalog: Recogniser
     artifacts: Artifacts
     spool: Spool
-    believed: Believed
+    believed: PinnedKeys
     settings: SidecarSettings
-    standing: Standing = field(default_factory=Standing)
+    standing: NodeState = field(default_factory=NodeState)
     devices: Devices | None = None
     """The pod's accelerators; None where nothing shows any."""
     kernels: KernelTap | None = None
@@ -195,5 +195,5 @@ class Context:
     @property
     def target(self) -> str:
         """Target, as the operator named it; as the injection did before; empty before both."""
-        said = self.store.get(Kind.SELF, "target")
+        said = self.store.get(RecordKind.SELF, "target")
         return str(said.body["target"]) if said is not None else self.hinted

@@ -6,8 +6,8 @@ too, and nobody waits for a swap that will not come.
 
 from __future__ import annotations
 
-from retuned.agent_wire import MAX_SLOTS, Held, Outcome
-from retuned.sidecar.context import Context, Kind
+from retuned.agent_wire import MAX_SLOTS, BlockedOrder, Outcome
+from retuned.sidecar.context import Context, RecordKind
 from retuned.sidecar.kept import latest, tell
 from retuned.stages.swap import SwapOrder
 
@@ -24,7 +24,7 @@ def refuse(ctx: Context, order: SwapOrder, *, reason: str, detail: str = "") -> 
     """
     tell(ctx, order, Outcome.REFUSED, reason=reason, detail=detail)
     held = _held(order, reason=reason, detail=detail, final=True)
-    ctx.store.add(Kind.HELD, order.id, held.model_dump(mode="json"), phase="final")
+    ctx.store.add(RecordKind.HELD, order.id, held.model_dump(mode="json"), phase="final")
     ctx.standing.waits.pop(order.definition, None)
 
 
@@ -42,24 +42,24 @@ def go(ctx: Context, order: SwapOrder) -> None:
     ctx.standing.waits.pop(order.definition, None)
 
 
-def held_orders(ctx: Context) -> tuple[Held, ...]:
+def held_orders(ctx: Context) -> tuple[BlockedOrder, ...]:
     """Return why orders that the operator names are not carried out, at most one a slot."""
-    found: dict[str, Held] = {}
+    found: dict[str, BlockedOrder] = {}
     for slot, kept in latest(ctx).items():
         waits = ctx.standing.waits.get(slot)
         if waits is not None and waits.order == kept.order.id and kept.phase == "new":
             found[slot] = waits
     for id in sorted(ctx.standing.named):
-        stored = ctx.store.get(Kind.HELD, id)
+        stored = ctx.store.get(RecordKind.HELD, id)
         if stored is not None:
-            held = Held.model_validate(stored.body)
+            held = BlockedOrder.model_validate(stored.body)
             found[held.definition] = held
     return tuple(found[slot] for slot in sorted(found))[:MAX_SLOTS]
 
 
-def _held(order: SwapOrder, *, reason: str, detail: str, final: bool) -> Held:
+def _held(order: SwapOrder, *, reason: str, detail: str, final: bool) -> BlockedOrder:
     printable = "".join(each if each.isprintable() else " " for each in detail)
-    return Held(
+    return BlockedOrder(
         order=order.id,
         proposal=order.proposal,
         definition=order.definition,

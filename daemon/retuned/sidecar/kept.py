@@ -13,7 +13,7 @@ from retuned.contract import Digest
 from retuned.errors import TemporaryError
 from retuned.observing.seen import facts_of
 from retuned.ports import Stored
-from retuned.sidecar.context import STANDING, Context, Kind
+from retuned.sidecar.context import STANDING, Context, RecordKind
 from retuned.spans import Value
 from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SlotFacts, SwapOrder
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredOrder:
     """An order as it is kept."""
 
     order: SwapOrder
@@ -34,17 +34,17 @@ class Kept:
     """Span in which it was last written; empty where traces are off."""
 
 
-def kept_order(ctx: Context, id: str) -> Kept | None:
+def kept_order(ctx: Context, id: str) -> StoredOrder | None:
     """Return an order, whatever became of it; None where there is none that can be read."""
-    stored = ctx.store.get(Kind.ORDER, id)
+    stored = ctx.store.get(RecordKind.ORDER, id)
     return None if stored is None else _read(stored)
 
 
-def latest(ctx: Context) -> dict[str, Kept]:
+def latest(ctx: Context) -> dict[str, StoredOrder]:
     """Return the newest order of each slot that is in force or on its way."""
-    newest: dict[str, Kept] = {}
+    newest: dict[str, StoredOrder] = {}
     for phase in STANDING:
-        for kept in map(_read, ctx.store.list(Kind.ORDER, phase=phase)):
+        for kept in map(_read, ctx.store.list(RecordKind.ORDER, phase=phase)):
             if kept is None:
                 continue
             known = newest.get(kept.order.definition)
@@ -74,25 +74,25 @@ def slot_facts(ctx: Context) -> list[SlotFacts] | None:
 
 def fresh_epoch(ctx: Context, *, after: int = 0) -> int:
     """Return an epoch that every process of the server will accept, for a way back from here."""
-    every = [kept.order for kept in map(_read, ctx.store.list(Kind.ORDER, limit=256)) if kept]
+    every = [kept.order for kept in map(_read, ctx.store.list(RecordKind.ORDER, limit=256)) if kept]
     return max(after + 1, swap_stage.next_epoch(every, slot_facts(ctx) or ()))
 
 
 def fail(ctx: Context, order: SwapOrder, report: WatchReport) -> None:
     """Remember that a proposal's swap is never to be carried out here again, and why."""
     body = {"artifact": order.artifact, "report": report.model_dump(mode="json")}
-    ctx.store.add(Kind.FAILED, order.proposal, body, phase="final")
+    ctx.store.add(RecordKind.FAILED, order.proposal, body, phase="final")
 
 
 def failure(ctx: Context, proposal: str) -> WatchReport | None:
     """Return what was judged of a proposal that failed here; None where it did not."""
-    stored = ctx.store.get(Kind.FAILED, proposal)
+    stored = ctx.store.get(RecordKind.FAILED, proposal)
     return None if stored is None else WatchReport.model_validate(stored.body["report"])
 
 
 def harmful(ctx: Context) -> frozenset[Digest]:
     """Return the artifacts that failed here: no way back leads to one."""
-    bodies = (stored.body for stored in ctx.store.list(Kind.FAILED))
+    bodies = (stored.body for stored in ctx.store.list(RecordKind.FAILED))
     return frozenset(str(body["artifact"]) for body in bodies if body["artifact"] is not None)
 
 
@@ -137,9 +137,9 @@ def wanted_artifacts(ctx: Context) -> frozenset[Digest]:
     return frozenset(each for each in named if each is not None)
 
 
-def _read(stored: Stored) -> Kept | None:
+def _read(stored: Stored) -> StoredOrder | None:
     try:
-        return Kept(
+        return StoredOrder(
             order=SwapOrder.model_validate(stored.body),
             phase=stored.phase,
             traceparent=stored.traceparent,

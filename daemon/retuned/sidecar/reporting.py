@@ -30,7 +30,7 @@ from retuned.errors import Refused, TemporaryError
 from retuned.observing import shown
 from retuned.observing.context import DRIFT, WINDOW
 from retuned.ports import SlotState, Stored
-from retuned.sidecar.context import Context, Kind
+from retuned.sidecar.context import Context, RecordKind
 from retuned.sidecar.holding import held_orders
 from retuned.sidecar.kept import failure, latest
 from retuned.stages.drift import DriftReport
@@ -94,7 +94,7 @@ def queue_reports(ctx: Context) -> int:
     """Put windows and drift that are new into the spool; return how many."""
     if not ctx.target:
         return 0  # nobody knows yet whose they are
-    queued, told = 0, set(ctx.store.ids(Kind.TOLD))
+    queued, told = 0, set(ctx.store.ids(RecordKind.TOLD))
     for kind in (WINDOW, DRIFT):
         for id in ctx.store.ids(kind):
             if f"{kind} {id}" not in told:
@@ -179,7 +179,7 @@ def _say(ctx: Context, report: ProfileReport | DriftPost | OrderDone) -> None:
 def _found_in(ctx: Context, report: ProfileReport | DriftPost | OrderDone) -> str:
     """Return the span in which what is told was found; empty where that is not known any more."""
     if isinstance(report, OrderDone):
-        stored = ctx.store.get(Kind.ORDER, report.order)
+        stored = ctx.store.get(RecordKind.ORDER, report.order)
     else:
         stored = ctx.store.get(DRIFT if isinstance(report, DriftPost) else WINDOW, report.id)
     return "" if stored is None else stored.traceparent
@@ -199,7 +199,7 @@ def _queue(ctx: Context, stored: Stored) -> bool:
         report = None
     if report is not None:
         ctx.spool.add(report, key=f"{stored.kind} {stored.id}")
-    ctx.store.add(Kind.TOLD, f"{stored.kind} {stored.id}", {}, phase="final")
+    ctx.store.add(RecordKind.TOLD, f"{stored.kind} {stored.id}", {}, phase="final")
     return report is not None
 
 
@@ -283,9 +283,9 @@ def _environments(ctx: Context) -> tuple[ProcessEnvironment, ...]:
 
 def _learn_target(ctx: Context, target: str) -> None:
     body = {"target": target}
-    if ctx.store.add(Kind.SELF, "target", body, phase="current"):
+    if ctx.store.add(RecordKind.SELF, "target", body, phase="current"):
         log.info("this pod serves %s", target)
     elif ctx.target != target:
         log.warning("this pod serves %s now", target)
-        ctx.store.advance(Kind.SELF, "target", expect="current", to="current", body=body)
+        ctx.store.advance(RecordKind.SELF, "target", expect="current", to="current", body=body)
         ctx.standing.revision = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retuned.metrics.rows import Subject, failing_rows
+from retuned.metrics.rows import SwapLabels, failing_rows
 from retuned.sidecar.context import Context
 from retuned.sidecar.kept import latest
 
@@ -13,8 +13,8 @@ def stuck(ctx: Context) -> None:
     """Show which slots the server does not lead back to the original, while their orders stand."""
     refused = ctx.standing.stuck
     orders = [kept.order for kept in latest(ctx).values()] if refused else []
-    found: dict[Subject, Sequence[str]] = {
-        Subject(
+    found: dict[SwapLabels, Sequence[str]] = {
+        SwapLabels(
             namespace="",  # the scrape says it, as for all that a pod shows
             proposal="",
             target=ctx.target.rpartition("/")[2],

@@ -8,7 +8,7 @@ from retuned.agent_wire import Orders
 from retuned.errors import Refused
 from retuned.sidecar import holding, withdrawing
 from retuned.sidecar.accepting import Refusal, judge_order
-from retuned.sidecar.context import Context, Kind
+from retuned.sidecar.context import Context, RecordKind
 from retuned.sidecar.kept import about, kept_order, latest, slot_facts
 from retuned.stages.swap import SwapOrder
 
@@ -62,19 +62,19 @@ def _take(ctx: Context, order: SwapOrder) -> bool:
         target=ctx.target,
         same=same.order if same else None,
         newest=newest.order if newest else None,
-        failed=(order.proposal,) if ctx.store.get(Kind.FAILED, order.proposal) else (),
+        failed=(order.proposal,) if ctx.store.get(RecordKind.FAILED, order.proposal) else (),
     )
     if refusal is None and same is not None:
         return False
     body = order.model_dump(mode="json")
     if refusal is None:
         log.info("%s of %s ordered, epoch %d", order.kind, order.definition, order.epoch)
-        return ctx.store.add(Kind.ORDER, order.id, body, phase="new")
+        return ctx.store.add(RecordKind.ORDER, order.id, body, phase="new")
     # told before it is kept: a crash in between tells it twice, and never not at all
     if same is None or refusal is Refusal.ALTERED:
         log.warning("%s of %s is refused: %s", order.kind, order.definition, refusal)
         holding.refuse(ctx, order, reason=str(refusal))
-        ctx.store.add(Kind.ORDER, order.id, body, phase="refused")
+        ctx.store.add(RecordKind.ORDER, order.id, body, phase="refused")
     return False
 
 
@@ -92,10 +92,10 @@ def _drop_unnamed(ctx: Context, named: frozenset[str]) -> None:
         mine = [fact for fact in facts if fact.definition == order.definition]
         if all(max(fact.epoch, fact.newest_epoch) < order.epoch for fact in mine):
             log.info("%s of %s is ordered no more", order.kind, order.definition)
-            ctx.store.advance(Kind.ORDER, order.id, expect="new", to="superseded")
+            ctx.store.advance(RecordKind.ORDER, order.id, expect="new", to="superseded")
 
 
 def _is_ours(ctx: Context, order: SwapOrder) -> bool:
     """Whether an order is a way back from here: those are the pod's own."""
-    harmed = ctx.store.get(Kind.FAILED, order.proposal) is not None
-    return harmed or ctx.store.get(Kind.WITHDRAWN, order.id) is not None
+    harmed = ctx.store.get(RecordKind.FAILED, order.proposal) is not None
+    return harmed or ctx.store.get(RecordKind.WITHDRAWN, order.id) is not None

@@ -20,7 +20,7 @@ _KIND, _ID = "self", "key"
 _RETRY_S = 30.0
 
 
-class Believed:
+class PinnedKeys:
     """Keys that are believed.
 
     Parameters

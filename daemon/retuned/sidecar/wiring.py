@@ -22,7 +22,7 @@ from retuned.errors import UsageError
 from retuned.metrics import Exporter
 from retuned.observing import shown
 from retuned.observing.context import BATCH
-from retuned.observing.numbers import Numbers, numbers_of
+from retuned.observing.numbers import WindowSettings, numbers_of
 from retuned.ports import Devices
 from retuned.settings import Settings
 from retuned.sidecar.artifacts import Artifacts
@@ -32,7 +32,7 @@ from retuned.sidecar.meeting import PodSocket
 from retuned.sidecar.program import Sidecar
 from retuned.sidecar.spool import Spool
 from retuned.sidecar.state import PodStore
-from retuned.sidecar.trusting import Believed
+from retuned.sidecar.trusting import PinnedKeys
 from retuned.stages import watch
 from retuned.stages.swap import MixedEpochs
 
@@ -83,7 +83,7 @@ def build(settings: Settings) -> tuple[Sidecar, PrometheusTelemetry]:
     whose = {"k8s.pod.name": pod.name, "k8s.namespace.name": pod.namespace}
     spans = open_spans("retuned-sidecar", url=settings.traces_url, **whose)
     store = PodStore(settings.state_dir, clock=clock, carried=spans.carried)
-    believed = Believed(store, configured=os.environ.get("RETUNED_TRUSTED_KEY", ""))
+    believed = PinnedKeys(store, configured=os.environ.get("RETUNED_TRUSTED_KEY", ""))
     telemetry = PrometheusTelemetry(Exporter.SIDECAR)
     shown.begin(telemetry, clock)
     source = TraceFolders(
@@ -138,7 +138,7 @@ def _kept_after(settings: Settings) -> watch.WatchSettings:
     return watch.WatchSettings()
 
 
-def _numbers(settings: Settings) -> Numbers:
+def _numbers(settings: Settings) -> WindowSettings:
     found = numbers_of(settings, stands_still_s=WatchSettings().settle_s)
     profile = found.profile.model_copy(update={"max_signatures": _MAX_SIGNATURES})
     return replace(found, profile=profile)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from retuned.agent_wire import Outcome
 from retuned.sidecar.accepting import stands_behind
-from retuned.sidecar.context import Context, Kind
-from retuned.sidecar.kept import Kept, about, fresh_epoch, harmful, latest, tell
+from retuned.sidecar.context import Context, RecordKind
+from retuned.sidecar.kept import StoredOrder, about, fresh_epoch, harmful, latest, tell
 from retuned.stages import swap as swap_stage
 from retuned.stages.swap import SwapKind, SwapOrder
 
@@ -48,7 +48,7 @@ def look(ctx: Context, named: Sequence[SwapOrder]) -> bool:
     return bool(due)
 
 
-def _write_way_back(ctx: Context, kept: Kept, named: Sequence[SwapOrder]) -> None:
+def _write_way_back(ctx: Context, kept: StoredOrder, named: Sequence[SwapOrder]) -> None:
     """Write the way back of an order; unlike one for harm it says nothing against the artifact."""
     order = kept.order
     back = swap_stage.order_rollback(
@@ -59,9 +59,9 @@ def _write_way_back(ctx: Context, kept: Kept, named: Sequence[SwapOrder]) -> Non
     log.warning("nobody stands behind %s any more: going back", order.definition)
     tell(ctx, order, Outcome.ROLLED_BACK, reason=REASON)
     with ctx.store.transaction():
-        ctx.store.advance(Kind.ORDER, order.id, expect=kept.phase, to="undone")
-        ctx.store.add(Kind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
-        ctx.store.add(Kind.WITHDRAWN, back.id, {}, phase="final")
+        ctx.store.advance(RecordKind.ORDER, order.id, expect=kept.phase, to="undone")
+        ctx.store.add(RecordKind.ORDER, back.id, back.model_dump(mode="json"), phase="new")
+        ctx.store.add(RecordKind.WITHDRAWN, back.id, {}, phase="final")
     ctx.standing.unnamed.pop(order.id, None)
     ctx.telemetry.count("retuned_rollbacks_total", reason=REASON)
 

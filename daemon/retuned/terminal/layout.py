@@ -19,14 +19,14 @@ _INDENT = "  "
 """So narrow that a digest with its name, ``digest=sha256:...``, still fits 80 columns."""
 _DETAIL = "detail"
 """The column that says by itself what it holds."""
-_LONGEST = 4_000
+_LONGEST_CELL = 4_000
 """Longest cell, characters; as long as the longest comment."""
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows under their header; text from outside is made harmless."""
     out = stdout()
-    clean = [[safe(value, limit=_LONGEST) for value in row] for row in rows]
+    clean = [[safe(value, limit=_LONGEST_CELL) for value in row] for row in rows]
     for number, line in enumerate(table_lines(header, clean, width=width_of(out))):
         out.print(Text(line, style="" if number else "bold"), soft_wrap=True)
 
@@ -34,7 +34,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:
     """Print one field a line; text from outside is made harmless."""
     out = stdout()
-    clean = [(safe(name), safe(value, limit=_LONGEST)) for name, value in fields]
+    clean = [(safe(name), safe(value, limit=_LONGEST_CELL)) for name, value in fields]
     for line in field_lines(clean, width=width_of(out)):
         out.print(Text(line), soft_wrap=True)
 

@@ -21,7 +21,7 @@ _MOST = 512
 _OWN = frozenset({"time", "level", "logger", "message", "exception"})
 
 
-class Framed(logging.Filter):
+class SpanFilter(logging.Filter):
     """Notes with each record what was being done: stage, trace, proposal."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -30,7 +30,7 @@ class Framed(logging.Filter):
         return True
 
 
-class Unrepeated(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Lets the same sentence pass once a minute, with how often it was left out; errors always.
 
     A program that looks every few seconds finds the same thing missing each time.
@@ -110,8 +110,8 @@ def log_to_stderr(*, level: str, form: Literal["text", "json"]) -> None:
         if form == "json"
         else TextLines("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     )
-    handler.addFilter(Framed())
-    handler.addFilter(Unrepeated())
+    handler.addFilter(SpanFilter())
+    handler.addFilter(RateLimitFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # a step that still runs when its next turn comes is ordinary: an experiment takes minutes
     logging.getLogger("apscheduler").setLevel(logging.ERROR)

@@ -10,7 +10,7 @@ from retuned.stages.gate.values import parse_duration
 _UNITS = (("d", timedelta(days=1)), ("h", timedelta(hours=1)), ("min", timedelta(minutes=1)))
 
 
-def short(digest: str, *, length: int = 12) -> str:
+def short_id(digest: str, *, length: int = 12) -> str:
     """Return the beginning of an id, enough to name it by hand.
 
     Examples

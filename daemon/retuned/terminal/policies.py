@@ -20,7 +20,7 @@ from retuned.terminal.output import error_body, safe, stdout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PolicyFileResult:
     """What was found in one file."""
 
     file: Path
@@ -30,7 +30,7 @@ class Found:
     unreadable: UnreadableInput | None = None
 
 
-def examine(path: Path, *, one_machine: bool) -> list[Found]:
+def examine(path: Path, *, one_machine: bool) -> list[PolicyFileResult]:
     """Check a file, or the files of a folder, as the setting ``policy_files`` reads them.
 
     Parameters
@@ -47,24 +47,24 @@ def examine(path: Path, *, one_machine: bool) -> list[Found]:
         return [_unreadable(path, error)]
     if not files:
         text = "no policy is in this folder: none of its files ends with .yaml or .yml"
-        return [Found(file=path, problems=(Problem(path="", line=None, message=text),))]
+        return [PolicyFileResult(file=path, problems=(Problem(path="", line=None, message=text),))]
     found = [_examine_one(file, one_machine=one_machine) for file in files]
     if len(files) > 1 and not any(each.problems for each in found):
         try:
             load_policies(files)  # each is good; are they together?
         except PolicyInvalid as error:
-            found.append(Found(file=Path(error.where), problems=error.problems))
+            found.append(PolicyFileResult(file=Path(error.where), problems=error.problems))
     return found
 
 
-def exit_code(found: Sequence[Found]) -> int:
+def exit_code(found: Sequence[PolicyFileResult]) -> int:
     """Return 0 where all is valid, 1 where something is not, 3 where it cannot be read."""
     if any(each.unreadable is not None for each in found):
         return UnreadableInput.exit_code
     return int(any(each.problems for each in found))
 
 
-def policies_body(found: Sequence[Found]) -> dict[str, Any]:
+def policies_body(found: Sequence[PolicyFileResult]) -> dict[str, Any]:
     """Return the stable JSON of a check."""
     body: dict[str, Any] = {
         "valid": not any(each.problems for each in found),
@@ -78,26 +78,26 @@ def policies_body(found: Sequence[Found]) -> dict[str, Any]:
     return body
 
 
-def print_policies(found: Sequence[Found]) -> None:
+def print_policies(found: Sequence[PolicyFileResult]) -> None:
     """Print a line for each thing that is wrong, and which files are valid."""
     for each in found:
         _print(each)
 
 
-def _examine_one(file: Path, *, one_machine: bool) -> Found:
+def _examine_one(file: Path, *, one_machine: bool) -> PolicyFileResult:
     try:
         problems = check_policy(file) or (() if one_machine else misread_in(file))
         idle = unenforced_in(file) if one_machine and not problems else ()
         permits = () if problems else permissions_in(file)
     except UnreadableInput as error:
         return _unreadable(file, error)
-    return Found(file=file, problems=problems, idle=idle, permits=permits)
+    return PolicyFileResult(file=file, problems=problems, idle=idle, permits=permits)
 
 
-def _unreadable(file: Path, error: UnreadableInput) -> Found:
+def _unreadable(file: Path, error: UnreadableInput) -> PolicyFileResult:
     text = f"{error.message} [{error.code}]"
     problem = Problem(path="", line=getattr(error, "line", None), message=text)
-    return Found(file=file, problems=(problem,), unreadable=error)
+    return PolicyFileResult(file=file, problems=(problem,), unreadable=error)
 
 
 def _bodies(file: Path, problems: tuple[Problem, ...]) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def _bodies(file: Path, problems: tuple[Problem, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def _print(found: Found) -> None:
+def _print(found: PolicyFileResult) -> None:
     out = stdout()
     for problem in found.problems + found.idle + found.permits:
         place = f"{found.file}:{problem.line}" if problem.line else str(found.file)

@@ -22,18 +22,18 @@ from retuned.web.asked import act_of, headers_of, key_of, place_of, seen_of, sli
 from retuned.web.failures import broken, failed, html, not_here
 from retuned.web.figures import change_figure, drift_figure, kernels_figure, months_figure
 from retuned.web.forms import form_of, same_site
-from retuned.web.ports import Deciding, Door, ReviewSource, Visit
-from retuned.web.records import Found, Person, Row, Standing
+from retuned.web.ports import Authenticator, Deciding, RequestInfo, ReviewSource
+from retuned.web.records import Person, ProposalStanding, ResultPage, Row
 from retuned.web.refusing import refused
 from retuned.web.site import Site
-from retuned.web.tokens import Shown, fault_of, sign
+from retuned.web.tokens import FormToken, fault_of, sign
 from retuned.web.views import RowView, proposal_view, row_view
 
 log = logging.getLogger(__name__)
 
 PAGE = 50
 """Entries of a list on one page."""
-_IN_MOTION = (Standing.OPEN, Standing.AGREED, Standing.UNDER_WAY)
+_IN_MOTION = (ProposalStanding.OPEN, ProposalStanding.AGREED, ProposalStanding.UNDER_WAY)
 _DRIFTS = 100
 _SIGNATURES = 60
 _SESSION = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -55,7 +55,13 @@ class Pages:
     """
 
     def __init__(
-        self, source: ReviewSource, deciding: Deciding, door: Door, *, site: Site, clock: Clock
+        self,
+        source: ReviewSource,
+        deciding: Deciding,
+        door: Authenticator,
+        *,
+        site: Site,
+        clock: Clock,
     ) -> None:
         self._source = source
         self._deciding = deciding
@@ -94,9 +100,9 @@ class Pages:
         """Show what waits and what is under way."""
         who, part = self._who(request), slice_of(request, limit=PAGE)
         found = self._source.proposals(who, part, standing=_IN_MOTION)
-        back: Found[Row] = Found(rows=())
+        back: ResultPage[Row] = ResultPage(rows=())
         if not part.before:  # what goes back concerns everybody, however much waits
-            back = self._source.proposals(who, part, standing={Standing.GOING_BACK})
+            back = self._source.proposals(who, part, standing={ProposalStanding.GOING_BACK})
         return self._page(
             request,
             who,
@@ -108,13 +114,13 @@ class Pages:
 
     def in_force(self, request: Request) -> Response:
         """Show what runs now."""
-        return self._list(request, "in-force.html", standing=Standing.IN_PLACE)
+        return self._list(request, "in-force.html", standing=ProposalStanding.IN_PLACE)
 
     def past(self, request: Request) -> Response:
         """Show what has ended."""
-        return self._list(request, "past.html", standing=Standing.ENDED)
+        return self._list(request, "past.html", standing=ProposalStanding.ENDED)
 
-    def _list(self, request: Request, name: str, *, standing: Standing) -> Response:
+    def _list(self, request: Request, name: str, *, standing: ProposalStanding) -> Response:
         who = self._who(request)
         found = self._source.proposals(who, slice_of(request, limit=PAGE), standing={standing})
         return self._page(request, who, name, found=found, rows=self._rows(found.rows))
@@ -132,7 +138,7 @@ class Pages:
         now = self._clock.now()
         # the key that the form is sent to: links of alerts may name the proposal in another way
         key = case.row.key
-        shown = Shown(session=session, user=who.user, key=key, artifact=artifact, policy=policy)
+        shown = FormToken(session=session, user=who.user, key=key, artifact=artifact, policy=policy)
         return self._page(
             request,
             who,
@@ -222,7 +228,7 @@ class Pages:
         form = await form_of(request)
         who, key = await run_in_threadpool(self._who, request), key_of(request)
         act, seen = act_of(form), seen_of(form)
-        shown = Shown(
+        shown = FormToken(
             session=request.cookies.get(self._site.cookie, ""),
             user=who.user,
             key=key,
@@ -237,7 +243,7 @@ class Pages:
         log.info("%s of %s by %s on the review page", act, key, who.user)
         return RedirectResponse(f"/proposals/{rendering.path_of(key)}#said", status_code=303)
 
-    def _check(self, token: str, shown: Shown) -> None:
+    def _check(self, token: str, shown: FormToken) -> None:
         now = self._clock.now()
         fault = fault_of(token, shown, key=self._site.key, now=now)
         if not _SESSION.fullmatch(shown.session):
@@ -255,7 +261,7 @@ class Pages:
 
     def _who(self, request: Request) -> Person:
         return self._door.who(
-            Visit(
+            RequestInfo(
                 headers=headers_of(request),
                 client=place_of(request.scope.get("client")),
                 server=place_of(request.scope.get("server")),

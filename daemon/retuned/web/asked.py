@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from retuned.contract import Digest
 from retuned.errors import UsageError
-from retuned.web.ports import Seen
+from retuned.web.ports import SeenProposal
 from retuned.web.records import Act, Slice
 
 KEY_MAX = 400
@@ -78,7 +78,7 @@ def act_of(form: Mapping[str, str]) -> Act:
         raise UsageError("the form does not say what is decided; load the page again") from None
 
 
-def seen_of(form: Mapping[str, str]) -> Seen:
+def seen_of(form: Mapping[str, str]) -> SeenProposal:
     """Return what a form says that the person was shown.
 
     Raises
@@ -90,4 +90,4 @@ def seen_of(form: Mapping[str, str]) -> Seen:
     if not _DIGEST.fullmatch(artifact) or not (policy == "" or _DIGEST.fullmatch(policy)):
         raise UsageError("the form names no artifact; load the page again")
     digest: Digest | None = policy or None
-    return Seen(artifact=artifact, policy=digest)
+    return SeenProposal(artifact=artifact, policy=digest)

@@ -12,7 +12,7 @@ from retuned.stages.profile import WorkloadProfile
 from retuned.stages.verdict import EvidenceDocument, ShapeResult
 from retuned.stages.watch import Account
 from retuned.web.records import DriftLine, Roofs
-from retuned.web.roofline import Spot, roofline
+from retuned.web.roofline import RooflinePoint, roofline
 
 _SHAPES = 24
 _KERNELS = 12
@@ -81,7 +81,7 @@ def roof_figure(document: EvidenceDocument, roofs: Roofs | None) -> Figure | Non
         if roof is None or roof.flops <= 0 or roof.moved_bytes <= 0:
             continue
         spots.append(
-            Spot(
+            RooflinePoint(
                 label=shape_words(shape.axes),
                 intensity=roof.flops / roof.moved_bytes,
                 before_gflops=roof.flops / shape.incumbent_us / 1e3,

@@ -10,21 +10,21 @@ from retuned.contract import Digest
 from retuned.stages.watch import Account
 from retuned.web.records import (
     Act,
-    Case,
     DriftLine,
-    Found,
     Line,
     Overview,
     Person,
+    ProposalDetails,
+    ProposalStanding,
+    ResultPage,
     Row,
     Slice,
-    Standing,
     Window,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
+class RequestInfo:
     """One request, as far as it says who comes."""
 
     headers: Mapping[str, str]
@@ -35,10 +35,10 @@ class Visit:
     """Address and port of this end."""
 
 
-class Door(Protocol):
+class Authenticator(Protocol):
     """Says who comes."""
 
-    def who(self, visit: Visit) -> Person:
+    def who(self, visit: RequestInfo) -> Person:
         """Return who it is.
 
         Raises
@@ -60,12 +60,12 @@ class ReviewSource(Protocol):
         ...
 
     def proposals(
-        self, viewer: Person, part: Slice, *, standing: Collection[Standing]
-    ) -> Found[Row]:
+        self, viewer: Person, part: Slice, *, standing: Collection[ProposalStanding]
+    ) -> ResultPage[Row]:
         """Return the proposals that stand so, newest first."""
         ...
 
-    def case(self, viewer: Person, key: str) -> Case | None:
+    def case(self, viewer: Person, key: str) -> ProposalDetails | None:
         """Return all of one proposal; None where there is none that the viewer may see.
 
         Raises
@@ -75,11 +75,11 @@ class ReviewSource(Protocol):
         """
         ...
 
-    def swaps(self, viewer: Person, part: Slice) -> Found[Line]:
+    def swaps(self, viewer: Person, part: Slice) -> ResultPage[Line]:
         """Return swaps and ways back, newest first."""
         ...
 
-    def drifts(self, viewer: Person, part: Slice) -> Found[DriftLine]:
+    def drifts(self, viewer: Person, part: Slice) -> ResultPage[DriftLine]:
         """Return drift reports, newest first."""
         ...
 
@@ -93,7 +93,7 @@ class ReviewSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeenProposal:
     """What a person had before their eyes: a word on anything else counts for nothing."""
 
     artifact: Digest
@@ -105,7 +105,7 @@ class Seen:
 class Deciding(Protocol):
     """Takes a person's word. It checks everything again: the page may be old."""
 
-    def decide(self, who: Person, key: str, act: Act, *, seen: Seen, comment: str) -> None:
+    def decide(self, who: Person, key: str, act: Act, *, seen: SeenProposal, comment: str) -> None:
         """Keep the word; saying the very same again changes nothing.
 
         Raises

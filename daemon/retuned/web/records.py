@@ -29,7 +29,7 @@ class Act(StrEnum):
     BREAK_GLASS = "break-glass"
 
 
-class Standing(StrEnum):
+class ProposalStanding(StrEnum):
     """Where a proposal is, in words that one machine and a cluster share."""
 
     OPEN = "open"
@@ -116,7 +116,7 @@ class Row:
     """The win."""
     phase: str
     """Where it is, in the source's own word."""
-    standing: Standing
+    standing: ProposalStanding
     """Where it is."""
     gate: Gate | None = None
     """What the gate said last; None before it was asked."""
@@ -127,7 +127,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class NodeRow:
     """One server, pod or process that the swap concerns."""
 
     name: str
@@ -187,7 +187,7 @@ class Roofs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class CostBasis:
     """What hours and money are reckoned with."""
 
     gpus: int = 1
@@ -199,7 +199,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class ProposalDetails:
     """One proposal, and everything that is known of it."""
 
     row: Row
@@ -218,7 +218,7 @@ class Case:
     """What would be swapped in; None where its source is not kept here."""
     incumbent: Solution | None = None
     """What it replaces; None where its source is not kept here."""
-    places: tuple[Place, ...] = ()
+    places: tuple[NodeRow, ...] = ()
     """Servers, pods or processes."""
     lines: tuple[Line, ...] = ()
     """What happened, oldest first."""
@@ -230,7 +230,7 @@ class Case:
     """What physics allows; None where nobody knows."""
     beside: str = ""
     """What accelerators did while it was measured; empty where nothing is worth a word."""
-    fleet: Fleet = Fleet()
+    fleet: CostBasis = CostBasis()
     """What hours and money are reckoned with."""
     commands: tuple[str, ...] = ()
     """The same in a terminal."""
@@ -277,7 +277,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Generic[T]):
+class ResultPage(Generic[T]):
     """A part of a list, newest first."""
 
     rows: tuple[T, ...]
@@ -296,7 +296,7 @@ class Overview:
     """Which installation this is."""
     freezes: tuple[TuningFreeze, ...] = ()
     """Stop signs that stand."""
-    counts: Mapping[Standing, int] = field(default_factory=dict)
+    counts: Mapping[ProposalStanding, int] = field(default_factory=dict)
     """Proposals by standing."""
     warnings: tuple[str, ...] = ()
     """What a viewer has to know, such as that no daemon runs."""

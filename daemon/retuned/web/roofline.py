@@ -15,7 +15,7 @@ _HEIGHT = 260.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spot:
+class RooflinePoint:
     """One shape, before and after."""
 
     label: str
@@ -29,7 +29,7 @@ class Spot:
 
 
 def roofline(
-    spots: Sequence[Spot],
+    spots: Sequence[RooflinePoint],
     *,
     gflops: float,
     gbytes_per_s: float,
@@ -101,7 +101,7 @@ def _roof(x: Scale, y: Scale, *, gflops: float, gbytes_per_s: float) -> str:
     return svg.group(svg.element("polyline", points=text, class_="roof"), tip=said)
 
 
-def _spot(spot: Spot, x: Scale, y: Scale, *, roof: float) -> str:
+def _spot(spot: RooflinePoint, x: Scale, y: Scale, *, roof: float) -> str:
     at = x(spot.intensity)
     before, after = y(spot.before_gflops), y(spot.after_gflops)
     reached = f"{100 * spot.after_gflops / roof:.0f} % of the roof"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from retuned.report import words
 from retuned.stages.verdict import Check, EvidenceDocument, Status
-from retuned.web.records import Case
+from retuned.web.records import ProposalDetails
 
 GATES = {
     "G0": "frozen before anything tried it",
@@ -54,7 +54,7 @@ def _detail(check: Check) -> str:
     return "; ".join(parts)
 
 
-def sure_of(case: Case) -> Iterator[tuple[str, str]]:
+def sure_of(case: ProposalDetails) -> Iterator[tuple[str, str]]:
     """Yield how sure the numbers of a case are, and where they hold."""
     document, doubt = case.document, case.doubt
     if doubt is not None:

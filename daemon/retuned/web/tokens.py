@@ -21,7 +21,7 @@ _MAX = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class FormToken:
     """What a form was made for."""
 
     session: str
@@ -36,7 +36,7 @@ class Shown:
     """Digest of the policy that was shown; empty where none was."""
 
 
-def sign(shown: Shown, *, key: bytes, now: datetime) -> str:
+def sign(shown: FormToken, *, key: bytes, now: datetime) -> str:
     """Return a token.
 
     Examples
@@ -52,7 +52,7 @@ def sign(shown: Shown, *, key: bytes, now: datetime) -> str:
     return f"v1.{at}.{_digest(shown, at, key)}"
 
 
-def fault_of(token: str, shown: Shown, *, key: bytes, now: datetime) -> str | None:
+def fault_of(token: str, shown: FormToken, *, key: bytes, now: datetime) -> str | None:
     """Return why a token does not prove what it should, or None.
 
     Returns
@@ -71,7 +71,7 @@ def fault_of(token: str, shown: Shown, *, key: bytes, now: datetime) -> str | No
     return None if made - _SKEW <= now < made + LIFE else "too-old"
 
 
-def _digest(shown: Shown, at: int, key: bytes) -> str:
+def _digest(shown: FormToken, at: int, key: bytes) -> str:
     parts = [shown.session, shown.user, shown.key, shown.artifact, shown.policy, at]
     made = hmac.new(key, json.dumps(parts).encode(), hashlib.sha256).digest()
     return base64.urlsafe_b64encode(made).decode().rstrip("=")

@@ -13,7 +13,7 @@ from retuned.report import words
 from retuned.report.figures import Figure
 from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.watch import EndToEndReport, WatchSample
-from retuned.terminal.moments import ago, short
+from retuned.terminal.moments import ago, short_id
 from retuned.terminal.proposals import (
     DECIDED,
     origin_fields,
@@ -24,11 +24,15 @@ from retuned.terminal.proposals import (
 )
 from retuned.web.differences import Difference, difference
 from retuned.web.figures import roof_figure, shapes_figure
-from retuned.web.records import Act, Case, Line, Row, Standing
+from retuned.web.records import Act, Line, ProposalDetails, ProposalStanding, Row
 from retuned.web.sureness import GateView, gates_of, sure_of
 from retuned.web.worth import lead_of, worth_of
 
-_SETTLED = {Standing.IN_PLACE: "good", Standing.GOING_BACK: "bad", Standing.ENDED: "quiet"}
+_SETTLED = {
+    ProposalStanding.IN_PLACE: "good",
+    ProposalStanding.GOING_BACK: "bad",
+    ProposalStanding.ENDED: "quiet",
+}
 _ASKS = {
     Act.APPROVE: ("Approve", "Give one approval for exactly this artifact."),
     Act.REJECT: ("Reject", "One rejection ends the proposal, whoever else agreed."),
@@ -93,7 +97,7 @@ class ActView:
 class ProposalView:
     """One proposal's page."""
 
-    case: Case
+    case: ProposalDetails
     """The facts."""
     headline: str
     """What and how much."""
@@ -129,7 +133,7 @@ class ProposalView:
 
 def row_view(row: Row, *, now: datetime) -> RowView:
     """Return a line of a list."""
-    open_ = row.standing is Standing.OPEN
+    open_ = row.standing is ProposalStanding.OPEN
     moment = row.proposal.expires_at if open_ else row.updated_at or row.proposal.created_at
     return RowView(
         row=row,
@@ -141,7 +145,7 @@ def row_view(row: Row, *, now: datetime) -> RowView:
     )
 
 
-def proposal_view(case: Case, *, now: datetime) -> ProposalView:
+def proposal_view(case: ProposalDetails, *, now: datetime) -> ProposalView:
     """Return a proposal's page."""
     row, document = case.row, case.document
     proposal = row.proposal
@@ -161,7 +165,7 @@ def proposal_view(case: Case, *, now: datetime) -> ProposalView:
         shapes=shapes_figure(document) if document else None,
         roof=roof_figure(document, case.roofs) if document else None,
         running=(*_counted(case.sample), *_end_to_end(case.end_to_end)),
-        expired=row.standing is Standing.OPEN and now >= proposal.expires_at,
+        expired=row.standing is ProposalStanding.OPEN and now >= proposal.expires_at,
     )
 
 
@@ -182,12 +186,12 @@ def event_words(line: Line) -> str:
 def _waits(row: Row) -> str:
     if row.asked:
         return "; ".join(row.asked)
-    if row.standing not in (Standing.OPEN, Standing.AGREED):
+    if row.standing not in (ProposalStanding.OPEN, ProposalStanding.AGREED):
         return row.phase
     gate = row.gate
     if gate is None:
         return "not judged yet"
-    if row.standing is Standing.AGREED:
+    if row.standing is ProposalStanding.AGREED:
         return "the swap"
     return waiting_words(
         gate.missing, missing_from=gate.missing_from, state=gate.state, reason=gate.reason
@@ -201,15 +205,15 @@ def _tone(row: Row) -> str:
 
 
 def _state(row: Row, *, now: datetime) -> str:
-    if row.standing is Standing.OPEN and now >= row.proposal.expires_at:
+    if row.standing is ProposalStanding.OPEN and now >= row.proposal.expires_at:
         return "Expired: nobody decided in time, and nothing is swapped."
     said = row.gate.sentence if row.gate else "Not judged yet; is the daemon running?"
-    if row.standing in (Standing.OPEN, Standing.AGREED):
+    if row.standing in (ProposalStanding.OPEN, ProposalStanding.AGREED):
         return said
     return f"{row.phase[:1].upper()}{row.phase[1:]}."
 
 
-def _word(said: SwapDecision, case: Case, *, now: datetime) -> WordView:
+def _word(said: SwapDecision, case: ProposalDetails, *, now: datetime) -> WordView:
     return WordView(
         said=DECIDED[said.decision],
         user=said.user,
@@ -219,7 +223,7 @@ def _word(said: SwapDecision, case: Case, *, now: datetime) -> WordView:
     )
 
 
-def _counts(said: SwapDecision, case: Case) -> str:
+def _counts(said: SwapDecision, case: ProposalDetails) -> str:
     gate = case.row.gate
     if said.digest != case.row.proposal.artifact:
         return "does not count: other-digest"
@@ -231,7 +235,7 @@ def _counts(said: SwapDecision, case: Case) -> str:
     return "counts" if said.user in gate.received else ""
 
 
-def _act(act: Act, case: Case) -> ActView:
+def _act(act: Act, case: ProposalDetails) -> ActView:
     label, means = _ASKS[act]
     return ActView(act=act, label=label, means=means, doubts=case.doubts.get(act, ()))
 
@@ -272,4 +276,4 @@ def _end_to_end(report: EndToEndReport | None) -> Iterator[tuple[str, str]]:
 
 def key_name(key: str) -> str:
     """Return a key short enough to show."""
-    return short(key) if "/" not in key else key
+    return short_id(key) if "/" not in key else key

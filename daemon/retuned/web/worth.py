@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from retuned.report import words
 from retuned.stages.proposal import Proposal
 from retuned.stages.watch import Hours
-from retuned.web.records import Fleet
+from retuned.web.records import CostBasis
 
 HOURS_PER_MONTH = 730.0
 
@@ -27,7 +27,7 @@ def saving_of(proposal: Proposal) -> Hours:
     return Hours(lower=low, point=middle, upper=high)
 
 
-def monthly_hours(proposal: Proposal, fleet: Fleet) -> Hours | None:
+def monthly_hours(proposal: Proposal, fleet: CostBasis) -> Hours | None:
     """Return GPU-hours a month that a swap saves; None where nobody knows how busy the GPU is."""
     if fleet.busy_ratio is None:
         return None
@@ -36,7 +36,7 @@ def monthly_hours(proposal: Proposal, fleet: Fleet) -> Hours | None:
     return Hours(lower=whole * share.lower, point=whole * share.point, upper=whole * share.upper)
 
 
-def lead_of(proposal: Proposal, fleet: Fleet) -> str:
+def lead_of(proposal: Proposal, fleet: CostBasis) -> str:
     """Return the sentence under the headline."""
     hours = monthly_hours(proposal, fleet)
     saved = f"Saves at least {proposal.expected_saving:.2%} of kernel time"
@@ -46,7 +46,7 @@ def lead_of(proposal: Proposal, fleet: Fleet) -> str:
     return f"{saved}, about {words.significant(hours.lower)} GPU-hours a month; {touches}."
 
 
-def worth_of(proposal: Proposal, fleet: Fleet) -> Iterator[tuple[str, str]]:
+def worth_of(proposal: Proposal, fleet: CostBasis) -> Iterator[tuple[str, str]]:
     """Yield what it saves, and how that was reckoned."""
     share, hours = saving_of(proposal), monthly_hours(proposal, fleet)
     yield "kernel time", f"{share.point:.2%} less ({share.lower:.2%} to {share.upper:.2%})"

@@ -9,7 +9,7 @@
 from retuned_operator.agent.app import AgentSettings, agent_app
 from retuned_operator.agent.desired import desired_orders
 from retuned_operator.agent.identity import Caller
-from retuned_operator.agent.ports import Fleet, Inbox, PodRecord, Receipt, Said, Tokens
+from retuned_operator.agent.ports import Inbox, PodDirectory, PodRecord, Receipt, Said, Tokens
 from retuned_operator.agent.reports import Reports, pod_fact
 from retuned_operator.agent.reviews import TokenReviews
 from retuned_operator.agent.serving import AgentServer
@@ -19,9 +19,9 @@ __all__ = [
     "AgentServer",
     "AgentSettings",
     "Caller",
-    "Fleet",
     "Hub",
     "Inbox",
+    "PodDirectory",
     "PodRecord",
     "Receipt",
     "Reports",

@@ -17,18 +17,18 @@ from retuned.agent_wire import (
     AUDIENCE,
     MAX_WAIT_S,
     VERSION,
+    Ack,
     DefinitionPost,
     DriftPost,
     Hello,
     OrderDone,
     Orders,
     ProfileReport,
-    Taken,
     WatchPost,
     Welcome,
     as_orders,
 )
-from retuned.agent_wire import Said as SaidRecord
+from retuned.agent_wire import AgentMessage as SaidRecord
 from retuned.ports import Clock
 from retuned.spans import read_traceparent
 from retuned.stages.swap import SwapOrder
@@ -38,7 +38,7 @@ from retuned_operator.agent.authentication import Authenticator
 from retuned_operator.agent.bodies import MAX_BYTES, Answered, number_of, parse, read_body
 from retuned_operator.agent.identity import Unknown, admitted, bearer, speaks_for_itself
 from retuned_operator.agent.limits import RateLimit
-from retuned_operator.agent.ports import Fleet, Inbox, PodRecord, Receipt, Tokens
+from retuned_operator.agent.ports import Inbox, PodDirectory, PodRecord, Receipt, Tokens
 from retuned_operator.agent.waiting import Hub
 
 _TAKEN = Hello | ProfileReport | DriftPost | DefinitionPost | WatchPost | OrderDone
@@ -75,7 +75,7 @@ class _Agent:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: PodDirectory,
         inbox: Inbox,
         *,
         tokens: Tokens,
@@ -207,7 +207,7 @@ class _Agent:
 
     async def _kept(self, request: Request, kind: type[T], *, order: str = "") -> Response:
         pod = await self._taken(request, kind, order=order)
-        answer = Taken(unheard=not self._heard(pod))
+        answer = Ack(unheard=not self._heard(pod))
         return json_answer(answer.model_dump_json(exclude_defaults=True))
 
     async def _changed(
@@ -237,7 +237,7 @@ class _Agent:
 
 
 def agent_app(
-    fleet: Fleet,
+    fleet: PodDirectory,
     inbox: Inbox,
     *,
     tokens: Tokens,

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
+from retuned.agent_wire import AgentMessage as SaidRecord
 from retuned.agent_wire import (
     DefinitionPost,
     DriftPost,
@@ -18,7 +19,6 @@ from retuned.agent_wire import (
     ProfileReport,
     WatchPost,
 )
-from retuned.agent_wire import Said as SaidRecord
 
 S = TypeVar("S", bound=SaidRecord)
 

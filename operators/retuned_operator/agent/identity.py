@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from retuned.agent_wire import Hello, Said
+from retuned.agent_wire import AgentMessage, Hello
 from retuned_operator.agent.ports import PodRecord
 
 POD_NAME = "authentication.kubernetes.io/pod-name"
@@ -118,7 +118,7 @@ def admitted(caller: Caller, pod: PodRecord | None) -> PodRecord | Unknown:
     return pod if pod.target else Unknown.NO_TARGET
 
 
-def speaks_for_itself(pod: PodRecord, said: Said) -> Unknown | None:
+def speaks_for_itself(pod: PodRecord, said: AgentMessage) -> Unknown | None:
     """Return why a record is not this pod's to tell; None where it is."""
     if (said.pod.namespace, said.pod.name, said.pod.uid) != (pod.namespace, pod.name, pod.uid):
         return Unknown.NOT_YOUR_POD

@@ -59,7 +59,7 @@ class Tokens(Protocol):
         ...
 
 
-class Fleet(Protocol):
+class PodDirectory(Protocol):
     """Pods, what they are to have, and artifacts. Safe for threads."""
 
     def pod(self, namespace: str, name: str) -> PodRecord | None:

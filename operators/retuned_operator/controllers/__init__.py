@@ -6,23 +6,23 @@ analysis, rollback and quarantine are ``retuned_operator.machine`` over the stag
 is what the outside must offer.
 """
 
-from retuned_operator.controllers.acting import Acting
-from retuned_operator.controllers.beliefs import Beliefs
+from retuned_operator.controllers.acting import ClusterWriter
+from retuned_operator.controllers.beliefs import HypothesisController
 from retuned_operator.controllers.experiments import Experiments
 from retuned_operator.controllers.policies import Policies
 from retuned_operator.controllers.proposals import Proposals
-from retuned_operator.controllers.swaps import World
+from retuned_operator.controllers.swaps import ClusterView
 from retuned_operator.controllers.targets import Targets
 from retuned_operator.controllers.words import Decisions, Freezes
 
 __all__ = [
-    "Acting",
-    "Beliefs",
+    "ClusterView",
+    "ClusterWriter",
     "Decisions",
     "Experiments",
     "Freezes",
+    "HypothesisController",
     "Policies",
     "Proposals",
     "Targets",
-    "World",
 ]

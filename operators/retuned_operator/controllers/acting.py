@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from retuned.ports import Clock, Spans, Telemetry
 from retuned.spans import NoSpans
-from retuned_operator.controllers.ports import Said, Writes
+from retuned_operator.controllers.ports import KubernetesEvent, Writes
 from retuned_operator.controllers.telling import event_of
 from retuned_operator.crds import (
     KernelExperiment,
@@ -27,7 +27,7 @@ from retuned_operator.crds import (
     read,
 )
 from retuned_operator.crds.values import TRACEPARENT, ApiModel
-from retuned_operator.machine import Page
+from retuned_operator.machine import PageOnCall
 from retuned_operator.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound
 from retuned_operator.runtime.resources import EVENTS, JOBS, TARGETS, Obj, Resource
 
@@ -38,7 +38,7 @@ S = TypeVar(
 )
 
 
-class Remembers(Protocol):
+class WriteCache(Protocol):
     """Takes in what was just written, until the caches show it."""
 
     def wrote(self, resource: Resource, body: Obj) -> None:
@@ -46,7 +46,7 @@ class Remembers(Protocol):
         ...
 
 
-class Acting:
+class ClusterWriter:
     """The writes of controllers.
 
     Parameters
@@ -67,7 +67,7 @@ class Acting:
         self,
         api: Writes,
         *,
-        memory: Remembers,
+        memory: WriteCache,
         clock: Clock,
         telemetry: Telemetry,
         spans: Spans | None = None,
@@ -180,7 +180,7 @@ class Acting:
             raise Conflict(f"tuningtargets {seen.full_name} is another one by now", status=409)
         return self.status(TARGETS, current, change(current.status))
 
-    def say(self, *said: Said) -> None:
+    def say(self, *said: KubernetesEvent) -> None:
         """Leave Events for people; that one cannot be left holds nothing up."""
         for each in said:
             body = event_of(each, now=self._clock.now())
@@ -191,7 +191,7 @@ class Acting:
             except ApiError as error:
                 log.warning("no event %s: %s", each.reason, error)
 
-    def page(self, resource: SwapProposal, page: Page) -> None:
+    def page(self, resource: SwapProposal, page: PageOnCall) -> None:
         """Wake somebody, by a number that an alert looks at."""
         log.error("%s: %s: %s", resource.target, page.reason, page.detail)
         self._telemetry.count("retuned_pages_total", reason=page.reason)

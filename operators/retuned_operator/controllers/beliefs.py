@@ -19,10 +19,10 @@ from retuned.stages.hypothesis import (
 )
 from retuned.stages.profile import Counts, WorkloadProfile, merge
 from retuned_operator.controllers import reading
-from retuned_operator.controllers.acting import Acting
-from retuned_operator.controllers.ports import BY_TARGET, Drifted
+from retuned_operator.controllers.acting import ClusterWriter
+from retuned_operator.controllers.ports import BY_TARGET, OpenDrift
 from retuned_operator.controllers.proposals import NOT_KNOWN_S
-from retuned_operator.controllers.swaps import World, baseline, target_of
+from retuned_operator.controllers.swaps import ClusterView, baseline, target_of
 from retuned_operator.crds import (
     ExperimentPhase,
     KernelExperiment,
@@ -47,7 +47,7 @@ MAX_BELIEFS = 4
 """Most experiments that one report leads to."""
 
 
-class Beliefs:
+class HypothesisController:
     """Controller; its keys are targets, ``namespace/name``.
 
     Parameters
@@ -60,7 +60,7 @@ class Beliefs:
         Numbers.
     """
 
-    def __init__(self, world: World, acting: Acting, *, telemetry: Telemetry) -> None:
+    def __init__(self, world: ClusterView, acting: ClusterWriter, *, telemetry: Telemetry) -> None:
         self._world = world
         self._acting = acting
         self._telemetry = telemetry
@@ -86,7 +86,7 @@ class Beliefs:
             self._world.ledger.answered(ripe[0])
         return NOT_KNOWN_S
 
-    def _answer(self, target: TuningTarget, drifted: Drifted) -> bool:
+    def _answer(self, target: TuningTarget, drifted: OpenDrift) -> bool:
         """Believe, plan and ask for experiments; False while something is not known."""
         caches, namespace = self._world.caches, target.metadata.namespace
         policies = reading.policies(caches.list(POLICIES, namespace=namespace))
@@ -115,15 +115,15 @@ class Beliefs:
         return True
 
 
-def _sentence(drifted: Drifted) -> str:
+def _sentence(drifted: OpenDrift) -> str:
     said = drifted.report.sentence
     return f"{said} Beside it: {drifted.beside}." if drifted.beside else said
 
 
 def beliefs_of(
-    world: World,
+    world: ClusterView,
     target: TuningTarget,
-    drifted: Drifted,
+    drifted: OpenDrift,
     *,
     earlier: Sequence[KernelExperiment],
 ) -> tuple[Hypothesis, ...]:
@@ -152,7 +152,7 @@ def _was_never_made(experiment: KernelExperiment) -> bool:
 
 
 def costs_of(
-    world: World, target: TuningTarget, profile: WorkloadProfile, *, counts: Counts
+    world: ClusterView, target: TuningTarget, profile: WorkloadProfile, *, counts: Counts
 ) -> tuple[Mapping[str, Sequence[ShapeCost]], int]:
     """Group a workload by definition: cost per shape that what runs now serves, a second.
 
@@ -215,7 +215,7 @@ def allowing(
 
 
 def planned_for(
-    world: World, target: TuningTarget, belief: Hypothesis, chosen: PolicyFact
+    world: ClusterView, target: TuningTarget, belief: Hypothesis, chosen: PolicyFact
 ) -> ExperimentPlan | None:
     """Ask stage 5; None while nobody knows what runs now, or on what."""
     live, environment = baseline(world, target, belief.definition), target.status.environment

@@ -31,7 +31,7 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
-from retuned_operator.runtime.store import Index, Store, key_of, made_of
+from retuned_operator.runtime.store import Index, ObjectCache, key_of, made_of
 
 INDICES: Mapping[Resource, Mapping[str, Index]] = {
     TARGETS: {BY_SELECTOR: reading.selector_words},
@@ -58,7 +58,9 @@ class StoreCaches:
         Whether the store of this plural is whole and not too old.
     """
 
-    def __init__(self, stores: Mapping[Resource, Store], *, current: Callable[[str], bool]) -> None:
+    def __init__(
+        self, stores: Mapping[Resource, ObjectCache], *, current: Callable[[str], bool]
+    ) -> None:
         self._stores = stores
         self._current = current
         self._lock = threading.Lock()

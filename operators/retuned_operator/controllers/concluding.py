@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from retuned.ports import Telemetry
 from retuned_operator.controllers import telling, turns, wanting
-from retuned_operator.controllers.acting import Acting
+from retuned_operator.controllers.acting import ClusterWriter
 from retuned_operator.controllers.beliefs import asked_for, planned_for
-from retuned_operator.controllers.following import LATER_S, Follow, follow
+from retuned_operator.controllers.following import LATER_S, NextAction, follow
 from retuned_operator.controllers.proposing import propose
-from retuned_operator.controllers.swaps import World
+from retuned_operator.controllers.swaps import ClusterView
 from retuned_operator.controllers.wanting import MENDED
 from retuned_operator.crds import KernelExperiment, read
 from retuned_operator.crds.values import with_condition
@@ -16,7 +16,7 @@ from retuned_operator.manifests import JobSettings
 from retuned_operator.runtime.resources import EXPERIMENTS, Obj
 
 
-class Concluding:
+class OutcomeController:
     """Does what follows.
 
     Parameters
@@ -32,7 +32,7 @@ class Concluding:
     """
 
     def __init__(
-        self, world: World, acting: Acting, *, jobs: JobSettings, telemetry: Telemetry
+        self, world: ClusterView, acting: ClusterWriter, *, jobs: JobSettings, telemetry: Telemetry
     ) -> None:
         self._world = world
         self._acting = acting
@@ -52,7 +52,7 @@ class Concluding:
             self._asked_again(resource, again)
             return None
         found = follow(self._world, resource, now=now)
-        if not isinstance(found, Follow):
+        if not isinstance(found, NextAction):
             return found
         status = resource.status
         if found.proposal is not None and found.target is not None:
@@ -90,7 +90,7 @@ class Concluding:
         status = resource.status.model_copy(update={"conditions": conditions})
         self._acting.status(EXPERIMENTS, resource, status)
 
-    def _asked(self, resource: KernelExperiment, found: Follow) -> bool:
+    def _asked(self, resource: KernelExperiment, found: NextAction) -> bool:
         """Ask for another experiment on what is believed now; the same try has the same name."""
         belief, target, chosen = found.belief, found.target, found.chosen
         if belief is None or target is None or chosen is None:

@@ -10,12 +10,12 @@ from datetime import datetime
 from retuned.errors import Refused, UsageError
 from retuned.ports import Telemetry
 from retuned_operator.controllers import counted, reading, telling, trials, turns, wanting
-from retuned_operator.controllers.acting import Acting
-from retuned_operator.controllers.concluding import Concluding
+from retuned_operator.controllers.acting import ClusterWriter
+from retuned_operator.controllers.concluding import OutcomeController
 from retuned_operator.controllers.ports import BY_EXPERIMENT
 from retuned_operator.controllers.proposals import NOT_KNOWN_S
 from retuned_operator.controllers.proposing import propose
-from retuned_operator.controllers.swaps import World
+from retuned_operator.controllers.swaps import ClusterView
 from retuned_operator.crds import KernelExperiment, KernelExperimentStatus, read
 from retuned_operator.machine import (
     CreateJob,
@@ -58,13 +58,13 @@ class Experiments:
     """
 
     def __init__(
-        self, world: World, acting: Acting, *, jobs: JobSettings, telemetry: Telemetry
+        self, world: ClusterView, acting: ClusterWriter, *, jobs: JobSettings, telemetry: Telemetry
     ) -> None:
         self._world = world
         self._acting = acting
         self._jobs = jobs
         self._telemetry = telemetry
-        self._concluding = Concluding(world, acting, jobs=jobs, telemetry=telemetry)
+        self._concluding = OutcomeController(world, acting, jobs=jobs, telemetry=telemetry)
         self._turn = threading.Lock()
 
     def reconcile(self, key: str) -> float | None:

@@ -17,7 +17,7 @@ from retuned.stages.proposal import AgainLimits, Proposal, Refusal, propose_agai
 from retuned_operator.controllers import reading, trials
 from retuned_operator.controllers.beliefs import allowing, planned_for
 from retuned_operator.controllers.ports import BY_TARGET
-from retuned_operator.controllers.swaps import World, baseline, target_of
+from retuned_operator.controllers.swaps import ClusterView, baseline, target_of
 from retuned_operator.crds import (
     ExperimentPhase,
     KernelExperiment,
@@ -38,7 +38,7 @@ LIMITS = AgainLimits(rest=trials.PROPOSAL_TTL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
+class NextAction:
     """What follows."""
 
     type: str
@@ -61,7 +61,9 @@ class Follow:
     """When to look again, seconds; None where nothing changes by itself."""
 
 
-def follow(world: World, resource: KernelExperiment, *, now: datetime) -> Follow | float | None:
+def follow(
+    world: ClusterView, resource: KernelExperiment, *, now: datetime
+) -> NextAction | float | None:
     """Say what follows; a number where that is not known before so many seconds, None for nothing.
 
     Raises
@@ -84,7 +86,9 @@ def follow(world: World, resource: KernelExperiment, *, now: datetime) -> Follow
     return _refined(world, resource, target)
 
 
-def _refined(world: World, resource: KernelExperiment, target: TuningTarget) -> Follow | float:
+def _refined(
+    world: ClusterView, resource: KernelExperiment, target: TuningTarget
+) -> NextAction | float:
     """Ask what the experiment says to its belief."""
     spec = resource.spec
     live, environment = baseline(world, target, spec.kernel.name), target.status.environment
@@ -94,10 +98,12 @@ def _refined(world: World, resource: KernelExperiment, target: TuningTarget) -> 
         return LATER_S
     if (live, environment) != (spec.baseline.digest, spec.environment):
         detail = "another variant runs now, or on something else"
-        return Follow(type=REFINED, reason="world-changed", detail=detail)
+        return NextAction(type=REFINED, reason="world-changed", detail=detail)
     belief = world.ledger.belief(spec.hypothesis)
     if belief is None:
-        return Follow(type=REFINED, reason="belief-unknown", detail="nobody's belief was tested")
+        return NextAction(
+            type=REFINED, reason="belief-unknown", detail="nobody's belief was tested"
+        )
     others, _ = reading.all_of(KernelExperiment, bodies)
     answer = conclude(
         spec.stage_plan(),
@@ -108,16 +114,16 @@ def _refined(world: World, resource: KernelExperiment, target: TuningTarget) -> 
     )
     if answer is None or answer.hypothesis is None:
         detail = answer.sentence if answer else "what was found is as much as was believed"
-        return Follow(type=REFINED, reason=code_of(answer), detail=detail)
+        return NextAction(type=REFINED, reason=code_of(answer), detail=detail)
     if any(e.spec.kernel.name == spec.kernel.name and _is_open(e) for e in others):
         return LATER_S  # one experiment on a kernel at a time
     chosen = allowing(policies, spec.kernel.name, target)
     if chosen is None:
         detail = "no policy allows another experiment"
-        return Follow(type=REFINED, reason="policy-forbids", detail=detail)
+        return NextAction(type=REFINED, reason="policy-forbids", detail=detail)
     if planned_for(world, target, answer.hypothesis, chosen) is None:
         return LATER_S
-    return Follow(
+    return NextAction(
         type=REFINED,
         done=True,
         reason=code_of(answer),
@@ -132,7 +138,9 @@ def _is_open(experiment: KernelExperiment) -> bool:
     return not experiment.status.phase.is_terminal
 
 
-def _first_saving(world: World, others: Sequence[KernelExperiment], belief: Hypothesis) -> float:
+def _first_saving(
+    world: ClusterView, others: Sequence[KernelExperiment], belief: Hypothesis
+) -> float:
     """Return the saving believed before any attempt; later beliefs are discounted."""
     if not belief.attempts:
         return belief.expected_saving
@@ -143,8 +151,8 @@ def _first_saving(world: World, others: Sequence[KernelExperiment], belief: Hypo
 
 
 def _again(
-    world: World, resource: KernelExperiment, target: TuningTarget, *, now: datetime
-) -> Follow | float | None:
+    world: ClusterView, resource: KernelExperiment, target: TuningTarget, *, now: datetime
+) -> NextAction | float | None:
     """Ask whether a win is proposed again that nobody decided on."""
     bodies = world.caches.by(PROPOSALS, BY_TARGET, target.full_name)
     if bodies is None:
@@ -162,11 +170,11 @@ def _again(
         limits=LIMITS,
     )
     if isinstance(answer, Refusal):
-        return Follow(type=AGAIN, reason=str(answer.reason), detail=answer.detail)
+        return NextAction(type=AGAIN, reason=str(answer.reason), detail=answer.detail)
     if now < answer:
         detail = f"it expired, and is proposed again after {utc_minute(answer)}"
         seconds = (answer - now).total_seconds()
-        return Follow(type=AGAIN, reason="resting", detail=detail, look_again_s=seconds)
+        return NextAction(type=AGAIN, reason="resting", detail=detail, look_again_s=seconds)
     kernel = resource.spec.kernel.name
     if any(e.spec.kernel == kernel and not e.status.phase.is_terminal for e in found):
         return LATER_S
@@ -181,9 +189,9 @@ def _again(
     if weighed.proposal is None:
         refusal = weighed.refusal or "not-proven"
         detail = "the win does not hold any more"
-        return Follow(type=AGAIN, reason=refusal, detail=detail, look_again_s=3600.0)
+        return NextAction(type=AGAIN, reason=refusal, detail=detail, look_again_s=3600.0)
     detail = f"attempt {newest.spec.attempt + 1}: nobody had decided in time"
-    return Follow(
+    return NextAction(
         type=AGAIN,
         done=True,
         reason="proposed-again",

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from retuned.errors import UnreadableInput
 from retuned.stages.gate import judge_windows
-from retuned_operator.controllers.acting import Acting
-from retuned_operator.controllers.swaps import World
+from retuned_operator.controllers.acting import ClusterWriter
+from retuned_operator.controllers.swaps import ClusterView
 from retuned_operator.controllers.telling import condition
 from retuned_operator.crds import PolicyObject, PolicyStatus, read
 from retuned_operator.crds.policy import EffectiveWindows
@@ -29,7 +29,7 @@ class Policies:
         What is done.
     """
 
-    def __init__(self, world: World, acting: Acting) -> None:
+    def __init__(self, world: ClusterView, acting: ClusterWriter) -> None:
         self._world = world
         self._acting = acting
 

@@ -121,7 +121,7 @@ class Reports(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class EventSubject:
     """What queries of a policy may name: the servers that are looked at."""
 
     namespace: str
@@ -140,7 +140,7 @@ class Signals(Protocol):
         ...
 
     def compare(
-        self, metrics: Sequence[Metric], *, about: About, since: datetime
+        self, metrics: Sequence[Metric], *, about: EventSubject, since: datetime
     ) -> Mapping[str, Compared]:
         """Return each metric now and at an earlier moment; one that is left out has no data.
 
@@ -155,7 +155,7 @@ class Signals(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Win:
+class VerifiedWin:
     """What a trusted Job proved."""
 
     verdict: Verdict
@@ -165,7 +165,7 @@ class Win:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drifted:
+class OpenDrift:
     """A drift report that nobody has answered yet, with the workload since."""
 
     id: str
@@ -209,7 +209,7 @@ class Ledger(Protocol):
         """
         ...
 
-    def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> Win | None:
+    def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> VerifiedWin | None:
         """Return what a pod proved, its evidence checked and signed; None where it does not hold.
 
         Raises
@@ -252,7 +252,7 @@ class Ledger(Protocol):
         """
         ...
 
-    def drifts(self, target: str) -> Sequence[Drifted]:
+    def drifts(self, target: str) -> Sequence[OpenDrift]:
         """Return the reports of a target that are still to be answered, oldest first."""
         ...
 
@@ -260,7 +260,7 @@ class Ledger(Protocol):
         """Keep a belief; keeping it again changes nothing."""
         ...
 
-    def answered(self, drifted: Drifted) -> None:
+    def answered(self, drifted: OpenDrift) -> None:
         """Note that a report has been answered."""
         ...
 
@@ -324,7 +324,7 @@ class Queue(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class KubernetesEvent:
     """One thing that people should see beside an object: a Kubernetes Event."""
 
     resource: Resource

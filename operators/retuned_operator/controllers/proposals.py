@@ -10,8 +10,8 @@ from functools import partial
 from retuned.errors import RetunedError
 from retuned.ports import Telemetry
 from retuned_operator.controllers import counted, telling, turns
-from retuned_operator.controllers.acting import Acting
-from retuned_operator.controllers.swaps import Rollouts, World, facts_of, rollouts_of
+from retuned_operator.controllers.acting import ClusterWriter
+from retuned_operator.controllers.swaps import ClusterView, Rollouts, facts_of, rollouts_of
 from retuned_operator.crds import (
     ProposalPhase,
     SwapProposal,
@@ -22,7 +22,14 @@ from retuned_operator.crds import (
 )
 from retuned_operator.crds.target import ActiveKernel, Quarantined
 from retuned_operator.crds.values import GROUP, Abort
-from retuned_operator.machine import Activate, Deactivate, Page, Quarantine, RolloutStep, proposals
+from retuned_operator.machine import (
+    Activate,
+    Deactivate,
+    PageOnCall,
+    Quarantine,
+    RolloutStep,
+    proposals,
+)
 from retuned_operator.machine.records import RolloutAction
 from retuned_operator.runtime.errors import Conflict
 from retuned_operator.runtime.resources import PROPOSALS, Obj
@@ -58,7 +65,7 @@ class Proposals:
         Numbers.
     """
 
-    def __init__(self, world: World, acting: Acting, *, telemetry: Telemetry) -> None:
+    def __init__(self, world: ClusterView, acting: ClusterWriter, *, telemetry: Telemetry) -> None:
         self._world = world
         self._acting = acting
         self._telemetry = telemetry
@@ -176,7 +183,7 @@ class Proposals:
     def _act(
         self, target: TuningTarget | None, resource: SwapProposal, action: RolloutAction
     ) -> TuningTarget | None:
-        if isinstance(action, Page):
+        if isinstance(action, PageOnCall):
             self._acting.page(resource, action)
             return target
         if target is None:

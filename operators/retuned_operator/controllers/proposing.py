@@ -6,7 +6,7 @@ from typing import Any
 
 from retuned.stages.proposal import Proposal
 from retuned_operator.controllers import turns
-from retuned_operator.controllers.acting import Acting
+from retuned_operator.controllers.acting import ClusterWriter
 from retuned_operator.crds import KernelExperiment, TuningTarget, proposal_spec, write
 from retuned_operator.crds.values import API_VERSION
 from retuned_operator.manifests import proposal_name
@@ -15,7 +15,7 @@ from retuned_operator.runtime.resources import PROPOSALS, TARGETS
 
 
 def propose(
-    acting: Acting, resource: KernelExperiment, *, proposal: Proposal, target: TuningTarget
+    acting: ClusterWriter, resource: KernelExperiment, *, proposal: Proposal, target: TuningTarget
 ) -> str:
     """Write the proposal of a win; return its name, which follows from what it is about."""
     spec = proposal_spec(

@@ -16,8 +16,8 @@ from retuned_operator.controllers.ports import (
     BY_LABEL,
     BY_PROPOSAL,
     BY_TARGET,
-    About,
     Caches,
+    EventSubject,
     Kernels,
     Ledger,
     Reports,
@@ -41,7 +41,7 @@ from retuned_operator.runtime.resources import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class ClusterView:
     """Everything that is observed, by way of ports."""
 
     caches: Caches
@@ -76,7 +76,7 @@ class Rollouts:
     """Server pods with a sidecar."""
 
 
-def rollouts_of(world: World, key: str) -> Rollouts | None:
+def rollouts_of(world: ClusterView, key: str) -> Rollouts | None:
     """Return a target with its proposals; None while that is not known.
 
     Raises
@@ -99,7 +99,7 @@ def _made(resource: SwapProposal) -> str:
     return at.isoformat() if at else ""
 
 
-def target_of(world: World, key: str) -> TuningTarget | None:
+def target_of(world: ClusterView, key: str) -> TuningTarget | None:
     """Return a target; None where there is none, or it is on its way out.
 
     Raises
@@ -128,7 +128,7 @@ def server_pods(caches: Caches, target: TuningTarget) -> Sequence[Obj] | None:
     return None if bodies is None else [b for b in bodies if reading.selected(b, labels)]
 
 
-def pods_of(world: World, target: TuningTarget) -> tuple[PodSeen, ...] | None:
+def pods_of(world: ClusterView, target: TuningTarget) -> tuple[PodSeen, ...] | None:
     """Return the server pods of a target that have a sidecar; None while they are not known."""
     bodies = server_pods(world.caches, target)
     if bodies is None:
@@ -137,7 +137,7 @@ def pods_of(world: World, target: TuningTarget) -> tuple[PodSeen, ...] | None:
     return tuple(pod for pod in seen if pod is not None)
 
 
-def facts_of(world: World, rollouts: Rollouts, resource: SwapProposal) -> RolloutFacts:
+def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> RolloutFacts:
     """Return all that a step of one proposal looks at."""
     namespace, name = resource.metadata.namespace, resource.metadata.name
     target, now = rollouts.target, world.clock.now()
@@ -164,7 +164,7 @@ def facts_of(world: World, rollouts: Rollouts, resource: SwapProposal) -> Rollou
     )
 
 
-def baseline(world: World, target: TuningTarget, kernel: str) -> Digest | None:
+def baseline(world: ClusterView, target: TuningTarget, kernel: str) -> Digest | None:
     """Return what ought to run in a slot now, the original included; None where nobody knows."""
     entries = target.status.active_kernels
     active = next((each.digest for each in entries if each.kernel == kernel), None)
@@ -178,7 +178,9 @@ def _together(first: Sequence[Obj] | None, second: Sequence[Obj] | None) -> Sequ
     return None if first is None or second is None else [*first, *second]
 
 
-def _evidence(world: World, rollouts: Rollouts, resource: SwapProposal) -> tuple[bool, str | None]:
+def _evidence(
+    world: ClusterView, rollouts: Rollouts, resource: SwapProposal
+) -> tuple[bool, str | None]:
     """Return whether evidence was looked at, and what is wrong with it; only before a swap."""
     if not resource.status.phase.is_before_swap:
         return True, None
@@ -192,7 +194,7 @@ def _evidence(world: World, rollouts: Rollouts, resource: SwapProposal) -> tuple
     return True, None if fault is None else str(fault)
 
 
-def servers_of(world: World, pods: Sequence[PodSeen]) -> tuple[ServerEnvironment, ...]:
+def servers_of(world: ClusterView, pods: Sequence[PodSeen]) -> tuple[ServerEnvironment, ...]:
     """Return what the processes of pods say that they run on."""
     said = [world.reports.of(pod.uid) for pod in pods]
     hellos = [each.hello for each in said if each is not None and each.hello is not None]
@@ -200,7 +202,7 @@ def servers_of(world: World, pods: Sequence[PodSeen]) -> tuple[ServerEnvironment
 
 
 def _metrics(
-    world: World,
+    world: ClusterView,
     policies: tuple[PolicyFact, ...] | None,
     resource: SwapProposal,
     target: TuningTarget | None,
@@ -218,7 +220,7 @@ def _metrics(
         return {}
     if not spreading.look_is_due(resource.status, rule, now=now):
         return {}
-    about = About(
+    about = EventSubject(
         namespace=target.metadata.namespace,
         target=target.metadata.name,
         pods=tuple(sorted(told.name for told in rollout.pods if told.wants is PodState.SWAP)),
@@ -227,7 +229,7 @@ def _metrics(
 
 
 def _pod(
-    world: World, resource: SwapProposal, pod: PodSeen, *, now: datetime, is_live: bool
+    world: ClusterView, resource: SwapProposal, pod: PodSeen, *, now: datetime, is_live: bool
 ) -> PodFact:
     rollout, kernel = resource.status.rollout, resource.spec.kernel
     orders: Mapping[str, PodOrder] = {o.uid: o for o in rollout.pods} if rollout else {}

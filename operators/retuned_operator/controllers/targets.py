@@ -9,10 +9,10 @@ from zlib import crc32
 from retuned.agent_wire import Hello
 from retuned.contract import Digest, digest_of
 from retuned_operator.agent.reports import FRESH, PodSaid
-from retuned_operator.controllers.acting import Acting
+from retuned_operator.controllers.acting import ClusterWriter
 from retuned_operator.controllers.proposals import NOT_KNOWN_S
 from retuned_operator.controllers.reading import PodSeen
-from retuned_operator.controllers.swaps import World, pods_of, target_of
+from retuned_operator.controllers.swaps import ClusterView, pods_of, target_of
 from retuned_operator.controllers.telling import condition
 from retuned_operator.controllers.wanting import no_place
 from retuned_operator.crds import TuningTarget, TuningTargetStatus
@@ -37,7 +37,7 @@ class Targets:
         Which accelerators experiments can be placed on.
     """
 
-    def __init__(self, world: World, acting: Acting, *, jobs: JobSettings) -> None:
+    def __init__(self, world: ClusterView, acting: ClusterWriter, *, jobs: JobSettings) -> None:
         self._world = world
         self._acting = acting
         self._jobs = jobs

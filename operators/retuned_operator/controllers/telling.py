@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from retuned.stages.gate import GateState
-from retuned_operator.controllers.ports import Said
+from retuned_operator.controllers.ports import KubernetesEvent
 from retuned_operator.crds import (
     Condition,
     ConditionStatus,
@@ -97,11 +97,11 @@ def with_proposal_conditions(
 
 def proposal_events(
     resource: SwapProposal, before: SwapProposalStatus, after: SwapProposalStatus
-) -> tuple[Said, ...]:
+) -> tuple[KubernetesEvent, ...]:
     """Return an Event for each change of phase that a step brought."""
     fresh = [step for step in after.history if step not in before.history]
     return tuple(
-        Said(
+        KubernetesEvent(
             resource=PROPOSALS,
             about=resource,
             reason=str(step.to),
@@ -137,7 +137,7 @@ def with_experiment_conditions(
 
 def experiment_events(
     resource: KernelExperiment, before: KernelExperimentStatus, after: KernelExperimentStatus
-) -> tuple[Said, ...]:
+) -> tuple[KubernetesEvent, ...]:
     """Return the Event of a change of phase or a lost result, and of Jobs that are done without."""
     given_up = _given_up(resource, before, after)
     stays = before.phase is after.phase
@@ -148,7 +148,7 @@ def experiment_events(
     note = f"{way}: {after.reason}" + (f" ({after.detail})" if after.detail else "")
     once = f"{after.phase} {after.preemptions} {after.lost_results}"
     reason = str(after.phase)
-    moved = Said(
+    moved = KubernetesEvent(
         resource=EXPERIMENTS, about=resource, reason=reason, note=note, warning=bad, once=once
     )
     return (*given_up, moved)
@@ -156,10 +156,10 @@ def experiment_events(
 
 def _given_up(
     resource: KernelExperiment, before: KernelExperimentStatus, after: KernelExperimentStatus
-) -> tuple[Said, ...]:
+) -> tuple[KubernetesEvent, ...]:
     known = {ref.name for ref in before.job_refs if ref.given_up}
     return tuple(
-        Said(
+        KubernetesEvent(
             resource=EXPERIMENTS,
             about=resource,
             reason="WentOnWithout",
@@ -172,7 +172,7 @@ def _given_up(
     )
 
 
-def event_of(said: Said, *, now: datetime) -> dict[str, Any]:
+def event_of(said: KubernetesEvent, *, now: datetime) -> dict[str, Any]:
     """Return the Event as an object; the same one has the same name, so that it is there once."""
     metadata = _metadata(said.about)
     at = now.isoformat(timespec="microseconds").replace("+00:00", "Z")

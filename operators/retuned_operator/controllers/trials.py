@@ -12,7 +12,7 @@ from retuned.stages.proposal import Proposal, Refusal, RefusalReason, propose
 from retuned_operator.controllers import job_pods, reading
 from retuned_operator.controllers.ports import BY_BUDGET, BY_EXPERIMENT, BY_LABEL, BY_TARGET
 from retuned_operator.controllers.swaps import (
-    World,
+    ClusterView,
     baseline,
     pods_of,
     servers_of,
@@ -47,7 +47,7 @@ _HOLDING = (ExperimentPhase.RUNNING, ExperimentPhase.VERIFYING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
+class WinOutcome:
     """What became of a win."""
 
     proposal: Proposal | None = None
@@ -59,7 +59,7 @@ class Weighed:
 
 
 def facts_of(
-    world: World, experiment: KernelExperiment, *, namespace: str, queued: bool
+    world: ClusterView, experiment: KernelExperiment, *, namespace: str, queued: bool
 ) -> ExperimentFacts | None:
     """Return all that a step of an experiment looks at; None while that is not known.
 
@@ -107,7 +107,7 @@ def facts_of(
     )
 
 
-def arch_of(world: World, target: TuningTarget) -> str:
+def arch_of(world: ClusterView, target: TuningTarget) -> str:
     """Return what the servers of a target say that they run on; empty where nobody knows it now."""
     pods = pods_of(world, target) or ()
     cpu = target.spec.gpu.vendor is Vendor.CPU
@@ -116,7 +116,7 @@ def arch_of(world: World, target: TuningTarget) -> str:
 
 
 def jobs_of(
-    world: World, experiment: KernelExperiment, *, namespace: str
+    world: ClusterView, experiment: KernelExperiment, *, namespace: str
 ) -> tuple[JobFact, ...] | None:
     """Return the Jobs of an experiment; None while they are not known."""
     uid = experiment.metadata.uid
@@ -134,7 +134,7 @@ def jobs_of(
 
 
 def _rivals(
-    world: World, experiment: KernelExperiment, chosen: PolicyFact | None
+    world: ClusterView, experiment: KernelExperiment, chosen: PolicyFact | None
 ) -> tuple[KernelExperiment, ...] | None:
     """Return the other experiments that use the same budget now or did so in the last day.
 
@@ -202,14 +202,14 @@ def deadline_s(experiment: KernelExperiment, chosen: PolicyFact | None) -> int:
 
 
 def weigh(
-    world: World,
+    world: ClusterView,
     experiment: KernelExperiment,
     target: TuningTarget | None,
     *,
     results: Sequence[ResultFact],
     now: datetime,
     attempt: int = 1,
-) -> Weighed:
+) -> WinOutcome:
     """Ask stage 7 about what the trusted Job proved; `attempt` counts proposals of this win.
 
     Raises
@@ -219,10 +219,10 @@ def weigh(
     """
     won = winner_of(experiment, results)
     if won is None or target is None:
-        return Weighed()
+        return WinOutcome()
     win = world.ledger.win(experiment, job=won.job, pod_uid=won.pod_uid)
     if win is None:
-        return Weighed(refusal="evidence-doubtful")
+        return WinOutcome(refusal="evidence-doubtful")
     live = baseline(world, target, experiment.spec.kernel.name)
     if live is None:
         raise TemporaryError("nobody knows what runs in the slot", delay_s=10.0)
@@ -244,13 +244,13 @@ def weigh(
         attempt=attempt,
     )
     if isinstance(answer, Refusal):
-        return Weighed(refusal=str(answer.reason))
+        return WinOutcome(refusal=str(answer.reason))
     known = world.caches.list(POLICIES, namespace=experiment.metadata.namespace)
     chosen = chosen_for(experiment, reading.policies(known), target)
     if chosen is None:
-        return Weighed(proposal=answer)
+        return WinOutcome(proposal=answer)
     env = gating.labels_of(target).get("env", "")
-    return Weighed(proposal=under(answer, chosen.policy, env=env))
+    return WinOutcome(proposal=under(answer, chosen.policy, env=env))
 
 
 def winner_of(experiment: KernelExperiment, results: Sequence[ResultFact]) -> ResultFact | None:
@@ -265,8 +265,11 @@ def winner_of(experiment: KernelExperiment, results: Sequence[ResultFact]) -> Re
 
 
 def _become(
-    experiment: KernelExperiment, made: Sequence[Obj], weighed: Weighed, target: TuningTarget | None
-) -> Weighed:
+    experiment: KernelExperiment,
+    made: Sequence[Obj],
+    weighed: WinOutcome,
+    target: TuningTarget | None,
+) -> WinOutcome:
     """Return which proposal the win has become; one that was decided on before is a refusal."""
     mine = {
         name: body
@@ -276,10 +279,10 @@ def _become(
         and body.get("spec", {}).get("plan") == experiment.spec.plan
     }
     if mine:
-        return Weighed(name=min(mine))
+        return WinOutcome(name=min(mine))
     if weighed.proposal is None or target is None:
         return weighed
     name = proposal_name(weighed.proposal.id, target_uid=target.metadata.uid)
     if any(body.get("metadata", {}).get("name") == name for body in made):
-        return Weighed(refusal=str(RefusalReason.ALREADY_DECIDED))
+        return WinOutcome(refusal=str(RefusalReason.ALREADY_DECIDED))
     return weighed

@@ -22,7 +22,7 @@ from retuned_operator.crds.values import TRACEPARENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
+class StepSpan:
     """One span."""
 
     stage: str
@@ -38,7 +38,7 @@ def last_span(resource: KernelExperiment | SwapProposal) -> str:
     return resource.status.traceparent or resource.metadata.annotations.get(TRACEPARENT, "")
 
 
-def of_proposal(resource: SwapProposal, after: SwapProposalStatus) -> Telling | None:
+def of_proposal(resource: SwapProposal, after: SwapProposalStatus) -> StepSpan | None:
     """Return the span of a step of a proposal; None where nobody would tell of it."""
     before = resource.status
     told = _told(after) - _told(before)
@@ -53,20 +53,20 @@ def of_proposal(resource: SwapProposal, after: SwapProposalStatus) -> Telling | 
     if after.reason:
         about["reason"] = after.reason
     if goes_back or (told and not swaps):
-        return Telling(stage="rollback", about=about | {"pods": len(told)})
+        return StepSpan(stage="rollback", about=about | {"pods": len(told)})
     if swaps:
-        return Telling(stage="swap", about=about | {"pods": swaps})
+        return StepSpan(stage="swap", about=about | {"pods": swaps})
     if before.phase is not after.phase and _is_watched(before.phase, after.phase):
-        return Telling(stage="watch", about=about)
+        return StepSpan(stage="watch", about=about)
     if before.phase is not after.phase or _gate(before) != _gate(after):
         state, reason = _gate(after)
-        return Telling(stage="gate", about=about | {"state": state, "gate_reason": reason})
+        return StepSpan(stage="gate", about=about | {"state": state, "gate_reason": reason})
     return None
 
 
 def of_experiment(
     resource: KernelExperiment, after: KernelExperimentStatus, *, now_s: float
-) -> Telling | None:
+) -> StepSpan | None:
     """Return the span of a step of an experiment; None where nobody would tell of it.
 
     Parameters
@@ -85,7 +85,7 @@ def of_experiment(
     if came:
         searched = came[-1].role is JobRole.SEARCH
         begin = after.started_at if searched else None  # of others nobody notes the begin
-        return Telling(
+        return StepSpan(
             stage="lab",
             about=about
             | {
@@ -97,7 +97,7 @@ def of_experiment(
             since_s=max(0.0, now_s - begin.timestamp()) if begin is not None else 0.0,
         )
     if before.phase is not after.phase:
-        return Telling(stage="experiment", about=about)
+        return StepSpan(stage="experiment", about=about)
     return None
 
 

@@ -9,7 +9,7 @@ from retuned_operator.controllers import reading, trials, turns
 from retuned_operator.controllers.beliefs import allowing, asked_for
 from retuned_operator.controllers.following import LATER_S
 from retuned_operator.controllers.ports import BY_TARGET
-from retuned_operator.controllers.swaps import World, baseline, target_of
+from retuned_operator.controllers.swaps import ClusterView, baseline, target_of
 from retuned_operator.crds import ExperimentPhase, JobRole, KernelExperiment, TuningTarget
 from retuned_operator.crds.target import TargetMode, Vendor
 from retuned_operator.machine import CreateJob, PolicyFact, experiments
@@ -28,7 +28,7 @@ _AROUND_ASKING_S = 120
 
 
 def request_of(
-    world: World,
+    world: ClusterView,
     resource: KernelExperiment,
     action: CreateJob,
     *,
@@ -87,7 +87,9 @@ def no_place(target: TuningTarget | None, settings: JobSettings) -> tuple[str, s
     return (found.code, str(found)) if found is not None else None
 
 
-def mended(world: World, resource: KernelExperiment, settings: JobSettings) -> Obj | float | None:
+def mended(
+    world: ClusterView, resource: KernelExperiment, settings: JobSettings
+) -> Obj | float | None:
     """Return the experiment to ask for once more after settings were mended.
 
     Returns

@@ -8,8 +8,8 @@ from retuned.errors import UnreadableInput
 from retuned.metrics.labels import kebab
 from retuned.ports import Telemetry
 from retuned.stages.gate import DecisionKind
-from retuned_operator.controllers.acting import Acting
-from retuned_operator.controllers.swaps import World
+from retuned_operator.controllers.acting import ClusterWriter
+from retuned_operator.controllers.swaps import ClusterView
 from retuned_operator.controllers.telling import condition
 from retuned_operator.crds import SwapDecision, SwapProposal, TuningFreeze, read
 from retuned_operator.crds.values import with_condition
@@ -31,7 +31,7 @@ class Decisions:
         Numbers.
     """
 
-    def __init__(self, world: World, acting: Acting, *, telemetry: Telemetry) -> None:
+    def __init__(self, world: ClusterView, acting: ClusterWriter, *, telemetry: Telemetry) -> None:
         self._world = world
         self._acting = acting
         self._telemetry = telemetry
@@ -99,7 +99,7 @@ class Freezes:
         What is done.
     """
 
-    def __init__(self, world: World, acting: Acting) -> None:
+    def __init__(self, world: ClusterView, acting: ClusterWriter) -> None:
         self._world = world
         self._acting = acting
 

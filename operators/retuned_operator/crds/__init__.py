@@ -12,7 +12,7 @@ from retuned_operator.crds.decision import (
     TuningFreeze,
     TuningFreezeSpec,
 )
-from retuned_operator.crds.definitions import KINDS, Kind, definition_of, schema_of
+from retuned_operator.crds.definitions import KINDS, CustomResource, definition_of, schema_of
 from retuned_operator.crds.experiment import KernelExperiment, KernelExperimentSpec, experiment_spec
 from retuned_operator.crds.experiment_status import (
     ExperimentPhase,
@@ -42,6 +42,7 @@ __all__ = [
     "VERSION",
     "Condition",
     "ConditionStatus",
+    "CustomResource",
     "ExperimentPhase",
     "FreezeScope",
     "JobRef",
@@ -49,7 +50,6 @@ __all__ = [
     "KernelExperiment",
     "KernelExperimentSpec",
     "KernelExperimentStatus",
-    "Kind",
     "ObjectMeta",
     "PolicyObject",
     "PolicyRef",

@@ -34,7 +34,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class CustomResource:
     """One custom resource."""
 
     model: type[ApiModel]
@@ -60,8 +60,8 @@ _PHASE = Column(name="Phase", path=".status.phase")
 _REASON = Column(name="Reason", path=".status.reason")
 _READY = '.status.conditions[?(@.type=="Ready")].status'
 
-KINDS: tuple[Kind, ...] = (
-    Kind(
+KINDS: tuple[CustomResource, ...] = (
+    CustomResource(
         model=TuningTarget,
         kind="TuningTarget",
         plural="tuningtargets",
@@ -75,7 +75,7 @@ KINDS: tuple[Kind, ...] = (
             Column(name="Last sample", path=".status.lastSample", type="date"),
         ),
     ),
-    Kind(
+    CustomResource(
         model=PolicyObject,
         kind="KernelTuningPolicy",
         plural="kerneltuningpolicies",
@@ -93,7 +93,7 @@ KINDS: tuple[Kind, ...] = (
             ),
         ),
     ),
-    Kind(
+    CustomResource(
         model=KernelExperiment,
         kind="KernelExperiment",
         plural="kernelexperiments",
@@ -107,7 +107,7 @@ KINDS: tuple[Kind, ...] = (
             Column(name="Reason", path=".status.reason", wide=True),
         ),
     ),
-    Kind(
+    CustomResource(
         model=SwapProposal,
         kind="SwapProposal",
         plural="swapproposals",
@@ -124,7 +124,7 @@ KINDS: tuple[Kind, ...] = (
             Column(name="Reason", path=".status.reason", wide=True),
         ),
     ),
-    Kind(
+    CustomResource(
         model=SwapDecision,
         kind="SwapDecision",
         plural="swapdecisions",
@@ -136,7 +136,7 @@ KINDS: tuple[Kind, ...] = (
             Column(name="Comment", path=".spec.comment", wide=True),
         ),
     ),
-    Kind(
+    CustomResource(
         model=TuningFreeze,
         kind="TuningFreeze",
         plural="tuningfreezes",
@@ -153,7 +153,7 @@ KINDS: tuple[Kind, ...] = (
 """Every kind, in the order in which a reader meets them."""
 
 
-def definition_of(kind: Kind) -> dict[str, Any]:
+def definition_of(kind: CustomResource) -> dict[str, Any]:
     """Return the CustomResourceDefinition of one kind."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -184,7 +184,7 @@ def definition_of(kind: Kind) -> dict[str, Any]:
     }
 
 
-def schema_of(kind: Kind) -> Schema:
+def schema_of(kind: CustomResource) -> Schema:
     """Return the schema of one kind, rules included."""
     schema = structural(kind.model)
     properties = schema["properties"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retuned.errors import MissingDependency, UsageError
-from retuned_operator.kubectl.desk import Desk
+from retuned_operator.kubectl.desk import ClusterSession
 
 if TYPE_CHECKING:
     from retuned_operator.runtime.transport import Timeouts
@@ -23,7 +23,7 @@ def open_desk(
     context: str,
     kubeconfig: Path | None,
     timeouts: Timeouts | None = None,
-) -> Desk:
+) -> ClusterSession:
     """Reach the cluster as the caller.
 
     Parameters
@@ -58,7 +58,7 @@ def open_desk(
     file = kubeconfig or (Path(named) if named else None)
     api = connect(file, context=context or None, timeouts=timeouts)
     where = "" if everywhere else namespace or _namespace(file, context)
-    return Desk(cluster=api, namespace=where, now=datetime.now(UTC))
+    return ClusterSession(cluster=api, namespace=where, now=datetime.now(UTC))
 
 
 def _namespace(kubeconfig: Path | None, context: str) -> str:

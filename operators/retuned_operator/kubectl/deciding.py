@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from retuned.errors import Refused, UsageError
 from retuned.stages.gate import Approvals, DecisionKind, Mode, person
-from retuned.terminal.moments import short
+from retuned.terminal.moments import short_id
 from retuned_operator.crds import API_VERSION, ObjectMeta, PolicyObject, SwapDecision, SwapProposal
 from retuned_operator.crds.decision import SwapDecisionSpec
 from retuned_operator.crds.proposal_status import GateStatus, ProposalPhase
 from retuned_operator.crds.values import UidRef
-from retuned_operator.kubectl.desk import Who, full_name, groups_for
+from retuned_operator.kubectl.desk import KubernetesUser, full_name, groups_for
 from retuned_operator.manifests.names import child_name
 
 _AGREES = (DecisionKind.APPROVE, DecisionKind.BREAK_GLASS)
@@ -65,7 +65,7 @@ def check_digest(proposal: SwapProposal, digest: str) -> None:
         With the artifact that it is.
     """
     artifact = proposal.spec.artifact.digest
-    if digest and digest.strip().lower().removeprefix("sha256:") != short(artifact, length=64):
+    if digest and digest.strip().lower().removeprefix("sha256:") != short_id(artifact, length=64):
         raise Refused(
             f"the artifact is {artifact}, not {digest[:80]!r}; look again with "
             "`kubectl retuned show` before you approve"
@@ -114,7 +114,7 @@ def check_policy(
 
 
 def doubts(
-    proposal: SwapProposal, policy: PolicyObject, who: Who, *, kind: DecisionKind
+    proposal: SwapProposal, policy: PolicyObject, who: KubernetesUser, *, kind: DecisionKind
 ) -> tuple[str, ...]:
     """Say beforehand why the gate may not count an approval; it alone decides."""
     gate, found = proposal.status.gate, []
@@ -138,7 +138,7 @@ def doubts(
 
 def decision_of(
     proposal: SwapProposal,
-    who: Who,
+    who: KubernetesUser,
     *,
     kind: DecisionKind,
     comment: str,

@@ -72,7 +72,7 @@ class Cluster(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Who:
+class KubernetesUser:
     """A person as the API server knows them."""
 
     user: str
@@ -82,7 +82,7 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class ClusterSession:
     """What a command works with."""
 
     cluster: Cluster
@@ -132,7 +132,7 @@ class Desk:
             found = self.one(PROPOSALS, SwapProposal, name, namespace=namespace)
             if found is not None:
                 return found
-        inside = Desk(cluster=self.cluster, namespace=namespace, now=self.now)
+        inside = ClusterSession(cluster=self.cluster, namespace=namespace, now=self.now)
         known, _ = inside.all(PROPOSALS, SwapProposal)
         near = [p for p in known if _begins(p.metadata.name, name)]
         where = f" in namespace {namespace}" if namespace else ""
@@ -151,7 +151,9 @@ class Desk:
 
     def decisions(self, proposal: SwapProposal) -> tuple[list[SwapDecision], list[UnreadableInput]]:
         """Return what people said about a proposal, oldest first, and what cannot be read."""
-        inside = Desk(cluster=self.cluster, namespace=proposal.metadata.namespace, now=self.now)
+        inside = ClusterSession(
+            cluster=self.cluster, namespace=proposal.metadata.namespace, now=self.now
+        )
         about = (proposal.metadata.name, proposal.metadata.uid)
         known, unreadable = inside.all(DECISIONS, SwapDecision)
         found = [
@@ -185,7 +187,7 @@ class Desk:
             )
         return found
 
-    def who(self) -> Who:
+    def who(self) -> KubernetesUser:
         """Return who the API server says that the caller is."""
         with explained("create", SELF_REVIEWS):
             answer = self.cluster.create(SELF_REVIEWS, {"metadata": {}})
@@ -196,7 +198,7 @@ class Desk:
             raise Refused("the cluster does not say who you are, so nothing can be said for you")
         groups = info.get("groups") or ()
         own = [str(each) for each in groups if not str(each).startswith("system:")]
-        return Who(user=user, groups=tuple(own))
+        return KubernetesUser(user=user, groups=tuple(own))
 
 
 def full_name(found: SwapProposal | SwapDecision | KernelExperiment | TuningTarget) -> str:
@@ -204,7 +206,7 @@ def full_name(found: SwapProposal | SwapDecision | KernelExperiment | TuningTarg
     return f"{found.metadata.namespace}/{found.metadata.name}"
 
 
-def groups_for(who: Who, wanted: Sequence[str]) -> tuple[str, ...]:
+def groups_for(who: KubernetesUser, wanted: Sequence[str]) -> tuple[str, ...]:
     """Return the groups that a word is given for: those that count first, and not too many.
 
     Examples

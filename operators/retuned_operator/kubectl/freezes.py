@@ -16,12 +16,12 @@ from retuned_operator.crds import API_VERSION, FreezeScope, ObjectMeta, TuningFr
 from retuned_operator.crds.decision import TuningFreezeSpec
 from retuned_operator.kubectl.answers import explained
 from retuned_operator.kubectl.connection import open_desk
-from retuned_operator.kubectl.desk import Desk
+from retuned_operator.kubectl.desk import ClusterSession
 from retuned_operator.kubectl.options import (
     ContextOption,
-    Form,
     FormOption,
     KubeconfigOption,
+    OutputFormat,
     print_answer,
 )
 from retuned_operator.manifests.names import child_name
@@ -31,7 +31,7 @@ from retuned_operator.runtime.resources import FREEZES
 _KIND = "tuningfreeze.retuned.dev"
 
 
-def seen(desk: Desk) -> list[Sign]:
+def seen(desk: ClusterSession) -> list[Sign]:
     """Return the freezes that stand, for whoever may see them: they are the whole cluster's."""
     try:
         return standing(desk)
@@ -40,7 +40,7 @@ def seen(desk: Desk) -> list[Sign]:
         return []
 
 
-def standing(desk: Desk) -> list[Sign]:
+def standing(desk: ClusterSession) -> list[Sign]:
     """Return the freezes that stand; one that cannot be read stands, and is told of.
 
     Raises
@@ -69,7 +69,7 @@ def freeze(
     ] = StopPolicy.HOLD,
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """No new experiments and swaps, in the whole cluster or a part of it.
 
@@ -113,7 +113,7 @@ def thaw(
     all: Annotated[bool, typer.Option("--all", help="Every freeze that stands.")] = False,
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """Lift a freeze."""
     desk = open_desk(namespace="", everywhere=True, context=context, kubeconfig=kubeconfig)
@@ -133,7 +133,7 @@ def thaw(
     )
 
 
-def _lifted(desk: Desk, name: str) -> bool:
+def _lifted(desk: ClusterSession, name: str) -> bool:
     try:
         with explained("delete", FREEZES):
             desk.cluster.delete(FREEZES, name)

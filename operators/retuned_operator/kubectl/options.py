@@ -12,7 +12,7 @@ import typer
 from retuned.terminal.output import emit_json, emit_yaml, safe, stdout
 
 
-class Form(StrEnum):
+class OutputFormat(StrEnum):
     """How an answer is written."""
 
     TABLE = "table"
@@ -31,7 +31,8 @@ KubeconfigOption = Annotated[
     Path | None, typer.Option(help="File; else what KUBECONFIG says, and the usual place.")
 ]
 FormOption = Annotated[
-    Form, typer.Option("--output", "-o", help="How the answer is written.", show_default=False)
+    OutputFormat,
+    typer.Option("--output", "-o", help="How the answer is written.", show_default=False),
 ]
 ProposalArgument = Annotated[
     str, typer.Argument(help="Name, NAMESPACE/NAME, or the beginning of a name.")
@@ -42,7 +43,7 @@ CommentOption = Annotated[
 
 
 def print_answer(
-    form: Form,
+    form: OutputFormat,
     body: Mapping[str, Any],
     *,
     names: Sequence[str],
@@ -61,11 +62,11 @@ def print_answer(
     text
         Prints it for people.
     """
-    if form is Form.JSON:
+    if form is OutputFormat.JSON:
         emit_json(body)
-    elif form is Form.YAML:
+    elif form is OutputFormat.YAML:
         emit_yaml(body)
-    elif form is Form.NAME:
+    elif form is OutputFormat.NAME:
         for name in names:
             stdout().print(safe(name, limit=600), soft_wrap=True)
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from retuned.terminal.policies import examine, exit_code, policies_body, print_policies
-from retuned_operator.kubectl.options import Form, FormOption, print_answer
+from retuned_operator.kubectl.options import FormOption, OutputFormat, print_answer
 
 app = typer.Typer(help="Gate policies.", no_args_is_help=True)
 
@@ -21,7 +21,7 @@ def policy() -> None:
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="Policy in YAML, or a folder of them.")],
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """Check a policy, or all of a folder, as the operator will read it. Asks no cluster.
 

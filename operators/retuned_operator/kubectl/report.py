@@ -23,14 +23,14 @@ from retuned.terminal.accounts import (
 from retuned.terminal.output import say
 from retuned_operator.kubectl.answers import explained
 from retuned_operator.kubectl.connection import open_desk
-from retuned_operator.kubectl.desk import Desk
+from retuned_operator.kubectl.desk import ClusterSession
 from retuned_operator.kubectl.options import (
     ContextOption,
     EverywhereOption,
-    Form,
     FormOption,
     KubeconfigOption,
     NamespaceOption,
+    OutputFormat,
     print_answer,
 )
 from retuned_operator.manifests.report import REPORT, read_report
@@ -61,7 +61,7 @@ def report(
     all_namespaces: EverywhereOption = False,
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """Say what tuning cost and what it saved, by month, target and kernel."""
     check_month(month)
@@ -93,7 +93,7 @@ def report(
     )
 
 
-def _look(desk: Desk) -> _Read:
+def _look(desk: ClusterSession) -> _Read:
     accounts: list[Account] = []
     namespaces, missing, unreadable, left_out = [], [], list[UnreadableInput](), 0
     for namespace in [desk.namespace] if desk.namespace else _with_targets(desk):
@@ -120,7 +120,7 @@ def _look(desk: Desk) -> _Read:
     )
 
 
-def _with_targets(desk: Desk) -> list[str]:
+def _with_targets(desk: ClusterSession) -> list[str]:
     with explained("list", TARGETS):
         listed = desk.cluster.list(TARGETS)
     return sorted({str(body.get("metadata", {}).get("namespace", "")) for body in listed.items})

@@ -14,7 +14,7 @@ import typer
 from retuned.errors import Refused, UsageError
 from retuned.stages.gate import DecisionKind
 from retuned.terminal.layout import print_fields
-from retuned.terminal.moments import short
+from retuned.terminal.moments import short_id
 from retuned.terminal.output import say
 from retuned_operator.crds import KernelExperiment, SwapDecision, SwapProposal, read, write
 from retuned_operator.kubectl import texts
@@ -27,16 +27,16 @@ from retuned_operator.kubectl.deciding import (
     decision_of,
     doubts,
 )
-from retuned_operator.kubectl.desk import Desk, full_name
+from retuned_operator.kubectl.desk import ClusterSession, full_name
 from retuned_operator.kubectl.freezes import seen as seen_freezes
 from retuned_operator.kubectl.options import (
     CommentOption,
     ContextOption,
     EverywhereOption,
-    Form,
     FormOption,
     KubeconfigOption,
     NamespaceOption,
+    OutputFormat,
     ProposalArgument,
     print_answer,
 )
@@ -53,7 +53,7 @@ def proposals(
     all_namespaces: EverywhereOption = False,
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """List proposals and what each waits for."""
     desk = open_desk(
@@ -77,7 +77,7 @@ def proposals(
             freezes=frozen,
             now=desk.now,
             everywhere=all_namespaces,
-            wide=output is Form.WIDE,
+            wide=output is OutputFormat.WIDE,
         ),
     )
 
@@ -87,7 +87,7 @@ def show(
     namespace: NamespaceOption = "",
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """Show one proposal: numbers, risk, what the policy asks, what was said and done."""
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
@@ -121,7 +121,7 @@ def approve(
     namespace: NamespaceOption = "",
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """Approve the swap to the artifact that is shown, under the policy now in force."""
     if yes and not digest:
@@ -148,7 +148,7 @@ def reject(
     namespace: NamespaceOption = "",
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """Reject a proposal; one rejection ends it."""
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
@@ -163,7 +163,7 @@ def abort(
     namespace: NamespaceOption = "",
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """Stop a proposal wherever it is; a swap under way goes back. Never gated."""
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
@@ -180,7 +180,7 @@ def rollback(
     namespace: NamespaceOption = "",
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """Take a swap back, a promoted one too. Never gated by windows, freezes or approvals."""
     desk = open_desk(namespace=namespace, everywhere=False, context=context, kubeconfig=kubeconfig)
@@ -188,12 +188,12 @@ def rollback(
 
 
 def _say_no(
-    desk: Desk,
+    desk: ClusterSession,
     asked: str,
     kind: DecisionKind,
     *,
     comment: str,
-    output: Form,
+    output: OutputFormat,
     back: bool = False,
 ) -> None:
     found = desk.proposal(asked)
@@ -202,7 +202,9 @@ def _say_no(
     _give(desk, word, found, output)
 
 
-def _give(desk: Desk, word: SwapDecision, about: SwapProposal, output: Form) -> None:
+def _give(
+    desk: ClusterSession, word: SwapDecision, about: SwapProposal, output: OutputFormat
+) -> None:
     """Write the word; who said the very same before has said it."""
     body = write(word)
     body.pop("status", None)
@@ -226,7 +228,9 @@ def _give(desk: Desk, word: SwapDecision, about: SwapProposal, output: Form) -> 
     )
 
 
-def _abort_experiment(desk: Desk, name: str, *, comment: str, output: Form) -> None:
+def _abort_experiment(
+    desk: ClusterSession, name: str, *, comment: str, output: OutputFormat
+) -> None:
     namespace = desk.namespace
     found = desk.one(EXPERIMENTS, KernelExperiment, name, namespace=namespace) if name else None
     if found is None:
@@ -251,7 +255,7 @@ def asks_a_person() -> bool:
     return sys.stdin.isatty()
 
 
-def _confirm(found: SwapProposal, desk: Desk) -> None:
+def _confirm(found: SwapProposal, desk: ClusterSession) -> None:
     """Let a person type the beginning of the digest, so that they have looked at it.
 
     Raises
@@ -269,5 +273,5 @@ def _confirm(found: SwapProposal, desk: Desk) -> None:
     typed = typer.prompt(
         f"Type the first {_SHORT} digits of the artifact to approve it", default="", err=True
     )
-    if typed.strip().lower().removeprefix("sha256:") != short(artifact, length=_SHORT):
+    if typed.strip().lower().removeprefix("sha256:") != short_id(artifact, length=_SHORT):
         raise Refused("that is not the artifact; nothing was approved")

@@ -10,7 +10,7 @@ from typing import Any
 from retuned.errors import UnreadableInput
 from retuned.stages.gate import TuningFreeze as Sign
 from retuned.terminal.layout import print_table
-from retuned.terminal.moments import ago, short
+from retuned.terminal.moments import ago, short_id
 from retuned.terminal.output import say, stdout
 from retuned_operator.crds import (
     Condition,
@@ -22,15 +22,15 @@ from retuned_operator.crds import (
     write,
 )
 from retuned_operator.kubectl.connection import open_desk
-from retuned_operator.kubectl.desk import Desk, full_name
+from retuned_operator.kubectl.desk import ClusterSession, full_name
 from retuned_operator.kubectl.freezes import seen as seen_freezes
 from retuned_operator.kubectl.options import (
     ContextOption,
     EverywhereOption,
-    Form,
     FormOption,
     KubeconfigOption,
     NamespaceOption,
+    OutputFormat,
     print_answer,
 )
 from retuned_operator.kubectl.texts import print_freezes
@@ -54,7 +54,7 @@ def status(
     all_namespaces: EverywhereOption = False,
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = None,
-    output: FormOption = Form.TABLE,
+    output: FormOption = OutputFormat.TABLE,
 ) -> None:
     """Show targets with what runs in them, policies, open proposals, experiments and freezes."""
     desk = open_desk(
@@ -67,11 +67,11 @@ def status(
         output,
         _body(seen),
         names=[f"tuningtarget.retuned.dev/{each.metadata.name}" for each in seen.targets],
-        text=lambda: _print(seen, desk, wide=output is Form.WIDE),
+        text=lambda: _print(seen, desk, wide=output is OutputFormat.WIDE),
     )
 
 
-def _look(desk: Desk) -> _Seen:
+def _look(desk: ClusterSession) -> _Seen:
     targets, bad_targets = desk.all(TARGETS, TuningTarget)
     policies, bad_policies = desk.all(POLICIES, PolicyObject)
     proposals, bad_proposals = desk.all(PROPOSALS, SwapProposal)
@@ -120,7 +120,7 @@ def _phases(found: Sequence[SwapProposal] | Sequence[KernelExperiment]) -> dict[
     return dict(sorted(Counter(each.status.phase.value for each in found).items()))
 
 
-def _print(seen: _Seen, desk: Desk, *, wide: bool) -> None:
+def _print(seen: _Seen, desk: ClusterSession, *, wide: bool) -> None:
     print_freezes(seen.freezes)
     if not seen.targets:
         where = f" in namespace {desk.namespace}" if desk.namespace else ""
@@ -143,7 +143,7 @@ def _print(seen: _Seen, desk: Desk, *, wide: bool) -> None:
         stdout().print(f"{noun}: {counts or 'none'}", soft_wrap=True)
 
 
-def _print_targets(targets: Sequence[TuningTarget], desk: Desk, *, wide: bool) -> None:
+def _print_targets(targets: Sequence[TuningTarget], desk: ClusterSession, *, wide: bool) -> None:
     header = ("target", "mode", "gpu", "pods", "reporting", "kernels", "last sample")
     print_table(
         (*header, *(("in force",) if wide else ("swapped",))),
@@ -157,7 +157,7 @@ def _print_targets(targets: Sequence[TuningTarget], desk: Desk, *, wide: bool) -
                 str(each.status.sampled_kernels),
                 ago(each.status.last_sample, now=desk.now) if each.status.last_sample else "never",
                 ", ".join(
-                    f"{entry.kernel}={short(entry.digest)}" if wide else entry.kernel
+                    f"{entry.kernel}={short_id(entry.digest)}" if wide else entry.kernel
                     for entry in each.status.active_kernels
                 )
                 or "nothing",

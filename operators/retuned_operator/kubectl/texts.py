@@ -9,7 +9,7 @@ from typing import Any
 from retuned.stages.gate import TuningFreeze, utc_minute
 from retuned.terminal.freezes import freeze_line
 from retuned.terminal.layout import print_fields, print_table
-from retuned.terminal.moments import ago, short
+from retuned.terminal.moments import ago, short_id
 from retuned.terminal.output import safe, stdout
 from retuned.terminal.proposals import (
     DECIDED,
@@ -161,7 +161,7 @@ def _row(found: SwapProposal, *, now: datetime) -> tuple[str, ...]:
 
 def _wide(found: SwapProposal) -> tuple[str, ...]:
     spec = found.spec
-    return (spec.target_ref.name, spec.gpu_model, short(spec.artifact.digest), spec.requested_by)
+    return (spec.target_ref.name, spec.gpu_model, short_id(spec.artifact.digest), spec.requested_by)
 
 
 def _waits(found: SwapProposal) -> str:

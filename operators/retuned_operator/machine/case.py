@@ -10,19 +10,19 @@ from retuned_operator.crds.proposal import SwapProposal
 from retuned_operator.crds.proposal_status import ProposalPhase, Step, SwapProposalStatus
 from retuned_operator.crds.target import ActiveKernel
 from retuned_operator.machine import gating
-from retuned_operator.machine.gating import Asked
+from retuned_operator.machine.gating import GateResult
 from retuned_operator.machine.records import RolloutFacts
 
 _HISTORY = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class ProposalStep:
     """One step: the object, what was observed, what the gate says, and the status so far."""
 
     resource: SwapProposal
     facts: RolloutFacts
-    asked: Asked | None
+    asked: GateResult | None
     now: datetime
     status: SwapProposalStatus
 
@@ -37,7 +37,9 @@ class Case:
         chosen = self.asked.chosen if self.asked else None
         return chosen.policy.spec.rollout if chosen else None
 
-    def to(self, phase: ProposalPhase, reason: str, detail: str = "", by: str = "retuned") -> Case:
+    def to(
+        self, phase: ProposalPhase, reason: str, detail: str = "", by: str = "retuned"
+    ) -> ProposalStep:
         """Return the case in a phase, with its reason; a change goes into the history."""
         status = self.status.model_copy(update={"reason": reason, "detail": detail[:2048]})
         if phase is not status.phase:
@@ -46,26 +48,26 @@ class Case:
             status = status.model_copy(update={"phase": phase, "history": history})
         return replace(self, status=status)
 
-    def having(self, **update: object) -> Case:
+    def having(self, **update: object) -> ProposalStep:
         """Return the case with other fields in its status."""
         return replace(self, status=self.status.model_copy(update=update))
 
 
-def noted(case: Case) -> Case:
+def noted(case: ProposalStep) -> ProposalStep:
     """Keep what the gate says; once pods are told, the answer that let them stays."""
     if case.asked is None:
         return case
     return case.having(gate=gating.gate_status(case.asked), window=gating.window_status(case.asked))
 
 
-def entry_of(case: Case) -> ActiveKernel | None:
+def entry_of(case: ProposalStep) -> ActiveKernel | None:
     """Return what the target says that the slot ought to run; None is the original."""
     target = case.facts.target
     entries = target.status.active_kernels if target else ()
     return next((each for each in entries if each.kernel == case.resource.spec.kernel), None)
 
 
-def is_quarantined(case: Case) -> bool:
+def is_quarantined(case: ProposalStep) -> bool:
     """Whether the artifact did harm to these servers not long ago."""
     target = case.facts.target
     return target is not None and any(

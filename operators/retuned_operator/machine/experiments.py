@@ -35,7 +35,7 @@ from retuned_operator.machine.records import (
     ResultFact,
     SetSuspend,
 )
-from retuned_operator.machine.trial import Trial, ended, held_by
+from retuned_operator.machine.trial import TrialStep, ended, held_by
 
 PIPELINE: tuple[JobRole, ...] = (JobRole.SEARCH, JobRole.VERIFY)
 """Jobs that every experiment has, in order; the last is the trusted one."""
@@ -88,7 +88,7 @@ def step(
     status = resource.status.model_copy(
         update={"observed_generation": resource.metadata.generation}
     )
-    case = Trial(resource=resource, facts=facts, now=now, pipeline=pipeline, status=status)
+    case = TrialStep(resource=resource, facts=facts, now=now, pipeline=pipeline, status=status)
     if not case.status.phase.is_terminal:
         case = _going(placed.with_device_time(_with_results(case)))
     case = placed.closed(case)
@@ -102,7 +102,7 @@ def unable(
     resource: KernelExperiment, facts: ExperimentFacts, error: RetunedError, *, now: datetime
 ) -> ExperimentStep:
     """End an experiment whose next Job cannot be made: trying again would not change that."""
-    case = Trial(
+    case = TrialStep(
         resource=resource, facts=facts, now=now, pipeline=PIPELINE, status=resource.status
     ).to(_P.REFUSED, error.code, str(error))
     case = placed.closed(case)
@@ -114,7 +114,7 @@ def _cleared(jobs: Sequence[JobFact]) -> tuple[ExperimentAction, ...]:
     return tuple(DeleteJob(job=job.name) for job in jobs if job.is_live)
 
 
-def _with_results(case: Trial) -> Trial:
+def _with_results(case: TrialStep) -> TrialStep:
     """Keep which pod's result counts for each Job: the first that was complete, for good."""
     refs = {ref.name: ref for ref in case.status.job_refs}
     for job in case.facts.jobs:
@@ -145,7 +145,7 @@ def _given_up(ref: JobRef, code: str, detail: str) -> JobRef:
     return ref.model_copy(update={"given_up": why[:_LONGEST_WHY]})
 
 
-def _result(case: Trial, ref: JobRef) -> ResultFact | None:
+def _result(case: TrialStep, ref: JobRef) -> ResultFact | None:
     """Return the result that counts for a Job; None where there is none, or it is not seen now."""
     return next(
         (
@@ -157,7 +157,7 @@ def _result(case: Trial, ref: JobRef) -> ResultFact | None:
     )
 
 
-def _going(case: Trial) -> Trial:
+def _going(case: TrialStep) -> TrialStep:
     """Go one step further, or end."""
     over = ended(case)
     if over is not None:
@@ -177,7 +177,7 @@ def _going(case: Trial) -> Trial:
     return case.to(_P.FAILED, "no-pipeline")
 
 
-def _done(case: Trial, role: JobRole) -> ResultFact | None:
+def _done(case: TrialStep, role: JobRole) -> ResultFact | None:
     """Return the result of a role, whichever try brought it, also when its Job is gone by now."""
     for ref in case.status.job_refs:
         if ref.role is role and ref.result is not None:
@@ -185,18 +185,18 @@ def _done(case: Trial, role: JobRole) -> ResultFact | None:
     return None
 
 
-def _is_over(case: Trial, role: JobRole) -> bool:
+def _is_over(case: TrialStep, role: JobRole) -> bool:
     """Whether a Job that only helps has brought something, or will not."""
     refs = [ref for ref in case.status.job_refs if ref.role is role]
     return _has_searched(case) or any(ref.result is not None or ref.given_up for ref in refs)
 
 
-def _has_searched(case: Trial) -> bool:
+def _has_searched(case: TrialStep) -> bool:
     """Whether a search was made: what would help it comes too late."""
     return any(ref.role is JobRole.SEARCH for ref in case.status.job_refs)
 
 
-def _due(case: Trial, role: JobRole) -> Trial:
+def _due(case: TrialStep, role: JobRole) -> TrialStep:
     """Drive the one Job that is due; others that still live are deleted before."""
     attempt = case.status.preemptions + case.status.lost_results + 1
     job = _job(case, role, attempt)
@@ -211,13 +211,15 @@ def _due(case: Trial, role: JobRole) -> Trial:
     return _driven(case, role, job, attempt=attempt, held=held_by(case))
 
 
-def _job(case: Trial, role: JobRole, attempt: int) -> JobFact | None:
+def _job(case: TrialStep, role: JobRole, attempt: int) -> JobFact | None:
     return next(
         (job for job in case.facts.jobs if job.role is role and job.attempt == attempt), None
     )
 
 
-def _driven(case: Trial, role: JobRole, job: JobFact | None, *, attempt: int, held: str) -> Trial:
+def _driven(
+    case: TrialStep, role: JobRole, job: JobFact | None, *, attempt: int, held: str
+) -> TrialStep:
     """Make, release, hold back or count out the one Job that is due."""
     if job is not None and job.state is JobState.DISRUPTED:
         case = case.having(preemptions=case.status.preemptions + 1)
@@ -242,7 +244,7 @@ def _driven(case: Trial, role: JobRole, job: JobFact | None, *, attempt: int, he
     return _let_go(case, role, job)
 
 
-def _let_go(case: Trial, role: JobRole, job: JobFact) -> Trial:
+def _let_go(case: TrialStep, role: JobRole, job: JobFact) -> TrialStep:
     """Say where a Job is that nothing holds back."""
     if job.state is JobState.WAITING:
         return placed.waited(case, job)
@@ -254,16 +256,16 @@ def _let_go(case: Trial, role: JobRole, job: JobFact) -> Trial:
     return case.to(_working(case, role), "running")
 
 
-def _working(case: Trial, role: JobRole) -> ExperimentPhase:
+def _working(case: TrialStep, role: JobRole) -> ExperimentPhase:
     return _P.VERIFYING if role is case.pipeline[-1] else _P.RUNNING
 
 
-def _was_made(case: Trial, role: JobRole, attempt: int) -> bool:
+def _was_made(case: TrialStep, role: JobRole, attempt: int) -> bool:
     """Whether a Job was there once: it outlived its time, or somebody deleted it."""
     return any(ref.role is role and ref.attempt == attempt for ref in case.status.job_refs)
 
 
-def _lost(case: Trial, role: JobRole, reason: str, *, detail: str) -> Trial:
+def _lost(case: TrialStep, role: JobRole, reason: str, *, detail: str) -> TrialStep:
     """Make a Job again whose result nobody will ever read; it says nothing of any variant."""
     if role in HELPERS:
         refs = tuple(
@@ -279,7 +281,7 @@ def _lost(case: Trial, role: JobRole, reason: str, *, detail: str) -> Trial:
     return case.to(_P.QUEUED, reason, detail)
 
 
-def _without_result(case: Trial, role: JobRole, job: JobFact) -> Trial:
+def _without_result(case: TrialStep, role: JobRole, job: JobFact) -> TrialStep:
     """Wait a little for the result of a Job that is complete; then there is none."""
     gone = dict(case.facts.lost).get(job.name)
     if gone is not None:
@@ -291,7 +293,7 @@ def _without_result(case: Trial, role: JobRole, job: JobFact) -> Trial:
     return _marked(case).to(_working(case, role), "waiting-for-result")
 
 
-def _marked(case: Trial) -> Trial:
+def _marked(case: TrialStep) -> TrialStep:
     if case.status.reason == "waiting-for-result":
         return case
     conditions = tuple(c for c in case.status.conditions if c.type != "WaitingForResult")
@@ -305,7 +307,7 @@ def _marked(case: Trial) -> Trial:
     return case.having(conditions=with_condition(conditions, mark))
 
 
-def _verified(case: Trial, result: ResultFact) -> Trial:
+def _verified(case: TrialStep, result: ResultFact) -> TrialStep:
     """Propose what the trusted Job proved; nothing else may."""
     if result.winner is None or result.speedup is None:
         return case.to(_P.NO_IMPROVEMENT, "not-proven", result.beside)

@@ -19,7 +19,7 @@ from retuned_operator.machine.records import PolicyFact, RolloutFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GateResult:
     """The gate's answer with what it was asked about."""
 
     answer: GateDecision
@@ -71,7 +71,7 @@ def words_on(
     return tuple(found)
 
 
-def ask(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Asked | None:
+def ask(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> GateResult | None:
     """Ask the gate; None where something that could say no cannot be read."""
     target, policies, freezes = facts.target, facts.policies, facts.freezes
     if target is None or policies is None or freezes is None or facts.decisions is None:
@@ -90,7 +90,7 @@ def ask(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Asked 
         now=now,
         absent=absent,
     )
-    return Asked(
+    return GateResult(
         answer=answer,
         chosen=chosen,
         windows=gate.judge_windows(chosen.policy.spec.windows, now=now) if chosen else None,
@@ -158,7 +158,7 @@ def resumes(
     return None
 
 
-def gate_status(asked: Asked) -> GateStatus:
+def gate_status(asked: GateResult) -> GateStatus:
     """Return the answer as the status of an object."""
     answer = asked.answer
     return GateStatus(
@@ -176,7 +176,7 @@ def gate_status(asked: Asked) -> GateStatus:
     )
 
 
-def window_status(asked: Asked) -> WindowStatus | None:
+def window_status(asked: GateResult) -> WindowStatus | None:
     """Return the windows as the status of an object; None without a policy."""
     if asked.windows is None:
         return None

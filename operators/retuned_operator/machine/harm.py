@@ -8,8 +8,8 @@ from retuned.stages import gate
 from retuned.stages.gate import StopPolicy
 from retuned_operator.crds.proposal_status import PodState, ProposalPhase
 from retuned_operator.machine import gating, orders, spreading
-from retuned_operator.machine.case import Case, entry_of
-from retuned_operator.machine.spreading import Harm
+from retuned_operator.machine.case import ProposalStep, entry_of
+from retuned_operator.machine.spreading import DetectedHarm
 
 SWAP_PATIENCE = timedelta(minutes=10)
 """A pod that has not swapped by then will not; everybody goes back."""
@@ -18,14 +18,14 @@ _BLAMED = frozenset({"compile-failed", "contract-violated", "load-failed", "self
 _P = ProposalPhase
 
 
-def harm_of(case: Case) -> Harm | None:
+def harm_of(case: ProposalStep) -> DetectedHarm | None:
     """Return why a swap goes back; never gated by window, freeze or approval."""
     resource, facts, asked = case.resource, case.facts, case.asked
     if facts.target is None:  # nobody can be told any more: pods that no target selects go back
         detail = "the target is gone; its pods go back by themselves"
-        return Harm(reason="target-gone", detail=detail, blames=False)
+        return DetectedHarm(reason="target-gone", detail=detail, blames=False)
     if resource.spec.abort.requested:
-        return Harm(reason="aborted", detail=resource.spec.abort.reason, blames=False)
+        return DetectedHarm(reason="aborted", detail=resource.spec.abort.reason, blames=False)
     said_no = _said_no(case)
     if said_no is not None:
         return said_no
@@ -42,7 +42,7 @@ def harm_of(case: Case) -> Harm | None:
         return undone
     rule = case.rule
     if rule is not None and case.status.analysis.failed > rule.analysis.failure_limit:
-        return Harm(reason="analysis-failed", detail=case.status.analysis.last[-1].detail)
+        return DetectedHarm(reason="analysis-failed", detail=case.status.analysis.last[-1].detail)
     if asked is not None and asked.chosen is not None:
         windows, started = asked.chosen.policy.spec.windows, case.status.rollout.started_at
         glass = case.status.rollout.limited_to is not None and not (
@@ -50,11 +50,11 @@ def harm_of(case: Case) -> Harm | None:
         )
         if not glass and not gate.may_finish(windows, started=started, now=case.now):
             why = asked.windows.why if asked.windows else ""
-            return Harm(reason="window-closed", detail=why, blames=False)
+            return DetectedHarm(reason="window-closed", detail=why, blames=False)
     return None
 
 
-def _refused(case: Case) -> Harm | None:
+def _refused(case: ProposalStep) -> DetectedHarm | None:
     """Whether a pod says that it will not swap: nobody waits for that.
 
     What a server found wrong with the code speaks against the artifact; a signature, an order or a
@@ -68,11 +68,13 @@ def _refused(case: Case) -> Harm | None:
         held = orders.held_of(pods[told.uid], told)
         if held is not None and held.final:
             detail = f"{told.name}: {held.reason}" + (f": {held.detail}" if held.detail else "")
-            return Harm(reason="order-refused", detail=detail, blames=held.reason in _BLAMED)
+            return DetectedHarm(
+                reason="order-refused", detail=detail, blames=held.reason in _BLAMED
+            )
     return None
 
 
-def _late(case: Case) -> Harm | None:
+def _late(case: ProposalStep) -> DetectedHarm | None:
     """Whether a pod does not do what it was told; that says nothing against the artifact."""
     assert case.status.rollout is not None, "the caller has seen it"
     late = [
@@ -80,10 +82,14 @@ def _late(case: Case) -> Harm | None:
         for told in case.status.rollout.pods
         if not told.done and case.now >= told.since + SWAP_PATIENCE
     ]
-    return Harm(reason="swap-timeout", detail=", ".join(late[:8]), blames=False) if late else None
+    return (
+        DetectedHarm(reason="swap-timeout", detail=", ".join(late[:8]), blames=False)
+        if late
+        else None
+    )
 
 
-def _said_no(case: Case) -> Harm | None:
+def _said_no(case: ProposalStep) -> DetectedHarm | None:
     """Whether a person has rejected or aborted this very artifact; it holds whenever it was."""
     decisions = case.facts.decisions or ()
     metadata, spec = case.resource.metadata, case.resource.spec
@@ -94,11 +100,11 @@ def _said_no(case: Case) -> Harm | None:
             and each.spec.digest == spec.artifact.digest
             and each.spec.decision in (gate.DecisionKind.REJECT, gate.DecisionKind.ABORT)
         ):
-            return Harm(reason="said-no", detail=f"by {each.spec.user}", blames=False)
+            return DetectedHarm(reason="said-no", detail=f"by {each.spec.user}", blames=False)
     return None
 
 
-def _frozen_back(case: Case) -> Harm | None:
+def _frozen_back(case: ProposalStep) -> DetectedHarm | None:
     """Return the freeze that takes it back: a drain what is under way, a rollback everything."""
     if case.facts.freezes is None:
         return None
@@ -106,11 +112,11 @@ def _frozen_back(case: Case) -> Harm | None:
     for each in gating.standing(case.facts.freezes, proposal, now=case.now):
         drains = each.stop_policy is StopPolicy.HOLD_AND_DRAIN and case.phase is not _P.PROMOTED
         if drains or each.stop_policy is StopPolicy.HOLD_AND_ROLLBACK:
-            return Harm(reason="freeze", detail=f"{each.id} by {each.user}", blames=False)
+            return DetectedHarm(reason="freeze", detail=f"{each.id} by {each.user}", blames=False)
     return None
 
 
-def has_strayed(case: Case) -> bool:
+def has_strayed(case: ProposalStep) -> bool:
     """Whether a pod that nobody saw for a while still runs what went back."""
     artifact, entry = case.resource.spec.artifact.digest, entry_of(case)
     if entry is not None and entry.digest == artifact:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from retuned_operator.crds.experiment_status import ExperimentPhase, Spell
 from retuned_operator.crds.values import Condition, ConditionStatus, camel, with_condition
 from retuned_operator.machine.records import DeleteJob, JobFact, JobState, SetSuspend
-from retuned_operator.machine.trial import NECESSARY, Trial
+from retuned_operator.machine.trial import NECESSARY, TrialStep
 
 ROOM_PATIENCE = timedelta(minutes=10)
 """So long a Job that was let go waits for room before it makes way for others."""
@@ -30,13 +30,13 @@ _WAITS = "WaitsForRoom"
 _P = ExperimentPhase
 
 
-def rests(case: Trial) -> bool:
+def rests(case: TrialStep) -> bool:
     """Whether a Job that found no room is still held back."""
     since = _since(case)
     return case.status.reason == NO_ROOM and since is not None and case.now < since + ROOM_REST
 
 
-def waited(case: Trial, job: JobFact) -> Trial:
+def waited(case: TrialStep, job: JobFact) -> TrialStep:
     """Wait for room, or make way for others: a queue decides that by itself."""
     case = _marked(case, waits=True)
     since = _since(case)
@@ -47,17 +47,17 @@ def waited(case: Trial, job: JobFact) -> Trial:
     return case.doing(SetSuspend(job=job.name, suspend=True))
 
 
-def found_room(case: Trial) -> Trial:
+def found_room(case: TrialStep) -> TrialStep:
     """Note that nobody waits for room now."""
     return _marked(case, waits=False) if _since(case) is not None else case
 
 
-def _since(case: Trial) -> datetime | None:
+def _since(case: TrialStep) -> datetime | None:
     found = next((each for each in case.status.conditions if each.type == _WAITS), None)
     return found.last_transition_time if found is not None else None
 
 
-def _marked(case: Trial, *, waits: bool) -> Trial:
+def _marked(case: TrialStep, *, waits: bool) -> TrialStep:
     mark = Condition(
         type=_WAITS,
         status=ConditionStatus.TRUE if waits else ConditionStatus.FALSE,
@@ -68,7 +68,7 @@ def _marked(case: Trial, *, waits: bool) -> Trial:
     return case.having(conditions=with_condition(case.status.conditions, mark))
 
 
-def with_device_time(case: Trial) -> Trial:
+def with_device_time(case: TrialStep) -> TrialStep:
     """Note since when a Job that measures runs, and until when one did.
 
     What ran and ended while nobody looked is taken from what its pod says.
@@ -95,7 +95,7 @@ def with_device_time(case: Trial) -> Trial:
     return case.having(device_time=_few(spells), started_at=begun)
 
 
-def closed(case: Trial) -> Trial:
+def closed(case: TrialStep) -> TrialStep:
     """End the spells of Jobs that this step ends: looks may be rare, and waiting costs nothing.
 
     One that runs on because the operator died before it acted goes on where its spell ended.

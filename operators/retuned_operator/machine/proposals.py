@@ -15,12 +15,12 @@ from retuned_operator.crds.proposal import SwapProposal
 from retuned_operator.crds.proposal_status import AnalysisStatus, ProposalPhase, RolloutStatus
 from retuned_operator.crds.target import Quarantined, TargetMode
 from retuned_operator.machine import gating, orders, spreading
-from retuned_operator.machine.case import Case, cause_of, entry_of, is_quarantined, noted
+from retuned_operator.machine.case import ProposalStep, cause_of, entry_of, is_quarantined, noted
 from retuned_operator.machine.harm import has_strayed
 from retuned_operator.machine.records import (
     Activate,
     Deactivate,
-    Page,
+    PageOnCall,
     Quarantine,
     RolloutAction,
     RolloutFacts,
@@ -53,7 +53,7 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
     """
     if not facts.leading:
         return RolloutStep(status=resource.status)
-    case = Case(
+    case = ProposalStep(
         resource=resource,
         facts=facts,
         asked=gating.ask(resource, facts, now=now),
@@ -73,7 +73,7 @@ def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> Rollo
     return RolloutStep(status=case.status, actions=_actions(case), look_again_at=_again(case))
 
 
-def _before(case: Case) -> Case:
+def _before(case: ProposalStep) -> ProposalStep:
     """Go one step further before any pod is told, or end."""
     facts, spec = case.facts, case.resource.spec
     if spec.abort.requested:
@@ -107,7 +107,7 @@ def _before(case: Case) -> Case:
     return _begun(case.to(_P.APPROVED, str(answer.reason), detail))
 
 
-def _outdated(case: Case) -> Case | None:
+def _outdated(case: ProposalStep) -> ProposalStep | None:
     """End what the world has left behind; what is not known is no reason to."""
     facts, spec = case.facts, case.resource.spec
     if facts.target is None:
@@ -125,7 +125,7 @@ def _outdated(case: Case) -> Case | None:
     return None
 
 
-def _held_back(case: Case) -> tuple[str, str] | None:
+def _held_back(case: ProposalStep) -> tuple[str, str] | None:
     """Return why an agreed swap may not start now, or None."""
     facts, rule = case.facts, case.rule
     assert facts.target is not None, "its absence ends a proposal"
@@ -148,7 +148,7 @@ def _held_back(case: Case) -> tuple[str, str] | None:
     return next(((reason, detail) for yes, reason, detail in held if yes), None)
 
 
-def _begun(case: Case) -> Case:
+def _begun(case: ProposalStep) -> ProposalStep:
     """Tell the first pods; the way back is written down before any is told."""
     assert case.asked is not None, "the gate has approved"
     assert case.asked.chosen is not None, "by a policy"
@@ -168,12 +168,12 @@ def _begun(case: Case) -> Case:
     return told_more(begun)
 
 
-def _actions(case: Case) -> tuple[RolloutAction, ...]:
+def _actions(case: ProposalStep) -> tuple[RolloutAction, ...]:
     """Return what is still to be written elsewhere, from where things stand."""
     status, rollout, target = case.status, case.status.rollout, case.facts.target
     found: list[RolloutAction] = []
     if status.phase is _P.ROLLBACK_FAILED:
-        found.append(Page(reason="rollback-failed", detail=status.detail))
+        found.append(PageOnCall(reason="rollback-failed", detail=status.detail))
     if rollout is None or target is None:
         return tuple(found)
     entry, mine = entry_of(case), case.resource.metadata.name
@@ -193,7 +193,7 @@ def _actions(case: Case) -> tuple[RolloutAction, ...]:
     return tuple(found)
 
 
-def _again(case: Case) -> datetime | None:
+def _again(case: ProposalStep) -> datetime | None:
     """Return when to look again though nothing happens."""
     if case.phase.is_under_way or case.phase.is_going_back:
         look = spreading.next_look_at(case.status, case.rule) if case.rule is not None else None

@@ -129,7 +129,7 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class PageOnCall:
     """Wake somebody."""
 
     reason: str
@@ -138,7 +138,7 @@ class Page:
     """For whoever is woken."""
 
 
-RolloutAction = Activate | Deactivate | Quarantine | Page
+RolloutAction = Activate | Deactivate | Quarantine | PageOnCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from retuned_operator.crds.proposal_status import (
     RolloutStatus,
 )
 from retuned_operator.machine import gating, orders, spreading
-from retuned_operator.machine.case import Case, cause_of, entry_of, is_quarantined, noted
+from retuned_operator.machine.case import ProposalStep, cause_of, entry_of, is_quarantined, noted
 from retuned_operator.machine.harm import harm_of
-from retuned_operator.machine.spreading import Harm
+from retuned_operator.machine.spreading import DetectedHarm
 
 DEFAULT_QUARANTINE = timedelta(days=7)
 """Where no policy says how long."""
@@ -24,14 +24,14 @@ ROLLBACK_PATIENCE = timedelta(minutes=2)
 _P = ProposalPhase
 
 
-def after(case: Case) -> Case:
+def after(case: ProposalStep) -> ProposalStep:
     """Go back if anything says so; else go on."""
     rollout = case.status.rollout
     if rollout is None:  # nobody knows what was told: whatever runs it goes back
         rollout = RolloutStatus(
             started_at=case.now, wave_started_at=case.now, last_swap_at=case.now
         )
-        return back(case.having(rollout=rollout), Harm(reason="rollout-lost", blames=False))
+        return back(case.having(rollout=rollout), DetectedHarm(reason="rollout-lost", blames=False))
     if case.phase is _P.PROMOTED:
         return _promoted(case)
     seen = orders.observed(case.resource, rollout, case.facts.pods, now=case.now)
@@ -47,7 +47,7 @@ def after(case: Case) -> Case:
     return _looked(case, may_go_on=may_go_on)
 
 
-def _promoted(case: Case) -> Case:
+def _promoted(case: ProposalStep) -> ProposalStep:
     """Take back what is kept, where a person, a freeze or the watch says so."""
     entry = entry_of(case)
     if entry is not None and entry.proposal != case.resource.metadata.name:
@@ -56,7 +56,7 @@ def _promoted(case: Case) -> Case:
     return back(case, harm) if harm is not None else case
 
 
-def _agreed_anew(case: Case, rollout: RolloutStatus) -> Case:
+def _agreed_anew(case: ProposalStep, rollout: RolloutStatus) -> ProposalStep:
     """Keep the newest answer that lets it go on, and how far it reaches.
 
     Whoever breaks glass, before or in the middle, moves so many pods and no more; a quorum under
@@ -73,7 +73,7 @@ def _agreed_anew(case: Case, rollout: RolloutStatus) -> Case:
     return noted(case).having(rollout=rollout.model_copy(update={"limited_to": limit}))
 
 
-def _may_go_on(case: Case) -> tuple[bool, str]:
+def _may_go_on(case: ProposalStep) -> tuple[bool, str]:
     """Whether another pod may be told: agreed under this very policy, open, and not frozen.
 
     An approval that has begun to work does not expire. Under another policy people agree anew.
@@ -105,7 +105,7 @@ def _was_agreed(gated: GateStatus) -> bool:
     return gated.state is GateState.APPROVED
 
 
-def told_more(case: Case) -> Case:
+def told_more(case: ProposalStep) -> ProposalStep:
     """Tell the next pods of the wave."""
     rollout, rule = case.status.rollout, case.rule
     if rollout is None or rule is None:
@@ -122,7 +122,7 @@ def told_more(case: Case) -> Case:
     return case
 
 
-def _looked(case: Case, *, may_go_on: bool) -> Case:
+def _looked(case: ProposalStep, *, may_go_on: bool) -> ProposalStep:
     """Look at the wave once all of it is swapped, and go to the next when it is proven."""
     rollout, rule = case.status.rollout, case.rule
     if rollout is None or rule is None:
@@ -145,7 +145,9 @@ def _looked(case: Case, *, may_go_on: bool) -> Case:
     return _concluded(case, rollout, rule, may_go_on=may_go_on)
 
 
-def _concluded(case: Case, rollout: RolloutStatus, rule: Rollout, *, may_go_on: bool) -> Case:
+def _concluded(
+    case: ProposalStep, rollout: RolloutStatus, rule: Rollout, *, may_go_on: bool
+) -> ProposalStep:
     """Say what the newest look leads to."""
     newest = case.status.analysis.last[-1]
     if newest.outcome != "Passed":
@@ -169,7 +171,7 @@ def _concluded(case: Case, rollout: RolloutStatus, rule: Rollout, *, may_go_on: 
     return told_more(case)
 
 
-def _paused(case: Case) -> Case:
+def _paused(case: ProposalStep) -> ProposalStep:
     """Wait for a person, who looks and says how to go on."""
     since = next(
         (each.at for each in reversed(case.status.history) if each.to is _P.PAUSED), case.now
@@ -182,7 +184,7 @@ def _paused(case: Case) -> Case:
     return case.having(resumed=used, analysis=AnalysisStatus()).to(_P.ANALYZING, "resumed")
 
 
-def back(case: Case, harm: Harm) -> Case:
+def back(case: ProposalStep, harm: DetectedHarm) -> ProposalStep:
     """Send every pod back that was told, or runs it; nothing holds this up."""
     rollout = case.status.rollout
     assert rollout is not None, "the caller has made one"
@@ -193,7 +195,7 @@ def back(case: Case, harm: Harm) -> Case:
     return case.to(_P.ROLLING_BACK, harm.reason, harm.detail)
 
 
-def going_back(case: Case) -> Case:
+def going_back(case: ProposalStep) -> ProposalStep:
     """Tell whoever has not been told, and end when everybody is back."""
     rollout = case.status.rollout
     if rollout is None:

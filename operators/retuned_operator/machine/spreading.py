@@ -87,7 +87,7 @@ def next_pods(rollout: RolloutStatus, rule: Rollout, facts: RolloutFacts) -> tup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Harm:
+class DetectedHarm:
     """Why a swap goes back."""
 
     reason: str
@@ -98,7 +98,9 @@ class Harm:
     """Whether it says something against the artifact: then it is quarantined."""
 
 
-def harm_in_pods(resource: SwapProposal, facts: RolloutFacts, rule: Rollout | None) -> Harm | None:
+def harm_in_pods(
+    resource: SwapProposal, facts: RolloutFacts, rule: Rollout | None
+) -> DetectedHarm | None:
     """Return what a pod that runs the artifact suffers from, or None.
 
     What the watch says always counts; crashes and alerts count where the policy names them, and
@@ -111,17 +113,17 @@ def harm_in_pods(resource: SwapProposal, facts: RolloutFacts, rule: Rollout | No
     ]
     for pod in mine:
         if pod.tripped:
-            return Harm(reason="tripped", detail=f"{pod.name}: {pod.tripped}")
+            return DetectedHarm(reason="tripped", detail=f"{pod.name}: {pod.tripped}")
         if pod.report is not None and pod.report.action is WatchAction.ROLLBACK:
-            return Harm(reason=pod.report.reason, detail=f"{pod.name}: {pod.report.detail}")
+            return DetectedHarm(reason=pod.report.reason, detail=f"{pod.name}: {pod.report.detail}")
     if rule is not None and not rule.auto_rollback.enabled:
         return None
     causes = set(RollbackCause) if rule is None else set(rule.auto_rollback.on)
     crashed = [pod.name for pod in mine if _has_ended(pod, told.get(pod.uid))]
     if crashed and RollbackCause.POD_CRASH in causes:
-        return Harm(reason="pod-crash", detail=", ".join(crashed[:8]))
+        return DetectedHarm(reason="pod-crash", detail=", ".join(crashed[:8]))
     if facts.slo_firing and mine and RollbackCause.SLO_ALERT in causes:
-        return Harm(reason="slo-alert", detail="an alert on the service level fires")
+        return DetectedHarm(reason="slo-alert", detail="an alert on the service level fires")
     return None
 
 

@@ -29,7 +29,7 @@ _P = ExperimentPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class TrialStep:
     """One step: the object, what was observed, and the status so far."""
 
     resource: KernelExperiment
@@ -39,23 +39,23 @@ class Trial:
     status: KernelExperimentStatus
     actions: tuple[ExperimentAction, ...] = ()
 
-    def to(self, phase: ExperimentPhase, reason: str, detail: str = "") -> Trial:
+    def to(self, phase: ExperimentPhase, reason: str, detail: str = "") -> TrialStep:
         """Return the case in a phase, with its reason."""
         update: dict[str, object] = {"phase": phase, "reason": reason, "detail": detail[:2048]}
         if phase.is_terminal and self.status.finished_at is None:
             update["finished_at"] = self.now
         return self.having(**update)
 
-    def having(self, **update: object) -> Trial:
+    def having(self, **update: object) -> TrialStep:
         """Return the case with other fields in its status."""
         return replace(self, status=self.status.model_copy(update=update))
 
-    def doing(self, *actions: ExperimentAction) -> Trial:
+    def doing(self, *actions: ExperimentAction) -> TrialStep:
         """Return the case with more to be done."""
         return replace(self, actions=(*self.actions, *actions))
 
 
-def ended(case: Trial) -> Trial | None:
+def ended(case: TrialStep) -> TrialStep | None:
     """End it where somebody said so, or where what it would find could not be used."""
     spec, facts = case.resource.spec, case.facts
     if spec.abort.requested:
@@ -83,7 +83,7 @@ def ended(case: Trial) -> Trial | None:
     return None
 
 
-def _policy(case: Trial) -> PolicyFact | None:
+def _policy(case: TrialStep) -> PolicyFact | None:
     facts = case.facts
     if facts.policies is None or facts.target is None:
         return None
@@ -96,7 +96,7 @@ def _allows(chosen: PolicyFact) -> bool:
     return limits_of(policy).experiments and policy.spec.mode is not Mode.OBSERVE_ONLY
 
 
-def held_by(case: Trial) -> str:
+def held_by(case: TrialStep) -> str:
     """Return why no Job may run now, or nothing. What is not known holds it."""
     facts, spec = case.facts, case.resource.spec
     chosen = _policy(case)

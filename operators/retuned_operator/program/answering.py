@@ -18,15 +18,15 @@ from retuned.errors import Refused, UnreadableInput
 from retuned.ports import Clock
 from retuned.stages.gate import DecisionKind, TuningFreeze
 from retuned.terminal.proposals import DECIDED, meaning
-from retuned.web.ports import Seen
+from retuned.web.ports import SeenProposal
 from retuned.web.records import Act, Person
-from retuned_operator.controllers.ports import Caches, Said
+from retuned_operator.controllers.ports import Caches, KubernetesEvent
 from retuned_operator.controllers.telling import event_of
 from retuned_operator.crds import SwapProposal, read, write
 from retuned_operator.crds import TuningFreeze as FreezeObject
 from retuned_operator.crds.decision import FreezeScope, TuningFreezeSpec
 from retuned_operator.crds.values import API_VERSION, ObjectMeta
-from retuned_operator.kubectl.desk import Desk
+from retuned_operator.kubectl.desk import ClusterSession
 from retuned_operator.program.channel_settings import ChannelSettings
 from retuned_operator.program.telling import record_of
 from retuned_operator.review.deciding import ClusterDeciding
@@ -93,7 +93,7 @@ class ClusterWords:
             who,
             pressed.proposal,
             _ACTS[pressed.word],
-            seen=Seen(artifact=pressed.digest, policy=gate.policy_digest if gate else None),
+            seen=SeenProposal(artifact=pressed.digest, policy=gate.policy_digest if gate else None),
             comment=f"by Slack user {pressed.slack_user}",
         )
         log.info("%s of %s by %s through slack", pressed.word, pressed.proposal, who.user)
@@ -162,7 +162,7 @@ class ClusterWords:
         if body is None or not self._replays.use(alert.once, until=now + _REMEMBERED, now=now):
             return
         firing = alert.status == "firing"
-        said = Said(
+        said = KubernetesEvent(
             resource=PROPOSALS,
             about=read(SwapProposal, body),
             reason="AlertFiring" if firing else "AlertResolved",
@@ -176,4 +176,4 @@ class ClusterWords:
             log.debug("the alert was written down before")
 
     def _user(self) -> str:
-        return Desk(cluster=self._own, namespace="", now=self._clock.now()).who().user
+        return ClusterSession(cluster=self._own, namespace="", now=self._clock.now()).who().user

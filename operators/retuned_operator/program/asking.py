@@ -24,7 +24,7 @@ _MOST = 4096
 """Newest records that are looked at."""
 
 
-class Asking:
+class LlmQuota:
     """Says how a model is asked.
 
     Parameters

@@ -21,7 +21,7 @@ from retuned.errors import RetunedError, UsageError
 from retuned.metrics import Exporter
 from retuned.ports import Clock
 from retuned_operator.agent import Hub, Reports, TokenReviews, agent_app
-from retuned_operator.controllers import Acting, World
+from retuned_operator.controllers import ClusterView, ClusterWriter
 from retuned_operator.controllers.caches import StoreCaches
 from retuned_operator.controllers.ports import BY_LABEL, BY_SIDECAR
 from retuned_operator.controllers.wanting import EVOLVE
@@ -33,13 +33,13 @@ from retuned_operator.program.channelling import ClusterChannels
 from retuned_operator.program.controlling import controllers_of
 from retuned_operator.program.fleet import CachedFleet
 from retuned_operator.program.health import HealthServer
-from retuned_operator.program.listening import Listening
+from retuned_operator.program.listening import LeaderServers
 from retuned_operator.program.prometheus import Prometheus
 from retuned_operator.program.reviewing import review_app, review_settings
-from retuned_operator.program.securing import Securing
+from retuned_operator.program.securing import CertificateManager
 from retuned_operator.program.settings import Settings
 from retuned_operator.program.shelf import StoreShelf
-from retuned_operator.program.showing import Shown
+from retuned_operator.program.showing import ClusterMetrics
 from retuned_operator.program.signals import PrometheusSignals
 from retuned_operator.program.state import open_state
 from retuned_operator.program.sweeping import sweep
@@ -58,7 +58,7 @@ _SHOW_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class ApiConnections:
     """How the API server is reached: one connection for all, one for the lease alone."""
 
     api: Api
@@ -86,7 +86,7 @@ class Operator:
         self,
         settings: Settings,
         *,
-        reach: Reach | None = None,
+        reach: ApiConnections | None = None,
         clock: Clock | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
@@ -121,13 +121,15 @@ class Operator:
             spans=self._spans,
         )
         self.reports = Reports(self._state.ledger, changed=self._heard)
-        self._shown = Shown(
+        self._shown = ClusterMetrics(
             self.caches, self._telemetry, clock=self._clock, learnt=self._state.learnt
         )
         self._stack = ExitStack()
         self._control(settings)
-        self._securing = Securing(settings, self.manager.writer, namespaces=self._server_namespaces)
-        self._listening = Listening(
+        self._securing = CertificateManager(
+            settings, self.manager.writer, namespaces=self._server_namespaces
+        )
+        self._listening = LeaderServers(
             settings,
             agent=self._agent(settings),
             hub=self.hub,
@@ -143,7 +145,7 @@ class Operator:
         if settings.prometheus_url:
             client = self._stack.enter_context(httpx.Client(base_url=settings.prometheus_url))
             prometheus = Prometheus(client, clock=self._clock)
-        world = World(
+        world = ClusterView(
             caches=self.caches,
             reports=self.reports,
             signals=PrometheusSignals(
@@ -155,7 +157,7 @@ class Operator:
             environment=settings.environment,
             generators=("search", EVOLVE) if settings.job_settings().asks_model else ("search",),
         )
-        acting = Acting(
+        acting = ClusterWriter(
             self.manager.writer,
             memory=self.caches,
             clock=self._clock,
@@ -339,8 +341,8 @@ def _gone() -> None:
     os._exit(EXIT_LOST)
 
 
-def _reached(settings: Settings) -> Reach:
-    return Reach(
+def _reached(settings: Settings) -> ApiConnections:
+    return ApiConnections(
         api=connect(settings.kubeconfig),
         election=connect(settings.kubeconfig, timeouts=LEASE_TIMEOUTS),
     )

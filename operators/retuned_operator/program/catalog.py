@@ -65,7 +65,7 @@ class CatalogKernels:
     def _own(self, definition: str, target: TuningTarget) -> OwnDefinition | None:
         return None if self._live is None else self._live.find(target.full_name, definition)
 
-    def _entry(self, definition: str, target: TuningTarget) -> catalog.Entry | None:
+    def _entry(self, definition: str, target: TuningTarget) -> catalog.KernelEntry | None:
         own = self._own(definition, target)
         if own is not None:
             return entry_of(own, own.languages[0])

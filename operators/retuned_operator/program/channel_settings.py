@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 from retuned_operator.program.file_parts import PersonName, read_part
 
 
-class Somebody(BaseModel):
+class SlackActor(BaseModel):
     """Whom somebody in Slack speaks as."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -38,7 +38,7 @@ class ChannelSettings(BaseModel):
     """File with what Slack signs with; empty lets nobody answer there."""
     slack_team: str = Field(default="", max_length=32)
     """Workspace."""
-    slack_people: dict[Annotated[str, Field(pattern=r"^[A-Z0-9]{1,32}$")], Somebody] = Field(
+    slack_people: dict[Annotated[str, Field(pattern=r"^[A-Z0-9]{1,32}$")], SlackActor] = Field(
         default_factory=dict, max_length=500
     )
     """Whom people speak as, by Slack's ids."""

@@ -22,7 +22,7 @@ from retuned.ports import Clock, Telemetry
 from retuned_operator.controllers.ports import Caches
 from retuned_operator.program.answering import ClusterWords
 from retuned_operator.program.channel_settings import ChannelSettings
-from retuned_operator.program.telling import Telling
+from retuned_operator.program.telling import ProposalNotifier
 from retuned_operator.runtime.client import Api
 
 _LOOK_S = 2.0
@@ -101,7 +101,7 @@ class ClusterChannels:
         with self._lock:
             outbox = Outbox(self._folder, now=self._clock.now())
             self._outbox = outbox
-            telling = Telling(
+            telling = ProposalNotifier(
                 self._caches, outbox, self._sinks, place=place_of(self._settings.review_url)
             )
             if self._sinks:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable
 from retuned.ports import Telemetry
 from retuned_operator.agent import Hub
 from retuned_operator.controllers import (
-    Acting,
-    Beliefs,
+    ClusterView,
+    ClusterWriter,
     Decisions,
     Experiments,
     Freezes,
+    HypothesisController,
     Policies,
     Proposals,
     Targets,
-    World,
     reading,
 )
 from retuned_operator.controllers.ports import BY_PROPOSAL, BY_TARGET, Caches
@@ -40,8 +40,8 @@ _WRITERS = 4
 
 
 def controllers_of(
-    world: World,
-    acting: Acting,
+    world: ClusterView,
+    acting: ClusterWriter,
     *,
     hub: Hub,
     jobs: JobSettings,
@@ -111,7 +111,7 @@ def controllers_of(
             name="beliefs",
             primary=TARGETS.plural,
             watches={TARGETS.plural: itself},
-            reconcile=Beliefs(world, acting, telemetry=telemetry).reconcile,
+            reconcile=HypothesisController(world, acting, telemetry=telemetry).reconcile,
             workers=1,
         ),
         Controller(

@@ -32,7 +32,7 @@ _HINT = "`retuned kernels show FILE` checks a file; the operator reads them when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class SkippedFile:
     """A file that is not used."""
 
     path: Path
@@ -46,16 +46,16 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learnt:
+class DefinitionLoad:
     """What came of a folder."""
 
     names: tuple[str, ...] = ()
     """Definitions that the catalog knows now, in the order of their files."""
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[SkippedFile, ...] = ()
     """What it does not."""
 
 
-def learn(folder: Path | None) -> Learnt:
+def learn(folder: Path | None) -> DefinitionLoad:
     """Make the definitions of a folder known to this process, one file after the other by name.
 
     Parameters
@@ -64,9 +64,9 @@ def learn(folder: Path | None) -> Learnt:
         Definition files and the sources beside them; None is nothing at all.
     """
     if folder is None:
-        return Learnt()
+        return DefinitionLoad()
     names: list[str] = []
-    left_out: list[LeftOut] = []
+    left_out: list[SkippedFile] = []
     for path in _files(folder, left_out):
         try:
             names.append(_learn_one(path))
@@ -76,22 +76,24 @@ def learn(folder: Path | None) -> Learnt:
         log.warning("%s is left out [%s]: %s; %s", each.where, each.code, each.message, _HINT)
     if names:
         log.info("%d definitions of %s are known: %s", len(names), folder, ", ".join(names))
-    return Learnt(names=tuple(names), left_out=tuple(left_out))
+    return DefinitionLoad(names=tuple(names), left_out=tuple(left_out))
 
 
-def _files(folder: Path, left_out: list[LeftOut]) -> Iterator[Path]:
+def _files(folder: Path, left_out: list[SkippedFile]) -> Iterator[Path]:
     """Yield the files; that there are too many, or none can be listed, is left out as one thing."""
     try:
         if not folder.is_dir():
-            raise _refused("cannot-open", "is no folder; mount the definitions there")
+            raise _refused_file("cannot-open", "is no folder; mount the definitions there")
         found = definition_files([folder])
         yield from islice(found, MAX_FILES)
         if next(found, None) is not None:
-            raise _refused("too-many-definitions", f"has over {MAX_FILES}; the rest is not read")
+            raise _refused_file(
+                "too-many-definitions", f"has over {MAX_FILES}; the rest is not read"
+            )
     except RetunedError as error:
         left_out.append(_left(folder, error))
     except OSError as error:
-        reason = _refused("cannot-open", f"cannot be read ({error.strerror})")
+        reason = _refused_file("cannot-open", f"cannot be read ({error.strerror})")
         left_out.append(_left(folder, reason))
 
 
@@ -105,9 +107,9 @@ def _learn_one(path: Path) -> str:
     """
     own = load_definition(path)
     if own.name.startswith(PREFIX):
-        raise _refused("name-reserved", f"names from '{PREFIX}' on are those of live kernels")
+        raise _refused_file("name-reserved", f"names from '{PREFIX}' on are those of live kernels")
     if _length(own) > MAX_CHARS:
-        raise _refused(
+        raise _refused_file(
             "definition-too-large",
             f"is longer than {MAX_CHARS >> 10} KiB with its sources, and a task "
             "of an experiment has to hold it; give it fewer variants",
@@ -120,16 +122,16 @@ def _length(own: OwnDefinition) -> int:
     return len(json.dumps(own.model_dump(mode="json")))
 
 
-def _left(path: Path, error: RetunedError) -> LeftOut:
+def _left(path: Path, error: RetunedError) -> SkippedFile:
     where, message = _plain(error.where or str(path)), _plain(error.message)
-    return LeftOut(path=path, code=error.code, where=where, message=message)
+    return SkippedFile(path=path, code=error.code, where=where, message=message)
 
 
 def _plain(text: str) -> str:
     return "".join(each if each.isprintable() else " " for each in text)[:_MAX_SAID]
 
 
-def _refused(code: str, message: str) -> Refused:
+def _refused_file(code: str, message: str) -> Refused:
     error = Refused(message)
     error.code = code
     return error

@@ -13,10 +13,10 @@ from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import WorkloadProfile, together
 from retuned_operator.agent.ports import PodRecord, Receipt, Said
 from retuned_operator.controllers.accelerators import beside_of
-from retuned_operator.controllers.ports import Drifted
+from retuned_operator.controllers.ports import OpenDrift
 from retuned_operator.program.kinds import DRIFT, PROFILE
 from retuned_operator.program.live_kernels import LiveKernels
-from retuned_operator.program.newest import Newest
+from retuned_operator.program.newest import LatestWindow
 
 _MAX_WINDOWS = 64
 
@@ -48,7 +48,7 @@ class StoreInbox:
         self._live = live
         self._heard = heard
         self._spans = spans
-        self._newest = Newest()
+        self._newest = LatestWindow()
 
     def take(self, receipt: Receipt, said: Said) -> None:
         """Keep windows, drift and live kernels; telling them again changes nothing."""
@@ -81,7 +81,7 @@ class StoreInbox:
         about |= {"action": str(said.report.action), "sentence": said.report.sentence}
         return self._spans.span("heard", after=receipt.traceparent, about=about)
 
-    def drifts(self, target: str) -> Sequence[Drifted]:
+    def drifts(self, target: str) -> Sequence[OpenDrift]:
         """Return the reports that ask for something and are still to be answered."""
         still_open = self._store.list(DRIFT, phase="new", prefix=f"{target}/")
         if not still_open:  # as of nearly every look: windows are large, and many are kept
@@ -97,7 +97,7 @@ class StoreInbox:
         for stored in still_open:
             since = [w for w in windows if w.created_at > stored.created_at]
             found.append(
-                Drifted(
+                OpenDrift(
                     id=stored.id,
                     report=DriftReport.model_validate(stored.body["report"]),
                     beside=beside_of(stored.body),
@@ -108,6 +108,6 @@ class StoreInbox:
             )
         return tuple(found)
 
-    def answered(self, drifted: Drifted) -> None:
+    def answered(self, drifted: OpenDrift) -> None:
         """Note that a report has been answered."""
         self._store.advance(DRIFT, drifted.id, expect="new", to="answered")

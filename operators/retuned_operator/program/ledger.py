@@ -24,11 +24,11 @@ from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import Claim, EvidenceFault, ServerEnvironment, differences, doubt_of
 from retuned_operator.agent.ports import PodRecord, Receipt, Said
-from retuned_operator.controllers.ports import Drifted, Win
+from retuned_operator.controllers.ports import OpenDrift, VerifiedWin
 from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.machine import ResultFact
 from retuned_operator.program.artifacts import ArtifactFolders, is_bound
-from retuned_operator.program.asking import Asking
+from retuned_operator.program.asking import LlmQuota
 from retuned_operator.program.collecting import Collector
 from retuned_operator.program.inbox import StoreInbox
 from retuned_operator.program.kinds import HYPOTHESIS, SOLUTION
@@ -78,7 +78,7 @@ class StoreLedger:
         live: LiveKernels | None = None,
         heard: Callable[[PodRecord, ProfileReport], None] = lambda _pod, _said: None,
         spans: Spans | None = None,
-        asking: Asking | None = None,
+        asking: LlmQuota | None = None,
     ) -> None:
         live = live or LiveKernels(store)
         self._inbox = StoreInbox(store, live=live, heard=heard, spans=spans or NoSpans())
@@ -109,7 +109,7 @@ class StoreLedger:
         """Return the Jobs whose results are gone for good; see `Ledger.lost`."""
         return self._collector.lost(experiment) if self._collector is not None else {}
 
-    def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> Win | None:
+    def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> VerifiedWin | None:
         """Check, sign and keep what a pod proved; see `Ledger.win`."""
         found = next((r for r in self._tasks.of(experiment, job) if r.pod_uid == pod_uid), None)
         best = found.best() if found is not None else None
@@ -129,7 +129,7 @@ class StoreLedger:
             return None
         digest = self._store.put_blob(seal(raw, notary=self._notary))
         verdict = best.verdict.model_copy(update={"evidence": digest})
-        return Win(verdict=verdict, trust=best.solution.trust)
+        return VerifiedWin(verdict=verdict, trust=best.solution.trust)
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         """Return the lab's task; see `Ledger.task` and `Tasks`."""
@@ -186,11 +186,11 @@ class StoreLedger:
             found |= {each.solution.digest: each for each in self._tasks.told(experiment, role)}
         return tuple(found.values())
 
-    def drifts(self, target: str) -> Sequence[Drifted]:
+    def drifts(self, target: str) -> Sequence[OpenDrift]:
         """Return the reports that ask for something and are still to be answered."""
         return self._inbox.drifts(target)
 
-    def answered(self, drifted: Drifted) -> None:
+    def answered(self, drifted: OpenDrift) -> None:
         """Note that a report has been answered."""
         self._inbox.answered(drifted)
 

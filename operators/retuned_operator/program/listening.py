@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _CHANNELS_RETRY_S = 15.0
 
 
-class Listening:
+class LeaderServers:
     """Servers that begin once this operator leads.
 
     Parameters

@@ -12,7 +12,7 @@ from collections import OrderedDict
 _MOST = 4096
 
 
-class Newest:
+class LatestWindow:
     """The last window of each pod."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ _MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class QueryResult:
     """What a query returned."""
 
     values: tuple[float, ...]
@@ -70,7 +70,7 @@ class Prometheus:
         self._asked_s: deque[float] = deque()
         self._silent_until_s = -math.inf
 
-    def ask(self, query: str, *, at: datetime | None = None) -> Answer | None:
+    def ask(self, query: str, *, at: datetime | None = None) -> QueryResult | None:
         """Return what a query says; None where nobody knows.
 
         Parameters
@@ -126,7 +126,7 @@ class Prometheus:
         return body
 
 
-def _answer(body: Mapping[str, Any]) -> Answer:
+def _answer(body: Mapping[str, Any]) -> QueryResult:
     """Read an answer.
 
     Raises
@@ -146,4 +146,4 @@ def _answer(body: Mapping[str, Any]) -> Answer:
         raise ValueError(f"a query must return a vector or a scalar, not a {kind}")
     counted = ((data.get("stats") or {}).get("samples") or {}).get("totalQueryableSamples")
     known = isinstance(counted, int) and not isinstance(counted, bool) and counted >= 0
-    return Answer(values=values, samples=counted if known else None)
+    return QueryResult(values=values, samples=counted if known else None)

@@ -24,9 +24,9 @@ from retuned_operator.controllers.ports import Caches
 from retuned_operator.program.file_parts import PersonName, read_part
 from retuned_operator.review.deciding import ClusterDeciding
 from retuned_operator.review.identity import Proxy, ProxyDoor
-from retuned_operator.review.ports import Shelf
-from retuned_operator.review.said import JustSaid
-from retuned_operator.review.sight import Sight
+from retuned_operator.review.ports import ReviewStore
+from retuned_operator.review.said import PendingDecisions
+from retuned_operator.review.sight import AccessReview
 from retuned_operator.review.source import ClusterReview
 from retuned_operator.runtime.client import Api
 
@@ -89,7 +89,7 @@ def review_app(
     api: Api,
     *,
     caches: Caches,
-    shelf: Shelf,
+    shelf: ReviewStore,
     clock: Clock,
     gpu_resources: Collection[str] = (),
 ) -> ASGIApp:
@@ -118,12 +118,12 @@ def review_app(
         user_prefix=settings.user_prefix,
         groups_prefix=settings.groups_prefix,
     )
-    hosts, said = frozenset(settings.hosts), JustSaid(clock)
+    hosts, said = frozenset(settings.hosts), PendingDecisions(clock)
     pages = Pages(
         ClusterReview(
             caches,
             shelf,
-            Sight(api, clock=clock),
+            AccessReview(api, clock=clock),
             said,
             clock=clock,
             place=settings.place,

@@ -16,7 +16,13 @@ from retuned_operator.runtime.errors import NotFound
 from retuned_operator.runtime.resources import MUTATING_WEBHOOKS
 from retuned_operator.webhook.app import application
 from retuned_operator.webhook.certificates import Pair
-from retuned_operator.webhook.keeping import WEBHOOK, Keeper, Kept, mounted, publish
+from retuned_operator.webhook.keeping import (
+    WEBHOOK,
+    CertificateRotator,
+    CertificateState,
+    mounted,
+    publish,
+)
 from retuned_operator.webhook.serving import WebhookServer
 
 log = logging.getLogger(__name__)
@@ -25,7 +31,7 @@ _LOOK_AGAIN = timedelta(minutes=1)
 _AFTER_FAILURE = timedelta(seconds=10)
 
 
-class Securing:
+class CertificateManager:
     """Keeps certificates up to date, and serves the webhook with them.
 
     Parameters
@@ -83,7 +89,7 @@ class Securing:
         if self._webhook is not None:
             self._webhook.stop()
 
-    def _mounted(self, leading: bool) -> Kept | None:
+    def _mounted(self, leading: bool) -> CertificateState | None:
         folder = self._settings.tls_dir
         found = mounted(folder) if folder is not None else None
         if found is None or folder is None:
@@ -91,11 +97,11 @@ class Securing:
         pair, bundle = found
         untold = publish(self._api, bundle, namespaces=self._namespaces()) if leading else ()
         self.files = (folder / "tls.crt", folder / "tls.key")
-        return Kept(pair=pair, untold=untold)
+        return CertificateState(pair=pair, untold=untold)
 
-    def _own(self, now: datetime, leading: bool) -> Kept | None:
+    def _own(self, now: datetime, leading: bool) -> CertificateState | None:
         """Keep certificates of our own; who does not lead serves what is kept."""
-        keeper = Keeper(
+        keeper = CertificateRotator(
             api=self._api,
             namespace=self._settings.pod_namespace,
             names=self._names(),
@@ -104,7 +110,7 @@ class Securing:
         )
         if not leading:
             served = keeper.served()
-            return None if served is None else Kept(pair=served)
+            return None if served is None else CertificateState(pair=served)
         kept = keeper.step(now=now)
         if kept.pair != self._filed:
             try:

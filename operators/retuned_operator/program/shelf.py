@@ -20,7 +20,7 @@ from retuned_operator.controllers.accelerators import beside_of
 from retuned_operator.controllers.ports import Kernels
 from retuned_operator.crds import TuningTarget
 from retuned_operator.program.kinds import DRIFT, PROFILE, SOLUTION
-from retuned_operator.review.ports import Kept
+from retuned_operator.review.ports import ReviewEvidence
 
 _PHASES = ("new", "noted", "answered")
 _LOOKED_AT = 3
@@ -55,10 +55,10 @@ class StoreShelf:
         self._kernels = kernels
         self._accounts = accounts
 
-    def evidence(self, digest: Digest) -> Kept:
+    def evidence(self, digest: Digest) -> ReviewEvidence:
         """Return evidence, verified."""
         found = read(self._store, self._verifier, digest)
-        return Kept(document=found.document, doubt=found.doubt)
+        return ReviewEvidence(document=found.document, doubt=found.doubt)
 
     def solution(self, digest: Digest) -> Solution | None:
         """Return a variant; None where its source is not kept."""

@@ -15,7 +15,7 @@ from retuned.metrics import Row
 from retuned.metrics.labels import EXPERIMENT_PHASES, PHASES, kebab
 from retuned.metrics.rows import (
     NEWS,
-    Subject,
+    SwapLabels,
     Waiting,
     failing_rows,
     pod_rows,
@@ -29,7 +29,7 @@ from retuned_operator.controllers.counted import is_waiting
 from retuned_operator.controllers.ports import Caches
 from retuned_operator.controllers.words import is_standing
 from retuned_operator.crds import ExperimentPhase, SwapProposal, TuningFreeze, read
-from retuned_operator.program.definitions import Learnt
+from retuned_operator.program.definitions import DefinitionLoad
 from retuned_operator.runtime.resources import (
     EXPERIMENTS,
     FREEZES,
@@ -48,7 +48,7 @@ _STUCK = "RollbackFailed"
 _BACK = frozenset({"RollingBack", _STUCK, "RolledBack"})
 
 
-class Shown:
+class ClusterMetrics:
     """Shows what stands, again and again.
 
     Parameters
@@ -69,12 +69,12 @@ class Shown:
         telemetry: Telemetry,
         *,
         clock: Clock,
-        learnt: Learnt | None = None,
+        learnt: DefinitionLoad | None = None,
     ) -> None:
         self._caches = caches
         self._telemetry = telemetry
         self._clock = clock
-        self._learnt = learnt or Learnt()
+        self._learnt = learnt or DefinitionLoad()
 
     def show(self) -> None:
         """Show everything that is known; a kind that is not known is left as it was."""
@@ -237,9 +237,9 @@ def _late(body: Obj) -> list[str]:
     return [str(each["name"]) for each in told if not each.get("done", False)]
 
 
-def _subject(body: Obj) -> Subject:
+def _subject(body: Obj) -> SwapLabels:
     spec, metadata = body["spec"], body["metadata"]
-    return Subject(
+    return SwapLabels(
         namespace=metadata.get("namespace", ""),
         proposal=metadata["name"],
         target=str(spec["targetRef"]["name"]),

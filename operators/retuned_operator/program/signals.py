@@ -10,7 +10,7 @@ from datetime import datetime
 
 from retuned.ports import Clock
 from retuned.stages.gate.limits import Metric
-from retuned_operator.controllers.ports import About
+from retuned_operator.controllers.ports import EventSubject
 from retuned_operator.crds import TuningTarget
 from retuned_operator.machine.measuring import Compared
 from retuned_operator.program.prometheus import Prometheus
@@ -60,7 +60,7 @@ class PrometheusSignals:
             return self._firing
 
     def compare(
-        self, metrics: Sequence[Metric], *, about: About, since: datetime
+        self, metrics: Sequence[Metric], *, about: EventSubject, since: datetime
     ) -> Mapping[str, Compared]:
         """Return each metric now and when the first pod was told; see `Signals.compare`."""
         prometheus = self._prometheus
@@ -95,7 +95,7 @@ class PrometheusSignals:
         return found.value
 
 
-def filled(query: str, about: About) -> str:
+def filled(query: str, about: EventSubject) -> str:
     """Return a query with the servers that it is about.
 
     Names are those of Kubernetes objects, so that nothing in them ends a string; dots match only

@@ -11,10 +11,10 @@ from retuned.ports import Clock, Spans
 from retuned_operator.controllers.ports import Caches
 from retuned_operator.crds import KernelExperiment
 from retuned_operator.program.accounting import ClusterAccounts
-from retuned_operator.program.asking import Asking
+from retuned_operator.program.asking import LlmQuota
 from retuned_operator.program.catalog import CatalogKernels
 from retuned_operator.program.collecting import Collector, Logs
-from retuned_operator.program.definitions import Learnt, learn
+from retuned_operator.program.definitions import DefinitionLoad, learn
 from retuned_operator.program.ledger import StoreLedger
 from retuned_operator.program.live_kernels import LiveKernels
 from retuned_operator.program.results import ResultFolder
@@ -38,7 +38,7 @@ class State:
     """What was spent and saved."""
     ledger: StoreLedger
     """Results, evidence and beliefs, as controllers and the agent API see them."""
-    learnt: Learnt
+    learnt: DefinitionLoad
     """What came of the administrator's definitions."""
 
 
@@ -82,7 +82,7 @@ def open_state(
         live=live,
         heard=accounts.heard,
         spans=spans,
-        asking=Asking(store, settings.job_settings(), clock=clock),
+        asking=LlmQuota(store, settings.job_settings(), clock=clock),
     )
     return State(
         store=store,

@@ -13,14 +13,14 @@ from retuned_operator.program.forgetting import forget_windows
 from retuned_operator.program.reporting import Objects, write_reports
 from retuned_operator.program.state import State
 from retuned_operator.runtime.resources import EXPERIMENTS, PODS, TARGETS, Resource
-from retuned_operator.runtime.store import Store
+from retuned_operator.runtime.store import ObjectCache
 
 log = logging.getLogger(__name__)
 
 
 def sweep(
     writer: Objects,
-    stores: Mapping[Resource, Store],
+    stores: Mapping[Resource, ObjectCache],
     *,
     caches: Caches,
     state: State,

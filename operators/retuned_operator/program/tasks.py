@@ -15,7 +15,7 @@ from retuned.ports import Finding, Store
 from retuned.stages.verdict import Status
 from retuned_operator.crds import JobRole, KernelExperiment
 from retuned_operator.manifests.jobs import MAX_TASK_BYTES, WORK_DIR
-from retuned_operator.program.asking import Asking
+from retuned_operator.program.asking import LlmQuota
 from retuned_operator.program.kinds import SOLUTION
 from retuned_operator.program.live_kernels import LiveKernels
 from retuned_operator.program.results import PodResult, ResultFolder
@@ -46,7 +46,7 @@ class Tasks:
         results: ResultFolder,
         *,
         live: LiveKernels,
-        asking: Asking | None,
+        asking: LlmQuota | None,
     ) -> None:
         self._store = store
         self._results = results

@@ -34,7 +34,7 @@ _OPEN = {False: ProposalPhase.AWAITING_APPROVAL, True: ProposalPhase.ROLLBACK_FA
 """In which phase a subject is open, by whether it is about a way back that fails."""
 
 
-class Telling:
+class ProposalNotifier:
     """Looks, again and again; who does not lead does not.
 
     Parameters

@@ -17,13 +17,13 @@ from retuned_operator.runtime.resources import (
     TARGETS,
     Resource,
 )
-from retuned_operator.runtime.store import Store
+from retuned_operator.runtime.store import ObjectCache
 
 WATCHED = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES)
 """Our own kinds; pods and Jobs are watched besides."""
 
 
-def stores_of(manager: Manager, settings: Settings) -> dict[Resource, Store]:
+def stores_of(manager: Manager, settings: Settings) -> dict[Resource, ObjectCache]:
     """Let a manager watch what an administrator chose; return the stores that fill."""
     jobs = settings.job_settings()
     watched = settings.namespaces

@@ -6,11 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from retuned.errors import RetunedError
 from retuned.stages.gate import DecisionKind
-from retuned.web.records import Act, Case, Fleet, Gate, Line, Person, Place, Row, Standing
+from retuned.web.records import (
+    Act,
+    CostBasis,
+    Gate,
+    Line,
+    NodeRow,
+    Person,
+    ProposalDetails,
+    ProposalStanding,
+    Row,
+)
 from retuned_operator.crds import PolicyObject, SwapDecision, SwapProposal
 from retuned_operator.crds.proposal_status import GateStatus, PodState, ProposalPhase, Step
 from retuned_operator.kubectl.deciding import check_phase, doubts
-from retuned_operator.kubectl.desk import Who, full_name
+from retuned_operator.kubectl.desk import KubernetesUser, full_name
 from retuned_operator.review.deciding import KINDS
 
 _SWAPS = frozenset(
@@ -27,7 +37,7 @@ _SWAPS = frozenset(
 _AGREED = (ProposalPhase.APPROVED, ProposalPhase.SCHEDULED)
 
 
-def standing_of(phase: ProposalPhase) -> Standing:
+def standing_of(phase: ProposalPhase) -> ProposalStanding:
     """Return where a proposal is, in the pages' words.
 
     Examples
@@ -36,14 +46,14 @@ def standing_of(phase: ProposalPhase) -> Standing:
     (<Standing.UNDER_WAY: 'under-way'>, <Standing.OPEN: 'open'>)
     """
     if phase in _AGREED:
-        return Standing.AGREED
+        return ProposalStanding.AGREED
     if phase.is_before_swap:
-        return Standing.OPEN
+        return ProposalStanding.OPEN
     if phase.is_under_way:
-        return Standing.UNDER_WAY
+        return ProposalStanding.UNDER_WAY
     if phase.is_going_back:
-        return Standing.GOING_BACK
-    return Standing.IN_PLACE if phase is ProposalPhase.PROMOTED else Standing.ENDED
+        return ProposalStanding.GOING_BACK
+    return ProposalStanding.IN_PLACE if phase is ProposalPhase.PROMOTED else ProposalStanding.ENDED
 
 
 def row_of(found: SwapProposal) -> Row:
@@ -103,7 +113,7 @@ def doubts_of(
     """Return why the gate may not count what a viewer says."""
     if policy is None:
         return {}
-    who = Who(user=viewer.user, groups=viewer.groups)
+    who = KubernetesUser(user=viewer.user, groups=viewer.groups)
     return {
         act: doubts(found, policy, who, kind=kind)
         for act, kind in (
@@ -128,11 +138,11 @@ def case_of(
     policy: PolicyObject | None,
     *,
     viewer: Person,
-    fleet: Fleet,
-) -> Case:
+    fleet: CostBasis,
+) -> ProposalDetails:
     """Return what the objects alone say of a proposal; evidence and sources are the store's."""
     row = row_of(found)
-    return Case(
+    return ProposalDetails(
         row=row,
         acts=acts_in(found),
         doubts=doubts_of(found, policy, viewer),
@@ -175,11 +185,11 @@ def _line(step: Step, found: SwapProposal) -> Line:
     )
 
 
-def _places(found: SwapProposal) -> Iterator[Place]:
+def _places(found: SwapProposal) -> Iterator[NodeRow]:
     rollout = found.status.rollout
     for pod in rollout.pods if rollout is not None else ():
         told = "swap it in" if pod.wants is PodState.SWAP else "go back"
-        yield Place(name=pod.name, told=told, done=pod.done, since=pod.since, epoch=pod.epoch)
+        yield NodeRow(name=pod.name, told=told, done=pod.done, since=pod.since, epoch=pod.epoch)
 
 
 def _commands(found: SwapProposal) -> Iterator[str]:

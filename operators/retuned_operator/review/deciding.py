@@ -5,15 +5,15 @@ from __future__ import annotations
 from retuned.errors import RetunedError, TemporaryError, UsageError
 from retuned.ports import Clock
 from retuned.stages.gate import DecisionKind, utc_minute
-from retuned.web.ports import Seen
+from retuned.web.ports import SeenProposal
 from retuned.web.records import Act, Person
 from retuned.web.refusing import refused
 from retuned_operator.crds import SwapProposal, write
 from retuned_operator.kubectl.answers import explained
 from retuned_operator.kubectl.deciding import check_phase, check_policy, decision_of
-from retuned_operator.kubectl.desk import Desk, Who
-from retuned_operator.review.ports import Speaks
-from retuned_operator.review.said import JustSaid
+from retuned_operator.kubectl.desk import ClusterSession, KubernetesUser
+from retuned_operator.review.ports import ImpersonatedWriter
+from retuned_operator.review.said import PendingDecisions
 from retuned_operator.runtime.errors import AlreadyExists, Unavailable
 from retuned_operator.runtime.resources import DECISIONS, PROPOSALS
 
@@ -45,32 +45,42 @@ class ClusterDeciding:
 
     def __init__(
         self,
-        api: Speaks,
+        api: ImpersonatedWriter,
         *,
         clock: Clock,
         channel: str = "review-page",
-        said: JustSaid | None = None,
+        said: PendingDecisions | None = None,
     ) -> None:
         self._channel = channel
         self._said = said
         self._api = api
         self._clock = clock
 
-    def decide(self, who: Person, key: str, act: Act, *, seen: Seen, comment: str) -> None:
+    def decide(self, who: Person, key: str, act: Act, *, seen: SeenProposal, comment: str) -> None:
         """Keep a person's word; see `Deciding.decide`."""
         namespace, _, name = key.partition("/")
-        desk = Desk(
+        desk = ClusterSession(
             cluster=self._api.acting_as(who.user, who.groups),
             namespace=namespace,
             now=self._clock.now(),
         )
         try:
-            self._say(desk, Who(user=who.user, groups=who.groups), name, act, seen, comment)
+            self._say(
+                desk, KubernetesUser(user=who.user, groups=who.groups), name, act, seen, comment
+            )
         except Unavailable as error:
             text = f"the cluster does not answer now: {error}"
             raise TemporaryError(text, delay_s=_RETRY_S) from error
 
-    def _say(self, desk: Desk, who: Who, name: str, act: Act, seen: Seen, comment: str) -> None:
+    def _say(
+        self,
+        desk: ClusterSession,
+        who: KubernetesUser,
+        name: str,
+        act: Act,
+        seen: SeenProposal,
+        comment: str,
+    ) -> None:
         found = desk.one(PROPOSALS, SwapProposal, name, namespace=desk.namespace) if name else None
         if found is None:
             raise UsageError("there is no such proposal any more")
@@ -102,7 +112,7 @@ class ClusterDeciding:
             self._said.keep(taken)
 
 
-def _check_time(found: SwapProposal, desk: Desk) -> None:
+def _check_time(found: SwapProposal, desk: ClusterSession) -> None:
     expires_at = found.spec.expires_at
     if desk.now >= expires_at:
         error: RetunedError = refused(

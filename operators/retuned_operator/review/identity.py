@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retuned.errors import UsageError
-from retuned.web.ports import Visit
+from retuned.web.ports import RequestInfo
 from retuned.web.records import Person
 from retuned.web.refusing import refused
 
@@ -68,7 +68,7 @@ class ProxyDoor:
         self._networks = [ipaddress.ip_network(each) for each in proxy.addresses]
         self._groups = groups
 
-    def who(self, visit: Visit) -> Person:
+    def who(self, visit: RequestInfo) -> Person:
         """Return whom the proxy has logged in; see `Door.who`."""
         if not self._is_proxy(visit):
             raise refused(
@@ -85,7 +85,7 @@ class ProxyDoor:
             _check(name)
         return Person(user=user, groups=tuple(sorted(groups)))
 
-    def _is_proxy(self, visit: Visit) -> bool:
+    def _is_proxy(self, visit: RequestInfo) -> bool:
         secret = self._proxy.secret
         if secret and not hmac.compare_digest(_secret_in(visit.headers), secret):
             return False

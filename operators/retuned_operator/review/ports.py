@@ -16,7 +16,7 @@ from retuned_operator.runtime.resources import Resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class ReviewEvidence:
     """Evidence, as far as it can be read and believed."""
 
     document: EvidenceDocument | None
@@ -25,10 +25,10 @@ class Kept:
     """Why it is not to be believed; None where it is."""
 
 
-class Shelf(Protocol):
+class ReviewStore(Protocol):
     """The operator's store, for who looks."""
 
-    def evidence(self, digest: Digest) -> Kept:
+    def evidence(self, digest: Digest) -> ReviewEvidence:
         """Return evidence, verified."""
         ...
 
@@ -61,7 +61,7 @@ class Shelf(Protocol):
         ...
 
 
-class Asks(Protocol):
+class AccessReviewer(Protocol):
     """Where rights are asked for."""
 
     def create(self, resource: Resource, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ class Asks(Protocol):
         ...
 
 
-class Speaks(Protocol):
+class ImpersonatedWriter(Protocol):
     """The API server, for who speaks in somebody's name."""
 
     def acting_as(self, user: str, groups: Sequence[str]) -> Cluster:

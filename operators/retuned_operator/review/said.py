@@ -20,7 +20,7 @@ KEEP_S = 30.0
 _MOST = 256
 
 
-class JustSaid:
+class PendingDecisions:
     """What was said here a moment ago.
 
     Parameters

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from retuned.errors import TemporaryError
 from retuned.ports import Clock
 from retuned.web.records import Person
-from retuned_operator.review.ports import Asks
+from retuned_operator.review.ports import AccessReviewer
 from retuned_operator.runtime.errors import ApiError
 from retuned_operator.runtime.resources import ACCESS_REVIEWS, PROPOSALS
 
@@ -19,7 +19,7 @@ _MOST = 4096
 _RETRY_S = 5.0
 
 
-class Sight:
+class AccessReview:
     """Who may list proposals where.
 
     Parameters
@@ -30,7 +30,7 @@ class Sight:
         Time.
     """
 
-    def __init__(self, api: Asks, *, clock: Clock) -> None:
+    def __init__(self, api: AccessReviewer, *, clock: Clock) -> None:
         self._api = api
         self._clock = clock
         self._lock = threading.Lock()

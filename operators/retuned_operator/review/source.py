@@ -10,16 +10,16 @@ from retuned.errors import TemporaryError, UnreadableInput
 from retuned.ports import Clock
 from retuned.stages.watch import Account
 from retuned.web.records import (
-    Case,
+    CostBasis,
     DriftLine,
-    Fleet,
-    Found,
     Line,
     Overview,
     Person,
+    ProposalDetails,
+    ProposalStanding,
+    ResultPage,
     Row,
     Slice,
-    Standing,
     Window,
 )
 from retuned_operator.controllers import reading
@@ -29,9 +29,9 @@ from retuned_operator.controllers.swaps import server_pods
 from retuned_operator.crds import PolicyObject, SwapProposal, TuningTarget, read
 from retuned_operator.crds.proposal_status import ProposalPhase
 from retuned_operator.review.case import case_of, row_of, standing_of, swap_lines
-from retuned_operator.review.ports import Shelf
-from retuned_operator.review.said import JustSaid
-from retuned_operator.review.sight import Sight
+from retuned_operator.review.ports import ReviewStore
+from retuned_operator.review.said import PendingDecisions
+from retuned_operator.review.sight import AccessReview
 from retuned_operator.runtime.resources import (
     DECISIONS,
     EXPERIMENTS,
@@ -74,9 +74,9 @@ class ClusterReview:
     def __init__(
         self,
         caches: Caches,
-        shelf: Shelf,
-        sight: Sight,
-        said: JustSaid,
+        shelf: ReviewStore,
+        sight: AccessReview,
+        said: PendingDecisions,
         *,
         clock: Clock,
         place: str,
@@ -98,7 +98,7 @@ class ClusterReview:
         namespaces = self._namespaces(viewer)
         counts = {
             standing: sum(key.partition("/")[0] in namespaces for key in self._orders.of(standing))
-            for standing in Standing
+            for standing in ProposalStanding
         }
         freezes = reading.freezes(self._caches.list(FREEZES))
         now, warnings = self._clock.now(), []
@@ -112,8 +112,8 @@ class ClusterReview:
         )
 
     def proposals(
-        self, viewer: Person, part: Slice, *, standing: Collection[Standing]
-    ) -> Found[Row]:
+        self, viewer: Person, part: Slice, *, standing: Collection[ProposalStanding]
+    ) -> ResultPage[Row]:
         """Return the proposals that stand so, newest first."""
         namespaces = self._namespaces(viewer)
         keys = self._orders.merged(standing)
@@ -130,9 +130,9 @@ class ClusterReview:
             if found is not None:
                 rows.append(row_of(found))
         more = seen[part.limit - 1] if len(seen) > part.limit else ""
-        return Found(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
+        return ResultPage(rows=tuple(rows), more=more, unreadable=tuple(unreadable))
 
-    def case(self, viewer: Person, key: str) -> Case | None:
+    def case(self, viewer: Person, key: str) -> ProposalDetails | None:
         """Return all of one proposal; None where there is none that the viewer may see."""
         namespace = key.partition("/")[0]
         if not self._sight.sees(viewer, namespace):
@@ -168,21 +168,25 @@ class ClusterReview:
             beside=self._beside(found),
         )
 
-    def swaps(self, viewer: Person, part: Slice) -> Found[Line]:
+    def swaps(self, viewer: Person, part: Slice) -> ResultPage[Line]:
         """Return swaps and ways back, newest first; of those that ended long ago only some."""
         namespaces = self._namespaces(viewer)
         lines: list[Line] = []
-        for standing in (Standing.UNDER_WAY, Standing.IN_PLACE, Standing.GOING_BACK):
+        for standing in (
+            ProposalStanding.UNDER_WAY,
+            ProposalStanding.IN_PLACE,
+            ProposalStanding.GOING_BACK,
+        ):
             for key in self._orders.of(standing):
                 lines += self._swaps_of(key, namespaces)
-        for key in self._orders.of(Standing.ENDED)[: 4 * part.limit]:
+        for key in self._orders.of(ProposalStanding.ENDED)[: 4 * part.limit]:
             lines += self._swaps_of(key, namespaces)
         lines.sort(key=lambda line: line.at, reverse=True)
         at = int(part.before) if part.before.isdecimal() and len(part.before) < 9 else 0
         more = str(at + part.limit) if len(lines) > at + part.limit else ""
-        return Found(rows=tuple(lines[at : at + part.limit]), more=more)
+        return ResultPage(rows=tuple(lines[at : at + part.limit]), more=more)
 
-    def drifts(self, viewer: Person, part: Slice) -> Found[DriftLine]:
+    def drifts(self, viewer: Person, part: Slice) -> ResultPage[DriftLine]:
         """Return drift reports, newest first."""
         rows: list[DriftLine] = []
         before, looked = part.before, 0
@@ -194,7 +198,7 @@ class ClusterReview:
                 break
             before = found[-1].key
         more = rows[part.limit - 1].key if len(rows) > part.limit else ""
-        return Found(rows=tuple(rows[: part.limit]), more=more)
+        return ResultPage(rows=tuple(rows[: part.limit]), more=more)
 
     def window(self, viewer: Person, key: str) -> Window | None:
         """Return the window of a drift report; None where there is none."""
@@ -215,7 +219,9 @@ class ClusterReview:
         if bodies is None:
             raise TemporaryError("the cluster's objects are not known yet", delay_s=_RETRY_S)
         known = {str(body.get("metadata", {}).get("namespace", "")) for body in bodies}
-        known |= {key.partition("/")[0] for each in Standing for key in self._orders.of(each)}
+        known |= {
+            key.partition("/")[0] for each in ProposalStanding for key in self._orders.of(each)
+        }
         return self._sight.namespaces(viewer, sorted(known))
 
     def _dates(self, phase: str) -> Mapping[str, str]:
@@ -250,10 +256,10 @@ class ClusterReview:
         status = reading.part(body, "status") if body is not None else {}
         return str(status.get("detail", "")) if status.get("reason") == "proposed" else ""
 
-    def _fleet(self, key: str) -> Fleet:
+    def _fleet(self, key: str) -> CostBasis:
         """Reckon with the accelerators that the pods request."""
         target = self._target(key)
-        return Fleet(
+        return CostBasis(
             gpus=self._gpus(target) if target else 1,
             busy_ratio=self._shelf.busy_ratio(key),
             usd_per_gpu_hour=self._price,
@@ -285,18 +291,18 @@ class _Orders:
         self._dates = dates
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[Standing, tuple[float, list[tuple[str, str]]]] = {}
+        self._kept: dict[ProposalStanding, tuple[float, list[tuple[str, str]]]] = {}
 
-    def of(self, standing: Standing) -> list[str]:
+    def of(self, standing: ProposalStanding) -> list[str]:
         """Return the keys of those that stand so."""
         return [key for _, key in self._dated(standing)]
 
-    def merged(self, standing: Collection[Standing]) -> list[str]:
+    def merged(self, standing: Collection[ProposalStanding]) -> list[str]:
         """Return the keys of those that stand so, or so."""
         dated = sorted((each for one in standing for each in self._dated(one)), reverse=True)
         return [key for _, key in dated]
 
-    def _dated(self, standing: Standing) -> list[tuple[str, str]]:
+    def _dated(self, standing: ProposalStanding) -> list[tuple[str, str]]:
         now_s = self._clock.monotonic_s()
         with self._lock:
             kept = self._kept.get(standing)
@@ -314,6 +320,6 @@ class _Orders:
         return found
 
 
-def _keep_s(standing: Standing) -> float:
+def _keep_s(standing: ProposalStanding) -> float:
     """Return how long an order is kept: what is decided on is never shown as it was."""
-    return KEEP_S if standing in (Standing.ENDED, Standing.IN_PLACE) else 0.0
+    return KEEP_S if standing in (ProposalStanding.ENDED, ProposalStanding.IN_PLACE) else 0.0

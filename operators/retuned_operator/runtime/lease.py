@@ -19,7 +19,13 @@ from datetime import UTC, datetime
 from retuned_operator.runtime.backoff import Backoff
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import ApiError, Conflict, NotFound
-from retuned_operator.runtime.lease_rules import LeaseTimes, Seen, holder_of, may_take, observed
+from retuned_operator.runtime.lease_rules import (
+    LeaseTimes,
+    ObservedLease,
+    holder_of,
+    may_take,
+    observed,
+)
 from retuned_operator.runtime.resources import LEASES, Obj
 from retuned_operator.runtime.transport import Timeouts
 
@@ -78,7 +84,7 @@ class Leader:
         self._name, self._namespace = name, namespace
         self._on_lost = on_lost
         self._clock = clock
-        self._seen: Seen | None = None
+        self._seen: ObservedLease | None = None
         self._mine_last: Obj | None = None
         """The lease as the last renewal left it; None where it is to be read first."""
         self._confirmed_s = -float("inf")
@@ -220,7 +226,7 @@ class Leader:
         except NotFound:
             return None
 
-    def _see(self, body: Obj) -> Seen:
+    def _see(self, body: Obj) -> ObservedLease:
         self._seen = observed(body, self._seen, now_s=self._clock())
         return self._seen
 

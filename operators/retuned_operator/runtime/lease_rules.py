@@ -29,7 +29,7 @@ class LeaseTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ObservedLease:
     """A lease as it was seen."""
 
     version: str
@@ -42,7 +42,7 @@ class Seen:
     """When this version was first seen, on one's own clock."""
 
 
-def observed(body: Obj, before: Seen | None, *, now_s: float) -> Seen:
+def observed(body: Obj, before: ObservedLease | None, *, now_s: float) -> ObservedLease:
     """Return a lease as it is now, with the time since when it is so.
 
     Examples
@@ -56,7 +56,7 @@ def observed(body: Obj, before: Seen | None, *, now_s: float) -> Seen:
     if before is not None and before.version == version:
         return before
     duration: Any = (body.get("spec") or {}).get("leaseDurationSeconds")
-    return Seen(
+    return ObservedLease(
         version=version,
         holder=holder_of(body),
         duration_s=float(duration) if isinstance(duration, int) and duration > 0 else 0.0,
@@ -64,7 +64,7 @@ def observed(body: Obj, before: Seen | None, *, now_s: float) -> Seen:
     )
 
 
-def may_take(seen: Seen, me: str, *, now_s: float, times: LeaseTimes) -> bool:
+def may_take(seen: ObservedLease, me: str, *, now_s: float, times: LeaseTimes) -> bool:
     """Return whether a lease is one's own or free.
 
     The longer of both durations counts: another version of the operator may have another.

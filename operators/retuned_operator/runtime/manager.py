@@ -25,7 +25,7 @@ from retuned_operator.runtime.metrics import RuntimeMetrics
 from retuned_operator.runtime.queue import WorkQueue
 from retuned_operator.runtime.reflector import Change, Reflector, Selection
 from retuned_operator.runtime.resources import Obj, Resource
-from retuned_operator.runtime.store import Index, Store, key_of
+from retuned_operator.runtime.store import Index, ObjectCache, key_of
 from retuned_operator.runtime.threads import in_thread, join
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Manager:
         self._api = api
         self._leader = leader
         self._settings = settings or ManagerSettings()
-        self._stores: dict[str, Store] = {}
+        self._stores: dict[str, ObjectCache] = {}
         self._reflectors: dict[str, list[Reflector]] = {}
         self._controllers: list[tuple[Controller, WorkQueue]] = []
         self._acting = threading.Event()
@@ -115,7 +115,7 @@ class Manager:
         labels: str = "",
         fields: str = "",
         indices: Mapping[str, Index] | None = None,
-    ) -> Store:
+    ) -> ObjectCache:
         """Return a store that is kept from `run` on.
 
         Parameters
@@ -129,12 +129,12 @@ class Manager:
         labels, fields
             Selectors.
         indices
-            See `Store`.
+            See `ObjectCache`.
         """
         name = name or resource.plural
         if name in self._stores:
             raise ValueError(f"there is a store {name!r} already")
-        store = self._stores[name] = Store(indices)
+        store = self._stores[name] = ObjectCache(indices)
         self._reflectors[name] = [
             Reflector(
                 self._api,

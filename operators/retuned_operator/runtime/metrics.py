@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from retuned.metrics import Kind, metric
+from retuned.metrics import MetricType, metric
 
 
 class RuntimeMetrics:
@@ -31,6 +31,6 @@ def _of(name: str, registry: CollectorRegistry) -> Any:  # noqa: ANN401 - one of
     """Return a metric as the catalogue has it."""
     known = metric(name)
     about = (known.name, known.meaning, known.label_names)
-    if known.kind is Kind.HISTOGRAM:
+    if known.kind is MetricType.HISTOGRAM:
         return Histogram(*about, buckets=known.buckets, registry=registry)
-    return (Counter if known.kind is Kind.COUNTER else Gauge)(*about, registry=registry)
+    return (Counter if known.kind is MetricType.COUNTER else Gauge)(*about, registry=registry)

@@ -18,7 +18,7 @@ from retuned_operator.runtime.backoff import Backoff
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import ApiError, Gone, Unavailable
 from retuned_operator.runtime.resources import Obj, Resource
-from retuned_operator.runtime.store import Store, key_of
+from retuned_operator.runtime.store import ObjectCache, key_of
 from retuned_operator.runtime.watching import EventType, Watch, WatchEvent
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Reflector:
         api: Api,
         selection: Selection,
         *,
-        store: Store,
+        store: ObjectCache,
         on_change: Callable[[Change], None],
         on_restart: Callable[[str], None] = lambda _: None,
         backoff: Backoff | None = None,

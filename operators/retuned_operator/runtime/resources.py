@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from retuned_operator.crds.definitions import KINDS, Kind
+from retuned_operator.crds.definitions import KINDS, CustomResource
 from retuned_operator.crds.values import GROUP, VERSION
 
 Obj = dict[str, Any]
@@ -67,7 +67,7 @@ class Resource:
         return "/".join((root, *(quote(part, safe="") for part in parts)))
 
 
-def resource_of(kind: Kind) -> Resource:
+def resource_of(kind: CustomResource) -> Resource:
     """Return the place of one of our kinds."""
     return Resource(
         group=GROUP,

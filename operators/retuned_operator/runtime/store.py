@@ -61,7 +61,7 @@ def split(key: str) -> tuple[str, str]:
     return namespace, name
 
 
-class Store:
+class ObjectCache:
     """Objects of one kind; safe for threads.
 
     Parameters

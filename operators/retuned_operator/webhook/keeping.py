@@ -59,7 +59,7 @@ class Objects(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class CertificateState:
     """What is to be served, and who does not know yet whom to believe."""
 
     pair: Pair
@@ -68,7 +68,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeper:
+class CertificateRotator:
     """Keeps what `kept_secret` and `publish` write up to date."""
 
     api: Objects
@@ -82,7 +82,7 @@ class Keeper:
     webhook: bool = True
     """Whether there is a webhook whose configuration is to be kept."""
 
-    def step(self, *, now: datetime) -> Kept:
+    def step(self, *, now: datetime) -> CertificateState:
         """Do all that is due; return what is to be served.
 
         Raises
@@ -97,7 +97,7 @@ class Keeper:
             namespaces=self.servers(),
             webhook=WEBHOOK if self.webhook else "",
         )
-        return Kept(pair=material.serving, untold=untold)
+        return CertificateState(pair=material.serving, untold=untold)
 
     def served(self) -> Pair | None:
         """Return what the Secret says is to be served, for who may not write; None before.

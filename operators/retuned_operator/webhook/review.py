@@ -30,7 +30,7 @@ _MAX_UID = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class AdmissionResponse:
     """What the API server is told."""
 
     body: Mapping[str, Any]
@@ -63,7 +63,7 @@ def parse(text: bytes) -> Mapping[str, Any]:
     return found
 
 
-def answer(review: Mapping[str, Any], *, settings: SidecarSettings) -> Answer:
+def answer(review: Mapping[str, Any], *, settings: SidecarSettings) -> AdmissionResponse:
     """Answer a review that `parse` has read.
 
     Parameters
@@ -83,7 +83,7 @@ def answer(review: Mapping[str, Any], *, settings: SidecarSettings) -> Answer:
     return _with_patch(request, result)
 
 
-def admitted(review: Mapping[str, Any]) -> Answer:
+def admitted(review: Mapping[str, Any]) -> AdmissionResponse:
     """Answer a review where our own fault keeps the pod from the sidecar."""
     return _answered(review["request"], None, detail="the operator failed; see its log")
 
@@ -98,7 +98,7 @@ def _is_new_pod(request: Mapping[str, Any]) -> bool:
     )
 
 
-def _with_patch(request: Mapping[str, Any], result: Injection) -> Answer:
+def _with_patch(request: Mapping[str, Any], result: Injection) -> AdmissionResponse:
     patch = json.dumps(list(result.patch), allow_nan=False).encode()
     response = {
         "patchType": "JSONPatch",
@@ -108,7 +108,9 @@ def _with_patch(request: Mapping[str, Any], result: Injection) -> Answer:
     return _answer(request, response, INJECTED)
 
 
-def _answered(request: Mapping[str, Any], reason: NotInjected | None, *, detail: str) -> Answer:
+def _answered(
+    request: Mapping[str, Any], reason: NotInjected | None, *, detail: str
+) -> AdmissionResponse:
     code = FAILED if reason is None else str(reason)
     response: dict[str, Any] = {"auditAnnotations": {_AUDIT: code}}
     if reason is None or reason.is_trouble:
@@ -116,13 +118,15 @@ def _answered(request: Mapping[str, Any], reason: NotInjected | None, *, detail:
     return _answer(request, response, code)
 
 
-def _answer(request: Mapping[str, Any], response: Mapping[str, Any], outcome: str) -> Answer:
+def _answer(
+    request: Mapping[str, Any], response: Mapping[str, Any], outcome: str
+) -> AdmissionResponse:
     body = {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
         "response": {"uid": request["uid"], "allowed": True, **response},
     }
-    return Answer(body=body, outcome=outcome, subject=_subject(request))
+    return AdmissionResponse(body=body, outcome=outcome, subject=_subject(request))
 
 
 def _subject(request: Mapping[str, Any]) -> str:

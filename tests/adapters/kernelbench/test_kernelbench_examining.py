@@ -20,7 +20,7 @@ from retuned.cli.validate import read_candidate
 from retuned.contract import Solution
 from retuned.errors import UnreadableInput
 from retuned.lab.generators.given import GivenGenerator
-from retuned.lab.generators.occasion import Occasion
+from retuned.lab.generators.occasion import GeneratorInput
 from retuned.lab.subject import Array
 from retuned.ports import Generator
 
@@ -110,7 +110,7 @@ def test_a_generator_starts_from_the_solution_and_its_winner_is_measured(attempt
         DATA / "solutions/level1/4_matmul.cpp", definition="kernelbench.level1.4_matmul"
     )[0]
 
-    def make(_occasion: Occasion) -> Generator:
+    def make(_occasion: GeneratorInput) -> Generator:
         return GivenGenerator([better])
 
     search = Search(makers={"given": make}, seconds=1_000.0, candidates=1)
@@ -126,7 +126,7 @@ def test_a_generator_starts_from_the_solution_and_its_winner_is_measured(attempt
 
 
 def test_a_generator_with_a_wrong_start_is_not_asked(attempt: Try) -> None:
-    def make(_occasion: Occasion) -> Generator:
+    def make(_occasion: GeneratorInput) -> Generator:
         raise AssertionError("it was asked")
 
     search = Search(makers={"given": make}, seconds=1_000.0, candidates=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retuned.catalog.own import DefinitionInvalid, Like, load_definition, load_definitions
+from retuned.catalog.own import DefinitionInvalid, Distribution, load_definition, load_definitions
 from retuned.contract import AxisConst, Language
 from retuned.errors import UnreadableInput
 
@@ -20,7 +20,7 @@ def test_the_example_says_what_it_computes_and_what_may_run(file: Path) -> None:
     assert own.definition.variable_axes == ("M",)
     assert own.definition.axes["H"] == AxisConst(value=1024)
     assert own.definition.inputs["scale"].constant
-    assert own.made["x"].like is Like.NORMAL
+    assert own.made["x"].like is Distribution.NORMAL
     assert own.made["scale"].high == 1.5
     assert own.languages == (Language.CPU_CPP, Language.TRITON)
     assert own.traces.op == "retuned::scale_bias"

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from retuned.catalog.own import Like, Made, OwnDefinition, OwnTraces, OwnVariant, load_definition
+from retuned.catalog.own import (
+    Distribution,
+    InputRecipe,
+    OwnDefinition,
+    OwnTraces,
+    OwnVariant,
+    load_definition,
+)
 from retuned.catalog.own.making import FAMILIES, make_own
 from retuned.contract import (
     AxisConst,
@@ -27,7 +34,9 @@ from retuned.lab.subject import Array
 LENGTHS = {"M": 40, "H": 30}
 
 
-def own(made: Made, *, dtype: DType = DType.FLOAT32, constant: bool = False) -> OwnDefinition:
+def own(
+    made: InputRecipe, *, dtype: DType = DType.FLOAT32, constant: bool = False
+) -> OwnDefinition:
     spec = TensorSpec(shape=("M", "H"), dtype=dtype, constant=constant)
     return OwnDefinition(
         definition=Definition(
@@ -60,15 +69,15 @@ def made(one: OwnDefinition, family: str = "randn", seed: int = 3) -> Array:
 @pytest.mark.parametrize(
     ("how", "low", "high"),
     [
-        (Made(like=Like.UNIFORM, low=2.0, high=3.0), 2.0, 3.0),
-        (Made(like=Like.UNIFORM), 0.0, 1.0),
-        (Made(like=Like.CONSTANT, value=1.5), 1.5, 1.5),
-        (Made(like=Like.POSITIVE, scale=0.1), 1e-5, 1.0),
-        (Made(like=Like.INTEGERS, low=-2, high=2), -2.0, 2.0),
-        (Made(like=Like.NORMAL, mean=100.0, scale=0.01), 99.0, 101.0),
+        (InputRecipe(like=Distribution.UNIFORM, low=2.0, high=3.0), 2.0, 3.0),
+        (InputRecipe(like=Distribution.UNIFORM), 0.0, 1.0),
+        (InputRecipe(like=Distribution.CONSTANT, value=1.5), 1.5, 1.5),
+        (InputRecipe(like=Distribution.POSITIVE, scale=0.1), 1e-5, 1.0),
+        (InputRecipe(like=Distribution.INTEGERS, low=-2, high=2), -2.0, 2.0),
+        (InputRecipe(like=Distribution.NORMAL, mean=100.0, scale=0.01), 99.0, 101.0),
     ],
 )
-def test_numbers_are_as_the_file_says(how: Made, low: float, high: float) -> None:
+def test_numbers_are_as_the_file_says(how: InputRecipe, low: float, high: float) -> None:
     values = made(own(how))
     assert values.dtype == np.float32
     assert values.shape == (40, 30)
@@ -76,26 +85,28 @@ def test_numbers_are_as_the_file_says(how: Made, low: float, high: float) -> Non
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_others() -> None:
-    one = own(Made())
+    one = own(InputRecipe())
     assert made(one).tobytes() == made(one).tobytes() != made(one, seed=4).tobytes()
 
 
 def test_both_ends_of_whole_numbers_come() -> None:
-    values = made(own(Made(like=Like.INTEGERS, low=-128, high=127), dtype=DType.INT8))
+    values = made(
+        own(InputRecipe(like=Distribution.INTEGERS, low=-128, high=127), dtype=DType.INT8)
+    )
     assert values.dtype == np.int8
     assert {-128, 127} <= set(values.ravel().tolist()) | {-128, 127}
-    few = made(own(Made(like=Like.INTEGERS, low=0, high=1), dtype=DType.INT32))
+    few = made(own(InputRecipe(like=Distribution.INTEGERS, low=0, high=1), dtype=DType.INT32))
     assert set(few.ravel().tolist()) == {0, 1}
 
 
 def test_a_permutation_has_each_number_once_a_row() -> None:
-    values = made(own(Made(like=Like.PERMUTATION), dtype=DType.INT64))
+    values = made(own(InputRecipe(like=Distribution.PERMUTATION), dtype=DType.INT64))
     assert (np.sort(values, axis=1) == np.arange(30)).all()
     assert len(np.unique(values, axis=0)) > 1
 
 
 def test_families_change_what_they_are_called_after() -> None:
-    one = own(Made())
+    one = own(InputRecipe())
     plain = made(one)
     np.testing.assert_allclose(made(one, "randn-small"), plain * 1e-3, rtol=1e-6)
     np.testing.assert_allclose(made(one, "randn-large"), plain * 1e3, rtol=1e-6)
@@ -111,40 +122,42 @@ def test_families_change_what_they_are_called_after() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_whole_numbers_and_what_is_not_varied_stay(family: str) -> None:
     for one in (
-        own(Made(), constant=True),
-        own(Made(varied=False)),
-        own(Made(like=Like.INTEGERS, low=0, high=9), dtype=DType.INT32),
+        own(InputRecipe(), constant=True),
+        own(InputRecipe(varied=False)),
+        own(InputRecipe(like=Distribution.INTEGERS, low=0, high=9), dtype=DType.INT32),
     ):
         assert made(one, family).tobytes() == made(one).tobytes()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_positive_input_stays_positive(family: str) -> None:
-    assert (made(own(Made(like=Like.POSITIVE)), family) > 0).all()
+    assert (made(own(InputRecipe(like=Distribution.POSITIVE)), family) > 0).all()
 
 
 def test_lengths_that_the_definition_is_not_for_are_refused() -> None:
-    one = own(Made()).model_copy(update={"where": "M <= H"})
+    one = own(InputRecipe()).model_copy(update={"where": "M <= H"})
     with pytest.raises(ValueError, match="only for lengths where M <= H"):
         made(one)
     assert make_own(one, {"M": 30, "H": 30}, np.random.default_rng(0), "randn")["x"].shape[0] == 30
 
 
-@given(st.sampled_from(list(Like)), st.sampled_from(["mean", "scale", "low", "high", "value"]))
-def test_a_distribution_takes_only_its_own_numbers(like: Like, name: str) -> None:
+@given(
+    st.sampled_from(list(Distribution)), st.sampled_from(["mean", "scale", "low", "high", "value"])
+)
+def test_a_distribution_takes_only_its_own_numbers(like: Distribution, name: str) -> None:
     takes = {
-        Like.NORMAL: {"mean", "scale"},
-        Like.UNIFORM: {"low", "high"},
-        Like.POSITIVE: {"scale"},
-        Like.INTEGERS: {"low", "high"},
-        Like.PERMUTATION: set(),
-        Like.CONSTANT: {"value"},
+        Distribution.NORMAL: {"mean", "scale"},
+        Distribution.UNIFORM: {"low", "high"},
+        Distribution.POSITIVE: {"scale"},
+        Distribution.INTEGERS: {"low", "high"},
+        Distribution.PERMUTATION: set(),
+        Distribution.CONSTANT: {"value"},
     }[like]
     if name in takes:
-        assert getattr(Made.model_validate({"like": like, name: 1.0}), name) == 1.0
+        assert getattr(InputRecipe.model_validate({"like": like, name: 1.0}), name) == 1.0
     else:
         with pytest.raises(ValidationError, match=f"not '{name}'"):
-            Made.model_validate({"like": like, name: 1.0})
+            InputRecipe.model_validate({"like": like, name: 1.0})
 
 
 def test_an_empty_batch_is_made_too(file: Path) -> None:
@@ -156,7 +169,7 @@ def test_an_empty_batch_is_made_too(file: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FNUZ])
 def test_narrow_floats_are_made_and_reach_the_reference_in_float64(dtype: DType) -> None:
-    one = own(Made(like=Like.UNIFORM, low=-4.0, high=4.0), dtype=dtype)
+    one = own(InputRecipe(like=Distribution.UNIFORM, low=-4.0, high=4.0), dtype=dtype)
     values = made(one)
     assert values.dtype.itemsize == (1 if dtype is DType.FLOAT8_E4M3FNUZ else 2)
     oracle = Oracle(one.definition)

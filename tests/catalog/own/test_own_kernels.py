@@ -32,7 +32,7 @@ DIMS = ((7, 1024), (7, 1024), (1024,), (1024,))
 QUICK = LabSettings(search_s=0.1, search_blocks=2, final_s=0.4, final_blocks=10, final_units=2)
 
 
-def plan(entry: catalog.Entry, **changes: object) -> ExperimentPlan:
+def plan(entry: catalog.KernelEntry, **changes: object) -> ExperimentPlan:
     body = {
         "id": "own",
         "hypothesis": "h",

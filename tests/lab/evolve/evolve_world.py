@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retuned import catalog
-from retuned.adapters.chat_budget import ChatBudget, Prices, Purse
+from retuned.adapters.chat_budget import ChatBudget, Prices, RemainingBudget
 from retuned.adapters.chat_model import PaidChatModel, WireAnswer
 from retuned.adapters.chat_transcript import Transcript
 from retuned.adapters.clock import FakeClock
@@ -155,7 +155,7 @@ class Evolution:
         self.close()
         transcript = Transcript(self.folder / "t.jsonl")
         prices = Prices(prompt_usd_per_mtok=0.0, completion_usd_per_mtok=0.0)
-        purse = Purse(
+        purse = RemainingBudget(
             ChatBudget(max_tokens=self.max_tokens, max_usd=0.0), prices, spent=transcript.spent
         )
         chat = PaidChatModel(

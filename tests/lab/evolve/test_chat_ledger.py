@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retuned.adapters.chat_budget import BudgetSpent, ChatBudget, Prices, Purse, Usage
+from retuned.adapters.chat_budget import BudgetSpent, ChatBudget, Prices, RemainingBudget, Usage
 from retuned.adapters.chat_ledger import LEDGER, DayLedger
 from retuned.adapters.chat_model import PaidChatModel, ScriptedWire, WireAnswer
 from retuned.adapters.chat_transcript import Transcript
@@ -29,9 +29,9 @@ def left(folder: Path, *, most_usd: float = 10.0, clock: FakeClock | None = None
     return ledger(folder, clock).reserve(1e9, most_usd=most_usd)[1]
 
 
-def purse(folder: Path, *, day_usd: float) -> Purse:
+def purse(folder: Path, *, day_usd: float) -> RemainingBudget:
     budget = ChatBudget(max_tokens=10**9, max_usd=1e9, max_usd_per_day=day_usd)
-    return Purse(budget, DOLLAR, ledger=ledger(folder))
+    return RemainingBudget(budget, DOLLAR, ledger=ledger(folder))
 
 
 def bound(tokens: int) -> Usage:

@@ -12,7 +12,7 @@ from retuned.adapters.chat_budget import (
     BudgetSpent,
     ChatBudget,
     Prices,
-    Purse,
+    RemainingBudget,
     Usage,
     bound_of,
     settled,
@@ -71,7 +71,7 @@ def test_plain_text_has_no_character_that_steers(text: str) -> None:
 def test_the_budget_is_never_passed_by_usage_within_the_bound(uses: list[tuple[int, int]]) -> None:
     budget = ChatBudget(max_tokens=20_000, max_usd=0.04)
     prices = Prices(prompt_usd_per_mtok=2.0, completion_usd_per_mtok=8.0)
-    purse = Purse(budget, prices)
+    purse = RemainingBudget(budget, prices)
     bound = Usage(prompt_tokens=3000, completion_tokens=400)
     for read, written in uses:
         try:
@@ -85,7 +85,7 @@ def test_the_budget_is_never_passed_by_usage_within_the_bound(uses: list[tuple[i
 
 def test_a_free_model_is_bound_by_tokens_only() -> None:
     free = Prices(prompt_usd_per_mtok=0.0, completion_usd_per_mtok=0.0)
-    purse = Purse(ChatBudget(max_tokens=100, max_usd=0.0, max_usd_per_day=0.0), free)
+    purse = RemainingBudget(ChatBudget(max_tokens=100, max_usd=0.0, max_usd_per_day=0.0), free)
     purse.admit(Usage(prompt_tokens=90, completion_tokens=10))
     with pytest.raises(BudgetSpent, match="100 are left"):
         purse.admit(Usage(prompt_tokens=90, completion_tokens=11))

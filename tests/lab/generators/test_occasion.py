@@ -10,7 +10,7 @@ from retuned import catalog
 from retuned.contract import Solution, Workload
 from retuned.experiment import GENERATORS, occasion_of
 from retuned.lab.generators import Earlier
-from retuned.lab.generators.occasion import SELF_CONTAINED, Occasion
+from retuned.lab.generators.occasion import SELF_CONTAINED, GeneratorInput
 from retuned.ports import Finding
 from retuned.settings import Proposer
 from retuned.stages.experiment import ExperimentPlan
@@ -62,7 +62,7 @@ def earlier(
     return Earlier(finding=found, environment=environment, workloads=workloads)
 
 
-def made(*told: Earlier, **more: object) -> Occasion:
+def made(*told: Earlier, **more: object) -> GeneratorInput:
     return occasion_of(plan(**more), ENTRY.incumbent, cores=1, earlier=told)
 
 

@@ -32,7 +32,9 @@ def earlier(solution: Solution, *, arch: str, lower: float = 1.4) -> Earlier:
     return Earlier(finding=found, environment=ELSEWHERE, arch=arch)
 
 
-def ported(*given: Earlier, device: DeviceFacts, entry: catalog.Entry = GPU) -> list[Solution]:
+def ported(
+    *given: Earlier, device: DeviceFacts, entry: catalog.KernelEntry = GPU
+) -> list[Solution]:
     generator = PortingGenerator(entry, cores=2, device=device, earlier=given)
     workloads = [Workload(definition=entry.definition.name, axes={"M": 64})]
     return list(generator.propose(entry.definition, workloads, history=[], count=8))

@@ -8,14 +8,14 @@ import pytest
 from tests.catalog.running import run_triton, triton_kernel
 
 from retuned import catalog
-from retuned.catalog import Entry
+from retuned.catalog import KernelEntry
 from retuned.contract import Language, Solution, SourceFile, TrustClass, Workload
 from retuned.lab.generators import RecipeGenerator
 from retuned.lab.generators.devices import GPUS, DeviceFacts, cpu_facts
 from retuned.lab.generators.inference import widen
-from retuned.lab.generators.occasion import SELF_CONTAINED, Occasion
+from retuned.lab.generators.occasion import SELF_CONTAINED, GeneratorInput
 from retuned.lab.generators.portfolio import Portfolio, TurnList
-from retuned.lab.generators.recipes import RECIPES, Answer
+from retuned.lab.generators.recipes import RECIPES, RecipeResult
 from retuned.lab.generators.recipes.looping import CHUNKED, STRIDED, Loop, NotRewritable, rewrite
 from retuned.lab.languages import cpu_cpp, triton_contract
 from retuned.ports import Finding
@@ -33,22 +33,22 @@ TRITON = (
 )
 
 
-def entry(name: str, language: Language = Language.TRITON) -> Entry:
+def entry(name: str, language: Language = Language.TRITON) -> KernelEntry:
     return catalog.get(name, language=language)
 
 
-def many(subject: Entry, length: int = 4096) -> list[Workload]:
+def many(subject: KernelEntry, length: int = 4096) -> list[Workload]:
     axes = dict.fromkeys(subject.definition.variable_axes, length)
     return [Workload(definition=subject.definition.name, axes=axes)]
 
 
 def answers(
-    subject: Entry,
+    subject: KernelEntry,
     solution: Solution | None = None,
     *,
     device: DeviceFacts = H100,
     length: int = 4096,
-) -> dict[str, Answer]:
+) -> dict[str, RecipeResult]:
     base = solution or subject.incumbent
     generator = RecipeGenerator(subject, incumbent=base, device=device)
     return generator.answers(base, subject.definition, many(subject, length))
@@ -155,7 +155,7 @@ def test_a_matrix_product_of_few_rows_is_split_among_programs_in_two_steps() -> 
 
 def test_the_portfolio_proposes_split_k_where_rows_are_few() -> None:
     subject = entry("gemm_bf16_n4096_k4096")
-    occasion = Occasion(
+    occasion = GeneratorInput(
         plan=ExperimentPlan(
             id="p",
             hypothesis="h",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retuned import catalog
-from retuned.catalog import Entry
+from retuned.catalog import KernelEntry
 from retuned.contract import Solution, Workload
 from retuned.errors import UsageError
 from retuned.lab.generators import RandomGenerator, SearchGenerator
@@ -23,7 +23,7 @@ from retuned.stages.verdict import Interval, Reason, ShapeResult, Status, Verdic
 
 RECORDED = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "linear_w8_space.json"
 Key = tuple[str, tuple[tuple[str, int | str], ...]]
-Make = Callable[[Entry, int], Generator]
+Make = Callable[[KernelEntry, int], Generator]
 
 
 @cache
@@ -43,11 +43,11 @@ def times_us(rows: int) -> dict[Key, float]:
     }
 
 
-def entry_of_the_record() -> Entry:
+def entry_of_the_record() -> KernelEntry:
     return catalog.get(recorded()["definition"])
 
 
-def without_guesses(entry: Entry) -> Entry:
+def without_guesses(entry: KernelEntry) -> KernelEntry:
     """The same spaces with nothing known beforehand: starts in the middle, structures by name."""
     spaces = tuple(
         dataclasses.replace(space, starts=lambda _axes: (), rank=lambda _axes: 0)
@@ -84,7 +84,7 @@ def finding(
 
 
 def replay(
-    generator: Generator, entry: Entry, *, rows: int, evaluations: int, batch: int = 1
+    generator: Generator, entry: KernelEntry, *, rows: int, evaluations: int, batch: int = 1
 ) -> float:
     """Best recorded time found, as a share of the exhaustive best: 1 is the best itself."""
     times = times_us(rows)
@@ -107,11 +107,11 @@ def replay(
     return min(times.values()) / best
 
 
-def search(entry: Entry, seed: int) -> Generator:
+def search(entry: KernelEntry, seed: int) -> Generator:
     return SearchGenerator(entry, cores=1, seed=seed)
 
 
-def chance(entry: Entry, seed: int) -> Generator:
+def chance(entry: KernelEntry, seed: int) -> Generator:
     return RandomGenerator(entry, cores=1, seed=seed)
 
 
@@ -158,7 +158,7 @@ def test_the_first_five_proposals_already_beat_the_incumbent(rows: int) -> None:
 
 
 def propose(
-    generator: Generator, entry: Entry, *, history: Sequence[Finding] = (), count: int = 8
+    generator: Generator, entry: KernelEntry, *, history: Sequence[Finding] = (), count: int = 8
 ) -> list[Solution]:
     workloads = [Workload(definition=entry.definition.name, axes={"M": 64})]
     return list(generator.propose(entry.definition, workloads, history=history, count=count))

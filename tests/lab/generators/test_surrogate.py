@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retuned.lab.generators.surrogate import (
-    Belief,
     Field,
+    Prediction,
     Shape,
     coordinates_of,
     covariance,
@@ -87,7 +87,7 @@ def test_tried_points_are_believed_and_far_ones_are_uncertain() -> None:
 
 
 def test_improvement_is_expected_of_the_good_and_of_the_unknown() -> None:
-    belief = Belief(mean=np.array([0.1, 0.0, 0.0]), deviation=np.array([0.01, 0.2, 0.01]))
+    belief = Prediction(mean=np.array([0.1, 0.0, 0.0]), deviation=np.array([0.01, 0.2, 0.01]))
     promising = expected_improvement(belief, best=0.05)
     assert promising[0] > promising[2]
     assert promising[1] > promising[2]

@@ -18,7 +18,7 @@ from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, SourceFile, Workload
 from retuned.errors import MissingDependency
 from retuned.lab import toolchain
-from retuned.lab.bay import Bay, LabSettings
+from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.generators.given import GivenGenerator
 from retuned.lab.languages.gpu import find_gpu
@@ -123,8 +123,10 @@ def test_an_artifact_holds_the_object_that_was_audited(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bay(emulated: EmulatedGpuCpp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bay]:
-    opened = Bay(
+def bay(
+    emulated: EmulatedGpuCpp, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LabResources]:
+    opened = LabResources(
         ENTRY,
         [Workload(definition=NAME, axes={"M": 3})],
         incumbent=ENTRY.incumbent,
@@ -156,7 +158,7 @@ WRONG = ("(float)H + 1e-6f", "(float)H + 1e-2f")
     ids=["one vector too many", "wild store", "a barrier that not all reach", "wrong epsilon"],
 )
 def test_a_variant_that_is_wrong_is_found_at_its_gate(
-    edit: tuple[str, str], gate: str, reason: set[Reason], bay: Bay
+    edit: tuple[str, str], gate: str, reason: set[Reason], bay: LabResources
 ) -> None:
     examiner = Examiner(bay)
     variant, checks = examiner.admit(changed(FAST, *edit))
@@ -166,7 +168,7 @@ def test_a_variant_that_is_wrong_is_found_at_its_gate(
     assert found[0].reason in reason, found
 
 
-def test_what_the_contract_forbids_ends_at_the_first_gate(bay: Bay) -> None:
+def test_what_the_contract_forbids_ends_at_the_first_gate(bay: LabResources) -> None:
     bad = changed(FAST, "  float squares", '  asm("trap;");\n  float squares')
     variant, (check,) = Examiner(bay).admit(bad)
     assert variant is None
@@ -180,7 +182,7 @@ def test_without_a_gpu_it_is_compiled_and_audited_and_not_run(tmp_path: Path) ->
     assert "compiled for sm_90" in built.variant.note
     assert built.variant.audit[0]["kernel"] == FAST.entry
     with pytest.raises(MissingDependency, match="needs a GPU"):
-        Bay(
+        LabResources(
             ENTRY,
             [Workload(definition=NAME, axes={"M": 3})],
             incumbent=FAST,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from retuned.agent_wire import Held, OrderDone, Outcome, PodRef, SlotWatch, WatchPost
+from retuned.agent_wire import BlockedOrder, OrderDone, Outcome, PodRef, SlotWatch, WatchPost
 from retuned.stages.watch import WatchAction, WatchReport
 from retuned_operator.agent import PodRecord, Receipt, Reports
 from retuned_operator.agent.ports import Said
@@ -43,7 +43,7 @@ class Hearing:
         return self.woken - before
 
 
-def post(*slots: SlotWatch, held: tuple[Held, ...] = ()) -> WatchPost:
+def post(*slots: SlotWatch, held: tuple[BlockedOrder, ...] = ()) -> WatchPost:
     return WatchPost(pod=REF, target=TARGET, at=AT, slots=slots, held=held)
 
 
@@ -67,7 +67,9 @@ def test_whatever_decisions_read_wakes_them() -> None:
     hearing = Hearing()
     hearing.hear(post(slot()))
     harm = WatchReport(action=WatchAction.ROLLBACK, reason="shadow-mismatch", detail="3 differ")
-    held = Held(order="o", proposal="p", definition="gemm", epoch=3, final=False, reason="slow")
+    held = BlockedOrder(
+        order="o", proposal="p", definition="gemm", epoch=3, final=False, reason="slow"
+    )
     done = OrderDone(
         pod=REF, target=TARGET, order="o", proposal="p", definition="gemm", epoch=3,
         outcome=Outcome.DONE, at=AT,

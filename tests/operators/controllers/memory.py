@@ -26,7 +26,13 @@ from retuned.stages.verdict import (
 )
 from retuned_operator.agent import Receipt
 from retuned_operator.agent.ports import Said
-from retuned_operator.controllers.ports import About, Dims, Drifted, LiveShapes, Win
+from retuned_operator.controllers.ports import (
+    Dims,
+    EventSubject,
+    LiveShapes,
+    OpenDrift,
+    VerifiedWin,
+)
 from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
 from retuned_operator.machine import ResultFact
 from retuned_operator.machine.measuring import Compared
@@ -46,7 +52,7 @@ class FakeLedger:
         self.gone: dict[str, str] = {}
         self.faults: dict[str, EvidenceFault] = {}
         self.tasks: list[tuple[str, JobRole, str]] = []
-        self.reports: list[Drifted] = []
+        self.reports: list[OpenDrift] = []
         self.beliefs: list[Hypothesis] = []
         self.tried: list[Finding] = []
         self.collecting: Callable[[KernelExperiment], object] = lambda _: None
@@ -66,7 +72,7 @@ class FakeLedger:
     def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
         return self.gone
 
-    def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> Win | None:
+    def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> VerifiedWin | None:
         result = next(each for each in self.found if (each.job, each.pod_uid) == (job, pod_uid))
         assert result.winner is not None
         shape = ShapeResult(
@@ -84,7 +90,7 @@ class FakeLedger:
             guard=Guard(),
             evidence=examples.EVIDENCE,
         )
-        return Win(verdict=verdict, trust=TrustClass.PARAMETERS)
+        return VerifiedWin(verdict=verdict, trust=TrustClass.PARAMETERS)
 
     def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
         self.tasks.append((experiment.metadata.name, role, arch))
@@ -93,13 +99,13 @@ class FakeLedger:
     def share(self, hypothesis: str) -> float:
         return 0.2
 
-    def drifts(self, target: str) -> Sequence[Drifted]:
+    def drifts(self, target: str) -> Sequence[OpenDrift]:
         return tuple(self.reports)
 
     def believe(self, belief: Hypothesis) -> None:
         self.beliefs.append(belief)
 
-    def answered(self, drifted: Drifted) -> None:
+    def answered(self, drifted: OpenDrift) -> None:
         self.reports.remove(drifted)
 
     def doubt(
@@ -115,13 +121,13 @@ class FakeSignals:
 
     firing: bool | None = False
     says: dict[str, Compared] = field(default_factory=dict)
-    asked: list[tuple[About, datetime]] = field(default_factory=list)
+    asked: list[tuple[EventSubject, datetime]] = field(default_factory=list)
 
     def slo_firing(self, target: TuningTarget) -> bool | None:
         return self.firing
 
     def compare(
-        self, metrics: Sequence[Metric], *, about: About, since: datetime
+        self, metrics: Sequence[Metric], *, about: EventSubject, since: datetime
     ) -> Mapping[str, Compared]:
         self.asked.append((about, since))
         return {each.name: self.says[each.name] for each in metrics if each.name in self.says}

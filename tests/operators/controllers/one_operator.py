@@ -13,15 +13,15 @@ from retuned.errors import RetunedError
 from retuned.ports import Spans
 from retuned_operator.agent import Reports
 from retuned_operator.controllers import (
-    Acting,
-    Beliefs,
+    ClusterView,
+    ClusterWriter,
     Decisions,
     Experiments,
     Freezes,
+    HypothesisController,
     Policies,
     Proposals,
     Targets,
-    World,
     reading,
 )
 from retuned_operator.controllers.caches import INDICES, StoreCaches
@@ -38,7 +38,7 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
-from retuned_operator.runtime.store import Store, key_of
+from retuned_operator.runtime.store import ObjectCache, key_of
 
 OURS = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES, PODS, JOBS)
 
@@ -68,17 +68,17 @@ class Operator:
         self.reports = Reports(NoArchive())
         self.errors: list[str] = []
         self.current = True
-        self.stores = {kind: Store(INDICES.get(kind)) for kind in OURS}
+        self.stores = {kind: ObjectCache(INDICES.get(kind)) for kind in OURS}
         caches = StoreCaches(self.stores, current=lambda _: self.current)
         telemetry = cluster.telemetry
-        self.acting = Acting(
+        self.acting = ClusterWriter(
             cluster.api,
             memory=caches,
             clock=cluster.clock,
             telemetry=telemetry,
             spans=cluster.spans,
         )
-        self.world = World(
+        self.world = ClusterView(
             caches=caches,
             reports=self.reports,
             signals=cluster.signals,
@@ -92,7 +92,7 @@ class Operator:
             (POLICIES, Policies(world, acting)),
             (FREEZES, Freezes(world, acting)),
             (TARGETS, Targets(world, acting, jobs=cluster.jobs)),
-            (TARGETS, Beliefs(world, acting, telemetry=telemetry)),
+            (TARGETS, HypothesisController(world, acting, telemetry=telemetry)),
             (EXPERIMENTS, Experiments(world, acting, jobs=cluster.jobs, telemetry=telemetry)),
             (TARGETS, Proposals(world, acting, telemetry=telemetry)),
             (DECISIONS, Decisions(world, acting, telemetry=telemetry)),

@@ -9,7 +9,7 @@ from datetime import datetime
 from tests.operators import examples
 from tests.operators.controllers.memory import KERNEL
 
-from retuned.agent_wire import Held, Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
+from retuned.agent_wire import BlockedOrder, Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
 from retuned.contract import Digest
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import WatchAction, WatchReport
@@ -45,7 +45,7 @@ class ServerPod:
     """Why it carries no swap out; empty: it does."""
     waits: str = ""
     """Why it cannot carry a swap out yet."""
-    held: Held | None = None
+    held: BlockedOrder | None = None
     swaps: list[tuple[int, Digest | None]] = field(default_factory=list)
 
     def carry_out(self, orders: Sequence[SwapOrder]) -> None:
@@ -89,12 +89,12 @@ class ServerPod:
         )
 
 
-def held(order: SwapOrder, server: ServerPod) -> Held | None:
+def held(order: SwapOrder, server: ServerPod) -> BlockedOrder | None:
     """Return why a server does not carry an order out."""
     reason = server.refuses or server.waits
     if order.kind is SwapKind.ROLLBACK or not reason or order.epoch <= server.epoch:
         return None
-    return Held(
+    return BlockedOrder(
         order=order.id,
         proposal=order.proposal,
         definition=order.definition,

@@ -12,7 +12,7 @@ from tests.operators.controllers.server_pods import WORLD
 
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
-from retuned_operator.controllers.ports import Drifted
+from retuned_operator.controllers.ports import OpenDrift
 from retuned_operator.crds import ExperimentPhase
 from retuned_operator.manifests import JobSettings
 from retuned_operator.manifests.settings import Endpoint
@@ -32,7 +32,7 @@ def window(start: int = 0, *, kernel: str = "rmsnorm", rows: int = 16) -> Worklo
     )
 
 
-def drifted(id: str = "d1", windows: int = 2, **more: object) -> Drifted:
+def drifted(id: str = "d1", windows: int = 2, **more: object) -> OpenDrift:
     report = DriftReport(
         detected=True,
         action=DriftAction.RETUNE,
@@ -42,7 +42,7 @@ def drifted(id: str = "d1", windows: int = 2, **more: object) -> Drifted:
         sentence="other traffic",
     )
     found = tuple(window(n * MINUTE_NS, **more) for n in range(windows))  # type: ignore[arg-type]
-    return Drifted(id=id, report=report, windows=found)
+    return OpenDrift(id=id, report=report, windows=found)
 
 
 def test_drift_becomes_an_experiment_under_the_policy_that_allows_it_and_then_a_proposal() -> None:

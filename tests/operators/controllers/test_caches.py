@@ -10,7 +10,7 @@ from retuned_operator.controllers.caches import INDICES, StoreCaches
 from retuned_operator.controllers.ports import BY_PHASE, BY_SELECTOR, BY_TARGET
 from retuned_operator.runtime import store
 from retuned_operator.runtime.resources import PROPOSALS, TARGETS, Obj
-from retuned_operator.runtime.store import Store, key_of, made_of
+from retuned_operator.runtime.store import ObjectCache, key_of, made_of
 
 
 def a_swap(version: int, **more: Any) -> Obj:
@@ -21,7 +21,7 @@ def a_swap(version: int, **more: Any) -> Obj:
 
 class Kept:
     def __init__(self) -> None:
-        self.stores = {kind: Store(INDICES.get(kind)) for kind in (PROPOSALS, TARGETS)}
+        self.stores = {kind: ObjectCache(INDICES.get(kind)) for kind in (PROPOSALS, TARGETS)}
         self.known = True
         self.caches = StoreCaches(self.stores, current=lambda _: self.known)
 

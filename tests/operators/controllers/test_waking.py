@@ -16,7 +16,7 @@ from tests.operators.runtime.running import eventually, in_thread
 from retuned.adapters.clock import FakeClock
 from retuned.adapters.telemetry import FakeTelemetry
 from retuned_operator.agent import Hub, Reports
-from retuned_operator.controllers import Acting, World
+from retuned_operator.controllers import ClusterView, ClusterWriter
 from retuned_operator.controllers.caches import INDICES, StoreCaches
 from retuned_operator.manifests import JobSettings
 from retuned_operator.manifests.sidecar import SIDECAR
@@ -35,7 +35,7 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
-from retuned_operator.runtime.store import Store, key_of
+from retuned_operator.runtime.store import ObjectCache, key_of
 
 KINDS = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES, PODS, JOBS)
 NAMESPACES = ("serving", "serving-2")
@@ -163,11 +163,11 @@ def of_kind(kind: Resource) -> dict[str, Obj]:
     return {key_of(body): body for resource, body in HERE if resource is kind}
 
 
-def wired(stores: dict[Resource, Store], api: Api | None = None) -> dict[str, Controller]:
+def wired(stores: dict[Resource, ObjectCache], api: Api | None = None) -> dict[str, Controller]:
     """Return the operator's controllers over stores; who looks at nothing needs no API server."""
     clock, telemetry = FakeClock(examples.NOW), FakeTelemetry()
     caches = StoreCaches(stores, current=lambda _: True)
-    world = World(
+    world = ClusterView(
         caches=caches,
         reports=Reports(NoArchive()),
         signals=FakeSignals(),
@@ -175,7 +175,7 @@ def wired(stores: dict[Resource, Store], api: Api | None = None) -> dict[str, Co
         kernels=FakeKernels(),
         clock=clock,
     )
-    acting = Acting(api, memory=caches, clock=clock, telemetry=telemetry)  # type: ignore[arg-type]
+    acting = ClusterWriter(api, memory=caches, clock=clock, telemetry=telemetry)  # type: ignore[arg-type]
     found = controllers_of(
         world,
         acting,
@@ -189,7 +189,7 @@ def wired(stores: dict[Resource, Store], api: Api | None = None) -> dict[str, Co
 
 @pytest.fixture(scope="module")
 def controllers() -> dict[str, Controller]:
-    stores = {kind: Store(INDICES.get(kind)) for kind in KINDS}
+    stores = {kind: ObjectCache(INDICES.get(kind)) for kind in KINDS}
     for resource, body in HERE:
         stores[resource].put(body)
     return wired(stores)

@@ -39,7 +39,7 @@ from retuned_operator.manifests.roles import (
     watching_rules,
 )
 from retuned_operator.manifests.sidecar import SIDECAR
-from retuned_operator.program.assembly import Operator, Reach
+from retuned_operator.program.assembly import ApiConnections, Operator
 from retuned_operator.program.settings import Settings, load_settings
 from retuned_operator.runtime.resources import (
     EVENTS,
@@ -179,7 +179,7 @@ def drift() -> DriftReport:
 
 @contextmanager
 def running(fake: FakeApi, settings: Settings) -> Iterator[Operator]:
-    reach = Reach(api=fake.api("operator"), election=fake.api("operator"))
+    reach = ApiConnections(api=fake.api("operator"), election=fake.api("operator"))
     lost: list[str] = []
     operator = Operator(settings, reach=reach, on_lost=lambda: lost.append("lost"))
     stop = threading.Event()

@@ -32,7 +32,7 @@ from retuned_operator.manifests.roles import (
 )
 from retuned_operator.program.channel_settings import ChannelSettings, channel_settings
 from retuned_operator.program.channelling import ClusterChannels, place_of
-from retuned_operator.program.telling import Telling
+from retuned_operator.program.telling import ProposalNotifier
 from retuned_operator.runtime.resources import DECISIONS, EVENTS, FREEZES, PROPOSALS, Obj
 
 KEY = "serving/swp-0123456789abcdef0123"
@@ -253,7 +253,7 @@ def test_what_is_not_known_of_the_cluster_closes_nothing(site: Site) -> None:
 
     outbox = channels._outbox
     assert outbox is not None
-    telling = Telling(Silent(site.fake), outbox, channels._sinks, place=place_of(""))
+    telling = ProposalNotifier(Silent(site.fake), outbox, channels._sinks, place=place_of(""))
     assert telling.look(site.clock.now()) == 0
     assert outbox.opened() == [KEY]
 

@@ -25,7 +25,7 @@ from retuned_operator.program import definitions
 from retuned_operator.program.catalog import CatalogKernels
 from retuned_operator.program.definitions import MAX_FILES, learn
 from retuned_operator.program.settings import Settings
-from retuned_operator.program.showing import Shown
+from retuned_operator.program.showing import ClusterMetrics
 from retuned_operator.runtime.resources import CONFIG_MAPS
 
 fake, settings = whole.fake, whole.settings
@@ -181,7 +181,7 @@ def test_how_many_files_are_used_is_shown(folder: Path) -> None:
     cluster = Cluster(OPEN)
     cluster.operator.sync()
     caches = cluster.operator.world.caches
-    Shown(caches, cluster.telemetry, clock=cluster.clock, learnt=learn(folder)).show()
+    ClusterMetrics(caches, cluster.telemetry, clock=cluster.clock, learnt=learn(folder)).show()
     for state in ("known", "left-out"):
         assert cluster.telemetry.row("retuned_definition_files", state=state) == 1.0
 

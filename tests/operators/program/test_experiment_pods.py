@@ -40,7 +40,7 @@ from retuned_operator.machine import ResultFact
 from retuned_operator.manifests import JobRequest, JobSettings, job_objects
 from retuned_operator.manifests.jobs import FINAL_EXIT_CODES, TELLER
 from retuned_operator.manifests.settings import Endpoint
-from retuned_operator.program.asking import Asking
+from retuned_operator.program.asking import LlmQuota
 from retuned_operator.program.collecting import Collector
 from retuned_operator.program.kinds import SOLUTION
 from retuned_operator.program.ledger import StoreLedger
@@ -121,7 +121,7 @@ class Cluster:
             collector=Collector(
                 self.folder, pods=lambda _: self.ended(), logs=self, clock=FakeClock()
             ),
-            asking=Asking(self.store, self.jobs, clock=FakeClock()),
+            asking=LlmQuota(self.store, self.jobs, clock=FakeClock()),
         )
 
     def ended(self) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal, propose
 from retuned.stages.verdict import EvidenceFault, JudgeSettings, Reason, ServerEnvironment, Status
 from retuned_operator.agent.ports import PodRecord, Receipt
-from retuned_operator.controllers.ports import Win
+from retuned_operator.controllers.ports import VerifiedWin
 from retuned_operator.crds import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
 from retuned_operator.crds.experiment_status import JobRef
 from retuned_operator.manifests.jobs import MAX_TASK_BYTES
@@ -129,7 +129,7 @@ def ledger(tmp_path: Path, pod: Pod) -> Iterator[StoreLedger]:
         )
 
 
-def win_of(ledger: StoreLedger) -> Win | None:
+def win_of(ledger: StoreLedger) -> VerifiedWin | None:
     return ledger.win(an_experiment(), job=JOB, pod_uid=POD)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.operators.controllers.test_swaps import at_canary, reached
 
 from retuned.spans import NoSpans
-from retuned.terminal.logs import Framed, JsonLines
+from retuned.terminal.logs import JsonLines, SpanFilter
 from retuned_operator.crds import ProposalPhase as P
 from retuned_operator.program import main
 from retuned_operator.program.settings import Settings
@@ -73,7 +73,7 @@ def test_what_the_controllers_say_of_a_proposal_is_found_by_its_name() -> None:
             lines.append(json.loads(JsonLines().format(record)))
 
     handler, log = Kept(), logging.getLogger("retuned_operator")
-    handler.addFilter(Framed())
+    handler.addFilter(SpanFilter())
     log.addHandler(handler)
     try:
         cluster = at_canary()

@@ -33,7 +33,7 @@ from retuned_operator.manifests.roles import (
 )
 from retuned_operator.manifests.sidecar import SIDECAR
 from retuned_operator.program import securing
-from retuned_operator.program.assembly import Operator, Reach
+from retuned_operator.program.assembly import ApiConnections, Operator
 from retuned_operator.program.settings import Settings, load_settings
 from retuned_operator.runtime.resources import (
     CONFIG_MAPS,
@@ -107,7 +107,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 @contextmanager
 def running(fake: FakeApi, settings: Settings, lost: list[str]) -> Iterator[Operator]:
-    reach = Reach(api=fake.api("operator"), election=fake.api("operator"))
+    reach = ApiConnections(api=fake.api("operator"), election=fake.api("operator"))
     operator = Operator(settings, reach=reach, on_lost=lambda: lost.append("lost"))
     stop = threading.Event()
     thread = threading.Thread(target=operator.run, args=(stop,))

@@ -15,7 +15,7 @@ from tests.fakeapi.server import FakeApi
 from tests.plane.control_plane import free_ports
 
 from retuned.errors import TemporaryError
-from retuned_operator.program.securing import Securing
+from retuned_operator.program.securing import CertificateManager
 from retuned_operator.program.settings import Settings
 from retuned_operator.runtime.errors import NotFound
 from retuned_operator.runtime.resources import CONFIG_MAPS, MUTATING_WEBHOOKS
@@ -40,7 +40,7 @@ def fake() -> Iterator[FakeApi]:
 
 def replica(
     fake: FakeApi, folder: Path, port: int, *, namespaces: Sequence[str] = ("serving",)
-) -> Securing:
+) -> CertificateManager:
     settings = Settings(
         state_dir=folder,
         address="127.0.0.1",
@@ -48,7 +48,7 @@ def replica(
         pod_namespace="default",
         sidecar={"image": "i", "agentUrl": "https://retuned-agent.default.svc:8443"},
     )
-    return Securing(settings, fake.api(), namespaces=lambda: namespaces)
+    return CertificateManager(settings, fake.api(), namespaces=lambda: namespaces)
 
 
 def free_port() -> int:

@@ -26,7 +26,7 @@ from retuned_operator.crds import ExperimentPhase as E
 from retuned_operator.crds import KernelExperimentStatus
 from retuned_operator.crds import ProposalPhase as P
 from retuned_operator.crds.experiment_status import Spell
-from retuned_operator.program.showing import Shown
+from retuned_operator.program.showing import ClusterMetrics
 from retuned_operator.runtime.resources import FREEZES, POLICIES, Resource
 
 AWAITING = "retuned_swap_proposal_awaiting_approval"
@@ -37,7 +37,7 @@ PAUSED = "retuned_swap_paused"
 def look(cluster: Cluster) -> FakeTelemetry:
     cluster.operator.sync()
     world = cluster.operator.world
-    Shown(world.caches, cluster.telemetry, clock=cluster.clock).show()
+    ClusterMetrics(world.caches, cluster.telemetry, clock=cluster.clock).show()
     return cluster.telemetry
 
 
@@ -217,5 +217,5 @@ def test_an_object_that_makes_no_sense_hides_no_other(kind: Resource) -> None:
     cluster.operator.sync()
     cluster.operator.stores[kind].put({"metadata": metadata, "spec": 7, "status": {}})
     world = cluster.operator.world
-    Shown(world.caches, cluster.telemetry, clock=cluster.clock).show()
+    ClusterMetrics(world.caches, cluster.telemetry, clock=cluster.clock).show()
     assert cluster.telemetry.row(AWAITING, proposal="swp-1") == 1.0

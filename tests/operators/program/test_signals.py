@@ -13,7 +13,7 @@ from tests.operators.program.scripted_prometheus import ScriptedPrometheus, said
 
 from retuned.adapters.clock import FakeClock
 from retuned.stages.gate.limits import Metric
-from retuned_operator.controllers.ports import About
+from retuned_operator.controllers.ports import EventSubject
 from retuned_operator.crds import TuningTarget, read
 from retuned_operator.machine.measuring import NOTHING, Compared
 from retuned_operator.program import prometheus
@@ -21,7 +21,7 @@ from retuned_operator.program.prometheus import MAX_ANSWER_BYTES, PAUSE_S, Prome
 from retuned_operator.program.signals import PrometheusSignals
 
 SINCE = datetime(2026, 3, 3, 1, 0, tzinfo=UTC)
-ABOUT = About(namespace="serving", target="chat", pods=("chat-0",))
+ABOUT = EventSubject(namespace="serving", target="chat", pods=("chat-0",))
 TARGET = read(TuningTarget, a_target())
 
 

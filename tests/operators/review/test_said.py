@@ -10,7 +10,7 @@ from tests.operators.examples import a_decision
 from tests.operators.review.conftest import Looking, Page
 
 from retuned.adapters.clock import FakeClock
-from retuned_operator.review.said import KEEP_S, JustSaid
+from retuned_operator.review.said import KEEP_S, PendingDecisions
 from retuned_operator.runtime.resources import DECISIONS, Obj, Resource
 
 KEY = "serving/swp-1"
@@ -19,7 +19,7 @@ NAME = "serving/swp-0123456789abcdef0123"
 
 def test_a_word_is_there_until_the_watch_has_brought_it_and_never_twice() -> None:
     clock = FakeClock(datetime(2026, 3, 2, tzinfo=UTC))
-    said, word = JustSaid(clock), a_decision()
+    said, word = PendingDecisions(clock), a_decision()
     said.keep(word)
     assert said.among(KEY, []) == [word]
     assert said.among(KEY, [word]) == [word]

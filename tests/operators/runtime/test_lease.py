@@ -17,7 +17,7 @@ from tests.operators.runtime.running import WITHIN_S, Clock, eventually, in_thre
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.errors import Unavailable
 from retuned_operator.runtime.lease import Leader, NotLeading
-from retuned_operator.runtime.lease_rules import LeaseTimes, Seen, may_take, observed
+from retuned_operator.runtime.lease_rules import LeaseTimes, ObservedLease, may_take, observed
 from retuned_operator.runtime.resources import LEASES, Obj
 
 QUICK = LeaseTimes(duration_s=3.0, renew_deadline_s=2.0, renew_s=0.1, fresh_s=0.5)
@@ -364,7 +364,7 @@ def test_nobody_takes_a_lease_within_its_time_after_a_renewal_was_seen(
         }
         seen = observed(body, seen, now_s=now)
         seen = observed(body, seen, now_s=now + 0.01)
-    assert isinstance(seen, Seen)
+    assert isinstance(seen, ObservedLease)
     allowed = may_take(seen, "b", now_s=now + after_s, times=times)
     longest = max(times.duration_s, float(their_duration or 0))
     assert allowed is (now + after_s - now >= longest)

@@ -21,7 +21,7 @@ from retuned_operator.runtime.lease import Leader
 from retuned_operator.runtime.lease_rules import LeaseTimes
 from retuned_operator.runtime.manager import Controller, Manager, ManagerSettings, itself
 from retuned_operator.runtime.resources import CONFIG_MAPS, SECRETS, Obj
-from retuned_operator.runtime.store import Store, split
+from retuned_operator.runtime.store import ObjectCache, split
 
 SETTINGS = ManagerSettings(
     stale_s=5.0,
@@ -38,8 +38,8 @@ class Copier:
         self.manager = Manager(
             api, leader=leader, registry=self.registry, settings=more.pop("settings", SETTINGS)
         )
-        self.maps: Store = self.manager.store(CONFIG_MAPS, namespaces=["serving"])
-        self.secrets: Store = self.manager.store(SECRETS, namespaces=["serving"])
+        self.maps: ObjectCache = self.manager.store(CONFIG_MAPS, namespaces=["serving"])
+        self.secrets: ObjectCache = self.manager.store(SECRETS, namespaces=["serving"])
         self.looked: list[str] = []
         self.before: Callable[[str], float | None] = lambda _: None
         self.queue = self.manager.add(

@@ -16,7 +16,7 @@ from retuned_operator.runtime.backoff import Backoff
 from retuned_operator.runtime.client import Api
 from retuned_operator.runtime.reflector import Change, Reflector, Selection
 from retuned_operator.runtime.resources import CONFIG_MAPS, Obj
-from retuned_operator.runtime.store import Store
+from retuned_operator.runtime.store import ObjectCache
 from retuned_operator.runtime.transport import Timeouts
 
 QUICK = Backoff(first_s=0.02, most_s=0.2)
@@ -27,7 +27,7 @@ class Kept:
     """A reflector with what it said."""
 
     def __init__(self, api: Api, selection: Selection = WATCHED, **more: Any) -> None:
-        self.store = Store()
+        self.store = ObjectCache()
         self.changes: list[Change] = []
         self.restarts: list[str] = []
         more.setdefault("backoff", QUICK)
@@ -226,14 +226,14 @@ def test_an_answer_that_nobody_expected_does_not_end_the_work(
     """The store is not like the server's then, and its silence says so."""
     make(fake, "a")
     kept = Kept(fake.api())
-    whole = Store.put
+    whole = ObjectCache.put
 
-    def put(store: Store, body: Obj) -> bool:
+    def put(store: ObjectCache, body: Obj) -> bool:
         if body["metadata"]["name"] == "strange":
             raise OverflowError("a number that nobody can write")
         return whole(store, body)
 
-    monkeypatch.setattr(Store, "put", put)
+    monkeypatch.setattr(ObjectCache, "put", put)
     with kept.running():
         kept.has("a")
         make(fake, "strange")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from retuned_operator.runtime.resources import Obj
-from retuned_operator.runtime.store import Store
+from retuned_operator.runtime.store import ObjectCache
 
 
 def a_decision(name: str, proposal: str, *, namespace: str = "serving") -> Obj:
@@ -26,7 +26,7 @@ def names(found: Iterable[Obj]) -> list[str]:
 
 
 def test_what_is_read_is_a_copy() -> None:
-    store = Store()
+    store = ObjectCache()
     store.put(a_decision("one", "p"))
     found = store.get("serving/one")
     assert found is not None
@@ -35,7 +35,7 @@ def test_what_is_read_is_a_copy() -> None:
 
 
 def test_only_what_changes_counts_and_the_managers_of_fields_do_not() -> None:
-    store, body = Store(), a_decision("one", "p")
+    store, body = ObjectCache(), a_decision("one", "p")
     assert store.put(body)
     body["metadata"]["managedFields"] = [{"manager": "kubectl"}]
     assert not store.put(body)
@@ -44,7 +44,7 @@ def test_only_what_changes_counts_and_the_managers_of_fields_do_not() -> None:
 
 
 def test_objects_are_found_by_an_index_which_follows_them() -> None:
-    store = Store({"about": about})
+    store = ObjectCache({"about": about})
     store.put(a_decision("one", "p"))
     store.put(a_decision("two", "p"))
     store.put(a_decision("three", "q"))
@@ -61,7 +61,7 @@ def test_objects_are_found_by_an_index_which_follows_them() -> None:
 def test_an_object_that_an_index_cannot_read_is_still_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store = Store({"about": about})
+    store = ObjectCache({"about": about})
     strange = a_decision("one", "p") | {"spec": {}}
     assert store.put(strange)
     assert names(store.list()) == ["one"]
@@ -69,7 +69,7 @@ def test_an_object_that_an_index_cannot_read_is_still_there(
 
 
 def test_objects_are_listed_by_namespace() -> None:
-    store = Store()
+    store = ObjectCache()
     for namespace in ("a", "ab"):
         store.put(a_decision("one", "p", namespace=namespace))
     assert store.keys(namespace="a") == ("a/one",)

@@ -17,7 +17,7 @@ from retuned_operator.runtime.resources import (
     Resource,
 )
 from retuned_operator.webhook.certificates import CA_LIFE, LIFE, read_material, renewed
-from retuned_operator.webhook.keeping import Keeper, mounted
+from retuned_operator.webhook.keeping import CertificateRotator, mounted
 
 NOW = datetime(2026, 3, 2, 10, 0, tzinfo=UTC)
 NAMES = ("retuned-webhook.retuned.svc",)
@@ -75,8 +75,8 @@ def api() -> Objects:
     return made
 
 
-def keeper(api: Objects, *namespaces: str, **more: Any) -> Keeper:
-    return Keeper(
+def keeper(api: Objects, *namespaces: str, **more: Any) -> CertificateRotator:
+    return CertificateRotator(
         api=api,
         namespace="retuned",
         names=NAMES,

@@ -27,7 +27,7 @@ from retuned.runtime.graphs import report
 from retuned.runtime.graphs.following import Graphs
 from retuned.runtime.graphs.hosting import HostedGraphs
 from retuned.runtime.graphs.report import graphs_state, slot_graphs
-from retuned.runtime.host import Host
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.orders import Order
 from retuned.runtime.shadow import bucket, compare_tensors
@@ -495,7 +495,7 @@ def test_the_host_tells_of_graphs_in_pages_and_gives_slots_back(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "MAX_SHOWN", 2)
-    host = Host("server")
+    host = RuntimeHost("server")
     host._seating.graphs = HostedGraphs(None, graphs=lambda: server.graphs)
     server.graphs.remove_slot(server.slot)
     assert not server.graphs.torch.installed, "nobody is left whom to follow"

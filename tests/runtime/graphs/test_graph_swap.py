@@ -15,7 +15,7 @@ from tests.runtime.graphs.played import KERNELS, Played, floats
 
 from retuned.runtime.gpu_driver import DriverFailed
 from retuned.runtime.graphs.index import IndexedGraph, index_graph
-from retuned.runtime.graphs.recording import Taken
+from retuned.runtime.graphs.recording import CaptureNotes
 from retuned.runtime.graphs.swap import Change, apply, prepare
 from retuned.runtime.spec import Refused
 
@@ -36,7 +36,7 @@ class Model:
             self.handle,
             instance=lambda: self.instance,
             owner=lambda: self,
-            notes=lambda _: Taken(),
+            notes=lambda _: CaptureNotes(),
         )
 
     def _work(self, kernel: str) -> Any:
@@ -119,7 +119,7 @@ def test_the_index_says_what_was_captured_in_the_order_of_launches(played: Playe
 
     handle = played.capture(work)
     graph = index_graph(
-        played.calls, handle, instance=lambda: 0, owner=lambda: 1, notes=lambda _: Taken()
+        played.calls, handle, instance=lambda: 0, owner=lambda: 1, notes=lambda _: CaptureNotes()
     )
     assert [(s.place, s.name, s.grid, s.block) for s in graph.sites] == [
         (0, "double", (5, 1, 1), (32, 1, 1)),

@@ -13,10 +13,10 @@ from tests.runtime.intercept import strangers
 from tests.runtime.intercept.strangers import cdiv_grid, launch_affine
 from tests.runtime.intercept.test_intercept_swapping import AFFINE, WRONG, World
 
-from retuned.runtime.comparing import Form, form_of
+from retuned.runtime.comparing import ElementFormat, form_of
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.keeping import KEEPER, Keeper
+from retuned.runtime.keeping import KEEPER, InputCopier
 from retuned.runtime.shadow_numbers import measure
 from retuned.runtime.underway import CHECKS
 
@@ -46,7 +46,7 @@ class AtOnce:
 
     glimpse = copy
 
-    def form(self, tensor: Any) -> tuple[Form, int]:
+    def form(self, tensor: Any) -> tuple[ElementFormat, int]:
         return form_of(torch, tensor), int(tensor.numel())
 
     def version(self, tensor: Any) -> int | None:
@@ -206,7 +206,7 @@ def test_launches_too_large_for_two_whole_copies_are_checked_in_line(world: Worl
     world.swap(world.live_affine(), **DARK)
     device, checker = aside(world), in_force(world)._checker
     assert checker is not None
-    checker._keeper = Keeper(1000)
+    checker._keeper = InputCopier(1000)
     assert torch.equal(*launch_affine(100))
     assert device.compared == []
     assert world.sample()["shadow_checks"] == 1

@@ -9,7 +9,7 @@ import pytest
 from tests.runtime.intercept.strangers import launch_affine
 from tests.runtime.intercept.test_intercept_swapping import World
 
-from retuned.runtime.compiling import Compiling
+from retuned.runtime.compiling import CompileBudget
 from retuned.runtime.intercept import codes, ready, variant
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.plans import Plan
@@ -158,7 +158,7 @@ def test_codes_that_launches_ask_for_are_compiled_within_a_share_of_the_time(
     launch_affine(100)
     world.swap(world.live_affine())
     monkeypatch.setattr(Codes, "compile", slow)
-    world.host._compiling = Compiling(clock=lambda: now_s[0])
+    world.host._compiling = CompileBudget(clock=lambda: now_s[0])
     for n in (96, 1):
         launch_affine(n)
     for _ in range(3):

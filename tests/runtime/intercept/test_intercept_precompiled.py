@@ -24,9 +24,9 @@ from retuned.adapters.precompiling import Precompiler
 from retuned.contract import Definition, Solution
 from retuned.lab.languages.triton_precompile import precompile
 from retuned.runtime import precompiled_triton, seats
-from retuned.runtime.host import Host
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.precompiled import PRECOMPILED_FILE, Entry, pack
+from retuned.runtime.precompiled import PRECOMPILED_FILE, PrecompiledEntry, pack
 from retuned.runtime.precompiled_triton import Shipped, Tally
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Refused, parse_spec
@@ -94,7 +94,7 @@ def solution(definition: dict[str, Any], **fields: Any) -> Solution:
 
 
 @pytest.fixture(scope="module")
-def sums(interpreted: bool) -> tuple[Entry, ...]:
+def sums(interpreted: bool) -> tuple[PrecompiledEntry, ...]:
     """What the lab ships of the two launches."""
     if interpreted:
         pytest.skip("the interpreter compiles nothing")
@@ -103,7 +103,7 @@ def sums(interpreted: bool) -> tuple[Entry, ...]:
 
 
 @pytest.fixture(scope="module")
-def copied(interpreted: bool) -> tuple[Entry, ...]:
+def copied(interpreted: bool) -> tuple[PrecompiledEntry, ...]:
     """What the lab ships of the other one."""
     if interpreted:
         pytest.skip("the interpreter compiles nothing")
@@ -152,7 +152,7 @@ def load(made: TritonSteps, rows: int = 7) -> list[Any]:
 
 
 def test_every_launch_of_a_variant_is_loaded_and_none_is_compiled(
-    compiler: list[str], sums: tuple[Entry, ...]
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...]
 ) -> None:
     shipped = Shipped(sums)
     loaded = load(steps(shipped))
@@ -178,7 +178,7 @@ def test_what_triton_has_compiled_before_is_counted_apart(compiler: list[str]) -
 
 
 def test_code_is_for_all_lengths_that_do_not_decide_it(
-    compiler: list[str], sums: tuple[Entry, ...]
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...]
 ) -> None:
     shipped = Shipped(sums)
     for rows in (1, 16, 17, 4096):
@@ -186,7 +186,9 @@ def test_code_is_for_all_lengths_that_do_not_decide_it(
     assert compiler == []
 
 
-def test_nothing_of_triton_stays_changed(compiler: list[str], sums: tuple[Entry, ...]) -> None:
+def test_nothing_of_triton_stays_changed(
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...]
+) -> None:
     del compiler
     from triton.compiler import compiler as module
     from triton.runtime import cache
@@ -222,7 +224,7 @@ def test_code_for_amd_fits_what_servers_there_ask_for(
     ],
 )
 def test_other_code_than_was_shipped_is_compiled(
-    compiler: list[str], sums: tuple[Entry, ...], changed: dict[str, Any]
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...], changed: dict[str, Any]
 ) -> None:
     shipped = Shipped(sums)
     load(steps(shipped, **changed))
@@ -231,7 +233,7 @@ def test_other_code_than_was_shipped_is_compiled(
 
 
 def test_variables_that_change_what_is_compiled_make_another_key(
-    compiler: list[str], sums: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
     shipped = Shipped(sums)
@@ -241,7 +243,10 @@ def test_variables_that_change_what_is_compiled_make_another_key(
 
 
 def test_another_device_is_no_error(
-    compiler: list[str], sums: tuple[Entry, ...], device: Any, monkeypatch: pytest.MonkeyPatch
+    compiler: list[str],
+    sums: tuple[PrecompiledEntry, ...],
+    device: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         type(device),
@@ -256,7 +261,7 @@ def test_another_device_is_no_error(
 
 
 def test_a_triton_that_is_not_as_expected_compiles_as_ever(
-    compiler: list[str], sums: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precompiled_triton, "_MANAGER", "no_such_name")
     shipped = Shipped(sums)
@@ -269,7 +274,7 @@ def test_a_triton_that_is_not_as_expected_compiles_as_ever(
 
 def test_code_that_is_not_what_was_verified_is_never_loaded(
     compiler: list[str],
-    sums: tuple[Entry, ...],
+    sums: tuple[PrecompiledEntry, ...],
     device: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -298,7 +303,7 @@ def test_code_that_is_not_what_was_verified_is_never_loaded(
 
 def test_code_that_cannot_be_written_down_is_compiled_instead(
     compiler: list[str],
-    sums: tuple[Entry, ...],
+    sums: tuple[PrecompiledEntry, ...],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -316,7 +321,7 @@ def test_code_that_cannot_be_written_down_is_compiled_instead(
 
 
 def test_a_child_forked_while_code_is_offered_has_tritons_own_look_up(
-    compiler: list[str], sums: tuple[Entry, ...]
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...]
 ) -> None:
     del compiler
     from triton.compiler import compiler as module
@@ -354,7 +359,7 @@ def refusal(call: Callable[[], Any]) -> str:
 
 
 def test_never_takes_what_came_along_and_refuses_the_rest(
-    compiler: list[str], sums: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RETUNED_COMPILE", "never")
     shipped = Shipped(sums)
@@ -376,7 +381,7 @@ def test_never_does_not_take_what_lies_in_a_cache_that_others_may_write(
 
 
 def test_a_setting_that_cannot_be_understood_allows_nothing(
-    compiler: list[str], sums: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RETUNED_COMPILE", "nevr")
     assert refusal(lambda: load(steps(Shipped(sums)))) == "setting-invalid"
@@ -384,7 +389,7 @@ def test_a_setting_that_cannot_be_understood_allows_nothing(
 
 
 def test_other_threads_compile_meanwhile_as_ever(
-    compiler: list[str], sums: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RETUNED_COMPILE", "never")
     failed: list[BaseException] = []
@@ -422,7 +427,7 @@ def test_other_threads_compile_meanwhile_as_ever(
 
 
 def deliver(
-    folder: Path, definition: dict[str, Any], entries: tuple[Entry, ...], **fields: Any
+    folder: Path, definition: dict[str, Any], entries: tuple[PrecompiledEntry, ...], **fields: Any
 ) -> tuple[str, str]:
     """Write an artifact as the daemon does; return its digest and folder."""
     from retuned.adapters.artifact_folder import manifest_of
@@ -443,7 +448,7 @@ def deliver(
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Host:
+def served(monkeypatch: pytest.MonkeyPatch) -> RuntimeHost:
     """A server with one GPU that computes nothing: its self-check only prepares."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -455,12 +460,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Host:
         return 1
 
     monkeypatch.setattr(seats, "self_check", prepared)
-    host = Host("server")
+    host = RuntimeHost("server")
     host.add(Slot(parse_spec(SUMS), original=lambda x: x.sum(1)))
     return host
 
 
-def prepare(host: Host, delivered: tuple[str, str]) -> dict[str, Any]:
+def prepare(host: RuntimeHost, delivered: tuple[str, str]) -> dict[str, Any]:
     order: dict[str, Any] = {
         "id": "order-1",
         "kind": "swap",
@@ -477,7 +482,7 @@ FIELDS: dict[str, Any] = {"entry": "parts", "params": SPLIT, "steps": STEPS, "sc
 
 
 def test_prepare_says_what_was_shipped_and_what_was_compiled(
-    compiler: list[str], sums: tuple[Entry, ...], served: Host, tmp_path: Path
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...], served: RuntimeHost, tmp_path: Path
 ) -> None:
     said = prepare(served, deliver(tmp_path, SUMS, sums, **FIELDS))
     assert compiler == []
@@ -485,7 +490,7 @@ def test_prepare_says_what_was_shipped_and_what_was_compiled(
 
 
 def test_prepare_without_code_compiles_and_says_so(
-    compiler: list[str], served: Host, tmp_path: Path
+    compiler: list[str], served: RuntimeHost, tmp_path: Path
 ) -> None:
     said = prepare(served, deliver(tmp_path, SUMS, (), **FIELDS))
     assert compiler == ["parts", "total"]
@@ -493,7 +498,7 @@ def test_prepare_without_code_compiles_and_says_so(
 
 
 def test_prepare_refuses_what_would_be_compiled_where_nothing_may_be(
-    compiler: list[str], served: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: list[str], served: RuntimeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RETUNED_COMPILE", "never")
     delivered = deliver(tmp_path, SUMS, (), **FIELDS)
@@ -502,7 +507,7 @@ def test_prepare_refuses_what_would_be_compiled_where_nothing_may_be(
 
 
 def test_prepare_refuses_changed_code_before_anything_is_loaded(
-    compiler: list[str], sums: tuple[Entry, ...], served: Host, tmp_path: Path
+    compiler: list[str], sums: tuple[PrecompiledEntry, ...], served: RuntimeHost, tmp_path: Path
 ) -> None:
     delivered = deliver(tmp_path, SUMS, sums, **FIELDS)
     path = Path(delivered[1]) / PRECOMPILED_FILE
@@ -524,7 +529,7 @@ def launch(n: int) -> None:
 def test_another_source_for_a_strangers_kernel_comes_compiled_too(
     hook: Interceptor,
     compiler: list[str],
-    copied: tuple[Entry, ...],
+    copied: tuple[PrecompiledEntry, ...],
     device: Any,
     tmp_path: Path,
 ) -> None:
@@ -604,7 +609,7 @@ RULE: dict[str, Any] = {
 }
 
 
-def scaled(tmp_path: Path, entry: str) -> Sequence[Entry]:
+def scaled(tmp_path: Path, entry: str) -> Sequence[PrecompiledEntry]:
     """What the lab ships of it, with the function that a server launches."""
     made = solution(
         HUNDRED,

@@ -12,7 +12,7 @@ import torch
 from tests.runtime.intercept import strangers
 from tests.runtime.intercept.strangers import cdiv_grid, launch_affine, launch_rows
 
-from retuned.runtime.host import Host
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.observed import source_of
 from retuned.runtime.intercept.service import Interception
@@ -55,7 +55,7 @@ class World:
     def __init__(self, hook: Interceptor, folder: Path) -> None:
         self.hook = hook
         self.folder = folder
-        self.host = Host("server", interception=Interception(hook))
+        self.host = RuntimeHost("server", interception=Interception(hook))
         self.epoch = 0
 
     def artifact(

@@ -16,7 +16,7 @@ from retuned import catalog
 from retuned.runtime.attached import attached
 from retuned.runtime.overrides_binding import FORMS
 from retuned.runtime.overrides_calls import Arguments
-from retuned.runtime.plugins.joining import PARTS, Joining
+from retuned.runtime.plugins.joining import PARTS, PluginAttachment
 from retuned.runtime.plugins.operators_table import SGL_KERNEL, SGLANG, VLLM
 from retuned.runtime.spec import parse_spec
 
@@ -127,7 +127,7 @@ def test_a_process_that_loads_the_library_is_given_slots(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("RETUNED_SOCKET_DIR", str(tmp_path / "s"))
     server.register(*VLLM)
-    process = Joining(tuple(part for part in PARTS if part.name == "vllm-operators"))
+    process = PluginAttachment(tuple(part for part in PARTS if part.name == "vllm-operators"))
     runtime = process.join()
     assert runtime is not None
     try:
@@ -153,7 +153,7 @@ def test_the_switch_leaves_the_operators_alone(
 ) -> None:
     monkeypatch.setenv("RETUNED_SOCKET_DIR", str(tmp_path / "s"))
     monkeypatch.setenv("RETUNED_OPERATORS", "off")
-    process = Joining(tuple(part for part in PARTS if part.switch == "RETUNED_OPERATORS"))
+    process = PluginAttachment(tuple(part for part in PARTS if part.switch == "RETUNED_OPERATORS"))
     runtime = process.join()
     assert runtime is not None
     assert process._watch is None, "nothing is waited for"

@@ -12,14 +12,21 @@ import pytest
 
 from retuned.runtime.spec import Refused
 from retuned.runtime.tuned import files
-from retuned.runtime.tuned.files import Entry, entries, kept_before, read_file, replace, restore
+from retuned.runtime.tuned.files import (
+    FileChange,
+    entries,
+    kept_before,
+    read_file,
+    replace,
+    restore,
+)
 from retuned.runtime.tuned.strict import digest_of
 
 A, B, C = b'{"1": 1}', b'{"1": 2}\n', b'{"1": 3}'
 
 
-def entry(before: bytes | None, after: bytes, *, order: str = "o1") -> Entry:
-    return Entry(
+def entry(before: bytes | None, after: bytes, *, order: str = "o1") -> FileChange:
+    return FileChange(
         order=order,
         epoch=3,
         who="daemon",

@@ -19,7 +19,7 @@ from retuned.adapters.artifact_folder import sign_artifact
 from retuned.adapters.signing import Ed25519Notary
 from retuned.runtime import attach
 from retuned.runtime.epochs import Fence
-from retuned.runtime.host import Host
+from retuned.runtime.host import RuntimeHost
 from retuned.runtime.plugins import joining
 from retuned.runtime.spec import Refused
 from retuned.runtime.trust import SIGNATURE_FILE, Trust
@@ -437,7 +437,7 @@ def test_an_order_is_checked_field_by_field(
 
 
 def test_the_control_socket_knows_the_operations(module: Any, folder: Path) -> None:
-    host = Host("s", trust=Trust())
+    host = RuntimeHost("s", trust=Trust())
     body = moe_change((folder / NAME).read_bytes())
     with pytest.raises(Refused, match="tuned-off"):
         host.answer({"op": "tuned-prepare", **order(body)})
@@ -494,7 +494,7 @@ def test_a_joined_process_takes_orders_on_files_unless_it_is_switched_off(
     monkeypatch.setenv("RETUNED_SOCKET_DIR", str(tmp_path / "s"))
     monkeypatch.setenv("RETUNED_TUNED", switch)
     (part,) = (each for each in joining.PARTS if each.name == "tuned-files")
-    process = joining.Joining((part,))
+    process = joining.PluginAttachment((part,))
     runtime = process.join()
     assert runtime is not None
     try:

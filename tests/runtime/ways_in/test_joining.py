@@ -14,10 +14,10 @@ import pytest
 from retuned.runtime import attach
 from retuned.runtime.attached import Runtime, attached
 from retuned.runtime.plugins import joining, register
-from retuned.runtime.plugins.joining import Joining, Part
+from retuned.runtime.plugins.joining import Part, PluginAttachment
 from retuned.runtime.plugins.startup import ImportWatch
 
-Make = Callable[..., Joining]
+Make = Callable[..., PluginAttachment]
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     (tmp_path / "late_server.py").write_text("ready = True\n")
     (tmp_path / "broken_server.py").write_text("raise ImportError('no libcuda')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    made: list[Joining] = []
+    made: list[PluginAttachment] = []
 
-    def joining_of(*parts: Part) -> Joining:
-        made.append(Joining(parts))
+    def joining_of(*parts: Part) -> PluginAttachment:
+        made.append(PluginAttachment(parts))
         return made[-1]
 
     yield joining_of

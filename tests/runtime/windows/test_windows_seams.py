@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retuned.runtime.windows import seams
-from retuned.runtime.windows.seams import Turns
+from retuned.runtime.windows.seams import ProfilerOwnership
 
 NAMES = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
 
@@ -31,7 +31,7 @@ def elsewhere(call: Callable[[], object]) -> None:
 
 
 def test_calls_of_the_server_pass_through_and_removal_gives_its_functions_back(module: Any) -> None:
-    before, turns = [getattr(module, name) for name in NAMES], Turns()
+    before, turns = [getattr(module, name) for name in NAMES], ProfilerOwnership()
     assert seams.install(module, turns)
     assert module._prepare_profiler(1, 2) == ("_prepare_profiler", (1, 2))
     assert seams.install(module, turns), "twice is once"
@@ -42,7 +42,7 @@ def test_calls_of_the_server_pass_through_and_removal_gives_its_functions_back(m
 def test_no_window_begins_from_the_moment_the_servers_profiler_prepares_itself(
     module: Any,
 ) -> None:
-    turns = Turns()
+    turns = ProfilerOwnership()
     seams.install(module, turns)
     found = []
 
@@ -61,7 +61,7 @@ def test_no_window_begins_from_the_moment_the_servers_profiler_prepares_itself(
 def test_the_end_of_one_of_two_of_the_servers_profilers_is_not_the_end_of_the_other(
     module: Any,
 ) -> None:
-    turns, done = Turns(), threading.Event()
+    turns, done = ProfilerOwnership(), threading.Event()
     seams.install(module, turns)
 
     def other() -> None:
@@ -77,7 +77,7 @@ def test_the_end_of_one_of_two_of_the_servers_profilers_is_not_the_end_of_the_ot
 
 
 def test_the_servers_profiler_waits_until_an_open_window_is_closed(module: Any) -> None:
-    turns, order = Turns(), []
+    turns, order = ProfilerOwnership(), []
     seams.install(module, turns)
     opened = threading.Event()
 
@@ -98,7 +98,7 @@ def test_the_servers_profiler_waits_until_an_open_window_is_closed(module: Any) 
 
 
 def test_our_own_recording_does_not_wait_for_itself(module: Any) -> None:
-    turns = Turns()
+    turns = ProfilerOwnership()
     seams.install(module, turns)
     assert turns.begin()
     assert module._enable_profiler() == ("_enable_profiler", ())
@@ -111,12 +111,12 @@ def test_our_own_recording_does_not_wait_for_itself(module: Any) -> None:
 def test_a_module_without_the_three_functions_is_left_alone(module: Any) -> None:
     del module._enable_profiler
     before = module._prepare_profiler
-    assert not seams.install(module, Turns())
+    assert not seams.install(module, ProfilerOwnership())
     assert module._prepare_profiler is before
 
 
 def test_a_profiler_that_is_on_already_is_the_servers(module: Any) -> None:
     module._is_profiler_enabled = True
-    turns = Turns()
+    turns = ProfilerOwnership()
     assert seams.install(module, turns)
     assert not turns.begin()

@@ -14,7 +14,7 @@ from retuned.runtime.spec import Refused
 from retuned.runtime.windows import service
 from retuned.runtime.windows.pacing import Cost, Rule
 from retuned.runtime.windows.recording import cupti_leaves
-from retuned.runtime.windows.seams import Turns
+from retuned.runtime.windows.seams import ProfilerOwnership
 from retuned.runtime.windows.service import MAX_EMPTY, MAX_FAILED, Windows
 
 KERNEL = b'{"traceEvents": [{"cat": "kernel"}]}'
@@ -24,7 +24,7 @@ class FakeRecorder:
     """Writes what it is told to, or refuses."""
 
     def __init__(self, _: object) -> None:
-        self.turns = Turns()
+        self.turns = ProfilerOwnership()
         self.cost = Cost()
         self.reason = ""
         self.content = KERNEL

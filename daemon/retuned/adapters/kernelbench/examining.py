@@ -23,7 +23,7 @@ from retuned.adapters.kernelbench.subject import ProblemSubject
 from retuned.contract import Solution
 from retuned.errors import CandidateError
 from retuned.lab.harness.arena import Arena
-from retuned.lab.harness.cases import CaseBook, Cell, Seeds
+from retuned.lab.harness.cases import CaseBook, CaseKey, Seeds
 from retuned.lab.harness.checks import check_memory, check_numerics, failed_check
 from retuned.lab.harness.placing import duel_bytes
 from retuned.lab.harness.runs import Runner, arena_bytes
@@ -168,7 +168,7 @@ class _Trial:
         """Gates G3 and G4 in a fresh child; the first failure ends them."""
         definition = self._subject.definition
         book = CaseBook(self._subject, incumbent=self._subject.eager, seeds=self._seeds)
-        cells = [Cell(axes={}, family=family) for family in self._subject.families]
+        cells = [CaseKey(axes={}, family=family) for family in self._subject.families]
         first = book.case(cells[0])  # before the candidate's child lives
         begin = time.perf_counter()
         self._subject.eager.run(first.inputs, {}, timeout_s=60.0)

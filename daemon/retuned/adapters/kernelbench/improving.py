@@ -16,7 +16,7 @@ from retuned.errors import UsageError
 from retuned.lab.bay import LabSettings
 from retuned.lab.generators.devices import facts_here
 from retuned.lab.generators.inference import Widened, infer_space
-from retuned.lab.generators.occasion import Make, Occasion
+from retuned.lab.generators.occasion import GeneratorInput, Make
 from retuned.lab.generators.spaces import Params, SpaceLike
 from retuned.lab.toolchain import toolchain_for
 from retuned.ports import Finding, Generator
@@ -135,7 +135,7 @@ def _generators(
 
     def bound(make: Make) -> Callable[[ExperimentPlan], Generator]:
         return lambda plan: make(
-            Occasion(
+            GeneratorInput(
                 plan=plan,
                 tunable=tunable,
                 incumbent=start,

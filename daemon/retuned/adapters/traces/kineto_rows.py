@@ -58,7 +58,7 @@ class Geometry(NamedTuple):
         return self.grid
 
 
-class Place(NamedTuple):
+class DeviceStream(NamedTuple):
     """Where a kernel ran."""
 
     device: str = ""
@@ -163,7 +163,7 @@ class Meanings:
     def __init__(self) -> None:
         self._shapes: dict[Texts, Shape] = {}
         self._geometries: dict[Texts, Geometry] = {}
-        self._places: dict[Texts, Place] = {}
+        self._places: dict[Texts, DeviceStream] = {}
 
     def shape(self, texts: Texts | None) -> Shape:
         """Return the tensor inputs of an operator: dims, types, strides."""
@@ -184,12 +184,12 @@ class Meanings:
             self._geometries[texts] = found
         return found
 
-    def place(self, texts: Texts) -> Place:
+    def place(self, texts: Texts) -> DeviceStream:
         """Return device, stream and registers of a kernel."""
         found = self._places.get(texts)
         if found is None:
             device, stream, registers = map(json_value, texts)
-            found = Place(text(device), text(stream), _count(registers))
+            found = DeviceStream(text(device), text(stream), _count(registers))
             self._places[texts] = found
         return found
 

@@ -14,9 +14,9 @@ from retuned.catalog.own.loading import (
     load_definitions,
 )
 from retuned.catalog.own.records import (
+    Distribution,
+    InputRecipe,
     LiftedFrom,
-    Like,
-    Made,
     OwnDefinition,
     OwnTraces,
     OwnVariant,
@@ -24,10 +24,10 @@ from retuned.catalog.own.records import (
 
 __all__ = [
     "DefinitionInvalid",
+    "Distribution",
     "Fault",
+    "InputRecipe",
     "LiftedFrom",
-    "Like",
-    "Made",
     "OwnDefinition",
     "OwnTraces",
     "OwnVariant",

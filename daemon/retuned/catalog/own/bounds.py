@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from retuned.catalog.own.records import Like, Made
+from retuned.catalog.own.records import Distribution, InputRecipe
 from retuned.contract import AxisConst, AxisVar, DType, TensorSpec
 from retuned.lab.number_formats import NUMPY, is_float, limits_of
 
-_EXACT = 2**53
+_LARGEST_EXACT = 2**53
 """Whole numbers are made in float64, which holds all of them up to this one."""
-_BOUNDED = (Like.UNIFORM, Like.INTEGERS)
+_BOUNDED = (Distribution.UNIFORM, Distribution.INTEGERS)
 _NAMES = ("mean", "scale", "low", "high", "value")
 
 
@@ -36,7 +36,7 @@ def range_of(dtype: DType) -> tuple[int | float, int | float]:
 
 
 def bound_problems(
-    made: Made, spec: TensorSpec, *, axes: Mapping[str, AxisConst | AxisVar]
+    made: InputRecipe, spec: TensorSpec, *, axes: Mapping[str, AxisConst | AxisVar]
 ) -> Iterator[str]:
     """Yield what is wrong with how an input is made, for its element type.
 
@@ -63,12 +63,14 @@ def bound_problems(
             continue
         if not least <= number <= largest:
             yield f"{name} {number:g} is beyond {spec.dtype}, which holds {least:g} to {largest:g}"
-        elif made.like is Like.INTEGERS and abs(number) > _EXACT:
-            yield f"{name} {number:g} is beyond {_EXACT}, up to which whole numbers are made"
+        elif made.like is Distribution.INTEGERS and abs(number) > _LARGEST_EXACT:
+            yield f"{name} {number:g} is beyond {_LARGEST_EXACT}, up to which whole numbers are made"
     value = float(made.value or 0.0)
-    if made.like is Like.CONSTANT and not (is_float(NUMPY[spec.dtype]) or value.is_integer()):
+    if made.like is Distribution.CONSTANT and not (
+        is_float(NUMPY[spec.dtype]) or value.is_integer()
+    ):
         yield f"value {value:g} is no whole number, and {spec.dtype} holds no others"
-    if made.like is Like.PERMUTATION and spec.shape:
+    if made.like is Distribution.PERMUTATION and spec.shape:
         yield from _permuted(spec, axes, largest)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice, product
 
-from retuned.catalog.entry import Cost, Entry, Params, Space, build_solution
+from retuned.catalog.entry import Cost, KernelEntry, Params, Space, build_solution
 from retuned.catalog.own.expressions import BadExpression, Expression, parse_expression
 from retuned.catalog.own.intercepting import launch_data_of
 from retuned.catalog.own.making import make_own
@@ -27,7 +27,9 @@ AUTHOR = "definition file"
 """Author of its solutions, for the record."""
 
 
-def entry_of(own: OwnDefinition, language: Language, *, allow_unconfined: bool = False) -> Entry:
+def entry_of(
+    own: OwnDefinition, language: Language, *, allow_unconfined: bool = False
+) -> KernelEntry:
     """Return the entry of a definition in one language.
 
     Parameters
@@ -55,7 +57,7 @@ def entry_of(own: OwnDefinition, language: Language, *, allow_unconfined: bool =
     oracle: Oracle | IncumbentOracle = Oracle(own.definition, allow_unconfined=allow_unconfined)
     if own.judged_by_incumbent:
         oracle = IncumbentOracle(own.definition, incumbent)
-    return Entry(
+    return KernelEntry(
         definition=own.definition,
         families=own.families,
         spaces=spaces,

@@ -13,7 +13,14 @@ from retuned.catalog.own.bounds import bound_problems
 from retuned.catalog.own.building import first_point, solution_of, spaces_of
 from retuned.catalog.own.expressions import BadExpression, parse_expression
 from retuned.catalog.own.making import FAMILIES, WHOLE
-from retuned.catalog.own.records import MOST_POINTS, Like, Made, OwnDefinition, OwnVariant, Params
+from retuned.catalog.own.records import (
+    MOST_POINTS,
+    Distribution,
+    InputRecipe,
+    OwnDefinition,
+    OwnVariant,
+    Params,
+)
 from retuned.contract import AxisConst, Language
 from retuned.errors import CandidateError, UsageError
 from retuned.lab.languages import cpu_cpp, triton_contract
@@ -99,15 +106,19 @@ def _reference(own: OwnDefinition) -> Iterator[Fault]:
 
 def _inputs(own: OwnDefinition) -> Iterator[Fault]:
     for name, spec in own.definition.inputs.items():
-        made = own.made.get(name, Made())
+        made = own.made.get(name, InputRecipe())
         place = f"made.{name}"
-        if spec.dtype in WHOLE and made.like in (Like.NORMAL, Like.UNIFORM, Like.POSITIVE):
+        if spec.dtype in WHOLE and made.like in (
+            Distribution.NORMAL,
+            Distribution.UNIFORM,
+            Distribution.POSITIVE,
+        ):
             text = f"{spec.dtype} holds whole numbers: say `{{like: integers, low: 0, high: 9}}`"
             yield Fault(place, text)
         else:
             for problem in bound_problems(made, spec, axes=own.definition.axes):
                 yield Fault(place, problem)
-        if made.like is Like.PERMUTATION and not spec.shape:
+        if made.like is Distribution.PERMUTATION and not spec.shape:
             yield Fault(place, "a scalar has no axis to permute")
         yield from _values(own, name)
     for name in sorted(own.made.keys() - own.definition.inputs.keys()):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from retuned.catalog.own.records import Made, Params, Text
+from retuned.catalog.own.records import InputRecipe, Params, Text
 from retuned.contract import AxisConst, AxisVar, DType, Language, Name, Record, TensorSpec
 
 FILE_NAME = r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}$"
@@ -54,7 +54,7 @@ ExpressionText = Annotated[Text, BeforeValidator(_text)]
 class InputField(TensorSpec):
     """One input."""
 
-    made: Annotated[Made, BeforeValidator(_made)] = Made()
+    made: Annotated[InputRecipe, BeforeValidator(_made)] = InputRecipe()
     """How its numbers are made: a name or a mapping."""
 
 

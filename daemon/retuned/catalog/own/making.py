@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from retuned.catalog.inputs import PLANTED, planted
 from retuned.catalog.own.expressions import BadExpression, parse_expression
-from retuned.catalog.own.records import Like, Made, OwnDefinition
+from retuned.catalog.own.records import Distribution, InputRecipe, OwnDefinition
 from retuned.contract import DType, ValueLike, ValueRule
 from retuned.lab.subject import Array, numpy_dtype, shape_of
 
@@ -70,7 +70,7 @@ def make_own(
         raise ValueError(f"{own.name} is only for lengths where {own.where}; not for {told}")
     found: dict[str, Array] = {}
     for name, spec in own.definition.inputs.items():
-        made, shape = own.made.get(name, Made()), shape_of(spec, lengths)
+        made, shape = own.made.get(name, InputRecipe()), shape_of(spec, lengths)
         values = _base(made, shape, rng)
         if made.varied and not spec.constant and spec.dtype not in WHOLE:
             values = _varied(values, made, rng, family)
@@ -79,19 +79,19 @@ def make_own(
     return found
 
 
-def rule_of(made: Made) -> ValueRule | None:
+def rule_of(made: InputRecipe) -> ValueRule | None:
     """Return how a server may make up what is made so; None where any number will do."""
     low, high = made.low or 0.0, 1.0 if made.high is None else made.high
     scale, value = 1.0 if made.scale is None else made.scale, made.value or 0.0
-    if made.like is Like.INTEGERS:
+    if made.like is Distribution.INTEGERS:
         return ValueRule(like=ValueLike.INTEGERS, low=low, high=high)
-    if made.like is Like.PERMUTATION:
+    if made.like is Distribution.PERMUTATION:
         return ValueRule(like=ValueLike.ROWS_PERMUTED)
-    if made.like is Like.UNIFORM:
+    if made.like is Distribution.UNIFORM:
         return ValueRule(like=ValueLike.UNIFORM, low=low, high=high)
-    if made.like is Like.POSITIVE:
+    if made.like is Distribution.POSITIVE:
         return ValueRule(like=ValueLike.UNIFORM, low=1e-3 * scale, high=2.0 * scale)
-    if made.like is Like.CONSTANT:
+    if made.like is Distribution.CONSTANT:
         return _constantly(value)
     return None
 
@@ -101,25 +101,25 @@ def _constantly(value: float) -> ValueRule:
     return ValueRule(like=like, low=value, high=value)
 
 
-def _base(made: Made, shape: tuple[int, ...], rng: np.random.Generator) -> Wide:
+def _base(made: InputRecipe, shape: tuple[int, ...], rng: np.random.Generator) -> Wide:
     low, high = made.low or 0.0, 1.0 if made.high is None else made.high
     scale = 1.0 if made.scale is None else made.scale
-    if made.like is Like.NORMAL:
+    if made.like is Distribution.NORMAL:
         return rng.standard_normal(shape) * scale + (made.mean or 0.0)
-    if made.like is Like.UNIFORM:
+    if made.like is Distribution.UNIFORM:
         return rng.uniform(low, high, shape)
-    if made.like is Like.POSITIVE:
+    if made.like is Distribution.POSITIVE:
         return np.asarray(np.abs(rng.standard_normal(shape)) * scale + 1e-3 * scale)
-    if made.like is Like.INTEGERS:
+    if made.like is Distribution.INTEGERS:
         return rng.integers(int(low), int(high), shape, endpoint=True).astype(np.float64)
-    if made.like is Like.PERMUTATION:
+    if made.like is Distribution.PERMUTATION:
         rows = np.broadcast_to(np.arange(shape[-1], dtype=np.float64), shape)
         return rng.permuted(rows, axis=-1)
     return np.full(shape, made.value or 0.0)
 
 
-def _varied(values: Wide, made: Made, rng: np.random.Generator, family: str) -> Wide:
-    if made.like is Like.POSITIVE and family not in _OF_POSITIVE:
+def _varied(values: Wide, made: InputRecipe, rng: np.random.Generator, family: str) -> Wide:
+    if made.like is Distribution.POSITIVE and family not in _OF_POSITIVE:
         return values
     if family in PLANTED:
         return np.asarray(planted(rng, values, PLANTED[family]))  # type: ignore[arg-type]

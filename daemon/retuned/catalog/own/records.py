@@ -17,7 +17,7 @@ MOST_POINTS = 50_000
 """Most points of one variant's space, valid or not: the search looks at every one."""
 
 
-class Like(StrEnum):
+class Distribution(StrEnum):
     """How the numbers of an input are made."""
 
     NORMAL = "normal"
@@ -34,21 +34,21 @@ class Like(StrEnum):
     """`value` everywhere."""
 
 
-_TAKES: dict[Like, tuple[str, ...]] = {
-    Like.NORMAL: ("mean", "scale"),
-    Like.UNIFORM: ("low", "high"),
-    Like.POSITIVE: ("scale",),
-    Like.INTEGERS: ("low", "high"),
-    Like.PERMUTATION: (),
-    Like.CONSTANT: ("value",),
+_TAKES: dict[Distribution, tuple[str, ...]] = {
+    Distribution.NORMAL: ("mean", "scale"),
+    Distribution.UNIFORM: ("low", "high"),
+    Distribution.POSITIVE: ("scale",),
+    Distribution.INTEGERS: ("low", "high"),
+    Distribution.PERMUTATION: (),
+    Distribution.CONSTANT: ("value",),
 }
 _NUMBERS = ("mean", "scale", "low", "high", "value")
 
 
-class Made(Record):
+class InputRecipe(Record):
     """How an input is made; families of the lab scale it, plant infinities in it and so on."""
 
-    like: Like = Like.NORMAL
+    like: Distribution = Distribution.NORMAL
     """Which distribution."""
     mean: float | None = Field(default=None, allow_inf_nan=False)
     """Of a normal distribution; 0 where not said."""
@@ -64,7 +64,7 @@ class Made(Record):
     """Whether families change it. Weights and whole numbers are never changed."""
 
     @model_validator(mode="after")
-    def _only_what_it_takes(self) -> Made:
+    def _only_what_it_takes(self) -> InputRecipe:
         takes = _TAKES[self.like]
         for name in _NUMBERS:
             if getattr(self, name) is not None and name not in takes:
@@ -72,7 +72,7 @@ class Made(Record):
                 raise ValueError(f"'{self.like}' takes {has}, not '{name}'")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"low {self.low:g} is above high {self.high:g}")
-        if self.like is Like.INTEGERS and not all(
+        if self.like is Distribution.INTEGERS and not all(
             float(bound or 0.0).is_integer() for bound in (self.low, self.high)
         ):
             raise ValueError("whole numbers have whole bounds")
@@ -163,7 +163,7 @@ class OwnDefinition(Record):
 
     definition: Definition
     """What it computes, with its reference."""
-    made: dict[Name, Made]
+    made: dict[Name, InputRecipe]
     """How each input is made."""
     families: tuple[str, ...] = Field(min_length=1)
     """Families of inputs; the first is the ordinary one."""

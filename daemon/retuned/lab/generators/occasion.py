@@ -1,6 +1,6 @@
 """What a generator is made from, and the generators that need nothing else.
 
-A factory gets an `Occasion` and returns a generator. Generators that need an adapter, such as an
+A factory gets an `GeneratorInput` and returns a generator. Generators that need an adapter, such as an
 endpoint, have their factory in `retuned.experiment`, where all of them are listed by name.
 """
 
@@ -25,7 +25,7 @@ from retuned.stages.verdict import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occasion:
+class GeneratorInput:
     """One plan on one machine, as a generator sees it."""
 
     plan: ExperimentPlan
@@ -71,11 +71,11 @@ class Occasion:
         )
 
 
-Make = Callable[[Occasion], Generator]
+Make = Callable[[GeneratorInput], Generator]
 """Makes a generator for an occasion."""
 
 
-def make_search(occasion: Occasion) -> Generator:
+def make_search(occasion: GeneratorInput) -> Generator:
     """Return the parameter search over the plan's structures, all of them where it names none."""
     return SearchGenerator(
         occasion.tunable,
@@ -87,7 +87,7 @@ def make_search(occasion: Occasion) -> Generator:
     )
 
 
-def make_random(occasion: Occasion) -> Generator:
+def make_random(occasion: GeneratorInput) -> Generator:
     """Return chance over the plan's structures."""
     return RandomGenerator(
         occasion.tunable,
@@ -97,7 +97,7 @@ def make_random(occasion: Occasion) -> Generator:
     )
 
 
-def make_tpe(occasion: Occasion) -> Generator:
+def make_tpe(occasion: GeneratorInput) -> Generator:
     """Return optuna's TPE over the plan's structures."""
     return TpeGenerator(
         occasion.tunable,
@@ -107,7 +107,7 @@ def make_tpe(occasion: Occasion) -> Generator:
     )
 
 
-def make_recipes(occasion: Occasion) -> Generator:
+def make_recipes(occasion: GeneratorInput) -> Generator:
     """Return the recipes, applied to the incumbent and to the best so far."""
     return RecipeGenerator(
         occasion.tunable,
@@ -118,7 +118,7 @@ def make_recipes(occasion: Occasion) -> Generator:
     )
 
 
-def make_porting(occasion: Occasion) -> Generator:
+def make_porting(occasion: GeneratorInput) -> Generator:
     """Return winners from elsewhere."""
     return PortingGenerator(
         occasion.tunable,

@@ -33,8 +33,8 @@ from retuned.lab.generators.spaces import (
 )
 from retuned.lab.generators.surrogate import (
     Array,
-    Belief,
     Field,
+    Prediction,
     coordinates_of,
     expected_improvement,
 )
@@ -276,7 +276,7 @@ class SearchGenerator:
         field, trust = self._field(list(known.items()))
         offset = trust * self._guidance.means
         found = field.believe(rows, values - offset[rows])
-        belief = Belief(mean=found.mean + offset, deviation=found.deviation)
+        belief = Prediction(mean=found.mean + offset, deviation=found.deviation)
         best = float(belief.mean[rows].max())
         return expected_improvement(belief, best=best), belief.mean
 

@@ -252,7 +252,7 @@ def _likelihood(tables: _Tables, centred: Array, shape: Shape) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Belief:
+class Prediction:
     """What is believed of the points of a field."""
 
     mean: Array
@@ -277,7 +277,7 @@ class Field:
         self._shape = shape
         self._columns: dict[int, Array] = {}
 
-    def believe(self, rows: Sequence[int], values: Array) -> Belief:
+    def believe(self, rows: Sequence[int], values: Array) -> Prediction:
         """Return what is believed of every point, given what some showed.
 
         Parameters
@@ -297,7 +297,9 @@ class Field:
         scale = (float(centred @ inverse @ centred) + 0.01) / (len(rows) + 1)
         known = ((columns @ inverse) * columns).sum(axis=1)
         spread = np.maximum(sum(self._shape.weights) - known, 1e-12)
-        return Belief(mean=mean + columns @ (inverse @ centred), deviation=np.sqrt(spread * scale))
+        return Prediction(
+            mean=mean + columns @ (inverse @ centred), deviation=np.sqrt(spread * scale)
+        )
 
     def _column(self, row: int) -> Array:
         if row not in self._columns:
@@ -306,7 +308,7 @@ class Field:
         return self._columns[row]
 
 
-def expected_improvement(belief: Belief, *, best: float) -> Array:
+def expected_improvement(belief: Prediction, *, best: float) -> Array:
     """Return by how much each point is expected to exceed the best, where it does.
 
     Formula: ``(m - b) * P(z) + s * p(z)`` with ``z = (m - b) / s``, standard normal ``P`` and

@@ -13,14 +13,14 @@ from retuned.errors import CandidateError, HarnessError
 from retuned.lab.captured import WithCaptured
 from retuned.lab.number_formats import is_float
 from retuned.lab.oracle import rms_error
-from retuned.lab.subject import Array, Subject, coarse_inputs, make_inputs, numpy_dtype
+from retuned.lab.subject import Array, KernelUnderTest, coarse_inputs, make_inputs, numpy_dtype
 
 EXACT_FAMILY = "exact-integer"
 """Family whose every intermediate is an integer: outputs must be bit-equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class CaseKey:
     """One question: a shape and a family of inputs."""
 
     axes: Mapping[str, int]
@@ -36,7 +36,7 @@ class Cell:
 class Case:
     """A question with its answers."""
 
-    cell: Cell
+    cell: CaseKey
     """The question."""
     inputs: Mapping[str, Array]
     """As the definition says, before any repacking."""
@@ -92,7 +92,12 @@ class CaseBook:
     """
 
     def __init__(
-        self, subject: Subject, *, incumbent: Launches, seeds: Seeds, timeout_s: float = 60.0
+        self,
+        subject: KernelUnderTest,
+        *,
+        incumbent: Launches,
+        seeds: Seeds,
+        timeout_s: float = 60.0,
     ) -> None:
         self._subject = subject
         self._incumbent = incumbent
@@ -102,11 +107,11 @@ class CaseBook:
         self._degraded: tuple[object, ...] | None = None
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> KernelUnderTest:
         """What is tuned."""
         return self._subject
 
-    def case(self, cell: Cell) -> Case:
+    def case(self, cell: CaseKey) -> Case:
         """Return the case of a cell.
 
         Raises
@@ -128,7 +133,7 @@ class CaseBook:
             )
         return self._cases[key]
 
-    def redraw(self, cell: Cell) -> dict[str, Array]:
+    def redraw(self, cell: CaseKey) -> dict[str, Array]:
         """Return other inputs of a cell; the same ones each time."""
         key = (tuple(cell.axes.items()), cell.family)
         seed = self._seeds.seed("redraw", key)
@@ -152,7 +157,7 @@ class CaseBook:
     def _degraded_rms(
         self,
         key: tuple[object, ...],
-        cell: Cell,
+        cell: CaseKey,
         inputs: dict[str, Array],
         reference: Mapping[str, Array],
     ) -> dict[str, float]:
@@ -169,8 +174,8 @@ class CaseBook:
 
 
 def cells_for(
-    subject: Subject, workloads: Sequence[Workload], *, thorough: bool = False
-) -> tuple[Cell, ...]:
+    subject: KernelUnderTest, workloads: Sequence[Workload], *, thorough: bool = False
+) -> tuple[CaseKey, ...]:
     """Questions in order of rising cost, so that the wrong are found out early.
 
     Every family at the smallest shape; the ordinary and the exact family at every shape; the
@@ -191,7 +196,7 @@ def cells_for(
         cells += [(shape, family) for family in wanted]
     if isinstance(subject, WithCaptured):  # asked last: ordinary inputs find most faults sooner
         cells += subject.shapes(workloads)
-    return tuple(Cell(axes=axes, family=family) for axes, family in cells)
+    return tuple(CaseKey(axes=axes, family=family) for axes, family in cells)
 
 
 def _edges(shape: Mapping[str, int]) -> list[dict[str, int]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from retuned.contract import Definition
 from retuned.errors import CandidateError
-from retuned.lab.harness.cases import EXACT_FAMILY, Case, CaseBook, Cell
+from retuned.lab.harness.cases import EXACT_FAMILY, Case, CaseBook, CaseKey
 from retuned.lab.harness.rows import check_rows
 from retuned.lab.harness.runs import POISON_MIXED, POISON_ONES, Fill, Runner
 from retuned.lab.number_formats import is_float
@@ -99,7 +99,7 @@ def check_numerics(
     book: CaseBook,
     *,
     definition: Definition,
-    cells: Sequence[Cell],
+    cells: Sequence[CaseKey],
     tolerance: Tolerance,
     timeout_s: float,
 ) -> Check:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from retuned.contract import Definition
-from retuned.lab.harness.cases import EXACT_FAMILY, CaseBook, Cell
+from retuned.lab.harness.cases import EXACT_FAMILY, CaseBook, CaseKey
 from retuned.lab.harness.runs import Runner
 from retuned.lab.oracle import bit_equal
 from retuned.lab.subject import Array
@@ -38,7 +38,7 @@ def check_rows(
     runner: Runner,
     book: CaseBook,
     *,
-    cells: Sequence[Cell],
+    cells: Sequence[CaseKey],
     batch_invariant: bool,
     timeout_s: float,
 ) -> Check | None:

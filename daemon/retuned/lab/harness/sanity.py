@@ -15,7 +15,7 @@ import numpy as np
 from retuned.errors import HarnessError, UsageError
 from retuned.lab.harness.cases import Case
 from retuned.lab.number_formats import widened
-from retuned.lab.subject import Array, Subject, make_inputs
+from retuned.lab.subject import Array, KernelUnderTest, make_inputs
 
 _LENGTH = 5
 _LEAST_ELEMENTS = 8
@@ -28,7 +28,9 @@ _ROUGHLY = 0.25
 """Largest error of an incumbent (`_distance`). The coarsest formats in use stay below a tenth."""
 
 
-def telling_shape(subject: Subject, shapes: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
+def telling_shape(
+    subject: KernelUnderTest, shapes: Sequence[Mapping[str, int]]
+) -> Mapping[str, int]:
     """Return a small shape without short axes, else the best of those given.
 
     Attention to a single key returns its value, and a rotation at the first place turns nothing:
@@ -44,7 +46,7 @@ def telling_shape(subject: Subject, shapes: Sequence[Mapping[str, int]]) -> Mapp
     return small
 
 
-def require_meaning(subject: Subject, axes: Mapping[str, int], *, seed: int) -> None:
+def require_meaning(subject: KernelUnderTest, axes: Mapping[str, int], *, seed: int) -> None:
     """Make sure that what is computed varies, and with every input.
 
     Parameters
@@ -128,7 +130,7 @@ def _distance(answer: Array, reference: Array, *, whole: bool) -> float:
 
 
 def _answer(
-    subject: Subject, inputs: dict[str, Array], axes: Mapping[str, int]
+    subject: KernelUnderTest, inputs: dict[str, Array], axes: Mapping[str, int]
 ) -> dict[str, Array] | None:
     """Compute the reference; None where inputs of two draws do not go together."""
     try:

@@ -31,7 +31,7 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class TimedCall:
     """One timed call of `repeat` launches."""
 
     which: int
@@ -50,7 +50,7 @@ class Call:
 class Block:
     """Calls that run without a pause, and which of them are pairs."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[TimedCall, ...]
     """In order."""
     pairs: tuple[tuple[int, int, int], ...]
     """(other side, position of the incumbent's call, position of the other's call)."""
@@ -86,7 +86,7 @@ class Scheduler:
         """Draw one block; `units` names the other side of each ABBA unit."""
         order = list(units)
         self._random.shuffle(order)
-        calls: list[Call] = []
+        calls: list[TimedCall] = []
         pairs: list[tuple[int, int, int]] = []
         for other in order:
             first, second = (
@@ -99,11 +99,11 @@ class Scheduler:
                 pairs.append((other, incumbent, rest))
         return Block(calls=tuple(calls), pairs=tuple(pairs))
 
-    def _call(self, which: int) -> Call:
+    def _call(self, which: int) -> TimedCall:
         first = self._turn % self._sets
         self._turn += self._repeat if self._repeat % self._sets else self._repeat + 1
         used = [(first + turn) % self._sets for turn in range(min(self._repeat, self._sets))]
-        return Call(
+        return TimedCall(
             which=which,
             first=first,
             repeat=self._repeat,

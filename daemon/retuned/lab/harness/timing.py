@@ -12,7 +12,7 @@ from typing import Any
 
 from retuned.errors import CandidateError
 from retuned.lab.harness.arena import Arena, Region
-from retuned.lab.harness.cases import Case, Cell
+from retuned.lab.harness.cases import Case, CaseKey
 from retuned.lab.harness.checks import compare_case
 from retuned.lab.harness.paired import Pair, pairs_of, remembers, samples_of, units_for
 from retuned.lab.harness.placing import (
@@ -25,11 +25,11 @@ from retuned.lab.harness.placing import (
     updated_of,
 )
 from retuned.lab.harness.runs import POISON_MIXED, put_back
-from retuned.lab.harness.schedule import CANDIDATE, INCUMBENT, Call, Scheduler
+from retuned.lab.harness.schedule import CANDIDATE, INCUMBENT, Scheduler, TimedCall
 from retuned.lab.harness.variant import AS_IS, Variant, packed
 from retuned.lab.harness.worker import Elapsed, Worker
 from retuned.lab.oracle import Tolerance
-from retuned.lab.subject import Array, Subject
+from retuned.lab.subject import Array, KernelUnderTest
 from retuned.stages.verdict import Check, Reason
 
 __all__ = ["SETS", "Duel", "samples_of", "units_for"]
@@ -71,7 +71,7 @@ class Duel:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: KernelUnderTest,
         sides: Sequence[Variant],
         *,
         arena: Arena,
@@ -168,7 +168,7 @@ class Duel:
         got = read_outputs(self._arena, definition, placed.outputs[newest], lengths)
         inputs = {name: array.copy() for name, array in placed.model[newest].items()}
         case = Case(
-            cell=Cell(axes=placed.axes, family="timed"),
+            cell=CaseKey(axes=placed.axes, family="timed"),
             inputs=inputs,
             reference=self._subject.reference(inputs, placed.axes),
             incumbent=self._incumbent_answer(newest, lengths),
@@ -209,16 +209,16 @@ class Duel:
 
     def _long_runs_of(self, which: int, repeat: int) -> list[tuple[float, Elapsed]]:
         """Return what both clocks say of a long run; a second one is not the kernel's own part."""
-        call = Call(which=which, first=0, repeat=repeat, poison=POISON_MIXED, swaps=())
+        call = TimedCall(which=which, first=0, repeat=repeat, poison=POISON_MIXED, swaps=())
         updates = bool(self._subject.definition.updated)
         ways = (_EACH, _ONLY) if updates else (_BEFORE,)
         return [self._long_run(call, restore) for restore in ways]
 
-    def _long_run(self, call: Call, restore: str) -> tuple[float, Elapsed]:
+    def _long_run(self, call: TimedCall, restore: str) -> tuple[float, Elapsed]:
         answer, elapsed = self._send([call], restore=restore)
         return float(answer["times"][0]), elapsed
 
-    def _run(self, calls: Sequence[Call]) -> list[int]:
+    def _run(self, calls: Sequence[TimedCall]) -> list[int]:
         answer, elapsed = self._send(calls)
         times = [int(time) for time in answer["times"]]
         claimed = int(answer["elapsed"])
@@ -229,7 +229,7 @@ class Duel:
         return times
 
     def _send(
-        self, calls: Sequence[Call], *, restore: str = _BEFORE
+        self, calls: Sequence[TimedCall], *, restore: str = _BEFORE
     ) -> tuple[dict[str, Any], Elapsed]:
         placed, definition = self.placed, self._subject.definition
         body = {
@@ -254,7 +254,7 @@ class Duel:
         self._mirror(calls)
         return answer
 
-    def _swaps(self, call: Call) -> list[list[int]]:
+    def _swaps(self, call: TimedCall) -> list[list[int]]:
         found = []
         for swap in call.swaps:
             region = self.placed.inputs[swap.set][(swap.tensor, AS_IS)]
@@ -262,7 +262,7 @@ class Duel:
             found.append([region.start + swap.left * item, region.start + swap.right * item, item])
         return found
 
-    def _mirror(self, calls: Sequence[Call]) -> None:
+    def _mirror(self, calls: Sequence[TimedCall]) -> None:
         """Apply to the parent's copy what the child was told to apply."""
         for call in calls:
             for swap in call.swaps:

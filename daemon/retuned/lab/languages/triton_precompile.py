@@ -17,7 +17,7 @@ from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.languages.triton import LIMITS, run_compiler, task_of
 from retuned.lab.languages.triton_audit import report_of
 from retuned.lab.languages.triton_contract import check_contract
-from retuned.runtime.precompiled import MAX_ENTRIES, Entry
+from retuned.runtime.precompiled import MAX_ENTRIES, PrecompiledEntry
 from retuned.runtime.spec import Refused
 from retuned.runtime.triton_plan import Plan
 from retuned.runtime.triton_source import check_source
@@ -32,7 +32,7 @@ def precompile(
     arch: str,
     shapes: Shapes = (),
     limits: CompileLimits | None = None,
-) -> tuple[Entry, ...]:
+) -> tuple[PrecompiledEntry, ...]:
     """Compile a variant for servers with an architecture and this version of Triton.
 
     Parameters
@@ -73,7 +73,7 @@ def precompile_served(
     entry: str,
     intercept: Mapping[str, Any],
     limits: CompileLimits | None = None,
-) -> tuple[Entry, ...]:
+) -> tuple[PrecompiledEntry, ...]:
     """Compile a variant that takes over launches of a server's own kernel.
 
     Parameters
@@ -132,7 +132,9 @@ def served_arguments(
     return found
 
 
-def _entries(task: Mapping[str, Any], *, arch: str, limits: CompileLimits) -> tuple[Entry, ...]:
+def _entries(
+    task: Mapping[str, Any], *, arch: str, limits: CompileLimits
+) -> tuple[PrecompiledEntry, ...]:
     made = run_compiler({**task, "ship": True}, limits)
     error = refusal([report_of(each, arch=arch) for each in made])
     if error is not None:
@@ -166,9 +168,9 @@ def needed_lengths(plan: Plan, definition: Definition, shapes: Shapes) -> list[l
     return list(distinct.values())[: MAX_ENTRIES // len(plan.steps)]
 
 
-def _entry(made: Mapping[str, Any], arch: str) -> Entry:
+def _entry(made: Mapping[str, Any], arch: str) -> PrecompiledEntry:
     code = base64.b64decode(made["object"], validate=True)
-    return Entry(
+    return PrecompiledEntry(
         key=made["key"],
         entry=made["entry"],
         arch=arch,

@@ -29,7 +29,8 @@ def compile_entries(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     made = _served(task) if "served" in task else _steps(task)
     version = str(triton.__version__)
     return [
-        each | {"triton": version, **_entry(code, lanes=target.warp_size)} for each, code in made
+        each | {"triton": version, **_compiled_entry(code, lanes=target.warp_size)}
+        for each, code in made
     ]
 
 
@@ -81,7 +82,7 @@ def _like(torch: Any, kind: str) -> Any:  # noqa: ANN401 - the module; an elemen
     return 0.5 if kind == "float" else getattr(torch, kind)
 
 
-def _entry(compiled: Any, *, lanes: int) -> dict[str, Any]:  # noqa: ANN401 - CompiledKernel
+def _compiled_entry(compiled: Any, *, lanes: int) -> dict[str, Any]:  # noqa: ANN401 - CompiledKernel
     from retuned.lab.languages.triton_build import figures
 
     files = {Path(name).suffix[1:]: Path(path) for name, path in compiled.metadata_group.items()}

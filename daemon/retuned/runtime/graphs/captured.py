@@ -9,7 +9,7 @@ from typing import Any
 
 from retuned.runtime.graphs.calls import GraphCalls
 from retuned.runtime.graphs.index import IndexedGraph, Site, index_graph
-from retuned.runtime.graphs.recording import Taken
+from retuned.runtime.graphs.recording import CaptureNotes
 from retuned.runtime.graphs.variants import learn_layout
 from retuned.runtime.spec import Refused
 
@@ -23,7 +23,7 @@ def index_capture(
     graph: Any,  # noqa: ANN401 - a CUDAGraph
     *,
     calls: Callable[[], GraphCalls],
-    notes: Callable[[Sequence[int]], Taken],
+    notes: Callable[[Sequence[int]], CaptureNotes],
 ) -> IndexedGraph:
     """Look at every node of a graph whose capture has ended.
 

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from retuned.runtime.graphs.calls import GraphCalls
-from retuned.runtime.graphs.recording import Note, Taken
+from retuned.runtime.graphs.recording import CaptureNotes, Note
 from retuned.runtime.graphs.structures import Packed, Size
 
 MAX_GRAPHS = 8192
@@ -196,7 +196,7 @@ def index_graph(
     *,
     instance: Callable[[], int],
     owner: Callable[[], Any],
-    notes: Callable[[Sequence[int]], Taken],
+    notes: Callable[[Sequence[int]], CaptureNotes],
 ) -> IndexedGraph:
     """Look at every node of a captured graph.
 

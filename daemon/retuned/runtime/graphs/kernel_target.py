@@ -16,7 +16,7 @@ from retuned.runtime.graphs.swap import Change
 from retuned.runtime.graphs.triton_notes import TritonLaunch
 from retuned.runtime.graphs.variants import learn_layout, null_scratch, triton_launch
 from retuned.runtime.inforce import Ineligible, Swapped
-from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.call import LaunchCall
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.plans import Plan
 from retuned.runtime.intercept.rules import key_reader
@@ -140,9 +140,9 @@ class KernelTarget:
             return None
 
 
-def _call_of(kernel: Kernel, launch: TritonLaunch) -> Call:
+def _call_of(kernel: Kernel, launch: TritonLaunch) -> LaunchCall:
     kwargs = dict(launch.kwargs)
-    return Call(
+    return LaunchCall(
         kernel, launch.jit, launch.args, kwargs, grid=kwargs.get("grid"),
         plain=_never, counted=_never,
     )  # fmt: skip
@@ -152,7 +152,7 @@ def _never(*_: object, **__: object) -> Any:  # noqa: ANN401 - nothing comes bac
     raise Refused("not-launched", detail="a launch that was recorded is not made again")
 
 
-def _ready(variant: KernelVariant, plan: Plan, call: Call, key: Key) -> tuple[Any, Size]:
+def _ready(variant: KernelVariant, plan: Plan, call: LaunchCall, key: Key) -> tuple[Any, Size]:
     """Return the variant's compiled code and grid for a launch."""
     signature = plan.signature(call)
     if isinstance(signature, Ineligible):
@@ -180,7 +180,7 @@ def _ready(variant: KernelVariant, plan: Plan, call: Call, key: Key) -> tuple[An
 def _arguments(
     sources: Sequence[tuple[bool, Any]],
     launch: TritonLaunch,
-    call: Call,
+    call: LaunchCall,
     compiled: Any,  # noqa: ANN401 - a CompiledKernel
     original: KernelParams,
 ) -> list[bytes]:

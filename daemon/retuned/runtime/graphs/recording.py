@@ -64,7 +64,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CaptureNotes:
     """What was noted of one captured graph."""
 
     notes: Mapping[int, Note] = field(default_factory=dict)
@@ -195,13 +195,13 @@ class Recorder:
             if len(self._launches) < MAX_PENDING:
                 self._launches[node] = launch
 
-    def take(self, nodes: Sequence[int]) -> Taken:
+    def take(self, nodes: Sequence[int]) -> CaptureNotes:
         """Return what was noted of a captured graph, and forget it here."""
         with self._lock:
             found = {node: self._pending.pop(node) for node in nodes if node in self._pending}
             launches = {node: self._launches.pop(node) for node in nodes if node in self._launches}
             unplaced, self._unplaced = self._unplaced, []
-        return Taken(found, launches, tuple(unplaced))
+        return CaptureNotes(found, launches, tuple(unplaced))
 
     def clear(self) -> None:
         """Forget notes of captures that failed; their nodes' handles may come again."""

@@ -28,7 +28,7 @@ _WHATEVER = (AttributeError, KeyError, OSError, Refused, RuntimeError, TypeError
 """What following a graph may raise; the server's capture is not its victim."""
 
 
-class Entry(Protocol):
+class TrackedGraph(Protocol):
     """A graph that is followed."""
 
     lock: Any
@@ -43,7 +43,7 @@ class Watcher(Protocol):
         """Follow a capture that is going to begin."""
         ...
 
-    def ended(self, graph: Any, *, ok: bool) -> Entry | None:  # noqa: ANN401 - a CUDAGraph
+    def ended(self, graph: Any, *, ok: bool) -> TrackedGraph | None:  # noqa: ANN401 - a CUDAGraph
         """Follow a captured graph; return what to count and lock its replays by."""
         ...
 

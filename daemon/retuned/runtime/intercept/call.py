@@ -14,7 +14,7 @@ GridNumbers = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class LaunchOutcome:
     """What a launch ran in place of the server's code."""
 
     variant: Any
@@ -29,7 +29,7 @@ class Ran:
     """Of the variant's launch."""
 
 
-class Call:
+class LaunchCall:
     """A launch as the server made it, which may still become the server's own or a variant's.
 
     Parameters
@@ -54,7 +54,7 @@ class Call:
     spare: list[Any] | None = None
     """On a checked launch: arguments whose memory is not the server's. The variant is only run
     on them once the launch is checked."""
-    ran: Ran | None = None
+    ran: LaunchOutcome | None = None
     """What served it; None for the server's own code, and for a launch that was checked."""
     _values: Sequence[Any] | None = None
     _grid: GridNumbers | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retuned.runtime.intercept.arguments import is_pointer
-from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.call import LaunchCall
 from retuned.runtime.intercept.checking import Copies
 from retuned.runtime.launching import Ineligible
 from retuned.runtime.spec import Tensor
@@ -33,7 +33,7 @@ class DetachedLaunch:
         Launches the variant.
     """
 
-    def __init__(self, call: Call, stores: Mapping[int, str], *, run: Run) -> None:
+    def __init__(self, call: LaunchCall, stores: Mapping[int, str], *, run: Run) -> None:
         values = call.values()
         self._call = call
         self._run = run
@@ -65,7 +65,9 @@ class DetachedLaunch:
         return theirs[self._stored :], ours[self._stored :]
 
 
-def detached_launch(call: Call, stores: Mapping[int, str], *, run: Run) -> DetachedLaunch | None:
+def detached_launch(
+    call: LaunchCall, stores: Mapping[int, str], *, run: Run
+) -> DetachedLaunch | None:
     """Return both sides of a launch; None where not all its pointers are tensors."""
     torch = sys.modules.get("torch")
     pointers = [value for value in call.values() if is_pointer(value)]

@@ -33,7 +33,7 @@ class Cell:
         self.total_ns += took_ns
 
 
-class Form:
+class LaunchLayout:
     """Launches of one compiled kernel whose integers are given in the same places."""
 
     __slots__ = ("cells", "named", "places")
@@ -53,7 +53,7 @@ def _nothing(args: object) -> None:
 
 def make_form(
     places: Sequence[int], named: Sequence[str], *, loose: Sequence[str], given: int
-) -> Form:
+) -> LaunchLayout:
     """Return a form.
 
     Parameters
@@ -67,8 +67,8 @@ def make_form(
     """
     pick = itemgetter(*places) if places else _nothing
     if not loose:
-        return Form(pick, itemgetter(*named) if named else None)
-    return Form(_exactly(given, pick), _naming(loose, named))
+        return LaunchLayout(pick, itemgetter(*named) if named else None)
+    return LaunchLayout(_exactly(given, pick), _naming(loose, named))
 
 
 def _exactly(given: int, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -92,7 +92,7 @@ def _naming(loose: Sequence[str], named: Sequence[str]) -> Callable[[Any], Any]:
     return by_name
 
 
-def pick(form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def pick(form: LaunchLayout, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """Return the integers of a launch, in the shape the quick way has them."""
     found = form.places(args)
     return found if form.named is None else (found, form.named(kwargs))

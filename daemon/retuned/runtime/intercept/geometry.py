@@ -8,7 +8,7 @@ from typing import Any
 from retuned.runtime.grid import Grid, parse_expression, parse_grid
 from retuned.runtime.inforce import Ineligible
 from retuned.runtime.intercept.binding import asked_for, names_in, places_of
-from retuned.runtime.intercept.call import Call, GridNumbers
+from retuned.runtime.intercept.call import GridNumbers, LaunchCall
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.ready import MAX_RUNNERS, Ready
 from retuned.runtime.intercept.rules import GRID_NAMES, Known, LaunchRule, known_names
@@ -81,7 +81,7 @@ class Geometry:
         self._settled = self._grid is not None and self.names <= own
         self._by_grid = not self.names.isdisjoint(GRID_NAMES)
 
-    def fits(self, call: Call, ready: Ready, key: Key) -> bool:
+    def fits(self, call: LaunchCall, ready: Ready, key: Key) -> bool:
         """Whether all arguments are what the definition says at these lengths."""
         try:
             mark = (*key, *[call.values()[place].numel() for place, _ in self._numels])
@@ -90,7 +90,7 @@ class Geometry:
         found = ready.fits.get(mark)
         return self._fits(call, ready, key, mark) if found is None else found
 
-    def _fits(self, call: Call, ready: Ready, key: Key, mark: Key) -> bool:
+    def _fits(self, call: LaunchCall, ready: Ready, key: Key, mark: Key) -> bool:
         values, lengths = call.values(), self._spec.lengths(key)
         try:
             found = all(values[place] == text(lengths) for place, text in self._ints)
@@ -102,7 +102,7 @@ class Geometry:
         ready.fits[mark] = found
         return found
 
-    def grid(self, call: Call, ready: Ready, key: Key) -> GridNumbers | Ineligible:
+    def grid(self, call: LaunchCall, ready: Ready, key: Key) -> GridNumbers | Ineligible:
         """Return the programs of the variant's launch."""
         try:
             mark = (key, call.grid_numbers()) if self._by_grid else key

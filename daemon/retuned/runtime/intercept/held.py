@@ -22,7 +22,7 @@ Wanted = tuple[bool, Any]
 """Whether a parameter of the source is fixed, and its value or the place it is taken from."""
 
 
-class Held:
+class ShapeLimits:
     """One source on one kernel.
 
     Parameters

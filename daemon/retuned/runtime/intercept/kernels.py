@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from retuned.runtime.intercept.arguments import observe
-from retuned.runtime.intercept.forms import Cell, Form, make_form, pick
+from retuned.runtime.intercept.forms import Cell, LaunchLayout, make_form, pick
 
 log = logging.getLogger(__name__)
 
@@ -171,10 +171,10 @@ class Kernel:
         """Forget all counts: at the start, and in a forked child."""
         self.disarm()
         self._lock = threading.Lock()
-        self._alternatives: dict[Any, Form] = {}
+        self._alternatives: dict[Any, LaunchLayout] = {}
         self._keys = 0
         self._observed = 0
-        self.forms: dict[Any, Form] = {}
+        self.forms: dict[Any, LaunchLayout] = {}
         self.other = Cell()
 
     # --- counting ---------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Kernel:
 
     def _form(
         self, compiled: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Form, Any]:
+    ) -> tuple[LaunchLayout, Any]:
         """Return where a launch is counted, and its integers."""
         token = compiled if compiled is not None else self._token(args, kwargs)
         form = self.forms.get(token)
@@ -261,7 +261,7 @@ class Kernel:
                 form = self._alternatives.setdefault(other, self._make_form(args, kwargs))
             return form, pick(form, args, kwargs)
 
-    def _make_form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Form:
+    def _make_form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LaunchLayout:
         ordinary = [not each.constexpr for each in self.parameters]
         ordinary += [True] * (len(args) - len(ordinary))  # of *args
         places = [i for i, value in enumerate(args) if ordinary[i] and isinstance(value, int)]
@@ -285,7 +285,7 @@ class Kernel:
                 found.append(value.__class__)
         return tuple(found)
 
-    def _new_cell(self, form: Form, key: Any) -> Cell:  # noqa: ANN401 - grid and integers
+    def _new_cell(self, form: LaunchLayout, key: Any) -> Cell:  # noqa: ANN401 - grid and integers
         with self._lock:
             if self._keys >= MAX_KEYS:
                 self._trim()

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.call import LaunchCall
 from retuned.runtime.intercept.kernels import Kernel, Probe
 from retuned.runtime.intercept.repeats import FAILED, MISSED, remember, repeat
 from retuned.runtime.intercept.shortcut import UNKNOWN
@@ -23,7 +23,7 @@ ATTRIBUTE = "_retuned_kernel"
 Stock = Callable[..., Any]
 
 
-class Meeting(Protocol):
+class KernelRegistry(Protocol):
     """Knows kernels; `hook.Interceptor`."""
 
     def sight(
@@ -59,7 +59,7 @@ def _given(kwargs: dict[str, Any], grid: Any) -> dict[str, Any]:  # noqa: ANN401
 # --- compiled kernels -----------------------------------------------------------------------------
 
 
-def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
+def _wrap_run(hook: KernelRegistry, stock: Stock) -> Stock:
     """Return what stands for ``JITFunction.run``; this is the hot path."""
 
     def counted(
@@ -129,7 +129,7 @@ def _wrap_run(hook: Meeting, stock: Stock) -> Stock:
                 return counted(kernel, jit, args, _given(kwargs, grid))
             if found is not MISSED:
                 return found
-        call = Call(
+        call = LaunchCall(
             kernel, jit, args, _given(kwargs, grid), grid=grid, plain=stock, counted=counted
         )
         result = call.through_slot()
@@ -157,7 +157,7 @@ def _check_run(cls: type, found: object) -> str | None:
 # --- the interpreter ------------------------------------------------------------------------------
 
 
-def _wrap_executor(hook: Meeting, stock: Stock) -> Stock:
+def _wrap_executor(hook: KernelRegistry, stock: Stock) -> Stock:
     """Return what stands for ``GridExecutor.__call__``."""
 
     def counted(
@@ -196,7 +196,7 @@ def _wrap_executor(hook: Meeting, stock: Stock) -> Stock:
             return stock(self, *args, **kwargs)
         if kernel.slot is None:
             return counted(kernel, self, args, kwargs)
-        return Call(kernel, self, args, kwargs, grid=self.grid,
+        return LaunchCall(kernel, self, args, kwargs, grid=self.grid,
                     plain=stock, counted=counted).through_slot()  # fmt: skip
 
     return call
@@ -227,7 +227,7 @@ PLACES: dict[str, tuple[str, str, str, Callable[[type, object], str | None]]] = 
     "jit": ("triton.runtime.jit", "JITFunction", "run", _check_run),
     "interpreter": ("triton.runtime.interpreter", "GridExecutor", "__call__", _check_executor),
 }
-WRAPPERS: dict[str, Callable[[Meeting, Stock], Any]] = {
+WRAPPERS: dict[str, Callable[[KernelRegistry, Stock], Any]] = {
     "jit": _wrap_run,
     "interpreter": _wrap_executor,
 }

@@ -23,9 +23,9 @@ from retuned.runtime.intercept.binding import (
     place_of,
     places_of,
 )
-from retuned.runtime.intercept.call import Call, GridNumbers
+from retuned.runtime.intercept.call import GridNumbers, LaunchCall
 from retuned.runtime.intercept.geometry import Geometry
-from retuned.runtime.intercept.held import Held
+from retuned.runtime.intercept.held import ShapeLimits
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.ready import MAX_RUNNERS, Codes, Ready, Signature
 from retuned.runtime.intercept.rules import LaunchRule
@@ -72,7 +72,7 @@ class Plan:
     Raises
     ------
     Refused
-        ``launch-mismatch`` if the two do not fit (see `Held` for another source),
+        ``launch-mismatch`` if the two do not fit (see `ShapeLimits` for another source),
         ``grid-invalid``, or ``contract-violated``.
     """
 
@@ -121,9 +121,9 @@ class Plan:
         self._scalars = other_places(
             kernel, settled=settled | {order[name] for name in self.changed}
         )
-        self._held: Held | None = None
+        self._held: ShapeLimits | None = None
         if entry is not None:
-            self._held = Held(
+            self._held = ShapeLimits(
                 rule,
                 places=order,
                 scalars=self._scalars,
@@ -163,7 +163,7 @@ class Plan:
 
     # --- a launch ---------------------------------------------------------------------------------
 
-    def signature(self, call: Call) -> Signature | Ineligible:
+    def signature(self, call: LaunchCall) -> Signature | Ineligible:
         """Return what decides which code a launch needs, or why it is the server's."""
         values = call.values()
         for place, wanted in self._pointers:
@@ -197,7 +197,9 @@ class Plan:
             numbers += self._options(call.kwargs)
         return tuple(numbers)
 
-    def launch(self, ready: Ready, call: Call, values: Sequence[Any], grid: GridNumbers) -> None:
+    def launch(
+        self, ready: Ready, call: LaunchCall, values: Sequence[Any], grid: GridNumbers
+    ) -> None:
         """Launch; whatever it raises, nothing of the server has changed."""
         args = [what if fixed else values[what] for fixed, what in self._arguments]
         if ready.compiled is not None:
@@ -214,7 +216,7 @@ class Plan:
         else:
             self.jit[grid](*args)
 
-    def hindrance(self, call: Call) -> Ineligible | None:
+    def hindrance(self, call: LaunchCall) -> Ineligible | None:
         """Return why the server's own launch must run whatever the shape."""
         if not self.hindered(call.target):
             return None
@@ -273,6 +275,6 @@ def _scalar(value: object) -> object:
     return float if type(value) is float else None
 
 
-def raw_of(call: Call) -> tuple[Any, ...]:
+def raw_of(call: LaunchCall) -> tuple[Any, ...]:
     """Return the arguments of a launch without its tensors."""
     return tuple(value.dtype if is_pointer(value) else value for value in call.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 from retuned.runtime.intercept.call import GridNumbers
 from retuned.runtime.intercept.codes import compiled_source, specialisation_of
-from retuned.runtime.intercept.held import Held, Wanted
+from retuned.runtime.intercept.held import ShapeLimits, Wanted
 from retuned.runtime.precompiled_triton import Shipped
 from retuned.runtime.spec import Key, Refused
 
@@ -72,7 +72,7 @@ class Codes:
         arguments: Sequence[Wanted],
         options: Mapping[str, Any],
         scalars: int,
-        held: Held | None,
+        held: ShapeLimits | None,
         shipped: Shipped,
     ) -> None:
         self.ready: dict[Signature, Ready] = {}

@@ -18,7 +18,7 @@ from typing import Any
 
 from retuned.runtime.inforce import Swapped
 from retuned.runtime.intercept.arguments import ALIGN
-from retuned.runtime.intercept.call import Call, Ran
+from retuned.runtime.intercept.call import LaunchCall, LaunchOutcome
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.plans import MAX_STORAGE, Plan
 from retuned.runtime.intercept.ready import Ready
@@ -45,7 +45,7 @@ _ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueErro
 """What looking at arguments raises that are not as they were."""
 
 
-class Form:
+class FastPathEntry:
     """Launches of one kernel that give their arguments in the same places.
 
     Parameters
@@ -68,7 +68,7 @@ class Form:
         *("limited", "order", "plan", "pointers", "repeats", "sizes"),
     )
 
-    def __init__(self, call: Call, ran: Ran, order: Swapped) -> None:
+    def __init__(self, call: LaunchCall, ran: LaunchOutcome, order: Swapped) -> None:
         plan: Plan = ran.plan
         names = [each.name for each in call.kernel.parameters]
         values = _given(call)
@@ -138,7 +138,7 @@ def repeat(
 ) -> Any:  # noqa: ANN401 - what Triton's launch returns, `MISSED` or `FAILED`
     """Launch as one like it was launched before; the hot path of swapped kernels. Never raises."""
     try:
-        form: Form = table.repeats[kernel, len(args), *kwargs]
+        form: FastPathEntry = table.repeats[kernel, len(args), *kwargs]
         given = (*args, *kwargs.values())
         bits = 0
         for place, dtype in form.pointers:
@@ -174,7 +174,7 @@ def repeat(
     return ready.compiled
 
 
-def remember(slot: KernelSlot, table: Table, call: Call) -> None:
+def remember(slot: KernelSlot, table: Table, call: LaunchCall) -> None:
     """Remember a launch that has just run, if the next one like it may be made without asking.
 
     Parameters
@@ -195,7 +195,7 @@ def remember(slot: KernelSlot, table: Table, call: Call) -> None:
     name = (call.kernel, len(call.args), *_named(call))
     given = _given(call)
     try:
-        form = table.repeats.get(name) or Form(call, ran, order)
+        form = table.repeats.get(name) or FastPathEntry(call, ran, order)
         if not form.is_known(given):
             return
         key = form.key(given, call.grid)
@@ -210,12 +210,12 @@ def remember(slot: KernelSlot, table: Table, call: Call) -> None:
     table.repeats[name] = form
 
 
-def _given(call: Call) -> tuple[Any, ...]:
+def _given(call: LaunchCall) -> tuple[Any, ...]:
     """Return the arguments of a launch in the order in which they were given."""
     return (*call.args, *_named(call).values())
 
 
-def _named(call: Call) -> dict[str, Any]:
+def _named(call: LaunchCall) -> dict[str, Any]:
     """Return the keywords of a launch, as the server gave them."""
     return {name: value for name, value in call.kwargs.items() if name not in _NOT_GIVEN}
 
@@ -230,7 +230,7 @@ def _picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...
     return itemgetter(*places)
 
 
-def _reaches_far(given: Sequence[Any], form: Form) -> bool:
+def _reaches_far(given: Sequence[Any], form: FastPathEntry) -> bool:
     """Whether 32-bit offsets, which compiled code assumes, do not reach the end of a tensor."""
     tensors = (given[place] for place, _ in form.pointers)
     return any(each.untyped_storage().nbytes() > MAX_STORAGE for each in tensors)

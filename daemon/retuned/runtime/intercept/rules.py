@@ -33,7 +33,7 @@ from typing import Any
 
 from retuned.runtime.grid import parse_expression
 from retuned.runtime.intercept.arguments import is_pointer
-from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.call import LaunchCall
 from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.spec import DTYPES, Key, Refused, Spec
 
@@ -119,7 +119,7 @@ def parse_rule(body: object) -> LaunchRule:
     )
 
 
-def key_reader(rule: LaunchRule, spec: Spec, kernel: Kernel) -> Callable[[Call], Key]:
+def key_reader(rule: LaunchRule, spec: Spec, kernel: Kernel) -> Callable[[LaunchCall], Key]:
     """Return what reads the lengths of the variable axes from a launch.
 
     What it returns raises ValueError or TypeError for a launch that has no such lengths.
@@ -136,7 +136,7 @@ def key_reader(rule: LaunchRule, spec: Spec, kernel: Kernel) -> Callable[[Call],
     if all(text in order for text in texts):
         places = [order.index(text) for text in texts]
 
-        def quick(call: Call) -> Key:
+        def quick(call: LaunchCall) -> Key:
             values = call.values()
             return tuple([_length(values[place]) for place in places])
 
@@ -144,7 +144,7 @@ def key_reader(rule: LaunchRule, spec: Spec, kernel: Kernel) -> Callable[[Call],
     if all(text in GRID_NAMES for text in texts):
         dimensions = [GRID_NAMES.index(text) for text in texts]
 
-        def of_grid(call: Call) -> Key:
+        def of_grid(call: LaunchCall) -> Key:
             grid = call.grid_numbers()
             return tuple([grid[dimension] for dimension in dimensions])
 
@@ -152,7 +152,7 @@ def key_reader(rule: LaunchRule, spec: Spec, kernel: Kernel) -> Callable[[Call],
     names = known_names(kernel)
     evaluators = [parse_expression(text, names) for text in texts]
 
-    def general(call: Call) -> Key:
+    def general(call: LaunchCall) -> Key:
         known = Known(call)
         try:
             return tuple([evaluate(known) for evaluate in evaluators])
@@ -173,7 +173,7 @@ class Known(dict[str, int]):
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: Call, fixed: Mapping[str, int] | None = None) -> None:
+    def __init__(self, call: LaunchCall, fixed: Mapping[str, int] | None = None) -> None:
         super().__init__(fixed or {})
         self._call = call
 

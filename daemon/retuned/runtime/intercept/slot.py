@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from retuned.runtime.intercept.call import Call
+from retuned.runtime.intercept.call import LaunchCall
 from retuned.runtime.intercept.rules import LaunchRule
 from retuned.runtime.slots import Slot
 from retuned.runtime.spec import Key, Refused, Spec
@@ -31,7 +31,7 @@ class KernelSlot(Slot):
     TAKES_IN_PLACE = True
     __slots__ = ("rule",)
 
-    def __init__(self, spec: Spec, *, rule: LaunchRule, key: Callable[[Call], Key]) -> None:
+    def __init__(self, spec: Spec, *, rule: LaunchRule, key: Callable[[LaunchCall], Key]) -> None:
         super().__init__(spec, run_stock, key=key)
         self.rule = rule
 
@@ -50,7 +50,7 @@ class KernelSlot(Slot):
         super().sample_inputs(reservoir)
 
 
-def run_stock(call: Call) -> Any:  # noqa: ANN401 - outputs to compare, or what Triton returned
+def run_stock(call: LaunchCall) -> Any:  # noqa: ANN401 - outputs to compare, or what Triton returned
     """Run the server's own code; return the list that a check of this launch fills."""
     call.stock()
     return call.reference

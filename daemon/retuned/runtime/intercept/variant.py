@@ -17,7 +17,7 @@ from typing import Any
 
 from retuned.runtime.artifact import Artifact
 from retuned.runtime.inforce import Ineligible, Launch
-from retuned.runtime.intercept.call import Call, GridNumbers, Ran
+from retuned.runtime.intercept.call import GridNumbers, LaunchCall, LaunchOutcome
 from retuned.runtime.intercept.checking import inputs_sum, stored_to
 from retuned.runtime.intercept.detaching import DetachedLaunch, detached_launch
 from retuned.runtime.intercept.kernels import Kernel
@@ -197,7 +197,7 @@ class KernelVariant:
             )
         return plan
 
-    def ready_for(self, plan: Plan, call: Call, signature: Signature) -> Ready | None:
+    def ready_for(self, plan: Plan, call: LaunchCall, signature: Signature) -> Ready | None:
         """Return what launches under a signature; where there is no code, queue it for compiling.
 
         Raises
@@ -222,7 +222,7 @@ class KernelVariant:
         """Return what launches in place of the server's code."""
 
         def launch(inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401 - the launch, or Ineligible
-            call: Call = inputs[0]
+            call: LaunchCall = inputs[0]
             try:
                 values = call.values()
             except ValueError:
@@ -237,7 +237,7 @@ class KernelVariant:
         """Return what launches into copies, and has the server's code launch into others."""
 
         def launch(inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401 - copies, or Ineligible
-            call: Call = inputs[0]
+            call: LaunchCall = inputs[0]
             plan = self._plans.get(call.kernel)
             if plan is None:
                 return self._unplanned(call.kernel)
@@ -261,7 +261,7 @@ class KernelVariant:
 
     def detached(self, key: Key, inputs: tuple[Any, ...]) -> DetachedLaunch | None:
         """Return both sides of a check of a launch; None where it is none that can be taken."""
-        call: Call = inputs[0]
+        call: LaunchCall = inputs[0]
         plan = self._plans.get(call.kernel)
         try:
             if plan is None or isinstance(plan.signature(call), Ineligible):
@@ -273,7 +273,7 @@ class KernelVariant:
 
     def refuses(self, key: Key, inputs: tuple[Any, ...]) -> Ineligible | None:
         """Return why a launch is the server's; None where it can be taken."""
-        call: Call = inputs[0]
+        call: LaunchCall = inputs[0]
         try:
             call.values()
         except ValueError:
@@ -283,7 +283,7 @@ class KernelVariant:
 
     def fingerprint(self, inputs: tuple[Any, ...]) -> object:
         """Return a checksum of what the launch must not write to; 0 where it is not taken."""
-        call: Call = inputs[0]
+        call: LaunchCall = inputs[0]
         plan = self._plans.get(call.kernel)
         if plan is None or isinstance(stored_to(call.values(), plan.stores), Ineligible):
             return 0
@@ -307,7 +307,7 @@ class KernelVariant:
             self._met[kernel] = None
         return NOT_COMPILED
 
-    def _run(self, call: Call, values: Sequence[Any], *, key: Key, serve: bool) -> Any:  # noqa: ANN401
+    def _run(self, call: LaunchCall, values: Sequence[Any], *, key: Key, serve: bool) -> Any:  # noqa: ANN401
         decided = self._decide(call, key)
         if isinstance(decided, Ineligible):
             return decided
@@ -316,10 +316,10 @@ class KernelVariant:
         if serve:
             ready.count += 1
             call.result = ready.compiled
-            call.ran = Ran(self, plan, ready, key, grid)
+            call.ran = LaunchOutcome(self, plan, ready, key, grid)
         return call
 
-    def _decide(self, call: Call, key: Key) -> tuple[Plan, Ready, GridNumbers] | Ineligible:
+    def _decide(self, call: LaunchCall, key: Key) -> tuple[Plan, Ready, GridNumbers] | Ineligible:
         """Return what launches and with which grid, or why the launch is the server's."""
         plan = self._plans.get(call.kernel)
         if plan is None:

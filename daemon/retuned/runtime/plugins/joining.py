@@ -101,7 +101,7 @@ PARTS = (
 """What a joined process gets."""
 
 
-class Joining:
+class PluginAttachment:
     """The one joining of this process."""
 
     def __init__(self, parts: tuple[Part, ...] = PARTS) -> None:
@@ -186,7 +186,7 @@ class Joining:
             log.exception("cannot go on after the import of %s", name)
 
 
-_JOINING = Joining()
+_JOINING = PluginAttachment()
 
 
 def join(*, arrived: str = "") -> Runtime | None:

@@ -7,7 +7,7 @@ that the catalog has for one epsilon only are bound for that epsilon.
 
 from __future__ import annotations
 
-from retuned.runtime.overrides_binding import Binding, Given, Made, View
+from retuned.runtime.overrides_binding import Binding, InputBinding, OutputBinding, View
 
 _EPSILON = 1e-6
 """That of the catalog's normalisations."""
@@ -23,10 +23,10 @@ def _norm(operator: str, schema: str, *, written: str, epsilon: str) -> Binding:
         axes=("M", "H"),
         variable=("M",),
         inputs=(
-            Given(name="x", argument="input", shape=("M", "H"), view=_ROWS),
-            Given(name="weight", argument="weight", shape=("H",), constant=True),
+            InputBinding(name="x", argument="input", shape=("M", "H"), view=_ROWS),
+            InputBinding(name="weight", argument="weight", shape=("H",), constant=True),
         ),
-        outputs=(Made(name="y", argument=written, shape=("M", "H"), view=_ROWS),),
+        outputs=(OutputBinding(name="y", argument=written, shape=("M", "H"), view=_ROWS),),
         equal=((epsilon, _EPSILON),),
     )
 
@@ -40,13 +40,13 @@ def _added_norm(operator: str, schema: str, *, epsilon: str) -> Binding:
         axes=("M", "H"),
         variable=("M",),
         inputs=(
-            Given(name="x", argument="input", shape=("M", "H"), view=_ROWS),
-            Given(name="residual", argument="residual", shape=("M", "H"), view=_ROWS),
-            Given(name="weight", argument="weight", shape=("H",), constant=True),
+            InputBinding(name="x", argument="input", shape=("M", "H"), view=_ROWS),
+            InputBinding(name="residual", argument="residual", shape=("M", "H"), view=_ROWS),
+            InputBinding(name="weight", argument="weight", shape=("H",), constant=True),
         ),
         outputs=(
-            Made(name="y", argument="input", shape=("M", "H"), view=_ROWS),
-            Made(name="summed", argument="residual", shape=("M", "H"), view=_ROWS),
+            OutputBinding(name="y", argument="input", shape=("M", "H"), view=_ROWS),
+            OutputBinding(name="summed", argument="residual", shape=("M", "H"), view=_ROWS),
         ),
         equal=((epsilon, _EPSILON),),
     )
@@ -67,8 +67,8 @@ def _gated(
         template=op_type + "{form}_i{I}",
         axes=("M", "I", "G"),
         variable=("M",),
-        inputs=(Given(name="x", argument="input", shape=("M", "G"), view=_ROWS),),
-        outputs=(Made(name="y", argument=written, shape=("M", "I"), view=_ROWS),),
+        inputs=(InputBinding(name="x", argument="input", shape=("M", "G"), view=_ROWS),),
+        outputs=(OutputBinding(name="y", argument=written, shape=("M", "I"), view=_ROWS),),
         equal=equal,
     )
 
@@ -82,14 +82,14 @@ def _rope(operator: str, schema: str, *, equal: tuple[tuple[str, object], ...]) 
         axes=("M", "P", "Q", "K", "D"),
         variable=("M", "P"),
         inputs=(
-            Given(name="positions", argument="positions", shape=("M",), dtype="int64"),
-            Given(name="q", argument="query", shape=("M", "Q", "D"), view=_HEADS),
-            Given(name="k", argument="key", shape=("M", "K", "D"), view=_HEADS),
-            Given(name="cache", argument="cos_sin_cache", shape=("P", "D"), constant=True),
+            InputBinding(name="positions", argument="positions", shape=("M",), dtype="int64"),
+            InputBinding(name="q", argument="query", shape=("M", "Q", "D"), view=_HEADS),
+            InputBinding(name="k", argument="key", shape=("M", "K", "D"), view=_HEADS),
+            InputBinding(name="cache", argument="cos_sin_cache", shape=("P", "D"), constant=True),
         ),
         outputs=(
-            Made(name="q_out", argument="query", shape=("M", "Q", "D"), view=_HEADS),
-            Made(name="k_out", argument="key", shape=("M", "K", "D"), view=_HEADS),
+            OutputBinding(name="q_out", argument="query", shape=("M", "Q", "D"), view=_HEADS),
+            OutputBinding(name="k_out", argument="key", shape=("M", "K", "D"), view=_HEADS),
         ),
         sized=(("D", "head_size"),),
         equal=(("is_neox", True), *equal),

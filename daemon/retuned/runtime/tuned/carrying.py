@@ -11,7 +11,14 @@ from typing import Any
 from retuned.runtime.spec import Refused
 from retuned.runtime.tuned import servers
 from retuned.runtime.tuned.changes import TUNABLE_OP, Plan, plan
-from retuned.runtime.tuned.files import Entry, entries, kept_before, read_file, replace, restore
+from retuned.runtime.tuned.files import (
+    FileChange,
+    entries,
+    kept_before,
+    read_file,
+    replace,
+    restore,
+)
 from retuned.runtime.tuned.orders import TunedOrder
 from retuned.runtime.tuned.picking import changed_picks, picks_of, wrong_picks
 from retuned.runtime.tuned.servers import Server
@@ -110,7 +117,7 @@ def carry_out(prepared: Prepared) -> dict[str, Any]:
     """
     order, server, found = prepared.order, prepared.server, prepared.plan
     before = picks_of(server, found.outside)
-    entry = Entry(
+    entry = FileChange(
         order=order.id,
         epoch=order.epoch,
         who=order.who or "daemon",

@@ -31,7 +31,7 @@ _FIELDS = {"order": str, "epoch": int, "who": str, "when": str, "after": str}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class FileChange:
     """One change of a file."""
 
     order: str
@@ -77,7 +77,7 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES) -> bytes | None:
     return data
 
 
-def entries(path: Path) -> list[Entry]:
+def entries(path: Path) -> list[FileChange]:
     """Return the changes of a file that can be taken back, the newest last.
 
     Raises
@@ -97,7 +97,7 @@ def entries(path: Path) -> list[Entry]:
         raise Refused("provenance-invalid", detail=detail) from error
 
 
-def replace(path: Path, data: bytes, *, expected: bytes | None, entry: Entry) -> bool:
+def replace(path: Path, data: bytes, *, expected: bytes | None, entry: FileChange) -> bool:
     """Replace a file as a whole; False if it has these bytes already by the same order.
 
     Parameters
@@ -183,7 +183,7 @@ def restore(path: Path, *, order: str) -> bool:
     return not done
 
 
-def kept_before(path: Path, entry: Entry) -> bytes | None:
+def kept_before(path: Path, entry: FileChange) -> bytes | None:
     """Return the bytes that were there before a change; None if there was no file.
 
     Raises
@@ -200,7 +200,7 @@ def kept_before(path: Path, entry: Entry) -> bytes | None:
     return data
 
 
-def _put_back(path: Path, entry: Entry) -> None:
+def _put_back(path: Path, entry: FileChange) -> None:
     data = kept_before(path, entry)
     if data is None:
         path.unlink()
@@ -209,11 +209,11 @@ def _put_back(path: Path, entry: Entry) -> None:
         _write(path, data, like=path)
 
 
-def _is_same(entry: Entry, other: Entry) -> bool:
+def _is_same(entry: FileChange, other: FileChange) -> bool:
     return (entry.order, entry.before, entry.after) == (other.order, other.before, other.after)
 
 
-def _standing(listed: Sequence[Entry], now: bytes | None) -> list[Entry]:
+def _standing(listed: Sequence[FileChange], now: bytes | None) -> list[FileChange]:
     """Return the changes that lead to what is there: not those whose writer died before it wrote.
 
     Of a file that others have changed since, no change can be taken back any more.
@@ -224,7 +224,7 @@ def _standing(listed: Sequence[Entry], now: bytes | None) -> list[Entry]:
     return found
 
 
-def _forget(path: Path, dropped: Sequence[Entry], kept: Sequence[Entry]) -> None:
+def _forget(path: Path, dropped: Sequence[FileChange], kept: Sequence[FileChange]) -> None:
     needed = {entry.before for entry in kept}
     for entry in dropped:
         if entry.before is not None and entry.before not in needed:
@@ -298,12 +298,12 @@ def _kept(path: Path, digest: str | None) -> Path:
     return path.with_name(f"{path.name}.retuned-before.{short}")
 
 
-def _listing(listed: Sequence[Entry]) -> bytes:
+def _listing(listed: Sequence[FileChange]) -> bytes:
     body = {"version": 1, "entries": [asdict(entry) for entry in listed]}
     return (json.dumps(body, indent=2) + "\n").encode("ascii")
 
 
-def _entry(body: Mapping[str, Any]) -> Entry:
+def _entry(body: Mapping[str, Any]) -> FileChange:
     for field, kind in _FIELDS.items():
         if type(body[field]) is not kind:
             raise TypeError(field)
@@ -311,7 +311,7 @@ def _entry(body: Mapping[str, Any]) -> Entry:
         raise TypeError("before")
     rows = tuple(str(row)[:200] for row in list(body.get("rows", ()))[:1000])
     known = {field: body[field] for field in _FIELDS}
-    return Entry(before=body["before"], rows=rows, **known)
+    return FileChange(before=body["before"], rows=rows, **known)
 
 
 def _by_others(path: Path, now: bytes | None, more: str) -> Refused:

@@ -31,7 +31,7 @@ from retuned.runtime.tuned.looking import look
 from retuned.runtime.tuned.orders import TunedOrder, parse_tuned_order
 from retuned.runtime.tuned.picking import wrong_picks
 from retuned.runtime.tuned.servers import Server
-from retuned.runtime.tuned.standing import Standing, report_of
+from retuned.runtime.tuned.standing import FileOrderStatus, report_of
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class TunedFiles:
         self._prepared: OrderedDict[str, Prepared] = OrderedDict()
         self._ledgers: dict[str, Ledger] = {}
         self._outcomes: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._standing: OrderedDict[str, Standing] = OrderedDict()
+        self._standing: OrderedDict[str, FileOrderStatus] = OrderedDict()
 
     def operations(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
         """Return what the control socket can ask for."""
@@ -223,7 +223,7 @@ class TunedFiles:
         picks: Mapping[Hashable, Any],
     ) -> None:
         """Remember what a kernel's file came to, to prove it anew whenever somebody asks."""
-        self._standing[order.definition] = Standing(
+        self._standing[order.definition] = FileOrderStatus(
             definition=order.definition,
             order=order.id,
             artifact=order.artifact,

@@ -23,7 +23,7 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class FileOrderStatus:
     """What the last order for a kernel left behind in this process."""
 
     definition: str
@@ -46,7 +46,7 @@ class Standing:
     """What emptied caches do not reach; see the service."""
 
 
-def report_of(standing: Standing) -> dict[str, Any]:
+def report_of(standing: FileOrderStatus) -> dict[str, Any]:
     """Return how an order stands now; whatever goes wrong with asking is an answer, too."""
     state, reason, detail = _now(standing)
     return {
@@ -61,7 +61,7 @@ def report_of(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _now(standing: Standing) -> tuple[str, str, str]:
+def _now(standing: FileOrderStatus) -> tuple[str, str, str]:
     if not standing.artifact:  # the original holds by itself, whatever others make of the file
         return NEEDS_RESTART if standing.outcome == NEEDS_RESTART else ENGAGED, "", ""
     try:

@@ -59,7 +59,7 @@ class Recorder:
     """
 
     def __init__(self, quiet: Quiet) -> None:
-        self.turns = seams.Turns()
+        self.turns = seams.ProfilerOwnership()
         self.cost = Cost()
         """What the last window took, written or not."""
         self._quiet = quiet

@@ -24,7 +24,7 @@ WAIT_S = 60.0
 _MARK = "_retuned_seam"
 
 
-class Turns:
+class ProfilerOwnership:
     """Whose turn to profile it is in this process."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Turns:
             self._theirs = self._theirs - {own} if own in self._theirs else set()
 
 
-def install(profiler: Any, turns: Turns) -> bool:  # noqa: ANN401 - torch.autograd.profiler
+def install(profiler: Any, turns: ProfilerOwnership) -> bool:  # noqa: ANN401 - torch.autograd.profiler
     """Stand in for a module's three functions; False if it has not got them, and is left alone.
 
     Parameters
@@ -100,7 +100,7 @@ def install(profiler: Any, turns: Turns) -> bool:  # noqa: ANN401 - torch.autogr
     return True
 
 
-def remove(profiler: Any, turns: Turns) -> None:  # noqa: ANN401 - torch.autograd.profiler
+def remove(profiler: Any, turns: ProfilerOwnership) -> None:  # noqa: ANN401 - torch.autograd.profiler
     """Take back what `install` did, as far as nobody has stood in for it since."""
     for name in (*_BEGINS, _ENDS):
         found: Any = getattr(profiler, name, None)
@@ -108,7 +108,7 @@ def remove(profiler: Any, turns: Turns) -> None:  # noqa: ANN401 - torch.autogra
             setattr(profiler, name, found.__wrapped__)
 
 
-def _before(original: Callable[..., Any], turns: Turns) -> Callable[..., Any]:
+def _before(original: Callable[..., Any], turns: ProfilerOwnership) -> Callable[..., Any]:
     @functools.wraps(original)
     def begins(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
         turns.theirs_begins()
@@ -118,7 +118,7 @@ def _before(original: Callable[..., Any], turns: Turns) -> Callable[..., Any]:
     return begins
 
 
-def _after(original: Callable[..., Any], turns: Turns) -> Callable[..., Any]:
+def _after(original: Callable[..., Any], turns: ProfilerOwnership) -> Callable[..., Any]:
     @functools.wraps(original)
     def ends(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
         try:

@@ -8,7 +8,7 @@ ones.
 """
 
 from retuned.stages.profile.counting import Counts, key_of, recount, together
-from retuned.stages.profile.folding import Folder, fold
+from retuned.stages.profile.folding import ProfileBuilder, fold
 from retuned.stages.profile.merging import aligned, merge
 from retuned.stages.profile.records import (
     OTHER,
@@ -24,7 +24,7 @@ from retuned.stages.profile.records import (
 __all__ = [
     "OTHER",
     "Counts",
-    "Folder",
+    "ProfileBuilder",
     "ProfileSettings",
     "Signature",
     "SignatureStat",

@@ -58,7 +58,7 @@ class _Cell(DurationSketch):
         )
 
 
-class Folder:
+class ProfileBuilder:
     """Folds launches one by one into a profile, in bounded memory.
 
     Up to twice ``max_signatures`` (the cap) are counted exactly. When full, the (cap + 1)-th
@@ -216,7 +216,7 @@ def fold(
     >>> seen.stats[0].signature.dims, seen.launches, seen.gpu_time_ns
     (((16, 1024),), 3, 2100)
     """
-    folder = Folder(settings)
+    folder = ProfileBuilder(settings)
     for launch in launches:
         folder.add(launch)
     return folder.profile(

@@ -28,7 +28,7 @@ NOT_YET = frozenset(
 the other ranks have prepared stays there meanwhile, unused, for as long as their lease."""
 
 
-class Standing(StrEnum):
+class RankState(StrEnum):
     """Where a rank is with an order."""
 
     UNPREPARED = "unprepared"
@@ -51,7 +51,7 @@ class Rank:
     """Of its socket."""
     instance: str = ""
     """Changes with every start of the process; empty where it does not say."""
-    standing: Standing
+    standing: RankState
     """Where it is with the order."""
     detail: str = ""
     """What it said, for people."""
@@ -130,20 +130,20 @@ def decide(kind: SwapKind, ranks: Sequence[Rank], *, prepared: Mapping[str, str]
     if not ranks:
         return Decision(phase=Phase.WAIT, reason=PhaseReason.NO_RANK)
     known = {rank.name for rank in ranks}
-    spoke = [rank for rank in ranks if rank.standing is not Standing.SILENT]
+    spoke = [rank for rank in ranks if rank.standing is not RankState.SILENT]
     restarted = [r.name for r in spoke if prepared.get(r.name, r.instance) != r.instance]
-    unprepared = [r.name for r in ranks if r.standing is Standing.UNPREPARED]
+    unprepared = [r.name for r in ranks if r.standing is RankState.UNPREPARED]
     problems = (
-        (Phase.WAIT, PhaseReason.RANK_AHEAD, _at(ranks, Standing.AHEAD)),
+        (Phase.WAIT, PhaseReason.RANK_AHEAD, _at(ranks, RankState.AHEAD)),
         (Phase.ABORT, PhaseReason.RANK_LOST, sorted(prepared.keys() - known)),
         (Phase.ABORT, PhaseReason.RANK_RESTARTED, restarted),
         (Phase.WAIT, PhaseReason.RANK_JOINED, unprepared),
-        (Phase.WAIT, PhaseReason.RANK_SILENT, _at(ranks, Standing.SILENT)),
+        (Phase.WAIT, PhaseReason.RANK_SILENT, _at(ranks, RankState.SILENT)),
     )
     for phase, reason, names in problems:
         if names:
             return Decision(phase=phase, reason=reason, ranks=tuple(names))
-    some = any(rank.standing is Standing.COMMITTED for rank in ranks)
+    some = any(rank.standing is RankState.COMMITTED for rank in ranks)
     reason = PhaseReason.CATCHING_UP if some else PhaseReason.ALL_PREPARED
     return Decision(phase=Phase.COMMIT, reason=reason)
 
@@ -209,5 +209,5 @@ def must_go_back(
     return not was_complete or behind_s >= catch_up_s
 
 
-def _at(ranks: Sequence[Rank], standing: Standing) -> list[str]:
+def _at(ranks: Sequence[Rank], standing: RankState) -> list[str]:
     return [rank.name for rank in ranks if rank.standing is standing]

@@ -9,9 +9,9 @@ more launches, `power` what so many clean checks prove, `cusum` how long a decay
 from retuned.stages.watch.accounts import (
     METHOD,
     Account,
+    ExperimentUsage,
     Hours,
-    Ran,
-    Tried,
+    SwapUsage,
     of_all_gpus,
     saved,
     settle,
@@ -19,9 +19,9 @@ from retuned.stages.watch.accounts import (
 )
 from retuned.stages.watch.assessing import assess, decay_score
 from retuned.stages.watch.blocks import (
-    Answer,
     Block,
     Served,
+    ServerResponse,
     compare_answers,
     order_of,
     summarise,
@@ -56,7 +56,6 @@ from retuned.stages.watch.records import (
 __all__ = [
     "METHOD",
     "Account",
-    "Answer",
     "Block",
     "BucketSample",
     "CanaryAction",
@@ -67,11 +66,12 @@ __all__ = [
     "EndToEndReason",
     "EndToEndReport",
     "EndToEndSettings",
+    "ExperimentUsage",
     "Gain",
     "Hours",
-    "Ran",
     "Served",
-    "Tried",
+    "ServerResponse",
+    "SwapUsage",
     "WatchAction",
     "WatchReason",
     "WatchReport",

@@ -32,7 +32,7 @@ METHOD = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class SwapUsage:
     """What one swap ran in one month."""
 
     target: str
@@ -52,7 +52,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class ExperimentUsage:
     """What one experiment took in one month."""
 
     target: str
@@ -141,7 +141,7 @@ def of_all_gpus(gpu_ns: int, *, gpus: int, traced: int) -> int:
     return gpu_ns * gpus // traced if 0 < traced < gpus else gpu_ns
 
 
-def saved(ran: Ran) -> Hours:
+def saved(ran: SwapUsage) -> Hours:
     """Return what one swap saved in one month.
 
     Examples
@@ -163,7 +163,7 @@ def saved(ran: Ran) -> Hours:
     )
 
 
-def settle(ran: Iterable[Ran], tried: Iterable[Tried]) -> tuple[Account, ...]:
+def settle(ran: Iterable[SwapUsage], tried: Iterable[ExperimentUsage]) -> tuple[Account, ...]:
     """Return one account per month, target and kernel; newest month first, then by name.
 
     Parameters
@@ -173,8 +173,8 @@ def settle(ran: Iterable[Ran], tried: Iterable[Tried]) -> tuple[Account, ...]:
     tried
         What experiments took; one record per experiment and month, or several that add up.
     """
-    runs: dict[tuple[str, str, str], list[Ran]] = {}
-    tries: dict[tuple[str, str, str], list[Tried]] = {}
+    runs: dict[tuple[str, str, str], list[SwapUsage]] = {}
+    tries: dict[tuple[str, str, str], list[ExperimentUsage]] = {}
     for each in ran:
         runs.setdefault((each.month, each.target, each.definition), []).append(each)
     for one in tried:
@@ -184,7 +184,9 @@ def settle(ran: Iterable[Ran], tried: Iterable[Tried]) -> tuple[Account, ...]:
     return tuple(_account(place, runs.get(place, []), tries.get(place, [])) for place in places)
 
 
-def _account(place: tuple[str, str, str], runs: Sequence[Ran], tries: Sequence[Tried]) -> Account:
+def _account(
+    place: tuple[str, str, str], runs: Sequence[SwapUsage], tries: Sequence[ExperimentUsage]
+) -> Account:
     month, target, definition = place
     swaps = {each.proposal for each in runs}
     back = {each.proposal for each in runs if each.taken_back}

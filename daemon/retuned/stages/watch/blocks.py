@@ -18,7 +18,7 @@ State = Literal["off", "on"]
 Positive = Annotated[float, Field(gt=0.0, lt=1e9)]
 
 
-class Answer(Record):
+class ServerResponse(Record):
     """What the server said to one request."""
 
     tokens: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Answer(Record):
 class Served(Record):
     """One pass over all requests."""
 
-    answers: tuple[Answer, ...] = Field(min_length=1)
+    answers: tuple[ServerResponse, ...] = Field(min_length=1)
     """In the order of the requests."""
     wall_s: Positive
     """From the first byte sent to the last one read, seconds."""
@@ -83,7 +83,9 @@ def order_of(pair: int) -> tuple[State, State]:
     return ("off", "on") if pair % 2 == 0 else ("on", "off")
 
 
-def compare_answers(first: Sequence[Answer], later: Sequence[Answer]) -> tuple[int, int]:
+def compare_answers(
+    first: Sequence[ServerResponse], later: Sequence[ServerResponse]
+) -> tuple[int, int]:
     """Return how many tokens had the same text before them, and how many of those differ.
 
     Behind the first token that differs two answers are about different texts, and say nothing more:
@@ -106,7 +108,7 @@ def compare_answers(first: Sequence[Answer], later: Sequence[Answer]) -> tuple[i
     return compared, diverged
 
 
-def summarise(state: State, first: Sequence[Answer], served: Served) -> Block:
+def summarise(state: State, first: Sequence[ServerResponse], served: Served) -> Block:
     """Sum up a pass beside the first one.
 
     Raises
@@ -139,7 +141,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
     return min(len(one), len(other))
 
 
-def _shift(first: Sequence[Answer], later: Sequence[Answer]) -> float | None:
+def _shift(first: Sequence[ServerResponse], later: Sequence[ServerResponse]) -> float | None:
     found: list[float] = []
     for one, other in zip(first, later, strict=True):
         same = min(_common(one.tokens, other.tokens), len(one.logprobs), len(other.logprobs))

@@ -28,9 +28,9 @@ from retuned.lab.generators.evolve.roles import (
 )
 from retuned.lab.generators.evolve.steps import (
     Action,
-    Asked,
     Birth,
     Step,
+    VariantRequest,
     next_step,
     purpose_of,
     read_purpose,
@@ -161,7 +161,7 @@ class EvolveGenerator:
 
     def _birth(
         self,
-        asked: Asked,
+        asked: VariantRequest,
         answer: ChatAnswer,
         *,
         births: Sequence[Birth],
@@ -194,7 +194,9 @@ class EvolveGenerator:
             answer=answer.text if refused is not None else "",
         )
 
-    def _solution(self, asked: Asked, answer: ChatAnswer, *, base: Solution | None) -> Solution:
+    def _solution(
+        self, asked: VariantRequest, answer: ChatAnswer, *, base: Solution | None
+    ) -> Solution:
         draft = parse_answer(
             answer.text,
             finish=answer.finish,

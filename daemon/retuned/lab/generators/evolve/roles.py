@@ -31,7 +31,7 @@ from retuned.lab.generators.evolve.steps import Step, base_of
 from retuned.ports import ChatMessage, ChatRequest
 
 _TOKENS = 1_500
-_SOURCE_CHARS = 16_000
+_ROLE_SOURCE_CHARS = 16_000
 _SHOWN = 4
 _REFLECT = (
     "You review compute kernels that were refused by a compiler or a checker. Say what is wrong "
@@ -77,7 +77,7 @@ def reflector_request(brief: Brief, step: Step, *, rules: EvolveRules) -> ChatRe
     base = base_of(step)
     sections = [Section(weight=0, text=f"# Kernel\n{definition_text(brief.definition)}")]
     if step.broken.solution is not None and base is not None:
-        shown = sources_text(base, limit=_SOURCE_CHARS, name="refused source")
+        shown = sources_text(base, limit=_ROLE_SOURCE_CHARS, name="refused source")
         sections.append(Section(weight=0, text=f"# Source\n{shown}"))
     sections.append(Section(weight=0, text=f"# What went wrong\n{what_broke(step)}"))
     sections.append(Section(weight=1, text=f"# What a kernel may be\n{brief.dialect.contract}"))
@@ -102,7 +102,7 @@ def optimizer_request(
                 position(brief.definition, shape, brief.facts)
                 for shape in member.finding.verdict.shapes
             ]
-        rows.append(sources_text(member.solution, limit=_SOURCE_CHARS // 2, name="source"))
+        rows.append(sources_text(member.solution, limit=_ROLE_SOURCE_CHARS // 2, name="source"))
         sections.append(Section(weight=_SHOWN - place, text="\n".join(rows)))
     return _request(_DIRECT, sections, rules=rules, role="optimizer", step=step)
 

@@ -167,7 +167,7 @@ _NOT_WORTH_REPAIR = frozenset({"too-long", "same-as-known", "base-lost"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class VariantRequest:
     """A request for a variant, as it was asked."""
 
     step: int
@@ -184,7 +184,7 @@ class Asked:
     """What an edit edits."""
 
 
-def read_purpose(purpose: Mapping[str, int | str]) -> Asked | None:
+def read_purpose(purpose: Mapping[str, int | str]) -> VariantRequest | None:
     """Read what `purpose_of` wrote; None for other roles, and for what cannot be read.
 
     Examples
@@ -204,7 +204,7 @@ def read_purpose(purpose: Mapping[str, int | str]) -> Asked | None:
     step, island, repairs, depth = (n if isinstance(n, int) else -2 for n in numbers)
     if step < 0 or island < 0 or repairs < -1 or depth < 0:
         return None
-    return Asked(
+    return VariantRequest(
         step=step,
         island=island,
         action=Action(str(action)),

@@ -6,6 +6,6 @@ one generator.
 
 from retuned.lab.generators.recipes.generator import RecipeGenerator
 from retuned.lab.generators.recipes.known import RECIPES
-from retuned.lab.generators.recipes.situation import Answer, Recipe, Situation
+from retuned.lab.generators.recipes.situation import Recipe, RecipeResult, Situation
 
-__all__ = ["RECIPES", "Answer", "Recipe", "RecipeGenerator", "Situation"]
+__all__ = ["RECIPES", "Recipe", "RecipeGenerator", "RecipeResult", "Situation"]

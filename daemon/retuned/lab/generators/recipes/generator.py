@@ -10,7 +10,7 @@ from retuned.contract import Definition, Solution, Workload
 from retuned.lab.generators.devices import DeviceFacts
 from retuned.lab.generators.priors import Priors, best_first
 from retuned.lab.generators.recipes.known import RECIPES
-from retuned.lab.generators.recipes.situation import Answer, Situation
+from retuned.lab.generators.recipes.situation import RecipeResult, Situation
 from retuned.lab.generators.spaces import Tunable, require_definition
 from retuned.ports import Finding
 
@@ -81,7 +81,7 @@ class RecipeGenerator:
 
     def answers(
         self, solution: Solution, definition: Definition, workloads: Sequence[Workload]
-    ) -> dict[str, Answer]:
+    ) -> dict[str, RecipeResult]:
         """Return what each recipe says of a variant, by its name.
 
         Raises

@@ -13,7 +13,7 @@ from retuned.lab.generators.recipes.looping import (
     NotRewritable,
     rewrite,
 )
-from retuned.lab.generators.recipes.situation import Answer, Recipe, Situation, none, some
+from retuned.lab.generators.recipes.situation import Recipe, RecipeResult, Situation, none, some
 from retuned.lab.generators.spaces import SpaceLike
 from retuned.lab.subject import numpy_dtype
 
@@ -32,7 +32,7 @@ _MORE = 4
 """Rows are multiplied by this at most at a time."""
 
 
-def split_k(at: Situation) -> Answer:
+def split_k(at: Situation) -> RecipeResult:
     """Cut the reduction into parts that run beside each other, where few outputs leave units idle.
 
     That is a matrix product of few rows. A second step adds the parts up in a fixed order, so only
@@ -81,7 +81,7 @@ def _split(at: Situation, space: SpaceLike) -> list[Solution | None]:
     return made
 
 
-def persistent(at: Situation) -> Answer:
+def persistent(at: Situation) -> RecipeResult:
     """Launch as many programs as the device runs at once, and let each take several parts."""
     if at.solution.language is not Language.TRITON:
         return none(
@@ -99,7 +99,7 @@ def persistent(at: Situation) -> Answer:
     )
 
 
-def vectorised(at: Situation) -> Answer:
+def vectorised(at: Situation) -> RecipeResult:
     """Give each thread as much at a time as it can load at once."""
     if at.solution.language is not Language.TRITON:
         if VEC not in at.solution.params:
@@ -125,7 +125,7 @@ def vectorised(at: Situation) -> Answer:
     )
 
 
-def multi_row(at: Situation) -> Answer:
+def multi_row(at: Situation) -> RecipeResult:
     """Take several rows together: what they share is loaded once."""
     own = [name for name in ROWS if name in at.solution.params]
     if own:
@@ -155,7 +155,7 @@ def multi_row(at: Situation) -> Answer:
     )
 
 
-def fused_epilogue(at: Situation) -> Answer:
+def fused_epilogue(at: Situation) -> RecipeResult:
     """Finish the result while it is in registers, instead of writing it down in between."""
     if at.solution.scratch_bytes == 0:
         return none(
@@ -175,7 +175,7 @@ def fused_epilogue(at: Situation) -> Answer:
     )
 
 
-def another_algorithm(at: Situation) -> Answer:
+def another_algorithm(at: Situation) -> RecipeResult:
     """Try the other structures of the definition where they are likely to be good."""
     return some(
         [at.start(space) for space in _others(at)],
@@ -195,7 +195,7 @@ RECIPES: Mapping[str, Recipe] = {
 """By name, those first that change most."""
 
 
-def _looped(at: Situation, loop: Loop, values: Iterable[int], *, because: str) -> Answer:
+def _looped(at: Situation, loop: Loop, values: Iterable[int], *, because: str) -> RecipeResult:
     try:
         made = [rewrite(at.solution, at.definition, loop=loop, value=value) for value in values]
     except NotRewritable as error:

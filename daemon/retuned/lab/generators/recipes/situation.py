@@ -94,7 +94,7 @@ def _integers(params: Mapping[str, int | str]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RecipeResult:
     """What a recipe makes of a situation."""
 
     solutions: tuple[Solution, ...]
@@ -103,18 +103,18 @@ class Answer:
     """Why they are, or why there are none."""
 
 
-Recipe = Callable[[Situation], Answer]
+Recipe = Callable[[Situation], RecipeResult]
 """A transformation with a name that a person knows."""
 
 
-def none(because: str) -> Answer:
+def none(because: str) -> RecipeResult:
     """Answer that the recipe does not apply."""
-    return Answer(solutions=(), because=because)
+    return RecipeResult(solutions=(), because=because)
 
 
-def some(solutions: Sequence[Solution | None], *, because: str, otherwise: str) -> Answer:
+def some(solutions: Sequence[Solution | None], *, because: str, otherwise: str) -> RecipeResult:
     """Answer with those variants that exist, each once; `otherwise` is why there are none."""
     found = {each.digest: each for each in solutions if each is not None}
     if not found:
         return none(otherwise)
-    return Answer(solutions=tuple(found.values()), because=because)
+    return RecipeResult(solutions=tuple(found.values()), because=because)
