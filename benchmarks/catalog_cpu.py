@@ -32,8 +32,8 @@ from retuned.catalog import KernelEntry
 from retuned.contract import Solution
 from retuned.lab.languages.cpu_cpp import compile_solution
 from retuned.lab.subject import numpy_dtype, shape_of
-from retuned.runtime.launch import CpuKernel
-from retuned.runtime.layouts import repack
+from retuned.runtime.native.cpu import CpuKernel
+from retuned.runtime.native.memory import repack
 
 RESULTS = Path(__file__).parent / "results"
 FOOTPRINT_BYTES = 8 * 2**20

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retuned.demo.batching import Progress, StepReport
+    from retuned.demo.batches import Progress, StepReport
     from retuned.demo.engine import Engine
     from retuned.demo.model import Cache
     from retuned.demo.operators import Operators
-    from retuned.demo.profiling import ProfilerWindows
+    from retuned.demo.profiler import ProfilerWindows
     from retuned.demo.traffic import Phase
 
 Run = tuple["list[StepReport]", float, float]
@@ -198,10 +198,10 @@ def main() -> None:
 
     import torch
 
-    from retuned.demo.batching import EngineLimits
+    from retuned.demo.batches import EngineLimits
     from retuned.demo.engine import Engine
     from retuned.demo.model import DecoderModel
-    from retuned.demo.profiling import ProfilerWindows, WindowSettings
+    from retuned.demo.profiler import ProfilerWindows, WindowSettings
     from retuned.demo.shapes import SHAPES
     from retuned.demo.traffic import Phase
 

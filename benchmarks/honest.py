@@ -38,8 +38,8 @@ from tests.hostile.honest_variants import (  # noqa: E402
 
 from retuned import catalog  # noqa: E402
 from retuned.contract import Language, Solution, Workload  # noqa: E402
-from retuned.lab.bay import LabResources, LabSettings  # noqa: E402
 from retuned.lab.examiner import Examiner  # noqa: E402
+from retuned.lab.resources import LabResources, LabSettings  # noqa: E402
 from retuned.lab.toolchain import environment_of  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "honest.json"

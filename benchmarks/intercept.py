@@ -37,7 +37,7 @@ import triton  # noqa: E402
 from tests.runtime.intercept import strangers  # noqa: E402
 from tests.runtime.intercept.fake_driver import FakeDriver  # noqa: E402
 
-from retuned.runtime.host import RuntimeHost  # noqa: E402
+from retuned.runtime.core.host import RuntimeHost  # noqa: E402
 from retuned.runtime.intercept.hook import Interceptor  # noqa: E402
 from retuned.runtime.intercept.observed import source_of  # noqa: E402
 from retuned.runtime.intercept.service import Interception  # noqa: E402

@@ -35,8 +35,8 @@ from tests.lab.real_clones import KERNELS, experiment
 
 from retuned import catalog
 from retuned.contract import Workload
-from retuned.lab.bay import LabResources
 from retuned.lab.harness.schedule import CANDIDATE
+from retuned.lab.resources import LabResources
 from retuned.lab.statistics import ShapeSamples, combine, confidence_sequence
 from retuned.stages.verdict import Status
 

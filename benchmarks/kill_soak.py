@@ -1,6 +1,6 @@
 """``kill -9`` of the real daemon for as long as one likes: whole stories, each with many deaths.
 
-``python -m benchmarks.kill_soak --minutes 5``. A story is what ``tests/local/test_kill.py`` plays
+``python -m benchmarks.kill_soak --minutes 5``. A story is what ``tests/standalone/test_kill.py`` plays
 once: drift, experiments, a proposal, a swap, a rollback, with a kill at each of several moments,
 here drawn at random. After each story everything must add up, or the run ends with the seed to
 repeat it. Writes benchmarks/results/kill_soak.json.
@@ -19,9 +19,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.local.kill_world import KillWorld, check, remeasured
+from tests.standalone.kill_world import KillWorld, check, remeasured
 
-from retuned.local.context import RecordKind
+from retuned.standalone.context import RecordKind
 
 HERE = Path(__file__).resolve().parent
 MOMENTS = (

@@ -51,10 +51,10 @@ from tests.plane.conftest import DEFINITIONS as FILES
 from tests.plane.control_plane import ControlPlane, free_ports, tools
 from tests.plane.servers import real_api
 
-from retuned_operator.manifests.sidecar import SIDECAR
-from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.errors import NotFound, Unavailable
-from retuned_operator.runtime.resources import (
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.errors import NotFound, Unavailable
+from retuned_operator.kube.informer import key_of
+from retuned_operator.kube.resources import (
     DECISIONS,
     NAMESPACES,
     NODES,
@@ -65,7 +65,7 @@ from retuned_operator.runtime.resources import (
     TARGETS,
     Obj,
 )
-from retuned_operator.runtime.store import key_of
+from retuned_operator.manifests.sidecar import SIDECAR
 
 HERE = Path(__file__).resolve().parent
 PLACE, HOME = "serving", "retuned"

@@ -40,9 +40,9 @@ from torch.utils import cpp_extension
 
 from retuned import catalog
 from retuned.runtime import attach
-from retuned.runtime.overrides import Override, find
-from retuned.runtime.overrides_binding import Binding
 from retuned.runtime.plugins.operators_table import VLLM
+from retuned.runtime.torch_ops.binding import Binding
+from retuned.runtime.torch_ops.override import Override, find
 
 RESULT = Path(__file__).parent / "results" / "overrides.json"
 BUDGET_US = 0.7

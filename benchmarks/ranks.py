@@ -37,10 +37,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.conformance import rehearsed_ranks
 from tests.conformance.rehearsed_ranks import Rank, order
 
-from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.contract import Digest
 from retuned.errors import TemporaryError
-from retuned.runtime.ed25519 import verify
+from retuned.runtime.artifacts.ed25519 import verify
+from retuned.runtime_client.client import RuntimeSocket
 
 RESULT = Path(__file__).resolve().parent / "results" / "ranks.json"
 

@@ -33,7 +33,7 @@ Answer = tuple[int, int]
 
 
 def ours(path: Path) -> Answer:
-    from retuned.adapters.traces import open_trace
+    from retuned.traces import open_trace
 
     launches = total_ns = 0
     with open_trace(path) as stream:
@@ -44,8 +44,8 @@ def ours(path: Path) -> Answer:
 
 
 def ours_to_profile(path: Path) -> Answer:
-    from retuned.adapters.traces import open_trace
     from retuned.stages.profile import fold
+    from retuned.traces import open_trace
 
     with open_trace(path) as stream:
         profile = fold(stream.records(), window_start_ns=0, window_ns=1, observed_ns=1)

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.web.browsing import HeaderDoor
-from tests.web.conftest import NOON, Site9476, made, ran_body
+from tests.review.browsing import HeaderDoor
+from tests.review.conftest import NOON, Site9476, made, ran_body
 
-from retuned.adapters.clock import FakeClock
-from retuned.local.review_source import key_of
+from retuned.clock import FakeClock
 from retuned.ports import Event
+from retuned.review.server import PageServer, names_of
 from retuned.stages.proposal import Proposal
 from retuned.stages.swap import order_swap
-from retuned.web.serving import PageServer, names_of
+from retuned.standalone.review_source import key_of
 
 HERE = Path(__file__).resolve().parent
 _ENDS = ("rejected", "expired", "superseded", "rolled-back", "refused", "aborted")

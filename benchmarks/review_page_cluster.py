@@ -26,26 +26,21 @@ import httpx
 from benchmarks.review_page import deep, measure
 from tests.fakeapi.access import Identity
 from tests.fakeapi.server import FakeApi
-from tests.local.proofs import interval, proof
 from tests.operators.examples import a_swap, a_target
 from tests.operators.kubectl.conftest import PEOPLE, POLICY, ROLES
 from tests.operators.review.conftest import ACCOUNT, SECRET, proxied
-from tests.web.conftest import H200, SHAPES, solution
+from tests.review.conftest import H200, SHAPES, solution
+from tests.standalone.proofs import interval, proof
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.envelopes import seal
-from retuned.adapters.memory_store import MemoryStore
-from retuned.adapters.signing import FakeNotary
+from retuned.clock import FakeClock
 from retuned.contract import Workload
-from retuned.web.serving import PageServer
+from retuned.review.server import PageServer
+from retuned.store.envelopes import seal
+from retuned.store.keys import FakeNotary
+from retuned.store.memory import MemoryStore
 from retuned_operator.controllers.caches import INDICES, StoreCaches
-from retuned_operator.manifests.roles import reviewing_rules, watching_rules
-from retuned_operator.program.catalog import CatalogKernels
-from retuned_operator.program.kinds import SOLUTION
-from retuned_operator.program.reviewing import review_app, review_settings
-from retuned_operator.program.shelf import StoreShelf
-from retuned_operator.review.source import KEEP_S
-from retuned_operator.runtime.resources import (
+from retuned_operator.kube.informer import ObjectCache
+from retuned_operator.kube.resources import (
     DECISIONS,
     FREEZES,
     PODS,
@@ -54,7 +49,12 @@ from retuned_operator.runtime.resources import (
     TARGETS,
     Resource,
 )
-from retuned_operator.runtime.store import ObjectCache
+from retuned_operator.manifests.roles import reviewing_rules, watching_rules
+from retuned_operator.review.settings import review_app, review_settings
+from retuned_operator.review.source import KEEP_S
+from retuned_operator.store.kernels import CatalogKernels
+from retuned_operator.store.reports import SOLUTION
+from retuned_operator.store.review import StoreShelf
 
 HERE = Path(__file__).resolve().parent
 _ENDS = ("Rejected", "Expired", "Superseded", "RolledBack", "Aborted")

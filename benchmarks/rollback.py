@@ -39,12 +39,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from retuned.runtime.inforce import Swapped  # noqa: E402
-from retuned.runtime.orders import parse_order  # noqa: E402
-from retuned.runtime.shadow import Comparison, Sampler  # noqa: E402
-from retuned.runtime.slots import Slot  # noqa: E402
+from retuned.runtime.core.active_order import Swapped  # noqa: E402
+from retuned.runtime.core.orders import parse_order  # noqa: E402
+from retuned.runtime.core.slots import Slot  # noqa: E402
+from retuned.runtime.shadow.sampler import Comparison, Sampler  # noqa: E402
 from retuned.settings import Settings  # noqa: E402
-from retuned.stages.watch.power import seconds_to_find  # noqa: E402
+from retuned.stages.watch.run_length import seconds_to_find  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "rollback.json"
 DEFINITION = {

@@ -19,8 +19,8 @@ from typing import Any
 import triton
 
 from retuned.runtime.intercept.call import LaunchCall
-from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.repeats import FastPathEntry, repeat
+from retuned.runtime.intercept.fast_path import FastPathEntry, repeat
+from retuned.runtime.intercept.registry import Kernel
 from retuned.runtime.intercept.rules import key_reader
 
 Thunk = Callable[[], object]

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from retuned.runtime import Runtime, attach
-from retuned.runtime.launch import CpuKernel
-from retuned.runtime.layouts import repack
+from retuned.runtime.native.cpu import CpuKernel
+from retuned.runtime.native.memory import repack
 
 RESULT = Path(__file__).parent / "results" / "slots.json"
 BUDGET_US = 0.7

@@ -20,7 +20,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tests.tracing.receiver import Seen, collecting
+from tests.telemetry.receiver import Seen, collecting
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "results" / "trace_of_a_turn.json"

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from retuned_operator.crds import KINDS, schema_of
-from retuned_operator.crds.__main__ import files as crd_files
 from retuned_operator.manifests.chart import manifest_files, sidecar_template
+from retuned_operator.schema import KINDS, schema_of
+from retuned_operator.schema.__main__ import files as crd_files
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from chart_values import Value, page, read

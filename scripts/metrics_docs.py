@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from retuned.metrics import CATALOGUE, OTHER, Exporter, Label, Metric, MetricType, Stage, Unit
+from retuned.telemetry import CATALOGUE, OTHER, Exporter, Label, Metric, MetricType, Stage, Unit
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
 
 _HEAD = f"""# Metrics
 
-Made by `scripts/metrics_docs.py` from `retuned.metrics`; change it there.
+Made by `scripts/metrics_docs.py` from `retuned.telemetry`; change it there.
 
 Each program serves `/metrics` in Prometheus' text format: `retuned run` and `retuned sidecar` on
 `metrics_address` and `metrics_port` ([configuration.md](configuration.md)), `retuned-operator` on

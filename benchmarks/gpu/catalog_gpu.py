@@ -52,8 +52,8 @@ from retuned import catalog  # noqa: E402
 from retuned.contract import Language, Solution  # noqa: E402
 from retuned.lab.languages.triton_contract import load  # noqa: E402
 from retuned.lab.oracle import compare, reduced_elements  # noqa: E402
-from retuned.runtime.spec import Refused  # noqa: E402
-from retuned.runtime.triton_steps import TritonSteps  # noqa: E402
+from retuned.runtime.schema import Refused  # noqa: E402
+from retuned.runtime.triton.launch import TritonSteps  # noqa: E402
 
 _ROWS: tuple[Axes, ...] = ({"M": 1}, {"M": 32}, {"M": 256}, {"M": 2048})
 _MATRIX: tuple[Axes, ...] = ({"M": 1}, {"M": 16}, {"M": 64}, {"M": 256}, {"M": 2048})

@@ -18,8 +18,8 @@ from retuned.contract import DType, Language
 from retuned.lab.languages.triton_contract import load
 from retuned.lab.number_formats import NUMPY
 from retuned.lab.subject import make_inputs, numpy_dtype, shape_of
-from retuned.runtime.spec import Refused
-from retuned.runtime.triton_steps import TritonSteps
+from retuned.runtime.schema import Refused
+from retuned.runtime.triton.launch import TritonSteps
 
 Axes = dict[str, int]
 Array = np.typing.NDArray[Any]

@@ -142,7 +142,7 @@ def launch_costs(*, calls: int = 2000, blocks: int = 15) -> dict[str, Any]:
     from retuned.contract import Language
     from retuned.demo.kernels import TritonIncumbent
     from retuned.runtime import attach
-    from retuned.runtime.triton_launch import TritonKernel
+    from retuned.runtime.triton.launch import TritonKernel
 
     entry = catalog.get("rmsnorm_h2048", language=Language.TRITON)
     definition, solution = entry.definition, entry.incumbent

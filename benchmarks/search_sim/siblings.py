@@ -12,7 +12,7 @@ from benchmarks.search_sim.surfaces import Surface
 
 from retuned.contract import Digest, digest_of
 from retuned.lab.generators import SearchGenerator
-from retuned.lab.generators.prior_learning import Past, learn_priors
+from retuned.lab.generators.prior_fit import Past, learn_priors
 from retuned.lab.generators.priors import Priors
 from retuned.lab.generators.spaces import Grid, Point
 from retuned.ports import Finding

@@ -24,8 +24,7 @@ from pydantic import (
 )
 
 from retuned.errors import UnreadableInput, UsageError
-from retuned.strict_yaml import Tree, parse, read_text
-from retuned.yaml_problems import problems_of, suggest
+from retuned.strict_yaml import Tree, parse, problems_of, read_text, suggest
 
 PREFIX = "RETUNED_"
 RESERVED = frozenset(

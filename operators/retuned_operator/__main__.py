@@ -2,6 +2,6 @@
 
 import sys
 
-from retuned_operator.program.main import main
+from retuned_operator.main import main
 
 sys.exit(main())

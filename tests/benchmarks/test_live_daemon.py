@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from benchmarks.gpu.live.daemon import ShowLoop
 from tests.lifting import live
-from tests.local.local_world import WINDOW, World
+from tests.standalone.local_world import WINDOW, World
 
 from retuned import catalog
-from retuned.adapters.runtime_kernels import FakeKernelTap
 from retuned.contract import Language, digest_of
-from retuned.local import experimenting, lifting
-from retuned.local.context import RecordKind
-from retuned.local.known_kernels import KnownKernels
 from retuned.ports import TraceBatch
+from retuned.runtime_client.kernels import FakeKernelTap
 from retuned.stages.trace import LaunchRecord, ShapeSource
+from retuned.standalone import experiments, kernels
+from retuned.standalone.context import RecordKind
+from retuned.standalone.kernels import KnownKernels
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -78,8 +78,8 @@ def test_a_lifted_kernel_that_the_drift_did_not_lead_to_is_tried_at_its_live_sha
         window(show, rows)
         show.loop.observe()
     ctx = show.loop.ctx
-    (record,) = lifting.lifted(ctx.store)
-    plan = experimenting.open_experiment(ctx)
+    (record,) = kernels.lifted(ctx.store)
+    plan = experiments.open_experiment(ctx)
     assert plan is not None, show.phases(RecordKind.DRIFT)
     assert plan.definition == record.own.name
     assert [w.axes for w in plan.workloads] == [w.axes for w in record.workloads]

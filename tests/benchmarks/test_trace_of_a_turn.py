@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks.trace_of_a_turn import DATA, PICTURE, draw, read, turn_of
-from tests.tracing.receiver import Seen
+from tests.telemetry.receiver import Seen
 
 TURN = read(DATA)
 _TEXT = "{http://www.w3.org/2000/svg}text"

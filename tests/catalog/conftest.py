@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retuned.contract import Definition, Solution, digest_of
-from retuned.runtime.launch import CpuKernel
+from retuned.runtime.native.cpu import CpuKernel
 
 Build = Callable[[Definition, Solution], CpuKernel]
 

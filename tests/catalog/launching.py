@@ -13,7 +13,7 @@ from retuned.contract import Solution
 from retuned.lab.languages.triton_contract import load
 from retuned.lab.number_formats import NUMPY
 from retuned.lab.subject import numpy_dtype, shape_of
-from retuned.runtime.triton_steps import TritonSteps
+from retuned.runtime.triton.launch import TritonSteps
 
 Array = npt.NDArray[Any]
 

@@ -11,9 +11,9 @@ from retuned.catalog import KernelEntry
 from retuned.contract import Solution
 from retuned.lab.languages.triton_contract import load
 from retuned.lab.subject import numpy_dtype, shape_of
-from retuned.runtime.launch import CpuKernel
-from retuned.runtime.layouts import repack
-from retuned.runtime.triton_steps import TritonSteps
+from retuned.runtime.native.cpu import CpuKernel
+from retuned.runtime.native.memory import repack
+from retuned.runtime.triton.launch import TritonSteps
 
 Array = npt.NDArray[Any]
 

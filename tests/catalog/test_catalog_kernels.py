@@ -15,7 +15,7 @@ from retuned import catalog
 from retuned.catalog import KernelEntry
 from retuned.contract import Definition, Solution
 from retuned.lab.oracle import compare, reduced_elements
-from retuned.runtime.launch import CpuKernel
+from retuned.runtime.native.cpu import CpuKernel
 
 Compile = Callable[[Solution, Path, Path, tuple[str, ...]], None]
 Build = Callable[[Definition, Solution], CpuKernel]

@@ -15,9 +15,9 @@ from tests.catalog.launching import launched, solutions
 from retuned import catalog
 from retuned.contract import Workload
 from retuned.errors import UsageError
-from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.triton_contract import check_contract
+from retuned.lab.resources import LabResources
 from retuned.lab.subject import make_inputs
 
 pytest.importorskip("torch")

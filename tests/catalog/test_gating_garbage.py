@@ -10,7 +10,7 @@ from tests.catalog.running import Array, launch, run_triton, triton_kernel
 
 from retuned import catalog
 from retuned.contract import Definition, Language, Solution
-from retuned.runtime.launch import CpuKernel
+from retuned.runtime.native.cpu import CpuKernel
 
 NAME, AXES, EXPERTS, CHOSEN = "topk_gating_e20_k6", {"M": 64}, 20, 6
 

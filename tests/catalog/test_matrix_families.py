@@ -23,14 +23,14 @@ from retuned import catalog
 from retuned.catalog.entry import KernelEntry
 from retuned.contract import Language, Workload
 from retuned.errors import UsageError
-from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.cases import EXACT_FAMILY
 from retuned.lab.languages.triton_contract import check_contract
 from retuned.lab.number_formats import is_float, rounded
 from retuned.lab.oracle import compare, exact_mismatch, reduced_elements
+from retuned.lab.resources import LabResources
 from retuned.lab.subject import make_inputs
-from retuned.local.known_kernels import KnownKernels
+from retuned.standalone.kernels import KnownKernels
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")

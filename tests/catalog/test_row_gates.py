@@ -10,8 +10,8 @@ import pytest
 
 from retuned import catalog
 from retuned.contract import Language, Solution, SourceFile, Workload
-from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Examiner
+from retuned.lab.resources import LabResources
 from retuned.stages.verdict import Check, Reason
 
 CPP = {

@@ -12,15 +12,15 @@ from tests.charts.rendering import CHART, ROOT, Helm, Refused
 from tests.operators.structural import invalid
 from tests.policies.test_example_policies import FRIDAY, TUESDAY, ask
 
-from retuned.adapters.policy_files import load_policy
 from retuned.contract import TrustClass
+from retuned.control.gate_facts import labels_of
 from retuned.stages.gate import DecisionKind, GateReason, GateState, KernelTuningPolicy, policy_for
 from retuned.stages.proposal import Risk
-from retuned_operator.crds import KINDS, PolicyObject, TuningTarget, read, schema_of
-from retuned_operator.crds.schema import filled
-from retuned_operator.machine.gating import labels_of
+from retuned.store.policy_files import load_policy
 from retuned_operator.manifests.injection import inject
 from retuned_operator.manifests.settings import SidecarSettings
+from retuned_operator.schema import KINDS, PolicyObject, TuningTarget, read, schema_of
+from retuned_operator.schema.structural import filled
 
 FILES = sorted((ROOT / "policies").glob("*.yaml"))
 (KIND,) = (kind for kind in KINDS if kind.kind == "KernelTuningPolicy")

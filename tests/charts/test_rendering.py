@@ -18,8 +18,8 @@ from tests.operators.security import violations
 from tests.operators.structural import invalid
 from tests.operators.versions import VERSIONS
 
-from retuned_operator.crds import KINDS, schema_of
 from retuned_operator.manifests.sidecar import METRICS
+from retuned_operator.schema import KINDS, schema_of
 
 by_name = pytest.mark.parametrize("path", CI, ids=lambda path: path.stem)
 _OTHERS = ("cert-manager.io/", "monitoring.coreos.com/", "retuned.dev/", "apiextensions.k8s.io/")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tests.charts.rendering import CHART, CI, Helm, values_of
 
-from retuned_operator.crds import KINDS, definition_of
 from retuned_operator.manifests import (
     Endpoint,
     decision_policy,
@@ -21,6 +20,7 @@ from retuned_operator.manifests import (
     quota,
 )
 from retuned_operator.manifests.roles import pausing_rules, speaking_rules
+from retuned_operator.schema import KINDS, definition_of
 
 FULL = values_of(CHART / "ci" / "full-values.yaml")
 Body = dict[str, Any]

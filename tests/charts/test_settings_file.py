@@ -9,8 +9,7 @@ import pytest
 from tests.charts.rendering import CHART, CI, ROOT, Helm, values_of
 
 from retuned import catalog
-from retuned_operator.crds import JobRole
-from retuned_operator.crds.target import Vendor
+from retuned.api.target import Vendor
 from retuned_operator.manifests import (
     Endpoint,
     JobRequest,
@@ -19,10 +18,11 @@ from retuned_operator.manifests import (
     inject,
     job_objects,
 )
-from retuned_operator.program.channel_settings import channel_settings
-from retuned_operator.program.definitions import learn
-from retuned_operator.program.reviewing import review_settings
-from retuned_operator.program.settings import CONFIG, Settings, load_settings
+from retuned_operator.notify_settings import channel_settings
+from retuned_operator.review.settings import review_settings
+from retuned_operator.schema import JobRole
+from retuned_operator.settings import CONFIG, Settings, load_settings
+from retuned_operator.store.kernels import learn
 
 FULL = values_of(CHART / "ci" / "full-values.yaml")
 

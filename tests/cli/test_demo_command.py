@@ -12,9 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from retuned.adapters.sqlite_store import SqliteStore
 from retuned.cli import demo
 from retuned.errors import UsageError
+from retuned.store.sqlite import SqliteStore
 
 
 def told(**changes: Any) -> dict[str, Any]:

@@ -15,8 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from retuned.cli.doctor import _print, doctor, examine
-from retuned.cli.places import cautions
-from retuned.cli.probe import Fact, Level, Probe
+from retuned.cli.doctor_checks import Fact, Level, Probe, cautions
 from retuned.errors import MissingDependency
 from retuned.lab.harness.isolation import Isolation, isolation
 from retuned.lab.languages.gpu import Gpu

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retuned.cli.places import places
-from retuned.cli.probe import Level, Probe
+from retuned.cli.doctor_checks import Level, Probe, places
 from retuned.settings import load_settings
 
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import typer
 from tests.cli.test_review import put
-from tests.local.local_world import INCUMBENT, LOSER, WINNER
-from tests.local.proofs import MACHINE, interval, proof
+from tests.standalone.local_world import INCUMBENT, LOSER, WINNER
+from tests.standalone.proofs import MACHINE, interval, proof
 from typer.testing import CliRunner
 
-from retuned.adapters.approvals import Identity
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.envelopes import seal
-from retuned.adapters.signing import Ed25519Notary
-from retuned.adapters.sqlite_store import SqliteStore
 from retuned.cli import evidence, review
+from retuned.clock import FakeClock
 from retuned.contract import Solution
 from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
+from retuned.store.approvals import Identity
+from retuned.store.envelopes import seal
+from retuned.store.keys import Ed25519Notary
+from retuned.store.sqlite import SqliteStore
 
 Run = Callable[..., Any]
 FACTOR = {WINNER.digest: 2.0, LOSER.digest: 0.9}
@@ -33,7 +33,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteSto
     for name in ("RETUNED_CONFIG", "RETUNED_STATE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
-        "retuned.cli.state.local_identity", lambda group_map: Identity(user="ada", groups=())
+        "retuned.cli.session.local_identity", lambda group_map: Identity(user="ada", groups=())
     )
     store = SqliteStore(tmp_path / "state")
     yield store

@@ -10,10 +10,10 @@ from benchmarks.search_sim.replay import finding
 from typer.testing import CliRunner
 
 from retuned import catalog
-from retuned.adapters.sqlite_store import DATABASE, SqliteStore
 from retuned.cli.kernels import app
 from retuned.contract import digest_of
 from retuned.lab.generators.spaces import Grid
+from retuned.store.sqlite import DATABASE, SqliteStore
 
 TRIED, SHOWN = "rmsnorm_h64", "rmsnorm_h128"
 

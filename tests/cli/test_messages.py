@@ -28,7 +28,7 @@ from retuned.errors import (
     UnreadableInput,
     UsageError,
 )
-from retuned.local.lock import only_one
+from retuned.standalone.lock import only_one
 
 HOSTILE = "x\x1b]0;pwn\x07\x9b31m\u202egpj\nretuned: all is well"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from retuned.adapters.sqlite_store import SqliteStore
-from retuned.cli import report
+from retuned.cli import status
 from retuned.errors import UsageError
 from retuned.stages.watch import Account
+from retuned.store.sqlite import SqliteStore
 
 
 @pytest.fixture
@@ -22,23 +22,23 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Account(month="2026-11", target="chat", definition=name, spent_h=1.5, experiments=3)
         for name in ("rmsnorm_h512", "rmsnorm_h2048")
     ]
-    monkeypatch.setattr(report, "accounts", lambda _: spent)
+    monkeypatch.setattr(status, "accounts", lambda _: spent)
     return tmp_path / "state"
 
 
 def test_a_kernel_that_nobody_knows_is_an_error_with_those_that_are_near(state: Path) -> None:
     with pytest.raises(UsageError, match="no kernel of that name; there are rmsnorm_h512"):
-        report.report(kernel="rmsnorm_h51", state_dir=state)
+        status.report(kernel="rmsnorm_h51", state_dir=state)
     with pytest.raises(UsageError, match="there are rmsnorm_h2048, rmsnorm_h512, softmax_n1024"):
-        report.report(kernel="nope", state_dir=state)
+        status.report(kernel="nope", state_dir=state)
 
 
 def test_a_kernel_is_reported_alone_and_one_that_cost_nothing_is_no_error(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report.report(kernel="rmsnorm_h512", state_dir=state)
+    status.report(kernel="rmsnorm_h512", state_dir=state)
     text = capsys.readouterr().out
     assert "rmsnorm_h512" in text
     assert "rmsnorm_h2048" not in text
-    report.report(kernel="softmax_n1024", state_dir=state)
+    status.report(kernel="softmax_n1024", state_dir=state)
     assert "Nothing was spent" in capsys.readouterr().out

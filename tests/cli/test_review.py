@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 import typer
-from tests.channels import heard
-from tests.channels.heard import ARTIFACT
+from tests.notify import heard
+from tests.notify.heard import ARTIFACT
 from typer.testing import CliRunner
 
-from retuned.adapters.approvals import Approvals, Identity
-from retuned.adapters.policy_files import load_policy
-from retuned.adapters.sqlite_store import SqliteStore
 from retuned.cli import freezes, review
 from retuned.cli.output import safe
 from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
-from retuned.local.lock import only_one
 from retuned.ports import Event
 from retuned.stages.gate import GateState, Mode, decide, explain
 from retuned.stages.proposal import Proposal
-from retuned.terminal.moments import until
+from retuned.standalone.lock import only_one
+from retuned.store.approvals import Approvals, Identity
+from retuned.store.policy_files import load_policy
+from retuned.store.sqlite import SqliteStore
+from retuned.text import until
 
 ROOT = Path(__file__).resolve().parents[2]
 POLICY = load_policy(ROOT / "policies" / "laptop-demo.yaml")
@@ -51,7 +51,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteSto
     for name in ("RETUNED_CONFIG", "RETUNED_STATE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
-        "retuned.cli.state.local_identity",
+        "retuned.cli.session.local_identity",
         lambda group_map: Identity(user="ada", groups=("gpu-platform",)),
     )
     store = SqliteStore(tmp_path / "state")

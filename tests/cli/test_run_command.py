@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from retuned.adapters.clock import FakeClock
 from retuned.cli import run as command
+from retuned.clock import FakeClock
 from retuned.contract import Language
 from retuned.errors import RetunedError
-from retuned.local import wiring
-from retuned.terminal import logs
+from retuned.standalone import assembly
+from retuned.telemetry import logs
 
 LOOP = SimpleNamespace(ctx=SimpleNamespace(clock=FakeClock()))
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
@@ -24,7 +24,7 @@ def still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A daemon that ends as soon as it has started."""
     monkeypatch.delenv("RETUNED_CONFIG", raising=False)
     monkeypatch.setenv("RETUNED_METRICS_PORT", "0")
-    monkeypatch.setattr(wiring, "build", lambda _: (LOOP, SimpleNamespace()))
+    monkeypatch.setattr(assembly, "build", lambda _: (LOOP, SimpleNamespace()))
     monkeypatch.setattr(command, "serve", lambda *_, **__: None)
     monkeypatch.setattr(command, "hide_memory", lambda: None)  # not that of the tests' own process
 
@@ -54,7 +54,7 @@ def test_the_daemons_memory_is_hidden_before_it_reads_a_key(
         return LOOP, SimpleNamespace()
 
     monkeypatch.setattr(command, "hide_memory", lambda: steps.append("hide"))
-    monkeypatch.setattr(wiring, "build", build)
+    monkeypatch.setattr(assembly, "build", build)
     command.run(state_dir=tmp_path / "state")
     assert steps == ["hide", "build"]
 
@@ -83,7 +83,7 @@ def test_without_a_gpu_it_says_once_that_live_triton_kernels_are_left_alone(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("RETUNED_LAB_LANGUAGE", language)
-    monkeypatch.setattr(wiring, "language_of", lambda _: here)
+    monkeypatch.setattr(assembly, "language_of", lambda _: here)
     command.run(state_dir=tmp_path / "state", watch=[tmp_path])
     told = [r.getMessage() for r in caplog.records if "live Triton kernels" in r.getMessage()]
     assert len(told) == said
@@ -105,7 +105,7 @@ def test_what_is_written_wrong_is_told_before_anything_is_made_or_taken(
     bad = tmp_path / "bad.yaml"
     bad.write_text("spec: [")
     monkeypatch.setenv(name, value.format(bad=bad))
-    monkeypatch.setattr(wiring, "build", lambda _: pytest.fail("it was started"))
+    monkeypatch.setattr(assembly, "build", lambda _: pytest.fail("it was started"))
     with pytest.raises(RetunedError, match=says):
         command.run(state_dir=tmp_path / "state", watch=[tmp_path])
     assert not (tmp_path / "state").exists()

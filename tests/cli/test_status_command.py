@@ -15,10 +15,6 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from retuned.adapters.approvals import Approvals, Identity
-from retuned.adapters.runtime_socket import RuntimeSocket
-from retuned.adapters.runtime_status import ProcessStatus, Standings, process_status
-from retuned.adapters.sqlite_store import SqliteStore
 from retuned.cli import rearm, status
 from retuned.errors import (
     MissingDependency,
@@ -28,17 +24,20 @@ from retuned.errors import (
     UnreadableInput,
     UsageError,
 )
-from retuned.runtime.attached import Runtime
-from retuned.runtime.attaching import attach
-from retuned.runtime.compiling import CompileBudget
-from retuned.runtime.control import ControlSocket
-from retuned.runtime.inforce import Swapped
-from retuned.runtime.orders import parse_order
-from retuned.runtime.shadow import compare_tensors
-from retuned.runtime.slots import Slot
-from retuned.runtime.windows.pacing import Rule
-from retuned.runtime.windows.service import Windows
+from retuned.runtime.artifacts.compile_budget import CompileBudget
+from retuned.runtime.core.active_order import Swapped
+from retuned.runtime.core.attach import Runtime, attach
+from retuned.runtime.core.control_socket import ControlSocket
+from retuned.runtime.core.orders import parse_order
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.profiler.schedule import Rule
+from retuned.runtime.profiler.service import Windows
+from retuned.runtime.shadow.sampler import compare_tensors
+from retuned.runtime_client.client import RuntimeSocket
+from retuned.runtime_client.status import ProcessStatus, Standings, process_status
 from retuned.stages.gate import TuningFreeze
+from retuned.store.approvals import Approvals, Identity
+from retuned.store.sqlite import SqliteStore
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
@@ -100,7 +99,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith("RETUNED_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(
-        "retuned.cli.state.local_identity",
+        "retuned.cli.session.local_identity",
         lambda group_map: Identity(user="ada", groups=("gpu-platform",)),
     )
     SqliteStore(tmp_path / "state").close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.tuned.test_formats import GEMM, MOE, RESULTS
+from tests.runtime.tuned_files.test_formats import GEMM, MOE, RESULTS
 from typer.testing import CliRunner
 
 from retuned.cli.tuned import app

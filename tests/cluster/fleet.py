@@ -16,7 +16,7 @@ from tests.cluster.conftest import TAG
 from tests.cluster.installing import OPERATOR, Volume, values
 from tests.cluster.serving import SHARED_FOLDERS, Counted, server_pod
 
-from retuned.agent_wire import PodRef
+from retuned.api.agent import PodRef
 from retuned.contract import digest_of
 from retuned.demo.processes import Child
 from retuned_operator.manifests.names import INJECT

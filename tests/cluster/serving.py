@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 from tests.cluster.images import BASE_PYTHON, REGISTRY
 
-from retuned_operator.manifests.sandbox import container_security
+from retuned_operator.manifests.pod_security import container_security
 from retuned_operator.manifests.sidecar import SOCKET_DIR, TRACE_DIR
 
 PORT = 8000

@@ -12,7 +12,7 @@ from tests.cluster.fleet import NAMESPACE, Fleet
 from tests.cluster.images import PAUSE
 from tests.cluster.installing import NAMESPACE as SYSTEM
 
-from retuned.agent_wire import PodRef, WatchPost
+from retuned.api.agent import PodRef, WatchPost
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from tests.cluster.conftest import TAG
 from tests.cluster.serving import image
 
 from retuned import catalog
-from retuned.adapters.lab_wire import FindingRecord
+from retuned.api.experiment import JobRole
+from retuned.api.target import Vendor
 from retuned.contract import Workload
+from retuned.experiment.messages import FindingRecord
 from retuned.stages.experiment import Budget, ExperimentPlan
-from retuned_operator.controllers.job_pods import job_fact, with_why
-from retuned_operator.crds.experiment_status import JobRole
-from retuned_operator.crds.target import Vendor
+from retuned_operator.controllers.experiment_facts import job_fact, with_why
 from retuned_operator.manifests import (
     JobRequest,
     JobSettings,

@@ -13,7 +13,7 @@ from tests.cluster.conftest import TAG
 from tests.cluster.images import BASE, images
 from tests.cluster.serving import image
 
-from retuned_operator.manifests.sandbox import container_security, pod_security
+from retuned_operator.manifests.pod_security import container_security, pod_security
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -35,11 +35,11 @@ from tests.cluster.serving import PORT, Counted, answers, server_pod, service
 from tests.cluster.strangers import other_pod, said_by, token_of
 from tests.plane.control_plane import Failed
 
-from retuned.agent_wire import PodRef
-from retuned_operator.crds import ExperimentPhase
+from retuned.api.agent import PodRef
 from retuned_operator.manifests.jobs import RUNNER
 from retuned_operator.manifests.names import ROLE
 from retuned_operator.manifests.sidecar import SIDECAR
+from retuned_operator.schema import ExperimentPhase
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

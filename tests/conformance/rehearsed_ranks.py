@@ -30,8 +30,8 @@ DEFINITION = {
 RANK = """
 import json, sys
 from retuned.runtime import attach
-from retuned.runtime.shadow import Comparison
-from retuned.runtime.variant import LOADERS
+from retuned.runtime.shadow.sampler import Comparison
+from retuned.runtime.native.cpu import LOADERS
 
 class Rehearsed:
     def __init__(self, *_): pass

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from retuned import catalog
-from retuned.adapters.lab_fake import FakeBench
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Digest, Solution, Workload
 from retuned.errors import HarnessError, UsageError
-from retuned.lab.bay import LabSettings
-from retuned.lab.generators.given import GivenGenerator
+from retuned.experiment.fake import FakeBench
+from retuned.experiment.local import LocalLab
+from retuned.lab.generators.fixed import GivenGenerator
 from retuned.lab.languages.cpu_cpp import cpu_environment
+from retuned.lab.resources import LabSettings
 from retuned.ports import Bench, Finding
-from retuned.runtime.artifact import read_artifact
+from retuned.runtime.artifacts.artifact import read_artifact
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason, Status, Verdict
 

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 from tests.lab.evolve.scripted_endpoint import Reply, chat, endpoint, in_order
 
-from retuned.adapters.chat_budget import BudgetSpent, ChatBudget, Prices, RemainingBudget, Usage
-from retuned.adapters.chat_http import Endpoint, HttpWire
-from retuned.adapters.chat_model import (
+from retuned.clock import FakeClock
+from retuned.errors import Refused, TemporaryError, UnreadableInput
+from retuned.lab.generators.evolve import redactor, secrets_only
+from retuned.lab.llm.budget import BudgetSpent, ChatBudget, Prices, RemainingBudget, Usage
+from retuned.lab.llm.client import (
     ChatTransport,
     PaidChatModel,
     ScriptedWire,
     WireAnswer,
     WireFailed,
 )
-from retuned.adapters.chat_transcript import Transcript
-from retuned.adapters.clock import FakeClock
-from retuned.errors import Refused, TemporaryError, UnreadableInput
-from retuned.lab.generators.evolve import redactor, secrets_only
+from retuned.lab.llm.http import Endpoint, HttpWire
+from retuned.lab.llm.transcript import Transcript
 from retuned.ports import ChatMessage, ChatModel, ChatRequest
 
 PRICES = Prices(prompt_usd_per_mtok=1.0, completion_usd_per_mtok=10.0)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from retuned.adapters.clock import FakeClock, SystemClock
+from retuned.clock import FakeClock, SystemClock
 from retuned.ports import Clock
 
 

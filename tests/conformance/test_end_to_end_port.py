@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from retuned.adapters.end_to_end_http import FakeEndToEnd, HttpEndToEnd, load_requests
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
 from retuned.ports import EndToEnd
 from retuned.stages.watch import Served, ServerResponse
+from retuned.standalone.end_to_end_http import FakeEndToEnd, HttpEndToEnd, load_requests
 
 PLAIN = {"prompt": "two", "max_tokens": 2}
 

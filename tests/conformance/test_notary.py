@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.adapters.revoking import Revocation
-from retuned.adapters.signing import Ed25519Notary, FakeNotary
 from retuned.errors import UsageError
 from retuned.ports import Notary
 from retuned.stages.verdict import EvidenceFault
+from retuned.store.keys import Ed25519Notary, FakeNotary, Revocation
 
 FLIPPED = FakeNotary()
 NOON, HOUR = datetime(2026, 11, 21, 12, tzinfo=UTC), timedelta(hours=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from tests.operators.agent.agent_world import (
+from tests.operators.agent_api.agent_world import (
     OTHER,
     POD,
     TARGET,
@@ -18,9 +18,7 @@ from tests.operators.agent.agent_world import (
     artifact_files,
 )
 
-from retuned.adapters import operator_api
-from retuned.adapters.operator_fake import FakeOperator
-from retuned.agent_wire import (
+from retuned.api.agent import (
     VERSION,
     AgentMessage,
     DriftPost,
@@ -35,10 +33,12 @@ from retuned.agent_wire import (
 from retuned.contract import Digest
 from retuned.errors import Refused, TemporaryError
 from retuned.ports import Operator
+from retuned.sidecar import operator_api
+from retuned.sidecar.operator_fake import FakeOperator
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.swap import SwapOrder
-from retuned_operator.agent import app
+from retuned_operator.agent_api import app
 
 LONG_S = 600.0
 """Longer than a test may take."""

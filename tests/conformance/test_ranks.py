@@ -24,15 +24,15 @@ from tests.conformance.rehearsed_ranks import (
     server,
 )
 
-from retuned.adapters.artifact_folder import sign_artifact
-from retuned.adapters.runtime_socket import RuntimeSocket
-from retuned.adapters.signing import Ed25519Notary
 from retuned.errors import CandidateError, PartialCommit, TemporaryError
-from retuned.runtime.host import RuntimeHost
-from retuned.runtime.shadow import Comparison
-from retuned.runtime.slots import Slot
-from retuned.runtime.variant import LOADERS
+from retuned.runtime.core.host import RuntimeHost
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.native.cpu import LOADERS
+from retuned.runtime.shadow.sampler import Comparison
+from retuned.runtime_client.client import RuntimeSocket
 from retuned.stages.swap import SwapOrder
+from retuned.store.artifact_folder import sign_artifact
+from retuned.store.keys import Ed25519Notary
 
 PATIENCE_S = 250.0
 """For what answers: longer than a machine that does much else stands still."""

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.memory_store import MemoryStore
-from retuned.adapters.sqlite_store import SqliteStore
+from retuned.clock import FakeClock
 from retuned.errors import UnreadableInput
 from retuned.ports import Event, Store
+from retuned.store.memory import MemoryStore
+from retuned.store.sqlite import SqliteStore
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 

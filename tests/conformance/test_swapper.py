@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from retuned.adapters import runtime_link
-from retuned.adapters.runtime_fake import FakeSwapper
-from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.contract import Digest, Guard
 from retuned.errors import CandidateError, TemporaryError
 from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.ports import SlotState, Swapper
 from retuned.runtime import attach
-from retuned.runtime.shadow import Comparison
-from retuned.runtime.variant import LOADERS
+from retuned.runtime.native.cpu import LOADERS
+from retuned.runtime.shadow.sampler import Comparison
+from retuned.runtime_client import connection as runtime_link
+from retuned.runtime_client.client import RuntimeSocket
+from retuned.runtime_client.fake import FakeSwapper
 from retuned.stages.swap import CanaryStep, SwapKind, SwapOrder
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSample

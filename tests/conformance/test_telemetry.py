@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from retuned.adapters.telemetry import FakeTelemetry, PrometheusTelemetry
 from retuned.errors import TemporaryError, UsageError
-from retuned.metrics import CATALOGUE, Exporter, Keeper, MetricType, exported_by, metric
+from retuned.telemetry import CATALOGUE, Exporter, Keeper, MetricType, exported_by, metric
+from retuned.telemetry.prometheus import FakeTelemetry, PrometheusTelemetry
 
 Value = Callable[..., float]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.trace_folder import FakeTraceSource, TraceFolders, WatchSettings
-from retuned.adapters.traces import read_trace
+from retuned.clock import FakeClock
 from retuned.ports import TraceSource
+from retuned.traces import read_trace
+from retuned.traces.folder import FakeTraceSource, TraceFolders, WatchSettings
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
 

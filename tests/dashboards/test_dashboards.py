@@ -16,7 +16,7 @@ from tests.dashboards.panels import FILES, ROOT, Query, dashboards, queries
 from tests.dashboards.rules import alerts, matchers_in, metrics_in
 from tests.dashboards.test_rules import SCRAPED, run
 
-from retuned.metrics import CATALOGUE, MetricType
+from retuned.telemetry import CATALOGUE, MetricType
 
 ALL = dict(dashboards())
 QUERIES = queries()

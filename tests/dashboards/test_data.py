@@ -16,40 +16,40 @@ from tests.dashboards.rules import alerts
 from tests.dashboards.scraping import Prometheus
 from tests.fakeapi.access import Identity
 from tests.fakeapi.server import FakeApi
-from tests.local.local_world import KERNEL, World
 from tests.operators import examples
 from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.server_pods import WORLD
 from tests.operators.controllers.test_swaps import OPEN, OTHER, agree, propose, reached
 from tests.operators.program import test_program
 from tests.sidecar.sidecar_world import FIRST, SECOND, PodWorld, swap
+from tests.standalone.local_world import KERNEL, World
 
-from retuned.adapters.approvals import Approvals
-from retuned.adapters.gpu_devices import FakeDevices
-from retuned.adapters.telemetry import PrometheusTelemetry
 from retuned.channels import delivering
 from retuned.channels.notices import Place
 from retuned.channels.outbox import Outbox
 from retuned.channels.sinks import Alertmanager
-from retuned.local import telling
-from retuned.local.context import RecordKind
-from retuned.local.program import Loop
-from retuned.metrics import Exporter
-from retuned.observing import shown
+from retuned.node import metrics
+from retuned.node.gpu import FakeDevices
 from retuned.ports import DeviceState
 from retuned.stages.gate import DecisionKind, TuningFreeze
-from retuned_operator.crds import ProposalPhase as P
-from retuned_operator.crds import proposal_spec
+from retuned.standalone import notifications
+from retuned.standalone.context import RecordKind
+from retuned.standalone.daemon import Loop
+from retuned.store.approvals import Approvals
+from retuned.telemetry import Exporter
+from retuned.telemetry.prometheus import PrometheusTelemetry
+from retuned_operator.assembly import Operator
+from retuned_operator.kube.resources import PROPOSALS, TARGETS
 from retuned_operator.manifests.roles import (
     experiment_rules,
     own_rules,
     reviewing_rules,
     watching_rules,
 )
-from retuned_operator.program.assembly import Operator
-from retuned_operator.program.settings import load_settings
-from retuned_operator.program.showing import ClusterMetrics
-from retuned_operator.runtime.resources import PROPOSALS, TARGETS
+from retuned_operator.metrics import ClusterMetrics
+from retuned_operator.schema import ProposalPhase as P
+from retuned_operator.schema import proposal_spec
+from retuned_operator.settings import load_settings
 
 pytestmark = [pytest.mark.monitoring, pytest.mark.slow, pytest.mark.timeout(900)]
 QUERIES = queries()
@@ -96,7 +96,7 @@ class OneMachine:
         self.folder = folder
         self.world = World(folder)
         self.telemetry = PrometheusTelemetry(Exporter.DAEMON)
-        shown.begin(self.telemetry, self.world.clock)
+        metrics.begin(self.telemetry, self.world.clock)
         device = DeviceState(
             gpu="nvidia-0",
             core_hz=1.5e9,
@@ -130,7 +130,7 @@ class OneMachine:
         sink = Alertmanager(url="http://127.0.0.1:1", token=None)
         outbox = Outbox(self.folder, now=now())
         try:
-            assert telling.look(store, outbox, [sink], place=Place(), now=now()) == 1
+            assert notifications.look(store, outbox, [sink], place=Place(), now=now()) == 1
             delivering.deliver(outbox, sink, now=now, telemetry=self.telemetry)
             delivering.show(outbox, [sink.name], telemetry=self.telemetry)
         finally:
@@ -179,7 +179,7 @@ class OnePod:
     def __init__(self, folder: Path) -> None:
         self.pod = PodWorld(folder)
         self.telemetry = PrometheusTelemetry(Exporter.SIDECAR)
-        shown.begin(self.telemetry, self.pod.clock)
+        metrics.begin(self.telemetry, self.pod.clock)
         self.pod.telemetry = self.telemetry  # type: ignore[assignment]
         self.pod.start()
         self.pod.turn()

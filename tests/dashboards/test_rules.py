@@ -18,7 +18,7 @@ from tests.dashboards.rules import (
     metrics_in,
 )
 
-from retuned.metrics import CATALOGUE
+from retuned.telemetry import CATALOGUE
 
 ALERTS = alerts()
 NAMES = sorted({each.name for each in ALERTS})

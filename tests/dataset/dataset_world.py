@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.local.proofs import GATES, MACHINE, interval, proof
+from tests.standalone.proofs import GATES, MACHINE, interval, proof
 
 from retuned import catalog
-from retuned.adapters.envelopes import seal
-from retuned.adapters.signing import Ed25519Notary
-from retuned.adapters.sqlite_store import SqliteStore
 from retuned.contract import Solution, SourceFile, TrustClass, Workload, digest_of
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Check, Evidence, EvidenceDocument, Reason, judge
+from retuned.store.envelopes import seal
+from retuned.store.keys import Ed25519Notary
+from retuned.store.sqlite import SqliteStore
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 NORM = "rmsnorm_h1024"

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import typer
 from tests.dataset.dataset_world import NORM, OTHER, State, points, written
-from tests.local.proofs import interval
+from tests.standalone.proofs import interval
 from typer.testing import CliRunner
 
 from retuned import catalog
 from retuned.cli import dataset
-from retuned.cli.shapes import learn
+from retuned.cli.kernels_bench import learn
 from retuned.errors import Refused, RetunedError, UnreadableInput, UsageError
 from retuned.stages.verdict import Reason
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.dataset.dataset_world import NORM, points, written
-from tests.local.proofs import interval
+from tests.standalone.proofs import interval
 
 from retuned import catalog
 from retuned.contract import Language

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from retuned.demo.answers import Mailboxes
 from retuned.demo.app import Service
-from retuned.demo.batching import Chunk, EngineLimits
+from retuned.demo.batches import Chunk, EngineLimits
 from retuned.demo.engine import Engine
 from retuned.demo.metrics import ServerMetrics
+from retuned.demo.responses import Mailboxes
 from retuned.demo.shapes import SHAPES
 from retuned.errors import UsageError
 

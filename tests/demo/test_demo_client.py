@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retuned.demo.client import Control
 from retuned.demo.load import LoadGenerator, LoadSettings, RequestFailed, events_of
-from retuned.demo.measure import Timeline, Work, tokens_per_s
+from retuned.demo.throughput import Timeline, Work, tokens_per_s
 from retuned.demo.traffic import Phase
 from retuned.errors import UsageError
 

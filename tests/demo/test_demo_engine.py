@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retuned.demo.batching import Chunk, EngineLimits, Finish, Progress, StepReport
+from retuned.demo.batches import Chunk, EngineLimits, Finish, Need, Progress, StepReport, plan_step
 from retuned.demo.engine import Engine
-from retuned.demo.scheduling import Need, plan_step
 from retuned.errors import TemporaryError
 
 

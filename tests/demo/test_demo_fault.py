@@ -8,10 +8,10 @@ import pytest
 
 from retuned.demo.fault import FaultInjector, OneColumnWrong
 from retuned.errors import UsageError
-from retuned.runtime.inforce import Launch, Swapped
-from retuned.runtime.orders import parse_order
-from retuned.runtime.shadow import TRIP_RATIO, compare_tensors
-from retuned.runtime.slots import Slot
+from retuned.runtime.core.active_order import Launch, Swapped
+from retuned.runtime.core.orders import parse_order
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.shadow.sampler import TRIP_RATIO, compare_tensors
 
 torch = pytest.importorskip("torch", reason="the fault changes tensors")
 

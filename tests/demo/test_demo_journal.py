@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from retuned.adapters.memory_store import MemoryStore
 from retuned.contract import Guard
 from retuned.demo.journal import Journal
 from retuned.stages.swap import SwapKind, SwapOrder
+from retuned.store.memory import MemoryStore
 
 OLD = "sha256:" + "0" * 64
 BAD = "sha256:" + "b" * 64

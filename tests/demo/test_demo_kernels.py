@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the demo's kernels are called with 
 
 from retuned import catalog  # noqa: E402
 from retuned.contract import Language  # noqa: E402
-from retuned.demo.batching import Chunk  # noqa: E402
+from retuned.demo.batches import Chunk  # noqa: E402
 from retuned.demo.kernels import (  # noqa: E402
     Incumbent,
     Kernel,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from retuned.demo.metering import gain_of, timeline_of
 from retuned.demo.processes import Cores
+from retuned.demo.throughput import gain_of, timeline_of
 
 
 def measured(*rates: float) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the demo's model needs PyTorch")
 
-from retuned.demo.batching import Chunk, EngineLimits, Progress  # noqa: E402
+from retuned.demo.batches import Chunk, EngineLimits, Progress  # noqa: E402
 from retuned.demo.engine import Engine  # noqa: E402
 from retuned.demo.model import Cache, DecoderModel  # noqa: E402
 from retuned.demo.operators import Operators, Tensor, plain_operators  # noqa: E402

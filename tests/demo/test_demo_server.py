@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from retuned.adapters.end_to_end_http import HttpEndToEnd
 from retuned.stages.watch import summarise
+from retuned.standalone.end_to_end_http import HttpEndToEnd
 
 pytest.importorskip("torch", reason="the demo's server needs PyTorch")
 

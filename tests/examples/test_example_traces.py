@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from retuned.adapters.traces import read_trace
 from retuned.cli.commands import app
+from retuned.traces import read_trace
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "traces"
 MODES = ("eager", "graphs")

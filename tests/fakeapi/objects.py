@@ -15,8 +15,8 @@ from tests.fakeapi.refusals import Refusal, bad, changed, exists, invalid, not_f
 from tests.fakeapi.schemas import Schemas
 from tests.fakeapi.storage import Key, Storage
 
-from retuned_operator.crds.values import GROUP
-from retuned_operator.runtime.resources import DEFINITIONS, JOBS, NAMESPACES, PODS, Resource
+from retuned.api.values import GROUP
+from retuned_operator.kube.resources import DEFINITIONS, JOBS, NAMESPACES, PODS, Resource
 
 Obj = dict[str, Any]
 _SERVERS = ("uid", "creationTimestamp", "generation", "resourceVersion", "deletionTimestamp")

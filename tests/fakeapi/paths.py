@@ -8,7 +8,7 @@ from tests.fakeapi.faults import Seen
 from tests.fakeapi.objects import Place
 from tests.fakeapi.refusals import bad, not_found
 
-from retuned_operator.runtime.resources import ALL
+from retuned_operator.kube.resources import ALL
 
 
 def seen(verb: str, place: Place, user: str) -> Seen:

@@ -10,9 +10,9 @@ from tests.fakeapi import cel
 from tests.fakeapi.refusals import bad, invalid
 from tests.operators.structural import validator
 
-from retuned_operator.crds.definitions import KINDS, schema_of
-from retuned_operator.crds.schema import filled
-from retuned_operator.crds.values import GROUP
+from retuned.api.values import GROUP
+from retuned_operator.schema.crds import KINDS, schema_of
+from retuned_operator.schema.structural import filled
 
 Obj = dict[str, Any]
 _ROOT = ("apiVersion", "kind", "metadata")

@@ -24,9 +24,8 @@ from tests.fakeapi.refusals import Refusal, bad
 from tests.fakeapi.selectors import selector
 from tests.fakeapi.storage import Storage
 
-from retuned_operator.crds.definitions import KINDS, definition_of
-from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.resources import (
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.resources import (
     ACCESS_REVIEWS,
     DEFINITIONS,
     NAMESPACES,
@@ -35,7 +34,8 @@ from retuned_operator.runtime.resources import (
     TOKEN_REVIEWS,
     Resource,
 )
-from retuned_operator.runtime.transport import Timeouts, Transport
+from retuned_operator.kube.transport import Timeouts, Transport
+from retuned_operator.schema.crds import KINDS, definition_of
 
 Obj = dict[str, Any]
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}

@@ -12,7 +12,7 @@ from typing import Any
 from tests.fakeapi.refusals import expired
 from tests.fakeapi.selectors import Matches
 
-from retuned_operator.runtime.resources import Resource
+from retuned_operator.kube.resources import Resource
 
 Obj = dict[str, Any]
 Key = tuple[Resource, str, str]

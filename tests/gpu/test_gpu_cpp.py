@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from retuned import catalog
-from retuned.adapters.artifact_folder import keep_artifact
 from retuned.contract import Language, Solution, SourceFile, Workload
-from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.gpu import find_gpu
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.lab.subject import make_inputs, numpy_dtype
 from retuned.lab.toolchain import toolchain_for
-from retuned.runtime.attaching import attach
-from retuned.runtime.gpu_driver import DriverFailed, driver_of
-from retuned.runtime.gpu_launch import GpuKernel
+from retuned.runtime.core.attach import attach
+from retuned.runtime.native.gpu_driver import DriverFailed, driver_of
+from retuned.runtime.native.gpu_launch import GpuKernel
+from retuned.store.artifact_folder import keep_artifact
 
 torch = pytest.importorskip("torch")
 

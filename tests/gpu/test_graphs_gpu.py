@@ -26,12 +26,12 @@ tl = pytest.importorskip("triton.language")
 from tests.runtime.intercept.test_intercept_swapping import World  # noqa: E402
 
 from retuned.runtime.graphs import process  # noqa: E402
-from retuned.runtime.graphs.following import Graphs  # noqa: E402
+from retuned.runtime.graphs.followers import Graphs  # noqa: E402
 from retuned.runtime.graphs.index import IndexedGraph, Site  # noqa: E402
-from retuned.runtime.graphs.swap import Change, apply, original_of, prepare  # noqa: E402
+from retuned.runtime.graphs.node_swap import Change, apply, original_of, prepare  # noqa: E402
 from retuned.runtime.graphs.variants import triton_launch  # noqa: E402
 from retuned.runtime.intercept.hook import Interceptor  # noqa: E402
-from retuned.runtime.spec import Refused  # noqa: E402
+from retuned.runtime.schema import Refused  # noqa: E402
 
 _GPU = bool(torch.cuda.is_available()) and not triton.knobs.runtime.interpret
 

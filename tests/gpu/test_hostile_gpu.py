@@ -16,12 +16,12 @@ from tests.hostile.triton_kernels import ROW, SOFTMAX, changed, softmax
 from retuned import catalog
 from retuned.contract import Language, Solution, Workload
 from retuned.lab.audit import audit_object
-from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.device import GpuDevice
 from retuned.lab.harness.schedule import CANDIDATE
 from retuned.lab.harness.timing import samples_of, units_for
 from retuned.lab.languages.gpu import find_gpu
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.lab.toolchain import toolchain_for
 from retuned.stages.verdict import Reason
 

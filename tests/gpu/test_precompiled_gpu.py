@@ -19,8 +19,8 @@ from tests.gpu.test_triton_gpu import Server  # noqa: E402
 from retuned.contract import Solution  # noqa: E402
 from retuned.lab.languages.gpu import find_gpu  # noqa: E402
 from retuned.lab.languages.triton_precompile import precompile  # noqa: E402
-from retuned.runtime.precompiled import PRECOMPILED_FILE, pack  # noqa: E402
-from retuned.runtime.spec import Refused  # noqa: E402
+from retuned.runtime.artifacts.precompiled import PRECOMPILED_FILE, pack  # noqa: E402
+from retuned.runtime.schema import Refused  # noqa: E402
 
 
 @pytest.fixture

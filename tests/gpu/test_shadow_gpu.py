@@ -13,13 +13,13 @@ torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.gpu
 
-from retuned.runtime.comparing import compare_tensors, form_of  # noqa: E402
-from retuned.runtime.inforce import Swapped  # noqa: E402
-from retuned.runtime.orders import parse_order  # noqa: E402
-from retuned.runtime.shadow_device import TorchShadow, shadow_device  # noqa: E402
-from retuned.runtime.shadow_numbers import judged, measure  # noqa: E402
-from retuned.runtime.slots import Slot  # noqa: E402
-from retuned.runtime.underway import CHECKS  # noqa: E402
+from retuned.runtime.core.active_order import Swapped  # noqa: E402
+from retuned.runtime.core.orders import parse_order  # noqa: E402
+from retuned.runtime.core.slots import Slot  # noqa: E402
+from retuned.runtime.shadow.comparison import compare_tensors, form_of  # noqa: E402
+from retuned.runtime.shadow.device import TorchShadow, shadow_device  # noqa: E402
+from retuned.runtime.shadow.pending_checks import CHECKS  # noqa: E402
+from retuned.runtime.shadow.reduction import judged, measure  # noqa: E402
 
 DEFINITION = {
     "name": "scale",

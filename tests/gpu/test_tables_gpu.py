@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from retuned import catalog
-from retuned.adapters.artifact_folder import manifest_of
 from retuned.contract import Definition, Language, Solution
-from retuned.runtime.attached import Runtime
-from retuned.runtime.attaching import attach
-from retuned.runtime.spec import Refused
+from retuned.runtime.core.attach import Runtime, attach
+from retuned.runtime.schema import Refused
+from retuned.store.artifact_folder import manifest_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")

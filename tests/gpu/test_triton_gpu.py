@@ -15,23 +15,22 @@ import pytest
 from retuned import catalog
 from retuned.catalog.entry import KernelEntry
 from retuned.contract import Language, Solution
-from retuned.runtime.attached import Runtime
-from retuned.runtime.attaching import attach
-from retuned.runtime.shadow import fingerprint
-from retuned.runtime.spec import Refused
+from retuned.runtime.core.attach import Runtime, attach
+from retuned.runtime.schema import Refused
+from retuned.runtime.shadow.sampler import fingerprint
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 pytestmark = pytest.mark.gpu
 
-from retuned.demo.batching import Chunk  # noqa: E402
+from retuned.demo.batches import Chunk  # noqa: E402
 from retuned.demo.kernels import TritonIncumbent, slotted_operators  # noqa: E402
 from retuned.demo.model import DecoderModel  # noqa: E402
 from retuned.demo.operators import plain_operators  # noqa: E402
 from retuned.demo.shapes import SHAPES  # noqa: E402
 from retuned.lab.languages.triton_contract import load, manifest_of  # noqa: E402
-from retuned.runtime.triton_steps import TritonSteps  # noqa: E402
+from retuned.runtime.triton.launch import TritonSteps  # noqa: E402
 
 DEFINITIONS = {
     "linear_w8_n6144_k2048": [{"M": 1}, {"M": 17}, {"M": 256}],
@@ -350,7 +349,7 @@ def test_the_demo_model_says_the_same_on_triton_kernels(tmp_path: Path, device: 
 def test_a_profile_of_the_gpu_binds_to_definitions(tmp_path: Path, device: Any) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    from retuned.adapters.traces import read_trace
+    from retuned.traces import read_trace
 
     shape = replace(SHAPES["gpu"], layers=1)
     runtime = attach(server="gpu-demo")

@@ -10,12 +10,12 @@ import pytest
 from tests.hostile.honest_variants import shapes_of
 
 from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, SourceFile, Workload
-from retuned.lab.bay import LabResources, LabSettings
+from retuned.experiment.local import LocalLab
 from retuned.lab.examiner import Examiner
-from retuned.lab.generators.given import GivenGenerator
+from retuned.lab.generators.fixed import GivenGenerator
 from retuned.lab.languages.cpu_cpp import CompileLimits, cpu_environment
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Check, Verdict
 

@@ -15,8 +15,8 @@ from tests.hostile.honest_variants import LINEAR, RMSNORM, SOFTMAX, written
 
 from retuned import catalog
 from retuned.contract import Workload
-from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Examiner
+from retuned.lab.resources import LabResources
 
 PARTS = 10
 COUNT = 200

@@ -19,8 +19,8 @@ from tests.hostile.triton_kernels import HEAD, ROW, SOFTMAX, softmax
 from retuned import catalog
 from retuned.lab.languages import triton as language
 from retuned.lab.languages.cpp_contract import ContractViolated
-from retuned.runtime.spec import Refused
-from retuned.runtime.triton_source import check_source
+from retuned.runtime.schema import Refused
+from retuned.runtime.triton.contract import check_source
 
 SOMEWHERE = Path("canary")
 Sources = Callable[[Path], dict[str, str]]

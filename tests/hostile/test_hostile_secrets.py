@@ -12,11 +12,11 @@ from tests.hostile.cpu_kernels import HONEST, LINEAR, linear, variant
 from retuned import catalog
 from retuned.contract import Workload
 from retuned.errors import CandidateError, HarnessError
-from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.schedule import CANDIDATE, INCUMBENT, TimedCall
 from retuned.lab.harness.timing import Duel
 from retuned.lab.harness.worker import Elapsed, Worker
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.stages.verdict import Check, Reason
 
 SHAPE = {"M": 4}

@@ -12,8 +12,8 @@ from tests.hostile.triton_kernels import HEAD, SOFTMAX, changed, softmax
 
 from retuned import catalog
 from retuned.contract import DType, Scratch, Solution, Step, Workload
-from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.stages.verdict import Reason
 
 pytest.importorskip("triton", reason="Triton is not installed")

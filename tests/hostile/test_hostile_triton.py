@@ -25,11 +25,11 @@ from tests.hostile.triton_kernels import (
 from retuned import catalog
 from retuned.contract import Solution, Workload
 from retuned.errors import CompileFailed
-from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.languages.triton import build
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.stages.verdict import Check, Reason
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from retuned.contract import Workload
-from retuned.lab.bay import LabSettings
 from retuned.lab.evidence import adjusted_p_values, final_timing, gather, p_value
 from retuned.lab.examiner import Timed
+from retuned.lab.resources import LabSettings
 from retuned.lab.statistics import ShapeSamples
 from retuned.stages.verdict import Check, Evidence, JudgeSettings, Verdict, is_settled, judge
 

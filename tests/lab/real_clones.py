@@ -6,11 +6,11 @@ import functools
 from pathlib import Path
 
 from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Solution, SourceFile, Workload
-from retuned.lab.bay import LabSettings
-from retuned.lab.generators.given import GivenGenerator
+from retuned.experiment.local import LocalLab
+from retuned.lab.generators.fixed import GivenGenerator
 from retuned.lab.languages.cpu_cpp import cpu_environment
+from retuned.lab.resources import LabSettings
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
 

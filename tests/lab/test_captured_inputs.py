@@ -16,14 +16,14 @@ from retuned import catalog
 from retuned.catalog.entry import KernelEntry
 from retuned.contract import DType, Solution, TensorSpec, ValueLike, ValueRule, Workload
 from retuned.errors import UnreadableInput
-from retuned.lab.bay import LabResources
-from retuned.lab.captured import WithCaptured, with_captured
+from retuned.lab.captured_checks import leave_out_unanswered
 from retuned.lab.captured_files import Captured, is_valid, read_captured, write_captured
+from retuned.lab.captured_inputs import WithCaptured, with_captured
+from retuned.lab.cleanup import sweep
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.cases import cells_for
+from retuned.lab.resources import LabResources
 from retuned.lab.subject import make_inputs
-from retuned.lab.sweeping import sweep
-from retuned.lab.vetting import leave_out_unanswered
 from retuned.ports import CapturedInputs, CapturedTensor
 from retuned.stages.verdict import Reason
 

@@ -11,15 +11,15 @@ import pytest
 from tests.lab.conftest import LINEAR, SOURCE
 
 from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, SourceFile, TrustClass, Workload
 from retuned.errors import HarnessError
-from retuned.lab.bay import LabSettings
-from retuned.lab.generators.given import GivenGenerator
+from retuned.experiment.local import LocalLab
+from retuned.lab.evidence_check import wrong_with_raw
+from retuned.lab.generators.fixed import GivenGenerator
 from retuned.lab.harness.isolation import isolation
+from retuned.lab.journal import Notebook, notebook_name
 from retuned.lab.languages.cpu_cpp import cpu_environment
-from retuned.lab.notebook import Notebook, notebook_name
-from retuned.lab.recomputing import wrong_with_raw
+from retuned.lab.resources import LabSettings
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import (

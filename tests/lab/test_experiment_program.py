@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from retuned import catalog
-from retuned.adapters.lab_wire import FindingRecord
 from retuned.contract import Workload
 from retuned.errors import UnreadableInput
-from retuned.experiment import read_task, run
+from retuned.experiment.__main__ import read_task, run
+from retuned.experiment.messages import FindingRecord
 from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.stages.experiment import Budget, ExperimentPlan
 

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.lab.test_lab_notebook import ENTRY, PLAN, Killed, candidates
-from tests.local.proofs import raw
+from tests.standalone.proofs import raw
 
 from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Digest
 from retuned.errors import HarnessError
-from retuned.lab.bay import LabSettings
+from retuned.experiment.local import LocalLab
+from retuned.lab.evidence import samples_from
+from retuned.lab.evidence_check import wrong_with_plan, wrong_with_raw
 from retuned.lab.examiner import Examiner, Timed
-from retuned.lab.finalists import choose, family_of
-from retuned.lab.generators.given import GivenGenerator
+from retuned.lab.generators.fixed import GivenGenerator
 from retuned.lab.harness.variant import Variant
-from retuned.lab.notebook import Ended, FinalNote, Notebook, notebook_name
-from retuned.lab.recomputing import wrong_with_plan, wrong_with_raw
+from retuned.lab.journal import Ended, FinalNote, Notebook, notebook_name
+from retuned.lab.resources import LabSettings
+from retuned.lab.session import choose, family_of
 from retuned.lab.statistics import holm
-from retuned.lab.writing import samples_from
 from retuned.ports import Finding
 from retuned.stages.verdict import Check, EvidenceDocument, Interval, Reason, Status
 

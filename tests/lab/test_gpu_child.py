@@ -20,12 +20,12 @@ from retuned.errors import CandidateError, CandidateTimedOut, HarnessError
 from retuned.lab.harness import gpu_child
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.processes import ForkServer
-from retuned.lab.harness.runs import Fill, Runner, arena_bytes
+from retuned.lab.harness.run import Fill, Runner, arena_bytes
 from retuned.lab.harness.variant import Variant
 from retuned.lab.harness.worker import Worker
 from retuned.lab.subject import make_inputs
 from retuned.lab.toolchain import toolchain_for
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -306,7 +306,7 @@ from retuned.lab.harness import gpu_child
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.worker import Library, Worker
 from retuned.lab.toolchain import toolchain_for
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 from tests.hostile.triton_kernels import softmax
 from retuned.lab.languages.triton_contract import launch_of
 from retuned import catalog

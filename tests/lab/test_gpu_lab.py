@@ -10,16 +10,16 @@ import pytest
 from tests.hostile.triton_kernels import LINEAR, SOFTMAX, changed, linear, softmax
 
 from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, Workload
 from retuned.errors import CandidateError, CandidateTimedOut
-from retuned.lab.bay import LabResources, LabSettings
+from retuned.experiment.local import LocalLab
 from retuned.lab.examiner import Examiner
-from retuned.lab.generators.given import GivenGenerator
-from retuned.lab.harness.runs import Fill
+from retuned.lab.generators.fixed import GivenGenerator
+from retuned.lab.harness.run import Fill
 from retuned.lab.harness.schedule import CANDIDATE, CLONE
 from retuned.lab.harness.timing import samples_of, units_for
 from retuned.lab.languages.gpu import find_gpu
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.lab.subject import make_inputs
 from retuned.lab.toolchain import environment_of
 from retuned.stages.experiment import Budget, ExperimentPlan

@@ -10,10 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from retuned.lab.bay import LabResources
 from retuned.lab.examiner import Examiner
 from retuned.lab.harness.cases import Seeds
 from retuned.lab.harness.variant import Variant
+from retuned.lab.resources import LabResources
 from retuned.lab.subject import Array
 from retuned.stages.verdict import Reason
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retuned.catalog.own import OwnDefinition, entry_of
+from retuned.catalog.user import OwnDefinition, entry_of
 from retuned.contract import Language, Workload
-from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
-from retuned.lab.harness.paired import units_for
+from retuned.lab.harness.timing import units_for
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.stages.verdict import Reason
 
 SOURCE = """#include <cstdint>

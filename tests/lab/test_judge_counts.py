@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from tests.lab.judge_simulation import Modelled, Noise, Shape, recorded, simulate, tournament
 
-from retuned.lab.bay import LabSettings
-from retuned.lab.quantiles import anytime_p_value, anytime_quantile
-from retuned.lab.statistics import ShapeSamples, combine, confidence_sequence
+from retuned.lab.resources import LabSettings
+from retuned.lab.statistics import (
+    ShapeSamples,
+    anytime_p_value,
+    anytime_quantile,
+    combine,
+    confidence_sequence,
+)
 from retuned.stages.verdict import Reason, Status
 
 RUNS = 200

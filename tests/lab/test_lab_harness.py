@@ -22,7 +22,7 @@ from retuned.errors import CandidateCrashed, CandidateError, CandidateTimedOut, 
 from retuned.lab.harness.arena import PAGE, Arena
 from retuned.lab.harness.cases import EXACT_FAMILY, Seeds, cells_for
 from retuned.lab.harness.checks import check_memory
-from retuned.lab.harness.runs import Fill, Runner, arena_bytes
+from retuned.lab.harness.run import Fill, Runner, arena_bytes
 from retuned.lab.harness.schedule import CANDIDATE, CLONE, INCUMBENT, Scheduler
 from retuned.lab.harness.variant import Variant, variant_of
 from retuned.lab.harness.worker import ChildLimits, Library, Worker

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Solution, Workload
-from retuned.lab.bay import LabSettings
+from retuned.experiment.local import LocalLab
 from retuned.lab.examiner import Examiner
-from retuned.lab.generators.given import GivenGenerator
+from retuned.lab.generators.fixed import GivenGenerator
+from retuned.lab.journal import Note, Notebook
 from retuned.lab.languages.cpu_cpp import cpu_environment
-from retuned.lab.notebook import Note, Notebook
+from retuned.lab.resources import LabSettings
 from retuned.lab.session import Session
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Definition, Solution, Workload
 from retuned.errors import HarnessError, MissingDependency, TemporaryError
-from retuned.lab.bay import LabSettings
-from retuned.lab.generators.given import GivenGenerator
+from retuned.experiment.local import LocalLab
+from retuned.lab.generators.fixed import GivenGenerator
 from retuned.lab.languages.cpu_cpp import cpu_environment
+from retuned.lab.resources import LabSettings
 from retuned.lab.session import Session
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import Budget, ExperimentPlan, TurnOutcome

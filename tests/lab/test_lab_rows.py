@@ -11,8 +11,8 @@ import pytest
 from retuned import catalog
 from retuned.errors import CandidateCrashed, HarnessError
 from retuned.lab.harness.cases import CaseBook, CaseKey, Seeds
-from retuned.lab.harness.rows import check_rows, row_axis
-from retuned.lab.harness.runs import Runner
+from retuned.lab.harness.row_independence import check_rows, row_axis
+from retuned.lab.harness.run import Runner
 from retuned.lab.subject import Array
 from retuned.stages.verdict import Check, Reason
 

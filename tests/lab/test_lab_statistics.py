@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from retuned.contract import AxisVar, Definition, DType, TensorSpec, Workload
 from retuned.lab.evidence import adjusted_p_values, final_timing
 from retuned.lab.examiner import Timed
-from retuned.lab.quantiles import t_cdf, t_quantile
 from retuned.lab.statistics import (
     ShapeSamples,
     bootstrap_saving,
@@ -21,6 +20,8 @@ from retuned.lab.statistics import (
     estimate,
     holm,
     noise_floor,
+    t_cdf,
+    t_quantile,
 )
 from retuned.stages.verdict import Check, Evidence, JudgeSettings, Status, judge
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retuned.lab.sweeping import sweep
+from retuned.lab.cleanup import sweep
 
 
 def make(root: Path, *names: str) -> None:

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from retuned.lab.harness import patience
-from retuned.lab.harness.patience import Patience
+from retuned.lab.harness import deadlines
+from retuned.lab.harness.deadlines import Patience
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_child_that_waits_for_ever_is_given_up_later(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert child.stdout is not None
-    monkeypatch.setattr(patience, "_STARVED_S", 0.3)
+    monkeypatch.setattr(deadlines, "_STARVED_S", 0.3)
     assert not Patience(child.pid, 0.1).until_ready(child.stdout.fileno())
 
 
@@ -70,9 +70,9 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, answers_at: int) -> None:
         self.now_s = self.looks = 0
         self.answers_at = answers_at
-        monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        monkeypatch.setattr(patience, "_ran_s", lambda _: float(self.now_s))
-        monkeypatch.setattr(patience, "is_ready", self.look)
+        monkeypatch.setattr(deadlines, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(deadlines, "_ran_s", lambda _: float(self.now_s))
+        monkeypatch.setattr(deadlines, "is_ready", self.look)
 
     def look(self, descriptor: int, *, timeout_s: float) -> bool:
         self.looks += 1
@@ -89,6 +89,8 @@ def test_a_machine_that_stands_still_takes_no_time_of_a_child(
 
 def test_what_trickles_is_over_too(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, answers_at=0)
-    monkeypatch.setattr(patience, "is_ready", lambda *_, **__: machine.look(0, timeout_s=0) or True)
+    monkeypatch.setattr(
+        deadlines, "is_ready", lambda *_, **__: machine.look(0, timeout_s=0) or True
+    )
     waits = Patience(0, 1.0)
     assert any(not waits.until_ready(0) for _ in range(20))

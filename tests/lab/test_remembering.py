@@ -9,16 +9,16 @@ import pytest
 from tests.lab.test_lab_notebook import ENTRY, NAME, PLAN, candidates
 
 from retuned import catalog
-from retuned.adapters.lab_wire import EarlierRecord
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Digest, Solution, Workload
 from retuned.errors import CompileFailed
-from retuned.lab.bay import LabSettings
+from retuned.experiment.local import LocalLab
+from retuned.experiment.messages import EarlierRecord
 from retuned.lab.examiner import Examiner
-from retuned.lab.generators.given import GivenGenerator
-from retuned.lab.generators.porting import Earlier
+from retuned.lab.generators.fixed import GivenGenerator
+from retuned.lab.generators.transfer import Earlier
 from retuned.lab.harness.checks import failed_check
-from retuned.lab.remembering import definition_digest, remembered, sameness
+from retuned.lab.rejected_cache import definition_digest, remembered, sameness
+from retuned.lab.resources import LabSettings
 from retuned.ports import Finding
 from retuned.stages.verdict import Reason, Status, Verdict
 

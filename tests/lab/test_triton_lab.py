@@ -10,16 +10,16 @@ import pytest
 from tests.hostile.triton_kernels import ROW, SOFTMAX, changed, softmax
 
 from retuned import catalog
-from retuned.adapters.lab_wire import FindingRecord
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, Workload
 from retuned.errors import HarnessError
-from retuned.experiment import read_task, run
-from retuned.lab.bay import LabSettings
-from retuned.lab.generators.given import GivenGenerator
+from retuned.experiment.__main__ import read_task, run
+from retuned.experiment.local import LocalLab
+from retuned.experiment.messages import FindingRecord
+from retuned.lab.generators.fixed import GivenGenerator
+from retuned.lab.resources import LabSettings
 from retuned.lab.toolchain import environment_of
 from retuned.ports import Finding
-from retuned.runtime.artifact import read_artifact
+from retuned.runtime.artifacts.artifact import read_artifact
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason, Status
 

@@ -13,7 +13,7 @@ from retuned.lab.languages.cpp_contract import ContractViolated
 from retuned.lab.languages.triton import run_compiler
 from retuned.lab.languages.triton_contract import check_contract
 from retuned.lab.languages.triton_precompile import needed_lengths, precompile
-from retuned.runtime.precompiled import MAX_ENTRIES
+from retuned.runtime.artifacts.precompiled import MAX_ENTRIES
 
 SOURCE = """import triton
 import triton.language as tl

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from retuned.adapters.local_lab import LocalLab
-from retuned.catalog.own import entry_of
+from retuned.catalog.user import entry_of
 from retuned.contract import Language
+from retuned.experiment.local import LocalLab
 from retuned.lifting.lift import Lifted
 
 ROOT = Path(__file__).resolve().parents[2]

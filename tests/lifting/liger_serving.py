@@ -13,7 +13,7 @@ import torch
 from tests.lifting.serving import serve
 
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.triton_interpret import mend_interpreter
+from retuned.runtime.triton.interpret import mend_interpreter
 
 HIDDEN, WIDE, VOCABULARY = 96, 160, 40
 HEADS, GROUPS, HEAD = 4, 2, 16

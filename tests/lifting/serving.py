@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tests.lifting import live
 
-from retuned.runtime.host import RuntimeHost
+from retuned.runtime.core.host import RuntimeHost
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.observed import joined
 from retuned.runtime.intercept.service import Interception

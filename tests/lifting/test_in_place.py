@@ -14,18 +14,18 @@ from tests.lifting import live
 from retuned.adapters.flashinfer_bench.definitions import export_definition
 from retuned.adapters.flashinfer_bench.reading import NotExportable
 from retuned.catalog import KernelEntry
-from retuned.catalog.own import entry_of
+from retuned.catalog.user import entry_of
 from retuned.contract import Definition, Language, Solution
 from retuned.errors import HarnessError
-from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
-from retuned.lab.harness.paired import units_for
 from retuned.lab.harness.sanity import require_meaning
+from retuned.lab.harness.timing import units_for
 from retuned.lab.physics import floor_us
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.lifting.lift import Lifted, lift_all
+from retuned.runtime.core.slots import Slot
 from retuned.runtime.intercept.rules import parse_rule
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 from retuned.stages.verdict import Reason
 
 pytest.importorskip("triton", reason="Triton is not installed")

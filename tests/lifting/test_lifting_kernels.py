@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.lifting import live
 
-from retuned.catalog.own import OwnDefinition
-from retuned.catalog.own.making import allows
+from retuned.catalog.user import OwnDefinition
+from retuned.catalog.user.inputs import allows
 from retuned.contract import AxisVar
 from retuned.lab.reference.incumbent import JUDGED_BY_INCUMBENT
 from retuned.lifting.lift import Lifted, SkippedKernel, lift_all

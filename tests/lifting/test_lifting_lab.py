@@ -11,12 +11,12 @@ import pytest
 from tests.lifting import live
 
 from retuned.catalog import KernelEntry
-from retuned.catalog.own import entry_of
+from retuned.catalog.user import entry_of
 from retuned.contract import Language, Solution, TrustClass
-from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.lifting.lift import Lifted, lift_all
-from retuned.runtime.grid import parse_grid
+from retuned.runtime.core.grid import parse_grid
 from retuned.runtime.intercept.rules import parse_rule
 from retuned.stages.verdict import Check
 

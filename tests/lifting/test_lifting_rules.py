@@ -13,7 +13,7 @@ from tests.lifting import live
 
 from retuned.lifting.grids import Hints, Rule, rule_of
 from retuned.lifting.lift import lift_all
-from retuned.lifting.refusing import NotLifted
+from retuned.lifting.records import NotLifted
 from retuned.lifting.shapes import Launch, axes_of
 
 AXES = ("M", "N")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.lifting import live
 
-from retuned.lifting.flow import Flow, flow_of
+from retuned.lifting.data_flow import Flow, flow_of
 from retuned.lifting.lift import lift_all
-from retuned.lifting.records import MAX_SOURCE_CHARS
-from retuned.lifting.refusing import NotLifted
+from retuned.lifting.records import MAX_SOURCE_CHARS, NotLifted
 from retuned.lifting.source import read_source
-from retuned.runtime.triton_source import check_source
+from retuned.runtime.triton.contract import check_source
 
 BODY = """
 @triton.jit

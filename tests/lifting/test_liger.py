@@ -13,14 +13,14 @@ import pytest
 from tests.lifting.asking import Server
 from tests.runtime.ways_in.real_servers import sources
 
-from retuned.catalog.own import entry_of
+from retuned.catalog.user import entry_of
 from retuned.contract import Language
-from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.triton import audit_solution
-from retuned.lifting.asking import with_structures
-from retuned.lifting.fitting import RECOGNISED
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.lifting.lift import Bounds, Lifted, Outcome, lift_all
+from retuned.lifting.recognition import RECOGNISED
+from retuned.lifting.sampled_outputs import with_structures
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")

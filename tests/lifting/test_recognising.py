@@ -13,19 +13,18 @@ import pytest
 from tests.lifting import live
 from tests.lifting.asking import Server
 
-from retuned.adapters.local_lab import LocalLab
 from retuned.catalog import KernelEntry
-from retuned.catalog.own import OwnDefinition, entry_of
-from retuned.catalog.own.intercepting import launch_data_of
+from retuned.catalog.user import OwnDefinition, entry_of
+from retuned.catalog.user.launch_rules import launch_data_of
 from retuned.contract import Language, TrustClass
-from retuned.lab.bay import LabResources, LabSettings
+from retuned.experiment.local import LocalLab
 from retuned.lab.examiner import Examiner
 from retuned.lab.languages.triton import audit_solution
 from retuned.lab.languages.triton_precompile import served_arguments
-from retuned.lifting.asking import draws_of, with_structures
-from retuned.lifting.fitting import fitted
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.lifting.lift import Lifted, lift_all
-from retuned.lifting.recognising import SampledLaunch, assignments, recognise
+from retuned.lifting.recognition import SampledLaunch, assignments, fitted, recognise
+from retuned.lifting.sampled_outputs import draws_of, with_structures
 from retuned.runtime.intercept.rules import parse_rule
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -10,8 +10,8 @@ from retuned.stages.experiment import ExperimentPlan, plan
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.proposal import Proposal, Risk, proposal_id
 from retuned.stages.verdict import Interval
-from retuned_operator.crds import PolicyRef, experiment_spec, proposal_spec
-from retuned_operator.crds.objects import write
+from retuned_operator.schema import PolicyRef, experiment_spec, proposal_spec
+from retuned_operator.schema.objects import write
 
 NOW = datetime(2026, 3, 2, 10, 0, tzinfo=UTC)
 """A Monday."""

@@ -15,18 +15,18 @@ from tests.operators import examples
 from tests.operators import structural as kubernetes
 from tests.operators.versions import VERSIONS
 
-from retuned.adapters.policy_files import load_policy
+from retuned.api.values import Condition, ConditionStatus, camel, with_condition
 from retuned.contract import Guard
 from retuned.errors import UnreadableInput
 from retuned.stages.gate import KernelTuningPolicy
 from retuned.stages.proposal import Proposal
-from retuned_operator import crds
-from retuned_operator.crds import KINDS, CustomResource, definition_of, read, schema_of, write
-from retuned_operator.crds.__main__ import files, main
-from retuned_operator.crds.objects import R
-from retuned_operator.crds.rules import RULES
-from retuned_operator.crds.schema import NotStructural, filled, structural
-from retuned_operator.crds.values import Condition, ConditionStatus, camel, with_condition
+from retuned.store.policy_files import load_policy
+from retuned_operator import schema as crds
+from retuned_operator.schema import KINDS, CustomResource, definition_of, read, schema_of, write
+from retuned_operator.schema.__main__ import files, main
+from retuned_operator.schema.objects import R
+from retuned_operator.schema.rules import RULES
+from retuned_operator.schema.structural import NotStructural, filled, structural
 
 ROOT = Path(__file__).parents[2]
 POLICIES = sorted((ROOT / "policies").glob("*.yaml"))
@@ -116,7 +116,7 @@ def test_the_charts_copy_of_the_definitions_is_current() -> None:
     folder = ROOT / "charts" / "retuned" / "files" / "crds"
     there = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.yaml")}
     assert there == files(), (
-        "run: python -m retuned_operator.crds --write charts/retuned/files/crds"
+        "run: python -m retuned_operator.schema --write charts/retuned/files/crds"
     )
 
 

@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 )
 from tests.operators.world import GROUPS, World, is_denied, window_is_open
 
+from retuned.api.proposal import PodState
 from retuned.stages.gate import DecisionKind, StopPolicy
-from retuned_operator.crds import ProposalPhase as P
-from retuned_operator.crds.proposal_status import PodState
+from retuned_operator.schema import ProposalPhase as P
 
 DIGESTS = tuple("sha256:" + digit * 64 for digit in "123")
 STARTS = (

@@ -9,9 +9,8 @@ import pytest
 from tests.operators.security import violations
 from tests.operators.versions import VERSIONS
 
+from retuned.api.target import Vendor
 from retuned.errors import Refused, UsageError
-from retuned_operator.crds import JobRole
-from retuned_operator.crds.target import Vendor
 from retuned_operator.manifests import (
     Endpoint,
     JobRequest,
@@ -33,6 +32,7 @@ from retuned_operator.manifests import (
     quota,
 )
 from retuned_operator.manifests.jobs import MAX_TASK_BYTES, RESULTS_DIR, TELLER
+from retuned_operator.schema import JobRole
 
 SETTINGS = JobSettings(
     image="registry.example/retuned-experiment@sha256:" + "0" * 64,

@@ -14,10 +14,8 @@ from tests.operators import examples
 from tests.operators.api_server import ApiServer, running
 from tests.operators.test_manifests import REQUEST, SETTINGS
 
-from retuned.adapters.policy_files import load_policy
-from retuned_operator import crds
-from retuned_operator.crds import KINDS, definition_of, read, schema_of
-from retuned_operator.crds.schema import filled
+from retuned.store.policy_files import load_policy
+from retuned_operator import schema as crds
 from retuned_operator.manifests import (
     decision_policy,
     experiment_namespace,
@@ -29,6 +27,8 @@ from retuned_operator.manifests import (
     priority_class,
     quota,
 )
+from retuned_operator.schema import KINDS, definition_of, read, schema_of
+from retuned_operator.schema.structural import filled
 
 pytestmark = [pytest.mark.plane, pytest.mark.slow]
 POLICIES = sorted((Path(__file__).parents[2] / "policies").glob("*.yaml"))

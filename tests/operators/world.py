@@ -10,16 +10,10 @@ from zoneinfo import ZoneInfo
 import yaml
 from tests.operators import examples
 
+from retuned.api.proposal import PodState, RolloutStatus, proposal_spec
+from retuned.api.target import Quarantined
 from retuned.contract import Digest
-from retuned.stages import gate
-from retuned.stages.gate import DecisionKind, StopPolicy
-from retuned.stages.swap import SwapKind
-from retuned.stages.watch import WatchAction, WatchReport
-from retuned_operator.crds import PolicyObject, SwapDecision, SwapProposal, TuningTarget, read
-from retuned_operator.crds.proposal import proposal_spec
-from retuned_operator.crds.proposal_status import PodState, RolloutStatus
-from retuned_operator.crds.target import Quarantined
-from retuned_operator.machine import (
+from retuned.control import (
     Activate,
     Deactivate,
     PodFact,
@@ -28,8 +22,13 @@ from retuned_operator.machine import (
     RolloutFacts,
     RolloutStep,
     order_for,
-    proposals,
 )
+from retuned.control import proposal as proposals
+from retuned.stages import gate
+from retuned.stages.gate import DecisionKind, StopPolicy
+from retuned.stages.swap import SwapKind
+from retuned.stages.watch import WatchAction, WatchReport
+from retuned_operator.schema import PolicyObject, SwapDecision, SwapProposal, TuningTarget, read
 
 ORIGINAL = examples.BASELINE
 """Digest of what the server came with."""

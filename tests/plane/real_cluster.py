@@ -18,10 +18,9 @@ from tests.plane.control_plane import ControlPlane
 from tests.plane.reviewing import admission, binding, listed
 from tests.plane.servers import eventually, gone, real_api, refusal
 
-from retuned_operator.controllers import reading
-from retuned_operator.manifests import JobSettings, operator_roles, people_roles, priority_class
-from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.resources import (
+from retuned_operator.controllers import objects
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.resources import (
     DECISIONS,
     FREEZES,
     JOBS,
@@ -30,6 +29,7 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
+from retuned_operator.manifests import JobSettings, operator_roles, people_roles, priority_class
 
 NOBODY = "nobodys-place"
 """Runtime class of pods that no node takes; and who schedules servers."""
@@ -113,7 +113,7 @@ class RealServer:
     def _pod_of(self, job: Obj) -> Obj | None:
         """Return a Job's pod; None before there is one."""
         uid = job["metadata"]["uid"]
-        return next((pod for pod in self.all(PODS) if reading.owner_uid(pod) == uid), None)
+        return next((pod for pod in self.all(PODS) if objects.owner_uid(pod) == uid), None)
 
     def _pod_is(self, pod: Obj, phase: str) -> None:
         conditions = [{"type": "PodScheduled", "status": "True"}]

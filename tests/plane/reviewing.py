@@ -11,29 +11,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.operators.examples import a_decision, a_swap, a_target
+from tests.operators.kube.running import in_thread
 from tests.operators.kubectl.conftest import PEOPLE, POLICY
 from tests.operators.review.conftest import GROUPS
-from tests.operators.runtime.running import in_thread
 from tests.plane.control_plane import ControlPlane
 from tests.plane.servers import eventually, real_api, refusal
 
 from retuned.contract import Digest
+from retuned.control import gate_facts
+from retuned.control.facts import PolicyFact, RolloutFacts
 from retuned_operator.controllers.caches import INDICES, StoreCaches
-from retuned_operator.crds import PolicyObject, SwapDecision, SwapProposal, TuningTarget, read
-from retuned_operator.crds.objects import write
-from retuned_operator.machine import gating
-from retuned_operator.machine.records import PolicyFact, RolloutFacts
-from retuned_operator.manifests import decision_policy, freeze_policy, people_roles
-from retuned_operator.manifests.roles import (
-    pausing_rules,
-    reviewing_rules,
-    speaking_rules,
-    watching_rules,
-)
-from retuned_operator.program.watched import WATCHED
-from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.manager import Manager, ManagerSettings
-from retuned_operator.runtime.resources import (
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.manager import Manager, ManagerSettings
+from retuned_operator.kube.resources import (
     ACCESS_REVIEWS,
     DECISIONS,
     FREEZES,
@@ -43,6 +33,16 @@ from retuned_operator.runtime.resources import (
     TARGETS,
     Obj,
 )
+from retuned_operator.manifests import decision_policy, freeze_policy, people_roles
+from retuned_operator.manifests.roles import (
+    pausing_rules,
+    reviewing_rules,
+    speaking_rules,
+    watching_rules,
+)
+from retuned_operator.registry import WATCHED
+from retuned_operator.schema import PolicyObject, SwapDecision, SwapProposal, TuningTarget, read
+from retuned_operator.schema.objects import write
 
 BOUND = {
     "gpu-platform": "retuned-approver",
@@ -91,9 +91,9 @@ class Place:
             policies=(stage,),
             decisions=tuple(read(SwapDecision, each) for each in words),
         )
-        asked = gating.ask(found, facts, now=datetime.now(UTC))
+        asked = gate_facts.ask(found, facts, now=datetime.now(UTC))
         assert asked is not None, "nothing is missing"
-        self._stand(name, gate=write(gating.gate_status(asked)))
+        self._stand(name, gate=write(gate_facts.gate_status(asked)))
         return asked.answer.state.value
 
     def said(self, name: str) -> list[Obj]:

@@ -12,11 +12,11 @@ from typing import TypeVar
 from tests.fakeapi.server import FakeApi
 from tests.plane.control_plane import ControlPlane
 
-from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.configuring import configuration_of
-from retuned_operator.runtime.errors import ApiError, NotFound
-from retuned_operator.runtime.resources import NAMESPACES, Obj, Resource
-from retuned_operator.runtime.transport import Timeouts, Transport
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.errors import ApiError, NotFound
+from retuned_operator.kube.kubeconfig import configuration_of
+from retuned_operator.kube.resources import NAMESPACES, Obj, Resource
+from retuned_operator.kube.transport import Timeouts, Transport
 
 TIMEOUTS = Timeouts(connect_s=30.0, answer_s=60.0, watch_s=60.0, stall_s=90.0)
 """For machines that do much else besides."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.channels.heard import listening
-from tests.channels.test_arrivals import Http
+from tests.notify.heard import listening
+from tests.notify.test_arrivals import Http
 from tests.operators.program.test_channelling import (
     SLACK_PEOPLE,
     alert,
@@ -22,13 +22,13 @@ from tests.plane.control_plane import ControlPlane
 from tests.plane.reviewing import OPERATOR, Place, reviewed, watched
 from tests.plane.servers import eventually, refusal
 
-from retuned.adapters.clock import SystemClock
-from retuned.adapters.telemetry import FakeTelemetry
 from retuned.channels.slack import APPROVE
-from retuned.metrics import Exporter
+from retuned.clock import SystemClock
+from retuned.telemetry import Exporter
+from retuned.telemetry.prometheus import FakeTelemetry
 from retuned_operator.controllers.caches import StoreCaches
-from retuned_operator.program.channelling import ClusterChannels
-from retuned_operator.runtime.resources import FREEZES, Obj
+from retuned_operator.kube.resources import FREEZES, Obj
+from retuned_operator.notifications import ClusterChannels
 
 pytestmark = pytest.mark.plane
 

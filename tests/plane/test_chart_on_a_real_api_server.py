@@ -18,16 +18,21 @@ from tests.charts.rendering import CHART, CI, Helm, values_of
 from tests.plane.control_plane import ControlPlane
 from tests.plane.servers import TIMEOUTS, eventually, real_api, refusal
 
-from retuned_operator.crds import KINDS
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.errors import ApiError, Forbidden, NotFound
+from retuned_operator.kube.kubeconfig import configuration_of
+from retuned_operator.kube.lease import Leader
+from retuned_operator.kube.resources import ACCESS_REVIEWS, LEASES, PODS, SECRETS
+from retuned_operator.kube.transport import Transport
 from retuned_operator.manifests.roles import LEASE
-from retuned_operator.manifests.settings_data import sidecar_settings
-from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.configuring import configuration_of
-from retuned_operator.runtime.errors import ApiError, Forbidden, NotFound
-from retuned_operator.runtime.lease import Leader
-from retuned_operator.runtime.resources import ACCESS_REVIEWS, LEASES, PODS, SECRETS
-from retuned_operator.runtime.transport import Transport
-from retuned_operator.webhook.keeping import AUTHORITY, SECRET, WEBHOOK, CertificateRotator
+from retuned_operator.manifests.settings import sidecar_settings
+from retuned_operator.schema import KINDS
+from retuned_operator.webhook.certificate_secret import (
+    AUTHORITY,
+    SECRET,
+    WEBHOOK,
+    CertificateRotator,
+)
 
 pytestmark = [pytest.mark.plane, pytest.mark.slow]
 

@@ -22,8 +22,7 @@ from tests.plane.servers import (
     refusal,
 )
 
-from retuned_operator.manifests.names import owner
-from retuned_operator.runtime.errors import (
+from retuned_operator.kube.errors import (
     AlreadyExists,
     Conflict,
     Forbidden,
@@ -32,7 +31,7 @@ from retuned_operator.runtime.errors import (
     NotFound,
     Unauthorized,
 )
-from retuned_operator.runtime.resources import (
+from retuned_operator.kube.resources import (
     ACCESS_REVIEWS,
     CONFIG_MAPS,
     DECISIONS,
@@ -50,7 +49,8 @@ from retuned_operator.runtime.resources import (
     TOKEN_REVIEWS,
     Obj,
 )
-from retuned_operator.runtime.watching import EventType, WatchEvent
+from retuned_operator.kube.watch import EventType, WatchEvent
+from retuned_operator.manifests.names import owner
 
 REAL = pytest.param("real", marks=pytest.mark.plane)
 

@@ -12,11 +12,11 @@ import pytest
 from tests.operators import examples
 from tests.plane.control_plane import ControlPlane
 
-from retuned_operator.controllers.proposing import proposal_body
-from retuned_operator.crds import SwapProposal, TuningTarget, read, write
-from retuned_operator.runtime.client import Api, connect
-from retuned_operator.runtime.errors import NotFound
-from retuned_operator.runtime.resources import NAMESPACES, PROPOSALS, TARGETS
+from retuned_operator.controllers.proposal import proposal_body
+from retuned_operator.kube.client import Api, connect
+from retuned_operator.kube.errors import NotFound
+from retuned_operator.kube.resources import NAMESPACES, PROPOSALS, TARGETS
+from retuned_operator.schema import SwapProposal, TuningTarget, read, write
 
 pytestmark = pytest.mark.plane
 _PATIENCE_S = 200.0

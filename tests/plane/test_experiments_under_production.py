@@ -19,10 +19,11 @@ import yaml
 from tests.plane.control_plane import ControlPlane
 from tests.plane.servers import eventually, real_api
 
-from retuned_operator.controllers import job_pods
-from retuned_operator.crds import JobRole
-from retuned_operator.crds.target import Vendor
-from retuned_operator.machine import JobFact, JobState
+from retuned.api.target import Vendor
+from retuned.control import JobFact, JobState
+from retuned_operator.controllers import experiment_facts
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Obj
 from retuned_operator.manifests import (
     JobRequest,
     JobSettings,
@@ -33,8 +34,7 @@ from retuned_operator.manifests import (
     quota,
 )
 from retuned_operator.manifests.jobs import RUNNER
-from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.resources import CONFIG_MAPS, JOBS, NODES, PODS, Obj
+from retuned_operator.schema import JobRole
 
 pytestmark = pytest.mark.plane
 
@@ -87,9 +87,9 @@ class Pool:
     def seen(self, job: Obj) -> JobFact:
         """Return the Job as the operator sees it."""
         body = self.api.get(JOBS, job["metadata"]["name"], namespace=self.name)
-        fact = job_pods.job_fact(body)
+        fact = experiment_facts.job_fact(body)
         assert fact is not None
-        return job_pods.with_pods(fact, self.pods(job), container=RUNNER)
+        return experiment_facts.with_pods(fact, self.pods(job), container=RUNNER)
 
     def ended(self, job: Obj) -> dict[str, str]:
         """Return the conditions that are true, with their reasons."""

@@ -21,7 +21,7 @@ from tests.plane.control_plane import ControlPlane
 from tests.plane.real_cluster import SETTINGS, RealServer, real_cluster
 from tests.plane.servers import refusal
 
-from retuned_operator.runtime.resources import DECISIONS
+from retuned_operator.kube.resources import DECISIONS
 
 pytestmark = pytest.mark.plane
 

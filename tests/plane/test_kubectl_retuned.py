@@ -18,10 +18,10 @@ from tests.plane.control_plane import ControlPlane
 from tests.plane.reviewing import admission_knows, freezes_are_judged, rights_are_known
 from tests.plane.servers import eventually, real_api
 
-from retuned_operator.crds import PolicyObject, read
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.resources import DECISIONS, POLICIES, PROPOSALS
 from retuned_operator.manifests import decision_policy, freeze_policy, people_roles
-from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.resources import DECISIONS, POLICIES, PROPOSALS
+from retuned_operator.schema import PolicyObject, read
 
 pytestmark = pytest.mark.plane
 

@@ -10,8 +10,8 @@ import pytest
 from tests.operators.review.paging import Paged, paged
 from tests.plane.control_plane import ControlPlane
 from tests.plane.reviewing import Place, reviewed, watched
-from tests.web import browsing
-from tests.web.browsing import NEEDS_CHROMIUM, PHONE, approve, refuse, taken
+from tests.review import browsing
+from tests.review.browsing import NEEDS_CHROMIUM, PHONE, approve, refuse, taken
 
 from retuned_operator.controllers.caches import StoreCaches
 

@@ -9,14 +9,14 @@ from tests.operators.examples import ARTIFACT
 from tests.plane.control_plane import ControlPlane
 from tests.plane.reviewing import Place, reviewed
 
-from retuned.adapters.clock import SystemClock
+from retuned.clock import SystemClock
 from retuned.errors import Refused
-from retuned.web.ports import SeenProposal
-from retuned.web.records import Act, Person
-from retuned_operator.review.deciding import ClusterDeciding
-from retuned_operator.review.sight import AccessReview
-from retuned_operator.runtime.errors import Forbidden
-from retuned_operator.runtime.resources import DECISIONS, SECRETS
+from retuned.review.ports import SeenProposal
+from retuned.review.records import Act, Person
+from retuned_operator.kube.errors import Forbidden
+from retuned_operator.kube.resources import DECISIONS, SECRETS
+from retuned_operator.review.access import AccessReview
+from retuned_operator.review.decisions import ClusterDeciding
 
 pytestmark = pytest.mark.plane
 

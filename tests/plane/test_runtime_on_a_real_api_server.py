@@ -12,18 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.operators import examples
-from tests.operators.runtime.running import in_thread
+from tests.operators.kube.running import in_thread
 from tests.plane.control_plane import ControlPlane
 from tests.plane.servers import Server, eventually, gone, real_api, real_server, refusal
 
-from retuned_operator.manifests.names import owner
-from retuned_operator.manifests.roles import LEASE, operator_roles
-from retuned_operator.runtime.backoff import Backoff
-from retuned_operator.runtime.errors import Forbidden
-from retuned_operator.runtime.lease import Leader, NotLeading
-from retuned_operator.runtime.manager import Controller, Manager, itself
-from retuned_operator.runtime.reflector import Change, Reflector, Selection
-from retuned_operator.runtime.resources import (
+from retuned_operator.kube.backoff import Backoff
+from retuned_operator.kube.errors import Forbidden
+from retuned_operator.kube.informer import Change, ObjectCache, Reflector, Selection
+from retuned_operator.kube.lease import Leader, NotLeading
+from retuned_operator.kube.manager import Controller, Manager, itself
+from retuned_operator.kube.resources import (
     CONFIG_MAPS,
     EXPERIMENTS,
     JOBS,
@@ -34,8 +32,9 @@ from retuned_operator.runtime.resources import (
     TARGETS,
     Obj,
 )
-from retuned_operator.runtime.store import ObjectCache
-from retuned_operator.runtime.transport import Timeouts
+from retuned_operator.kube.transport import Timeouts
+from retuned_operator.manifests.names import owner
+from retuned_operator.manifests.roles import LEASE, operator_roles
 
 pytestmark = pytest.mark.plane
 

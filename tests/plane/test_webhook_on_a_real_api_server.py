@@ -17,13 +17,13 @@ from tests.operators.webhook.pods import PODS
 from tests.plane.control_plane import ControlPlane
 from tests.plane.servers import eventually, real_api
 
-from retuned_operator.runtime import resources
-from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, SECRETS
+from retuned_operator.kube import resources
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, SECRETS
 from retuned_operator.webhook.app import PATH, application
+from retuned_operator.webhook.certificate_secret import CertificateRotator
 from retuned_operator.webhook.certificates import CA_LIFE
-from retuned_operator.webhook.keeping import CertificateRotator
-from retuned_operator.webhook.serving import WebhookServer
+from retuned_operator.webhook.server import WebhookServer
 
 pytestmark = pytest.mark.plane
 

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.local_world import KERNEL, World
+from tests.standalone.local_world import KERNEL, World
 
-from retuned.adapters.approvals import Approvals
-from retuned.adapters.policy_files import load_policy, unenforced_in
-from retuned.local.context import RecordKind
 from retuned.stages.gate import (
     NOT_ENFORCED,
     DecisionKind,
@@ -24,6 +21,9 @@ from retuned.stages.gate import (
     unenforced,
 )
 from retuned.stages.gate.values import PolicyModel
+from retuned.standalone.context import RecordKind
+from retuned.store.approvals import Approvals
+from retuned.store.policy_files import load_policy, unenforced_in
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 NOTES = {"apiVersion", "kind", "metadata.labels", "metadata.annotations"}
@@ -137,7 +137,7 @@ def test_the_list_is_exactly_what_the_loop_on_one_machine_does_not_read(
     policy = whole()
     world = World(tmp_path)
     world.policies = (policy,)
-    monkeypatch.setattr("tests.local.local_world.auto_policy", lambda: policy)
+    monkeypatch.setattr("tests.standalone.local_world.auto_policy", lambda: policy)
     world.loop.ctx.labels["env"] = "prod"  # type: ignore[index]
     read.clear()
     a_whole_life(world)

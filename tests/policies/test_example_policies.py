@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from retuned.adapters.policy_files import check_policy, load_policies, load_policy
 from retuned.contract import Guard, TrustClass
 from retuned.stages.gate import (
     DecisionKind,
@@ -25,6 +24,7 @@ from retuned.stages.gate import (
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.swap import spread_by
 from retuned.stages.verdict import Interval
+from retuned.store.policy_files import check_policy, load_policies, load_policy
 
 FOLDER = Path(__file__).resolve().parents[2] / "policies"
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -20,9 +20,9 @@ from retuned.report.plots import (
     intervals,
     series,
     strip,
+    thin,
 )
-from retuned.report.scales import linear, logarithmic
-from retuned.report.series import thin
+from retuned.report.svg import linear, logarithmic
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = st.text(max_size=80)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.report import scales, story_text, words
+from retuned import text as words
+from retuned.report import story_text, svg
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -110,7 +111,7 @@ def test_a_long_c_plus_plus_name_loses_its_arguments_and_not_its_template() -> N
     assert words.kernel(name, 60) == "flash_fwd_splitkv_kernel<Traits<128, 64>, false>"
 
 
-@pytest.mark.parametrize("module", [words, scales, story_text])
+@pytest.mark.parametrize("module", [words, svg, story_text])
 def test_the_examples_in_the_documentation_hold(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted > 0

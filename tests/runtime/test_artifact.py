@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime import artifact as artifact_module
-from retuned.runtime.artifact import read_artifact
-from retuned.runtime.orders import parse_order
-from retuned.runtime.spec import Refused
+from retuned.runtime.artifacts import artifact as artifact_module
+from retuned.runtime.artifacts.artifact import read_artifact
+from retuned.runtime.core.orders import parse_order
+from retuned.runtime.schema import Refused
 
 
 def refusal(folder: Path, digest: str, *, within: Path | None = None) -> str:

@@ -170,7 +170,7 @@ if child == 0:
     runtime.close()
     os._exit(0 if right and parent.exists() else 7)
 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-from retuned.runtime.control import ControlSocket
+from retuned.runtime.core.control_socket import ControlSocket
 import json, socket
 with socket.socket(socket.AF_UNIX) as connection:
     connection.settimeout(120)

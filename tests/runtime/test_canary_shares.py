@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retuned.runtime.canary import BLOCK, PERIOD, CanaryShare, pattern, per_mille
-from retuned.runtime.inforce import Swapped
-from retuned.runtime.orders import parse_order
-from retuned.runtime.shadow import Comparison
-from retuned.runtime.slots import Slot
+from retuned.runtime.core.active_order import Swapped
+from retuned.runtime.core.canary import BLOCK, PERIOD, CanaryShare, pattern, per_mille
+from retuned.runtime.core.orders import parse_order
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.shadow.sampler import Comparison
 
 DEFINITION = {
     "name": "copy",
@@ -279,7 +279,7 @@ def test_eight_threads_together_hold_the_share_exactly(share: int) -> None:
     ],
 )
 def test_an_order_with_an_odd_canary_is_refused(fields: dict[str, Any]) -> None:
-    from retuned.runtime.spec import Refused
+    from retuned.runtime.schema import Refused
 
     with pytest.raises(Refused) as caught:
         parse_order(order(**fields))

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from retuned.runtime.inforce import Launch, Swapped
-from retuned.runtime.orders import parse_order
-from retuned.runtime.shadow import compare_tensors
-from retuned.runtime.slots import Slot
+from retuned.runtime.core.active_order import Launch, Swapped
+from retuned.runtime.core.orders import parse_order
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.shadow.sampler import compare_tensors
 
 DEFINITION = {
     "name": "copy",

@@ -16,8 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from retuned.runtime import attach  # noqa: E402
-from retuned.runtime.captures import MAX_KEYS, CaptureRule, Reservoir  # noqa: E402
-from retuned.runtime.spec import Refused, parse_spec  # noqa: E402
+from retuned.runtime.captured.reservoir import MAX_KEYS, CaptureRule, Reservoir  # noqa: E402
+from retuned.runtime.schema import Refused, parse_spec  # noqa: E402
 
 RULE = {"every": 1, "samples": 2, "max_bytes": 1 << 20, "sample_bytes": 1 << 16}
 

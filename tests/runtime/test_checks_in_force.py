@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from retuned.runtime.checker import NO_ROOM
-from retuned.runtime.cusum import DECAY, PACE, Cusum, CusumRule
-from retuned.runtime.inforce import Swapped
-from retuned.runtime.judging import PACE_EVERY, Judge
-from retuned.runtime.keeping import InputCopier
-from retuned.runtime.orders import parse_order
-from retuned.runtime.rates import BURST_S, Cost, Rates
-from retuned.runtime.shadow import Comparison, Sampler, Stratum
-from retuned.runtime.slots import Slot
+from retuned.runtime.core.active_order import Swapped
+from retuned.runtime.core.orders import parse_order
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.shadow.checker import NO_ROOM
+from retuned.runtime.shadow.cusum import DECAY, PACE, Cusum, CusumRule
+from retuned.runtime.shadow.input_copies import InputCopier
+from retuned.runtime.shadow.outcome import PACE_EVERY, Judge
+from retuned.runtime.shadow.rates import BURST_S, Cost, Rates
+from retuned.runtime.shadow.sampler import Comparison, Sampler, Stratum
 
 DEFINITION = {
     "name": "double",
@@ -263,7 +263,7 @@ def double(x: Any) -> Any:
 
 def tensors(variant: Callable[..., Any], **fields: Any) -> tuple[Slot, Swapped, list[int]]:
     """A slot over tensors, and how often its original ran."""
-    from retuned.runtime.shadow import compare_tensors
+    from retuned.runtime.shadow.sampler import compare_tensors
 
     runs: list[int] = []
 
@@ -343,7 +343,7 @@ def test_what_a_serving_variant_has_written_to_its_inputs_is_put_back() -> None:
 
 
 def test_an_incumbent_that_works_in_place_is_not_run_twice_on_the_servers_inputs() -> None:
-    from retuned.runtime.shadow import compare_tensors
+    from retuned.runtime.shadow.sampler import compare_tensors
 
     slot = Slot(DEFINITION, lambda x: x.mul_(2))
     variant = Kernel(lambda x: x * 2)
@@ -381,7 +381,7 @@ def test_without_room_for_copies_nothing_is_shadowed_and_that_is_said(
 
 
 def test_all_copies_are_given_back_whatever_happens() -> None:
-    from retuned.runtime.keeping import KEEPER
+    from retuned.runtime.shadow.input_copies import KEEPER
 
     for variant in (double, meddling, lambda x: x * 3, lambda _: 1 / 0):
         for fields in ({"shadow_every": 1}, DARK):
@@ -392,7 +392,7 @@ def test_all_copies_are_given_back_whatever_happens() -> None:
 
 
 def test_the_rms_of_a_difference_is_told_in_units_of_what_is_allowed() -> None:
-    from retuned.runtime.shadow import compare_tensors
+    from retuned.runtime.shadow.sampler import compare_tensors
 
     theirs = torch.tensor([3.0, -3.0, 3.0, -3.0])
     ours = theirs + torch.tensor([0.006, 0.0, 0.0, 0.0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retuned.runtime.compiling import SHARE, CompileBudget
+from retuned.runtime.artifacts.compile_budget import SHARE, CompileBudget
 
 
 class Clock:

@@ -14,10 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retuned.runtime import control as control_module
-from retuned.runtime.control import MAX_REQUEST_BYTES, ControlSocket
-from retuned.runtime.listening import allowed_uids, peer_uid
-from retuned.runtime.spec import Refused
+from retuned.runtime.core import control_socket as control_module
+from retuned.runtime.core.control_socket import (
+    MAX_REQUEST_BYTES,
+    ControlSocket,
+    allowed_uids,
+    peer_uid,
+)
+from retuned.runtime.schema import Refused
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retuned.runtime import delivery
-from retuned.runtime.delivery import MAX_PIECE_BYTES, ArtifactCache
-from retuned.runtime.spec import Refused
+from retuned.runtime.artifacts import delivery
+from retuned.runtime.artifacts.delivery import MAX_PIECE_BYTES, ArtifactCache
+from retuned.runtime.schema import Refused
 
 
 def sha(data: bytes) -> str:

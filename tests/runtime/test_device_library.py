@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retuned.runtime.spec import Refused
-from retuned.runtime.triton_source import check_source
-from retuned.runtime.triton_words import LIBDEVICE
+from retuned.runtime.schema import Refused
+from retuned.runtime.triton.contract import LIBDEVICE, check_source
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -17,7 +16,7 @@ pytest.importorskip("triton")
 from triton.language.extra import libdevice  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
-from retuned.runtime.triton_interpret import mend_interpreter  # noqa: E402
+from retuned.runtime.triton.interpret import mend_interpreter  # noqa: E402
 
 mend_interpreter()
 mend_interpreter()  # again changes nothing

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retuned.runtime import ed25519
-from retuned.runtime.ed25519 import usable, verify
+from retuned.runtime.artifacts import ed25519
+from retuned.runtime.artifacts.ed25519 import usable, verify
 
 L = 2**252 + 27742317777372353535851937790883648493
 P = 2**255 - 19

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime.epochs import (
+from retuned.runtime.core.epochs import (
     MAX_HISTORY,
     PREPARED_FOR_S,
     Fence,
@@ -17,7 +17,7 @@ from retuned.runtime.epochs import (
     new_instance,
     rank_of_environment,
 )
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20))

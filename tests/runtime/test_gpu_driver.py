@@ -15,9 +15,9 @@ import pytest
 from tests.lab.gpu_cpp.emulator import build_driver, emulate
 
 from retuned.contract import Language, Solution, SourceFile
-from retuned.runtime.gpu_driver import DriverFailed, GpuDriver, driver_of
-from retuned.runtime.gpu_launch import GpuKernel
-from retuned.runtime.spec import Refused
+from retuned.runtime.native.gpu_driver import DriverFailed, GpuDriver, driver_of
+from retuned.runtime.native.gpu_launch import GpuKernel
+from retuned.runtime.schema import Refused
 
 SOURCE = """#include "retuned_device.h"
 extern "C" __global__ void triple(const float* x, float* y, index_t M) {
@@ -237,9 +237,9 @@ def test_what_was_unloaded_is_not_launched(load: Load, fake: ctypes.CDLL) -> Non
 FAULT = """
 import sys
 sys.path[:0] = sys.argv[2].split(":")
-from retuned.runtime.gpu_driver import GpuDriver, driver_of
-from retuned.runtime.gpu_launch import GpuKernel
-from retuned.runtime.spec import Refused
+from retuned.runtime.native.gpu_driver import GpuDriver, driver_of
+from retuned.runtime.native.gpu_launch import GpuKernel
+from retuned.runtime.schema import Refused
 from tests.runtime.test_gpu_driver import SOURCE, WILD, floats, image_of
 
 driver = driver_of(sys.argv[3], library=sys.argv[1])

@@ -19,11 +19,11 @@ from tests.runtime.test_gpu_driver import image_of, solution
 
 torch = pytest.importorskip("torch")
 
-from retuned.runtime import gpu_variant  # noqa: E402
-from retuned.runtime.attaching import attach  # noqa: E402
-from retuned.runtime.gpu_driver import driver_of  # noqa: E402
-from retuned.runtime.loaded import loaded_torch  # noqa: E402
-from retuned.runtime.spec import Refused  # noqa: E402
+from retuned.runtime.artifacts.loaded import loaded_torch  # noqa: E402
+from retuned.runtime.core.attach import attach  # noqa: E402
+from retuned.runtime.native import gpu_variant  # noqa: E402
+from retuned.runtime.native.gpu_driver import driver_of  # noqa: E402
+from retuned.runtime.schema import Refused  # noqa: E402
 
 SOURCE = """#include "retuned_device.h"
 extern "C" __global__ void __launch_bounds__(BLOCK_X)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from retuned.runtime.chores import MAX_CAUSES, OTHER, Maintenance
-from retuned.runtime.host import RuntimeHost
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused
+from retuned.runtime.core.host import RuntimeHost
+from retuned.runtime.core.maintenance import MAX_CAUSES, OTHER, Maintenance
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.schema import Refused
 
 PIECES = (
     "leases and breakers",
@@ -38,7 +38,7 @@ class World:
         seats = self.host._seating.seats
         self.host._interception = self._played("interception", poll="interception")
         self.host._execution.supervision = self._played("supervision", tend="leases and breakers")
-        monkeypatch.setattr("retuned.runtime.host.CHECKS", self._played("c", settle="checks"))
+        monkeypatch.setattr("retuned.runtime.core.host.CHECKS", self._played("c", settle="checks"))
         monkeypatch.setattr(self.host.graphs, "housekeeping", self._piece("graphs"))
         for name in ("one", "two"):
             seats[name].packed = self._played(name, pack_pending=f"{name}: packing")

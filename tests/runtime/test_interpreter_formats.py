@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from triton.runtime import interpreter  # noqa: E402
 
-from retuned.runtime.triton_interpret import mend_interpreter  # noqa: E402
+from retuned.runtime.triton.interpret import mend_interpreter  # noqa: E402
 
 tl: Any = interpreter.tl
 Array = npt.NDArray[Any]

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from retuned.runtime import overrides
-from retuned.runtime.overrides import Override, find, owned, registrations, same_schema
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
+from retuned.runtime.torch_ops import override as overrides
+from retuned.runtime.torch_ops.override import Override, find, owned, registrations, same_schema
 
 NAMESPACE = "retuned_test_overrides"
 Define = Callable[..., Any]
@@ -262,7 +262,7 @@ def test_a_child_forked_while_another_thread_takes_operators_over_can_give_them_
     code = """
 import os, threading
 from retuned.runtime import overrides
-from retuned.runtime.attaching import attach
+from retuned.runtime.core.attach import attach
 
 runtime = attach(at_once=False)
 held, done = threading.Event(), threading.Event()

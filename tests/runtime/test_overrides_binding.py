@@ -11,11 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime.attached import Runtime
-from retuned.runtime.attaching import attach
-from retuned.runtime.overrides_binding import Binding, InputBinding, OutputBinding, View
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused, parse_spec
+from retuned.runtime.core.attach import Runtime, attach
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.schema import Refused, parse_spec
+from retuned.runtime.torch_ops.binding import Binding, InputBinding, OutputBinding, View
 
 NAMESPACE = "retuned_test_binding"
 SCALE = Binding(

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime.artifact import read_artifact
-from retuned.runtime.precompiled import (
+from retuned.runtime.artifacts.artifact import read_artifact
+from retuned.runtime.artifacts.precompiled import (
     MAX_ENTRIES,
     PRECOMPILED_FILE,
     PrecompiledEntry,
     pack,
     parse_precompiled,
 )
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 DIGEST = "sha256:" + "5" * 64
 JSON = st.recursive(
@@ -60,7 +60,7 @@ def test_a_forked_child_that_ends_leaves_its_parents_code_where_it_is() -> None:
 import os
 from pathlib import Path
 from tests.runtime.test_precompiled import entry
-from retuned.runtime.precompiled_triton import Shipped
+from retuned.runtime.triton.precompiled import Shipped
 
 shipped = Shipped((entry(),))
 (path, *_) = shipped._place("a" * 64).values()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime.grid import MAX_GRID, parse_grid
-from retuned.runtime.spec import Refused
+from retuned.runtime.core.grid import MAX_GRID, parse_grid
+from retuned.runtime.schema import Refused
 
 NAMES = ("M", "N", "BLOCK_M", "BLOCK_N")
 

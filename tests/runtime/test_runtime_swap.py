@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from retuned.runtime.attached import Runtime
-from retuned.runtime.attaching import attach
-from retuned.runtime.inforce import MAX_ERRORS, Swapped
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused
+from retuned.runtime.core.active_order import MAX_ERRORS, Swapped
+from retuned.runtime.core.attach import Runtime, attach
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.schema import Refused
 
 
 class Server:

@@ -16,12 +16,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from retuned import catalog  # noqa: E402
-from retuned.adapters.artifact_folder import manifest_of  # noqa: E402
 from retuned.contract import Definition, Language, Solution  # noqa: E402
-from retuned.runtime import attach, selfcheck  # noqa: E402
-from retuned.runtime.spec import Refused, parse_spec  # noqa: E402
-from retuned.runtime.triton_variant import TritonVariant  # noqa: E402
-from retuned.runtime.values import make  # noqa: E402
+from retuned.runtime import attach
+from retuned.runtime.core.sample_inputs import make  # noqa: E402
+from retuned.runtime.schema import Refused, parse_spec  # noqa: E402
+from retuned.runtime.shadow import selfcheck  # noqa: E402
+from retuned.runtime.triton.variant import TritonVariant  # noqa: E402
+from retuned.store.artifact_folder import manifest_of  # noqa: E402
 
 ATTENTION = catalog.get("paged_attention_bf16_h4_g2_d16_p4", language=Language.TRITON)
 GROUPED = catalog.get("moe_gemm_bf16_e4_t2_n16_k32", language=Language.TRITON)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime.shadow import (
+from retuned.runtime.shadow.sampler import (
     RATIO_CAP,
     Comparison,
     Sampler,

@@ -21,19 +21,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retuned.runtime import shadow_device
-from retuned.runtime.aside import FAILED, INCUMBENT_FAILED, AsyncChecker
-from retuned.runtime.aside_result import LATE, STUCK, WEIGHTS_CHANGED, CheckSite
-from retuned.runtime.checker import Checker
-from retuned.runtime.comparing import ElementFormat
-from retuned.runtime.judging import PACE_EVERY, Judge
-from retuned.runtime.keeping import KEEPER, InputCopier, budget_of
-from retuned.runtime.launching import Ineligible
-from retuned.runtime.orders import parse_order
-from retuned.runtime.shadow import Sampler, Stratum, compare_tensors
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused
-from retuned.runtime.underway import (
+from retuned.runtime.core.orders import parse_order
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.native.interface import Ineligible
+from retuned.runtime.schema import Refused
+from retuned.runtime.shadow import device as shadow_device
+from retuned.runtime.shadow.async_check import (
+    FAILED,
+    INCUMBENT_FAILED,
+    LATE,
+    STUCK,
+    WEIGHTS_CHANGED,
+    AsyncChecker,
+    CheckSite,
+)
+from retuned.runtime.shadow.checker import Checker
+from retuned.runtime.shadow.comparison import ElementFormat
+from retuned.runtime.shadow.input_copies import KEEPER, InputCopier, budget_of
+from retuned.runtime.shadow.outcome import PACE_EVERY, Judge
+from retuned.runtime.shadow.pending_checks import (
     IN_FLIGHT,
     LOST,
     NO_ROOM,
@@ -42,6 +48,7 @@ from retuned.runtime.underway import (
     UNREADABLE,
     Checks,
 )
+from retuned.runtime.shadow.sampler import Sampler, Stratum, compare_tensors
 
 DEFINITION = {
     "name": "scale",
@@ -699,7 +706,7 @@ def test_what_is_checked_in_line_is_the_originals_while_a_graph_is_captured(
 ) -> None:
     world = World()
     world.original = lambda x, w: x * 2
-    monkeypatch.setattr("retuned.runtime.checker.captures_under_way", lambda: True)
+    monkeypatch.setattr("retuned.runtime.shadow.checker.captures_under_way", lambda: True)
     own = checker(world, lambda x, w: x * 3, compare=lambda a, b, t: compare_tensors(a, b, t))
     x, w = torch.ones(4), torch.ones(4)
     launch = Kernel(lambda x, w: x * 3).launcher((4,))

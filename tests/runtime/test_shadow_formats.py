@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from retuned.runtime.loaded import poison  # noqa: E402
-from retuned.runtime.selfcheck import _Fenced  # noqa: E402
-from retuned.runtime.shadow import RATIO_CAP, Comparison, compare_tensors  # noqa: E402
+from retuned.runtime.artifacts.loaded import poison  # noqa: E402
+from retuned.runtime.shadow.sampler import RATIO_CAP, Comparison, compare_tensors  # noqa: E402
+from retuned.runtime.shadow.selfcheck import _Fenced  # noqa: E402
 
 NARROW = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retuned.runtime import shadow_numbers
-from retuned.runtime.comparing import RATIO_CAP, Comparison, compare_tensors, form_of
-from retuned.runtime.shadow_numbers import NUMBERS, Judged, check_alike, judged, measure
+from retuned.runtime.shadow import reduction
+from retuned.runtime.shadow.comparison import RATIO_CAP, Comparison, compare_tensors, form_of
+from retuned.runtime.shadow.reduction import NUMBERS, Judged, check_alike, judged, measure
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn"]
 
@@ -75,7 +75,7 @@ def test_an_output_in_parts_is_one_output(monkeypatch: pytest.MonkeyPatch) -> No
     theirs = torch.randn(1000, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
     ours = (theirs.float() * 1.02).to(torch.bfloat16)
     whole = reduced([ours], [theirs])
-    monkeypatch.setattr(shadow_numbers, "PART", 7)
+    monkeypatch.setattr(reduction, "PART", 7)
     parts = reduced([ours], [theirs])
     assert same(parts.comparison, whole.comparison)
     assert parts.mismatched == whole.mismatched > 0

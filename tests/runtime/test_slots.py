@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime import slots as slots_module
-from retuned.runtime import tables
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused, allows, parse_bounds, parse_spec
+from retuned.runtime.core import slots as slots_module
+from retuned.runtime.core import tables
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.schema import Refused, allows, parse_bounds, parse_spec
 
 
 class Shaped:
@@ -288,7 +288,7 @@ def test_a_thousand_flips_under_load_lose_no_call_and_no_count() -> None:
 def test_slots_load_no_pytorch() -> None:
     script = (
         "import sys; from retuned.runtime import Slot; "
-        "import retuned.runtime.host, retuned.runtime.attaching; sys.exit('torch' in sys.modules)"
+        "import retuned.runtime.core.host, retuned.runtime.core.attach; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from retuned.runtime.breaker import PROCESS_LIMIT, Breaker
-from retuned.runtime.inforce import Swapped
-from retuned.runtime.orders import parse_order
-from retuned.runtime.reports import slot_sample
-from retuned.runtime.shadow import Comparison
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused
-from retuned.runtime.supervising import MAX_EXCLUDED, Supervision
+from retuned.runtime.core.active_order import Swapped
+from retuned.runtime.core.orders import parse_order
+from retuned.runtime.core.reports import slot_sample
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.core.supervisor import MAX_EXCLUDED, PROCESS_LIMIT, Breaker, Supervision
+from retuned.runtime.schema import Refused
+from retuned.runtime.shadow.sampler import Comparison
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 

@@ -10,20 +10,20 @@ import pytest
 
 from retuned.lab.languages.cpu_cpp import cpu_environment
 from retuned.lab.languages.gpu import NUMERICS
-from retuned.runtime import surroundings
+from retuned.runtime.core import environment
 
 
 def test_the_processor_is_named_as_the_lab_names_it() -> None:
-    assert surroundings.environment()["cpu"] == cpu_environment().arch
+    assert environment.environment()["cpu"] == cpu_environment().arch
 
 
 def test_the_switches_are_those_that_evidence_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert surroundings.SWITCHES == NUMERICS
+    assert environment.SWITCHES == NUMERICS
     for name in NUMERICS:
         monkeypatch.delenv(name, raising=False)
-    assert surroundings.environment()["numerics"] == {}
+    assert environment.environment()["numerics"] == {}
     monkeypatch.setenv(NUMERICS[0], "1")
-    assert surroundings.environment()["numerics"] == {NUMERICS[0]: "1"}
+    assert environment.environment()["numerics"] == {NUMERICS[0]: "1"}
 
 
 def module(**cuda: Any) -> SimpleNamespace:
@@ -40,7 +40,7 @@ def device(**more: Any) -> SimpleNamespace:
 
 def test_without_pytorch_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    found = surroundings.environment()
+    found = environment.environment()
     assert (found["torch"], found["device"]) == ("", "")
     assert "torch" not in sys.modules, "nothing is imported to find out"
 
@@ -53,7 +53,7 @@ def test_a_device_that_nobody_has_used_is_not_started(monkeypatch: pytest.Monkey
         is_initialized=lambda: False, get_device_properties=started, current_device=started
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert surroundings.environment()["device"] == ""
+    assert environment.environment()["device"] == ""
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_device_in_use_is_named(
     )
     torch.version.hip = hip
     monkeypatch.setitem(sys.modules, "torch", torch)
-    found = surroundings.environment()
+    found = environment.environment()
     assert (found["device"], found["runtime"]) == expected
     assert found["device_name"] == "a GPU"
 
@@ -83,13 +83,13 @@ def test_the_version_of_pytorch_is_the_one_that_the_lab_says(
 ) -> None:
     """`__version__` of one and the same wheel adds +cu130: a warning at every swap on a GPU."""
     wheels = {"torch": "9.9"}
-    monkeypatch.setattr(surroundings, "_version", lambda name: wheels.get(name, ""))
+    monkeypatch.setattr(environment, "_version", lambda name: wheels.get(name, ""))
     torch = module(is_initialized=lambda: False)
     torch.__version__ = "9.9+cu130"
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert surroundings.environment()["torch"] == "9.9"
+    assert environment.environment()["torch"] == "9.9"
     wheels.clear()
-    assert surroundings.environment()["torch"] == "9.9+cu130", "built from source: nobody lists it"
+    assert environment.environment()["torch"] == "9.9+cu130", "built from source: nobody lists it"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("device lost"), AttributeError("x")])
@@ -100,9 +100,9 @@ def test_a_device_that_cannot_be_asked_is_not_known(
         raise error
 
     monkeypatch.setitem(sys.modules, "torch", module(is_initialized=lost))
-    assert surroundings.environment()["device"] == ""
+    assert environment.environment()["device"] == ""
 
 
 def test_a_stranger_s_object_called_torch_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    assert surroundings.environment()["device"] == ""
+    assert environment.environment()["device"] == ""

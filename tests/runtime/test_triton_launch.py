@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from retuned.runtime.triton_launch import TritonKernel  # noqa: E402
+from retuned.runtime.triton.launch import TritonKernel  # noqa: E402
 
 SOURCE = '''"""Row sums of a scaled sum, to have a bit of everything."""
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime.spec import Refused
-from retuned.runtime.triton_source import MAX_SOURCE_CHARS, Parameter, check_source
+from retuned.runtime.schema import Refused
+from retuned.runtime.triton.contract import MAX_SOURCE_CHARS, Parameter, check_source
 
 HEAD = '"""A kernel."""\n\nimport triton\nimport triton.language as tl\n\n'
 KERNEL = """@triton.jit

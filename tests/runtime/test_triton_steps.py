@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime.spec import Refused
-from retuned.runtime.workspace import MAX_SCRATCH_BYTES, parse_workspaces, sizes_at
+from retuned.runtime.native.memory import MAX_SCRATCH_BYTES, parse_workspaces, sizes_at
+from retuned.runtime.schema import Refused
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -30,10 +30,10 @@ from retuned.contract import (  # noqa: E402
     Step,
 )
 from retuned.lab.languages.triton_contract import load, manifest_of  # noqa: E402
-from retuned.runtime.artifact import read_artifact  # noqa: E402
-from retuned.runtime.attaching import attach  # noqa: E402
-from retuned.runtime.spaces import MAX_STREAMS, Blocks  # noqa: E402
-from retuned.runtime.triton_steps import TritonSteps  # noqa: E402
+from retuned.runtime.artifacts.artifact import read_artifact  # noqa: E402
+from retuned.runtime.core.attach import attach  # noqa: E402
+from retuned.runtime.native.memory import MAX_STREAMS, Blocks  # noqa: E402
+from retuned.runtime.triton.launch import TritonSteps  # noqa: E402
 
 SOURCE = '''"""An int8 linear whose depth is split among programs."""
 
@@ -314,7 +314,7 @@ class Server:
         return Solution.model_validate({**body, **changes})
 
     def deliver(self, solution: Solution, **altered: Any) -> tuple[str, str]:
-        from retuned.adapters.artifact_folder import manifest_of as common
+        from retuned.store.artifact_folder import manifest_of as common
 
         target = self.folder / solution.digest[7:]
         target.mkdir(exist_ok=True)

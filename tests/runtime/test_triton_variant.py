@@ -16,12 +16,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from retuned.runtime.attaching import attach  # noqa: E402
-from retuned.runtime.keeping import KEEPER  # noqa: E402
-from retuned.runtime.loaded import LoadedVariant  # noqa: E402
-from retuned.runtime.shadow import fingerprint  # noqa: E402
-from retuned.runtime.spec import Refused  # noqa: E402
-from retuned.runtime.triton_launch import TritonKernel  # noqa: E402
+from retuned.runtime.artifacts.loaded import LoadedVariant  # noqa: E402
+from retuned.runtime.core.attach import attach  # noqa: E402
+from retuned.runtime.schema import Refused  # noqa: E402
+from retuned.runtime.shadow.input_copies import KEEPER  # noqa: E402
+from retuned.runtime.shadow.sampler import fingerprint  # noqa: E402
+from retuned.runtime.triton.launch import TritonKernel  # noqa: E402
 
 SOURCE = '''"""An int8 linear, one output a program."""
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from retuned.adapters.artifact_folder import sign_artifact
-from retuned.adapters.signing import Ed25519Notary
-from retuned.runtime import epochs
-from retuned.runtime.artifact import read_artifact
-from retuned.runtime.host import RuntimeHost
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused
-from retuned.runtime.trust import SIGNATURE_FILE, Trust, key_name
-from retuned.runtime.variant import LOADERS
+from retuned.runtime.artifacts.artifact import read_artifact
+from retuned.runtime.artifacts.trust import SIGNATURE_FILE, Trust, key_name
+from retuned.runtime.core import epochs
+from retuned.runtime.core.host import RuntimeHost
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.native.cpu import LOADERS
+from retuned.runtime.schema import Refused
+from retuned.store.artifact_folder import sign_artifact
+from retuned.store.keys import Ed25519Notary
 
 DIGEST = "sha256:" + "1" * 64
 NAME, TARGET = "copy_m", "server-a"

@@ -9,29 +9,29 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from retuned.adapters.artifact_folder import bundle_of, sign_artifact
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.operator_fake import FakeOperator
-from retuned.adapters.runtime_fake import FakeSwapper
-from retuned.adapters.signing import Ed25519Notary
-from retuned.adapters.telemetry import FakeTelemetry
-from retuned.adapters.trace_folder import FakeTraceSource
-from retuned.agent_wire import AgentMessage, OrderDone, Outcome, PodRef, SlotWatch, WatchPost
+from retuned.api.agent import AgentMessage, OrderDone, Outcome, PodRef, SlotWatch, WatchPost
+from retuned.clock import FakeClock
 from retuned.contract import Digest, Guard
-from retuned.observing.numbers import WindowSettings
+from retuned.node.windows import WindowSettings
 from retuned.ports import Spans, TraceBatch
+from retuned.runtime_client.fake import FakeSwapper
 from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.context import Context, SidecarSettings
-from retuned.sidecar.program import Sidecar
+from retuned.sidecar.key_pinning import PinnedKeys
+from retuned.sidecar.main import Sidecar
+from retuned.sidecar.operator_fake import FakeOperator
 from retuned.sidecar.spool import Spool
-from retuned.sidecar.state import PodStore
-from retuned.sidecar.trusting import PinnedKeys
-from retuned.spans import NoSpans
+from retuned.sidecar.store import PodStore
 from retuned.stages.drift import DEMO_SETTINGS
 from retuned.stages.swap import SwapKind, SwapOrder, order_rollback
 from retuned.stages.trace import LaunchRecord, ShapeSource
 from retuned.stages.verdict import ServerEnvironment
 from retuned.stages.watch import WatchSettings
+from retuned.store.artifact_folder import bundle_of, sign_artifact
+from retuned.store.keys import Ed25519Notary
+from retuned.telemetry.prometheus import FakeTelemetry
+from retuned.telemetry.spans import NoSpans
+from retuned.traces.folder import FakeTraceSource
 
 S = TypeVar("S", bound=AgentMessage)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.sidecar.sidecar_world import FIRST, SECOND, PodWorld, swap
 
-from retuned.adapters.signing import Ed25519Notary
-from retuned.agent_wire import Outcome
+from retuned.api.agent import Outcome
 from retuned.errors import TemporaryError, UnreadableInput
+from retuned.store.keys import Ed25519Notary
 
 
 @pytest.fixture

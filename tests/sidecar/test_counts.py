@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 from tests.sidecar.sidecar_world import POD, TARGET, PodWorld
 
-from retuned.agent_wire import MAX_COUNTED, ProfileReport
-from retuned.observing.context import WINDOW
-from retuned.sidecar import reporting
+from retuned.api.agent import MAX_COUNTED, ProfileReport
+from retuned.node.context import WINDOW
+from retuned.sidecar import reports
 from retuned.stages.profile import WorkloadProfile
 
 PROFILE = WorkloadProfile(window_start_ns=0, window_ns=60, observed_ns=60, stats=())
@@ -20,8 +20,8 @@ def told(world: PodWorld, counts: dict[str, dict[str, int]] | None) -> ProfileRe
     world.turn()  # whom it serves
     body = {"profile": PROFILE.model_dump(mode="json")} | ({"counts": counts} if counts else {})
     world.ctx.store.add(WINDOW, "1.0", body, phase="judged")
-    reporting.queue_reports(world.ctx)
-    reporting.flush(world.ctx)
+    reports.queue_reports(world.ctx)
+    reports.flush(world.ctx)
     return world.said(ProfileReport)[-1]
 
 

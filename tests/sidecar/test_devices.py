@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 from tests.sidecar.sidecar_world import POD, TARGET, PodWorld
 
-from retuned.adapters.gpu_devices import FakeDevices
-from retuned.agent_wire import (
+from retuned.api.agent import (
     MAX_GPUS,
     VERSION,
     Ack,
@@ -24,10 +23,11 @@ from retuned.agent_wire import (
     wire_json,
 )
 from retuned.errors import Refused
-from retuned.observing.context import DRIFT, WINDOW
+from retuned.node.context import DRIFT, WINDOW
+from retuned.node.gpu import FakeDevices
 from retuned.ports import DeviceState, TraceBatch
 from retuned.sidecar.devices import look
-from retuned.sidecar.program import Sidecar
+from retuned.sidecar.main import Sidecar
 from retuned.stages.drift import DriftAction, DriftReport, Throttle
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.trace import LaunchRecord

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tests.sidecar.sidecar_world import PodWorld
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.trace_folder import FakeTraceSource
-from retuned.agent_wire import DriftPost, ProfileReport
+from retuned.api.agent import DriftPost, ProfileReport
+from retuned.clock import FakeClock
 from retuned.ports import TraceBatch
-from retuned.sidecar.folders import EmptiedFolders
-from retuned.sidecar.state import kept_of
+from retuned.sidecar.store import kept_of
+from retuned.sidecar.trace_folders import EmptiedFolders
+from retuned.traces.folder import FakeTraceSource
 
 
 class Folder:

@@ -10,12 +10,12 @@ import pytest
 from tests.lifting import live
 from tests.sidecar.sidecar_world import PodWorld
 
-from retuned.adapters.runtime_kernels import FakeKernelTap
-from retuned.agent_wire import MAX_DEFINITION_CHARS, Ack, DefinitionPost, Report, WatchPost
+from retuned.api.agent import MAX_DEFINITION_CHARS, Ack, DefinitionPost, Report, WatchPost
 from retuned.errors import Refused, TemporaryError
-from retuned.lifting.kept import LiftedRecord
-from retuned.sidecar import lifting
-from retuned.sidecar.program import Sidecar
+from retuned.lifting.store_records import LiftedRecord
+from retuned.runtime_client.kernels import FakeKernelTap
+from retuned.sidecar import live_kernels
+from retuned.sidecar.main import Sidecar
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def world(tmp_path: Path, tap: FakeKernelTap) -> Iterator[PodWorld]:
 
 def look(world: PodWorld) -> None:
     world.clock.advance(world.ctx.settings.lift_s)
-    lifting.look(world.ctx)
+    live_kernels.look(world.ctx)
 
 
 def test_a_live_kernel_is_told_once_and_again_when_more_of_it_was_seen(
@@ -48,7 +48,7 @@ def test_a_live_kernel_is_told_once_and_again_when_more_of_it_was_seen(
     assert said.name == record.own.name
     assert [each.axes for each in record.workloads] == [{"rows": rows} for rows in (1, 7, 64)]
     tap.records = [*tap.records, live.rmsnorm(99)]
-    lifting.look(world.ctx)
+    live_kernels.look(world.ctx)
     assert len(world.ctx.standing.lifted) == 1
     look(world)
     world.sidecar.tell()
@@ -119,7 +119,7 @@ def test_a_server_that_shows_nothing_lifts_nothing(world: PodWorld, tap: FakeKer
 def test_what_is_too_long_to_be_told_is_left_out(
     world: PodWorld, tap: FakeKernelTap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifting, "MAX_DEFINITION_CHARS", 3000)
+    monkeypatch.setattr(live_kernels, "MAX_DEFINITION_CHARS", 3000)
     tap.records = [*tap.records, *(live.scale(n) for n in (700, 7, 4096))]
     look(world)
     (text,) = world.ctx.standing.lifted.values()
@@ -129,7 +129,7 @@ def test_what_is_too_long_to_be_told_is_left_out(
 def test_of_many_shapes_those_launched_most_often_are_told(
     world: PodWorld, tap: FakeKernelTap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifting, "_MAX_SHAPES", 2)
+    monkeypatch.setattr(live_kernels, "_MAX_SHAPES", 2)
     tap.records = [live.rmsnorm(rows) | {"count": rows} for rows in (64, 1, 7)]
     look(world)
     (text,) = world.ctx.standing.lifted.values()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from retuned.runtime.listening import allowed_uids
-from retuned.sidecar.meeting import PodSocket
+from retuned.runtime.core.control_socket import allowed_uids
+from retuned.sidecar.sockets import PodSocket
 
 
 def test_whoever_owns_a_socket_of_the_pod_is_believed_as_long_as_it_is_there(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.sidecar.sidecar_world import CLEAN, FIRST, PodWorld, swap
 
-from retuned.agent_wire import Hello, Outcome, ProfileReport, WatchPost
-from retuned.sidecar import program
-from retuned.sidecar.reporting import flush
+from retuned.api.agent import Hello, Outcome, ProfileReport, WatchPost
+from retuned.sidecar import main
+from retuned.sidecar.reports import flush
 from retuned.stages.watch import WatchAction
 
 _NEVER_S = 3600.0
@@ -20,7 +20,7 @@ _NEVER_S = 3600.0
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodWorld:
-    monkeypatch.setattr(program, "_LEAST_TELL_S", 0.02)
+    monkeypatch.setattr(main, "_LEAST_TELL_S", 0.02)
     found = PodWorld(tmp_path)
     found.publish(FIRST)
     return found
@@ -30,7 +30,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodWorld:
 def running(world: PodWorld) -> Iterator[threading.Event]:
     """Run the program, whose clocks alone would do nothing for an hour; yield what wakes it."""
     stop, wake = threading.Event(), threading.Event()
-    threads = program.start(
+    threads = main.start(
         world.sidecar,
         stop=stop,
         wake=wake,
@@ -107,7 +107,7 @@ def test_after_a_silence_how_slots_stand_is_told_before_windows_that_have_waited
     world.operator.away = False
     world.sidecar.tell()
     kinds = [type(each) for each in world.operator.said]
-    assert kinds.index(WatchPost) == 1 + program._FIRST_WINDOWS, "hello, and a few windows"
+    assert kinds.index(WatchPost) == 1 + main._FIRST_WINDOWS, "hello, and a few windows"
     assert kinds.count(ProfileReport) == waited
     assert len(world.ctx.spool) == 0
 

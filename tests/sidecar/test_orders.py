@@ -14,7 +14,7 @@ from tests.sidecar.sidecar_world import (
     swap,
 )
 
-from retuned.agent_wire import Hello, Outcome, WatchPost
+from retuned.api.agent import Hello, Outcome, WatchPost
 from retuned.errors import TemporaryError
 from retuned.stages.watch import WatchAction
 

@@ -16,23 +16,15 @@ from typing import Any
 
 import pytest
 from tests.conformance.test_swapper import Rehearsed, definition
-from tests.operators.agent.agent_world import POD, TARGET, AgentWorld, token_of
+from tests.operators.agent_api.agent_world import POD, TARGET, AgentWorld, token_of
 from tests.sidecar.sidecar_world import FIRST, PodWorld, back, swap
 
-from retuned.adapters.runtime_socket import RuntimeSocket
-from retuned.agent_wire import (
-    DriftPost,
-    Hello,
-    OrderDone,
-    Outcome,
-    ProfileReport,
-    WatchPost,
-    skew_s,
-)
+from retuned.api.agent import DriftPost, Hello, OrderDone, Outcome, ProfileReport, WatchPost, skew_s
 from retuned.runtime import attach
-from retuned.runtime.inforce import Swapped
-from retuned.runtime.variant import LOADERS
-from retuned_operator.agent import AgentSettings, Said
+from retuned.runtime.core.active_order import Swapped
+from retuned.runtime.native.cpu import LOADERS
+from retuned.runtime_client.client import RuntimeSocket
+from retuned_operator.agent_api import AgentSettings, Said
 
 MAX_RSS_MIB = 105
 """The budget is 120; what is below is room for other versions of what it loads."""
@@ -41,7 +33,7 @@ _FORBIDDEN = (
     *("typer", "pydantic_settings", "asyncio", "apscheduler", "opentelemetry", "cryptography"),
     *("jinja2", "ml_dtypes", "numpy.ma", "numpy.random"),
     *("retuned.catalog", "retuned.lab", "retuned.lifting", "retuned.cli.commands"),
-    *("retuned.channels", "retuned.local", "retuned.web", "retuned.demo"),
+    *("retuned.channels", "retuned.standalone", "retuned.review", "retuned.demo"),
 )
 """What a sidecar does not load at its start: of the last rows some come with the work that needs
 them, and none costs a server that has no such work its memory."""
@@ -238,7 +230,7 @@ def test_the_sidecar_stays_small_and_empties_its_folder(pod: PodOfProcesses) -> 
 
 def test_what_a_sidecar_does_not_need_at_its_start_is_not_loaded() -> None:
     code = (
-        "import sys, retuned.cli.sidecar, retuned.sidecar.wiring, retuned.sidecar.program\n"
+        "import sys, retuned.cli.run, retuned.sidecar.assembly, retuned.sidecar.main\n"
         f"print([m for m in {_FORBIDDEN!r} if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

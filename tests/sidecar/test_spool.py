@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sidecar.sidecar_world import POD, TARGET, PodWorld
 
-from retuned.agent_wire import DriftPost, OrderDone, Outcome, ProfileReport
+from retuned.api.agent import DriftPost, OrderDone, Outcome, ProfileReport
 from retuned.errors import Refused, TemporaryError
-from retuned.sidecar.reporting import flush
+from retuned.sidecar.reports import flush
 from retuned.sidecar.spool import Kept, Spool
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
@@ -183,7 +183,7 @@ def test_the_operator_learns_how_many_reports_were_lost(tmp_path: Path) -> None:
     world = PodWorld(tmp_path, spool_bytes=2_000)
     for number in range(20):
         add(world.ctx.spool, profile(number))
-    from retuned.agent_wire import Hello
+    from retuned.api.agent import Hello
 
     world.turn()
     (hello,) = world.said(Hello)

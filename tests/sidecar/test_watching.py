@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.sidecar.sidecar_world import CLEAN, FIRST, SECOND, PodWorld, back, swap
 
-from retuned.agent_wire import DriftPost, OrderDone, Outcome, ProfileReport
+from retuned.api.agent import DriftPost, OrderDone, Outcome, ProfileReport
 from retuned.stages.swap import CanaryStep
 from retuned.stages.watch import WatchAction
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.sidecar.sidecar_world import CLEAN, FIRST, SECOND, TARGET, PodWorld, back, swap
 
-from retuned.agent_wire import Outcome
+from retuned.api.agent import Outcome
 from retuned.errors import Refused
-from retuned.sidecar.accepting import stands_behind
+from retuned.sidecar.order_checks import stands_behind
 
 
 @pytest.fixture

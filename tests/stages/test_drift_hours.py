@@ -13,7 +13,7 @@ from retuned.stages.drift import (
     detect,
     learn,
 )
-from retuned.stages.drift.repeats import trailing
+from retuned.stages.drift.baseline import trailing
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 
 S = 10**9

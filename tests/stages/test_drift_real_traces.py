@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from retuned.adapters.traces import read_trace
 from retuned.stages.drift import DriftAction, DriftCode, compare
 from retuned.stages.profile import WorkloadProfile, fold
 from retuned.stages.trace import LaunchRecord
+from retuned.traces import read_trace
 
 FIXTURES = Path(__file__).parents[2] / ".." / "shared" / "fixtures"
 QWEN = FIXTURES / "kineto_amd" / "mi300_Qwen1.5-0.5B-Chat.json.gz"

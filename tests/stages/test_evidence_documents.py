@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.local.local_world import INCUMBENT, LOSER, WINNER
-from tests.local.proofs import MACHINE, interval, proof
+from tests.standalone.local_world import INCUMBENT, LOSER, WINNER
+from tests.standalone.proofs import MACHINE, interval, proof
 
 from retuned.contract import Digest, Environment, Guard, TrustClass
 from retuned.stages.verdict import (

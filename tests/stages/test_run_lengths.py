@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retuned.runtime.cusum import DECAY, PACE, Cusum, CusumRule
-from retuned.stages.watch.cusum import run_length, run_length_of_signs
-from retuned.stages.watch.power import (
+from retuned.runtime.shadow.cusum import DECAY, PACE, Cusum, CusumRule
+from retuned.stages.watch.run_length import (
     chance_found,
     checks_needed,
     failure_rate_bound,
+    run_length,
+    run_length_of_signs,
     seconds_to_find,
     sentence,
 )

@@ -19,7 +19,7 @@ from retuned.stages.hypothesis import (
     outlook,
     refine,
 )
-from retuned.stages.hypothesis.lessons import REFUSED, SLOW, STARVED, STUCK, UNCLEAR, WRONG
+from retuned.stages.hypothesis.refine import REFUSED, SLOW, STARVED, STUCK, UNCLEAR, WRONG
 from retuned.stages.verdict import Reason
 
 SHAPES = tuple(Workload(definition="linear", axes={"M": rows}) for rows in (1, 16, 256))

@@ -30,10 +30,10 @@ import torch
 from benchmarks.gpu.live.variants import build_all
 
 from benchmarks import segments
-from retuned.runtime.host import RuntimeHost
+from retuned.runtime.core.host import RuntimeHost
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.observed import joined
+from retuned.runtime.intercept.registry import Kernel
 from retuned.runtime.intercept.service import Interception
 
 ROWS = (1, 3, 16)

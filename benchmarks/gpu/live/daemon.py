@@ -15,14 +15,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from retuned.local import lifting, reasoning
-from retuned.local.context import Context, RecordKind
-from retuned.local.program import Loop, serve
-from retuned.local.wiring import build
 from retuned.settings import load_settings
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.hypothesis.records import named
 from retuned.stages.profile import WorkloadProfile
+from retuned.standalone import hypotheses, kernels
+from retuned.standalone.assembly import build
+from retuned.standalone.context import Context, RecordKind
+from retuned.standalone.daemon import Loop, serve
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ShowLoop(Loop):
         if self.ctx.store.list(RecordKind.DRIFT, phase="explained"):
             for belief in _left_out(self.ctx):
                 log.info("show: believed by the script: %s", belief.because)
-                reasoning.open_belief(self.ctx, belief)
+                hypotheses.open_belief(self.ctx, belief)
 
 
 def _left_out(ctx: Context) -> list[Hypothesis]:
@@ -52,7 +52,7 @@ def _left_out(ctx: Context) -> list[Hypothesis]:
             spent[name] = spent.get(name, 0) + stat.gpu_time_ns
     total = max(1, sum(spent.values()))
     found = []
-    for record in lifting.lifted(ctx.store):
+    for record in kernels.lifted(ctx.store):
         own = record.own
         if own.name in believed or own.lifted is None:
             continue

@@ -21,11 +21,11 @@ from benchmarks.gpu.live.traces import kernel_times
 from benchmarks.gpu.live.traffic import Background
 from benchmarks.gpu.live.variants import order_by_hand, take_back
 
-from retuned.adapters.sqlite_store import SqliteStore
 from retuned.demo.journal import Journal
 from retuned.demo.processes import Child
 from retuned.demo.traffic import Phase
 from retuned.errors import HarnessError
+from retuned.store.sqlite import SqliteStore
 
 KERNELS = ("_rms_norm_forward_kernel", "_swiglu_forward_kernel", "_triton_rope", "silu_mul_tiles")
 """Liger's, as traces name them, and what may take their place."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from retuned.demo.batching import Chunk
+from retuned.demo.batches import Chunk
 from retuned.demo.shapes import ModelShape
 
 Tensor = Any

@@ -31,16 +31,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from retuned.contract import Record
-from retuned.demo.answers import refusal
-from retuned.demo.batching import StepReport
+from retuned.demo.batches import StepReport
+from retuned.demo.responses import refusal
 from retuned.demo.server import die_with_parent, serve_model, windows_of
 from retuned.errors import RetunedError
 
 if TYPE_CHECKING:
     from benchmarks.gpu.live.model import LiveModel
 
-    from retuned.demo.batching import StepHook
-    from retuned.demo.profiling import ProfilerWindows
+    from retuned.demo.batches import StepHook
+    from retuned.demo.profiler import ProfilerWindows
 
 _HOLD_S = 30.0
 """Longest hold: who forgets to let go stops nobody for good."""

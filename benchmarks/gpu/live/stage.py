@@ -21,9 +21,9 @@ from benchmarks.gpu.live.traffic import (
     requests_of,
 )
 
-from retuned.adapters.runtime_socket import RuntimeSocket
 from retuned.demo.processes import Child
 from retuned.demo.traffic import Phase
+from retuned.runtime_client.client import RuntimeSocket
 
 _START_S = 240.0
 _TOGETHER = 12

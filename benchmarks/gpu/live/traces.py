@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retuned.adapters.traces import read_trace
 from retuned.errors import HarnessError
+from retuned.traces import read_trace
 
 KEPT = frozenset({
     "schemaVersion", "deviceProperties", "cuda_runtime_version", "cuda_driver_version",

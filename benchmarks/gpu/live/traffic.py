@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import httpx
 
 from retuned.demo.load import RequestFailed, StreamedAnswer, exchange
-from retuned.demo.measure import Timeline
+from retuned.demo.throughput import Timeline
 from retuned.demo.traffic import Phase, Request, Scale, Traffic
 
 SCALES: Mapping[str, Mapping[Phase, Scale]] = {

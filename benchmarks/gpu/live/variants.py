@@ -10,12 +10,12 @@ from typing import Any
 from benchmarks.gpu.live.daemon_settings import SHADOW_EVERY
 
 from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
-from retuned.adapters.runtime_kernels import RuntimeKernels
-from retuned.adapters.runtime_socket import RuntimeSocket
-from retuned.catalog.own import entry_of
+from retuned.catalog.user import entry_of
 from retuned.contract import Language
+from retuned.experiment.local import LocalLab
 from retuned.lifting.lift import Lifted, lift_all
+from retuned.runtime_client.client import RuntimeSocket
+from retuned.runtime_client.kernels import RuntimeKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ from typing import Any, Literal
 from retuned.adapters.backend_driver import TASK
 from retuned.adapters.backend_link import Link, Question, read_chat, whole
 from retuned.errors import Refused, TemporaryError
-from retuned.lab.generators.evolve.answers import MAX_SOURCE_CHARS
 from retuned.lab.generators.evolve.package import (
     BackendFailed,
     ModelAsked,
@@ -32,7 +31,8 @@ from retuned.lab.generators.evolve.package import (
     ProgramAsked,
     Worth,
 )
-from retuned.lab.generators.evolve.quoting import line
+from retuned.lab.generators.evolve.redaction import line
+from retuned.lab.generators.evolve.responses import MAX_SOURCE_CHARS
 from retuned.ports import ChatAnswer
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,13 @@ from functools import partial
 
 import numpy as np
 
-from retuned.catalog import inputs, triton_rows
+from retuned.catalog import inputs
 from retuned.catalog.entry import Array, Cost, KernelEntry, Params, reference_text
 from retuned.catalog.family import Family, fixed, variable
-from retuned.catalog.forms import FORMS, NumberFormat, costing, implemented, rounding
+from retuned.catalog.number_formats import FORMS, NumberFormat, costing, implemented, rounding
 from retuned.catalog.references import add_rmsnorm as reference
 from retuned.catalog.rmsnorm import gains, row_spaces
+from retuned.catalog.triton import rows
 from retuned.contract import Definition
 
 _SPACES = row_spaces("add_rmsnorm")
@@ -61,7 +62,7 @@ def _build(form: NumberFormat, name: str, constants: dict[str, int]) -> KernelEn
         reference=reference_text("add_rmsnorm"),
     )
     spaces, incumbent = implemented(
-        form, definition, cpp=_SPACES, incumbent=INCUMBENT, triton=triton_rows.normalised
+        form, definition, cpp=_SPACES, incumbent=INCUMBENT, triton=rows.normalised
     )
     return KernelEntry(
         definition=definition,

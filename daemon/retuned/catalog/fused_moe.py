@@ -15,8 +15,8 @@ from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, refe
 from retuned.catalog.family import Family, fixed, floats, variable, whole
 from retuned.catalog.moe_gemm import MOST_EXPERTS
 from retuned.catalog.references import fused_moe as reference
-from retuned.catalog.triton_fused_moe import fused_moe
-from retuned.catalog.triton_space import fitting
+from retuned.catalog.triton.fused_moe import fused_moe
+from retuned.catalog.triton.space import fitting
 from retuned.contract import Definition, DType, Language, TensorSpec
 from retuned.errors import UsageError
 

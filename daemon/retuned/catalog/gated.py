@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from retuned.catalog import inputs, triton_rows
+from retuned.catalog import inputs
 from retuned.catalog.entry import (
     Array,
     Cost,
@@ -22,8 +22,9 @@ from retuned.catalog.entry import (
     reference_text,
 )
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
-from retuned.catalog.forms import FORMS, NumberFormat, costing, implemented, rounding
+from retuned.catalog.number_formats import FORMS, NumberFormat, costing, implemented, rounding
 from retuned.catalog.references import gelu_mul, silu_mul
+from retuned.catalog.triton import rows
 from retuned.contract import Definition
 
 _STARTS: tuple[Params, ...] = (
@@ -99,7 +100,7 @@ def _build(op_type: str, form: NumberFormat, name: str, constants: dict[str, int
         definition,
         cpp=_SPACES[op_type],
         incumbent=_STARTS[0],
-        triton=triton_rows.gated,
+        triton=rows.gated,
     )
     return KernelEntry(
         definition=definition,

@@ -8,8 +8,8 @@ from retuned.catalog import inputs
 from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, variable
 from retuned.catalog.references import gemm as reference
-from retuned.catalog.triton_gemm import BF16, few_rows
-from retuned.catalog.triton_space import fitting
+from retuned.catalog.triton.gemm import BF16, few_rows
+from retuned.catalog.triton.space import fitting
 from retuned.contract import Definition, DType, Language, TensorSpec
 
 FAMILIES = (*inputs.COMMON, "denormals", "exact-integer")

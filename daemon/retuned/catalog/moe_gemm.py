@@ -15,8 +15,8 @@ from retuned.catalog import inputs
 from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, floats, variable
 from retuned.catalog.references import moe_gemm as reference
-from retuned.catalog.triton_moe_gemm import moe_gemm
-from retuned.catalog.triton_space import fitting
+from retuned.catalog.triton.moe_gemm import moe_gemm
+from retuned.catalog.triton.space import fitting
 from retuned.contract import (
     Definition,
     DType,

@@ -13,8 +13,8 @@ from retuned.catalog import inputs
 from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, variable, whole
 from retuned.catalog.references import paged_attention as reference
-from retuned.catalog.triton_paged_attention import paged_attention
-from retuned.catalog.triton_space import fitting
+from retuned.catalog.triton.paged_attention import paged_attention
+from retuned.catalog.triton.space import fitting
 from retuned.contract import Definition, DType, Language, TensorSpec
 from retuned.errors import UsageError
 

@@ -14,8 +14,8 @@ from retuned.catalog import inputs
 from retuned.catalog.entry import Array, Cost, KernelEntry, build_solution, reference_text
 from retuned.catalog.family import Family, fixed, floats, variable
 from retuned.catalog.references import quant as reference
-from retuned.catalog.triton_quant import quant
-from retuned.catalog.triton_space import fitting
+from retuned.catalog.triton.quant import quant
+from retuned.catalog.triton.space import fitting
 from retuned.contract import Definition, DType, Language, TensorSpec
 
 FINITE = (

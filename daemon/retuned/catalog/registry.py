@@ -26,17 +26,15 @@ from retuned.catalog import (
     rope,
     softmax,
     topk_gating,
-    triton_attention,
-    triton_gating,
-    triton_linear,
-    triton_rope,
-    triton_rows,
 )
 from retuned.catalog.entry import KernelEntry, Params, Space, build_solution
 from retuned.catalog.family import LONGEST, Family
-from retuned.catalog.own import OwnDefinition, entry_of
-from retuned.catalog.own import known as users
-from retuned.catalog.triton_space import fitting
+from retuned.catalog.triton import attention as triton_attention
+from retuned.catalog.triton import gating, linear, rows
+from retuned.catalog.triton import rope as triton_rope
+from retuned.catalog.triton.space import fitting
+from retuned.catalog.user import OwnDefinition, entry_of
+from retuned.catalog.user import registry as users
 from retuned.contract import Definition, Language
 from retuned.errors import UsageError
 
@@ -63,15 +61,15 @@ _FAMILIES: tuple[Family, ...] = (
     fused_moe.FAMILY,
 )
 _TRITON: dict[str, Callable[[Definition], tuple[tuple[Space, ...], Params]]] = {
-    "linear_w8": triton_linear.linear_w8,
-    "rmsnorm": triton_rows.normalised,
-    "add_rmsnorm": triton_rows.normalised,
-    "layernorm": triton_rows.normalised,
-    "silu_mul": triton_rows.gated,
-    "gelu_mul": triton_rows.gated,
+    "linear_w8": linear.linear_w8,
+    "rmsnorm": rows.normalised,
+    "add_rmsnorm": rows.normalised,
+    "layernorm": rows.normalised,
+    "silu_mul": rows.gated,
+    "gelu_mul": rows.gated,
     "rope": triton_rope.rope,
-    "softmax": triton_rows.softmax,
-    "topk_gating": triton_gating.topk_gating,
+    "softmax": rows.softmax,
+    "topk_gating": gating.topk_gating,
     "attention": triton_attention.attention,
 }
 _GPU_CPP: dict[str, Callable[[Definition], tuple[tuple[Space, ...], Params]]] = {

@@ -7,11 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from retuned.catalog import inputs, triton_rows
+from retuned.catalog import inputs
 from retuned.catalog.entry import Array, Cost, KernelEntry, Params, Space, reference_text
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
-from retuned.catalog.forms import FORMS, NumberFormat, costing, implemented, rounding
+from retuned.catalog.number_formats import FORMS, NumberFormat, costing, implemented, rounding
 from retuned.catalog.references import rmsnorm as reference
+from retuned.catalog.triton import rows as triton_rows
 from retuned.contract import Definition, Language
 
 

@@ -10,11 +10,12 @@ from functools import partial
 
 import numpy as np
 
-from retuned.catalog import inputs, triton_rope
+from retuned.catalog import inputs
 from retuned.catalog.entry import Array, Cost, KernelEntry, Params, Space, reference_text
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable, whole
-from retuned.catalog.forms import FORMS, NumberFormat, costing, implemented, rounding
+from retuned.catalog.number_formats import FORMS, NumberFormat, costing, implemented, rounding
 from retuned.catalog.references import rope as reference
+from retuned.catalog.triton import rope
 from retuned.contract import Definition, DType, TensorSpec
 from retuned.errors import UsageError
 
@@ -126,7 +127,7 @@ def _build(form: NumberFormat, name: str, constants: dict[str, int]) -> KernelEn
         definition,
         cpp=(HEADS, ANGLES),
         incumbent=_STARTS[0],
-        triton=triton_rope.rope,
+        triton=rope.rope,
     )
     return KernelEntry(
         definition=definition,

@@ -6,11 +6,12 @@ from functools import partial
 
 import numpy as np
 
-from retuned.catalog import inputs, triton_rows
+from retuned.catalog import inputs
 from retuned.catalog.entry import Array, Cost, KernelEntry, Params, Space, reference_text
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, variable
-from retuned.catalog.forms import FORMS, NumberFormat, costing, implemented, rounding
+from retuned.catalog.number_formats import FORMS, NumberFormat, costing, implemented, rounding
 from retuned.catalog.references import softmax as reference
+from retuned.catalog.triton import rows
 from retuned.contract import Definition, Language
 
 _PARAMS: dict[str, tuple[int | str, ...]] = {
@@ -71,7 +72,7 @@ def _build(form: NumberFormat, name: str, constants: dict[str, int]) -> KernelEn
         definition,
         cpp=(THREE_PASS, ONLINE),
         incumbent=INCUMBENT,
-        triton=triton_rows.softmax,
+        triton=rows.softmax,
     )
     return KernelEntry(
         definition=definition,

@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from retuned.catalog import inputs, triton_gating
+from retuned.catalog import inputs
 from retuned.catalog.entry import (
     Array,
     Cost,
@@ -31,8 +31,9 @@ from retuned.catalog.entry import (
     reference_text,
 )
 from retuned.catalog.family import THREADS, VECTORS, Family, fixed, floats, variable
-from retuned.catalog.forms import FLOAT32, implemented
+from retuned.catalog.number_formats import FLOAT32, implemented
 from retuned.catalog.references import topk_gating as reference
+from retuned.catalog.triton import gating
 from retuned.contract import Definition, DType, TensorSpec
 from retuned.errors import UsageError
 
@@ -165,7 +166,7 @@ def _build(name: str, constants: dict[str, int]) -> KernelEntry:
         definition,
         cpp=(ROUNDS, INSERT),
         incumbent=_STARTS[0],
-        triton=triton_gating.topk_gating,
+        triton=gating.topk_gating,
     )
     return KernelEntry(
         definition=definition,

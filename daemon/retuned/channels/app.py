@@ -28,7 +28,7 @@ from retuned.channels.posting import Answer, send
 from retuned.channels.records import Call
 from retuned.errors import Refused, RetunedError, UnreadableInput
 from retuned.ports import Clock, Telemetry
-from retuned.report.words import clean
+from retuned.text import clean
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from retuned.adapters.urls import check_url
 from retuned.channels.secrets import read_secret
 from retuned.channels.sinks import (
     Alertmanager,
@@ -19,6 +18,7 @@ from retuned.channels.sinks import (
     SlackHook,
 )
 from retuned.errors import UsageError
+from retuned.urls import check_url
 
 
 class Chosen(Protocol):

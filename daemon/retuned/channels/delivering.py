@@ -12,7 +12,7 @@ from retuned.channels.records import Notice
 from retuned.channels.sinks import Sink
 from retuned.errors import RetunedError
 from retuned.ports import Telemetry
-from retuned.report.words import clean
+from retuned.text import clean
 
 log = logging.getLogger(__name__)
 

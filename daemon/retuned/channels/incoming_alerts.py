@@ -17,8 +17,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from retuned.channels.hooks import refused
 from retuned.errors import UnreadableInput
-from retuned.report.words import clean
 from retuned.stages.gate import FreezeScope, TuningFreeze
+from retuned.text import clean
 
 MAX_BODY_BYTES = 1 << 20
 PAUSE = "retuned_pause"

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from retuned.channels.records import Event, Notice, Severity, Standing
-from retuned.report.words import clean
+from retuned.report.proposal_text import meaning, origin_fields, subject_fields
 from retuned.stages.gate import GateDecision, GateState, explain, utc_minute
 from retuned.stages.proposal import Proposal, Risk
-from retuned.terminal.moments import short_id
-from retuned.terminal.proposals import meaning, origin_fields, subject_fields
+from retuned.text import clean, short_id
 
 _MOST = 300
 """Longest fact."""

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from retuned.adapters.sqlite_schema import write_ahead
 from retuned.channels.records import Notice, Standing
 from retuned.errors import TemporaryError, UnreadableInput, UsageError
+from retuned.store.migrations import write_ahead
 
 FILE = "channels.sqlite3"
 """Name of the file inside the state folder."""

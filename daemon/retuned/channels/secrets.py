@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from retuned.errors import UnreadableInput
-from retuned.plain_files import read_plain
+from retuned.files import read_plain
 
 _VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]{0,127})")
 _MAX_BYTES = 8192

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from retuned.adapters.urls import check_url
 from retuned.channels import alerts, hooks, pagers, slack
 from retuned.channels.posting import Answer, send
 from retuned.channels.records import Call, Notice, Standing
+from retuned.urls import check_url
 
 Secret = Callable[[], str]
 """Reads a secret; see `read_secret`."""

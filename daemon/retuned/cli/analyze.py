@@ -1,14 +1,21 @@
-"""``retuned analyze`` and ``retuned diff``: recorded traces to a profile or a drift report."""
+"""``retuned analyze`` and ``retuned diff``: recorded traces to a profile or a drift report.
+
+Files given twice: the same content would count twice as traffic.
+
+``retuned rocprof-command``: how to start a server under rocprofv3, recorded in periods.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import stat
+import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import typer
 
-from retuned.adapters.traces import ReadLimits, TraceStream, open_trace, read_capture, read_trace
 from retuned.cli.output import (
     JsonFlag,
     check_writable,
@@ -18,12 +25,59 @@ from retuned.cli.output import (
     stdout,
     write_page,
 )
-from retuned.cli.twins import DuplicateFiles
 from retuned.errors import UnreadableInput
-from retuned.report.words import plural, share
+from retuned.files import open_plain
 from retuned.stages.drift import OneSided, alike, compare
 from retuned.stages.profile import ProfileBuilder, SignatureStat, WorkloadProfile, merge
 from retuned.stages.trace import CapturedLaunch, ShapeSource, align_capture
+from retuned.text import plural, share
+from retuned.traces import ReadLimits, TraceStream, open_trace, read_capture, read_trace
+from retuned.traces.rocprof_command import SCRATCH, Periods, Table, line, rocprof_command
+
+
+class DuplicateFiles:
+    """Remembers files and finds the earlier one with the same content.
+
+    Content is read only where two files are of one size; pipes and devices are nobody's twin.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, list[Path]] = {}
+        self._digests: dict[Path, bytes] = {}
+
+    def earlier(self, path: Path) -> Path | None:
+        """Return the file of this content that was remembered first; None where there is none."""
+        size = _size_bytes(path)
+        if size is None:
+            return None
+        for other in self._sizes.get(size, ()):
+            try:
+                if self._digest(other) == self._digest(path):
+                    return other
+            except OSError:  # it says so itself when it is read
+                return None
+        return None
+
+    def remember(self, path: Path) -> None:
+        """Keep a file that was read."""
+        size = _size_bytes(path)
+        if size is not None:
+            self._sizes.setdefault(size, []).append(path)
+
+    def _digest(self, path: Path) -> bytes:
+        if path not in self._digests:
+            with open_plain(path) as file:
+                self._digests[path] = hashlib.file_digest(file, "sha256").digest()
+        return self._digests[path]
+
+
+def _size_bytes(path: Path) -> int | None:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
 
 _KERNELS_MAX = 100_000
 _ALIGNED_MAX = 1_000_000
@@ -257,3 +311,48 @@ _EMPTY = _profile(ProfileBuilder(), 0)
 def _read_profile(path: Path, limits: ReadLimits) -> WorkloadProfile:
     with open_trace(path, limits=limits) as stream:
         return _folded(stream)[0]
+
+
+_USUAL = Periods()
+
+
+def command(
+    server: Annotated[
+        list[str] | None, typer.Argument(help="The server's command, after --.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Folder that is watched for traces.")] = Path(
+        "/retuned/traces"
+    ),
+    every: Annotated[
+        float, typer.Option(help="Seconds from one period to the next.")
+    ] = _USUAL.every_s,
+    length: Annotated[float, typer.Option(help="Seconds that a period records.")] = _USUAL.length_s,
+    hours: Annotated[float, typer.Option(help="For how long periods are repeated.")] = _USUAL.for_s
+    / 3600.0,
+    table: Annotated[
+        Table, typer.Option("--format", help="What rocprofv3 writes; rocpd needs ROCm 7.0.")
+    ] = Table.CSV,
+    scratch: Annotated[
+        Path, typer.Option(help="Where records lie until the server ends; not in the folder.")
+    ] = Path(SCRATCH),
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the command that starts a server under rocprofv3, recorded in short periods.
+
+    Nothing is run. For servers on AMD GPUs whose runtime takes no profiler windows of its own. The
+    traces come when the server ends: rocprofv3 writes none before. Needs ROCm 6.4 or newer.
+    """
+    periods = Periods(every_s=every, length_s=length, for_s=hours * 3600.0)
+    words = rocprof_command(
+        server or [],
+        PurePosixPath(folder),
+        periods=periods,
+        table=table,
+        scratch=PurePosixPath(scratch),
+    )
+    if table is Table.ROCPD:
+        say("retuned: a rocpd database holds the server's whole environment, secrets included")
+    if as_json:
+        emit_json({"command": words, "line": line(words)})
+    else:
+        sys.stdout.write(line(words) + "\n")

@@ -17,14 +17,14 @@ from retuned.adapters.kernelbench.outcomes import Outcome, read_outcomes
 from retuned.adapters.kernelbench.problem_files import ProblemFile, discover
 from retuned.adapters.kernelbench.running import BenchSettings, KernelBench
 from retuned.adapters.kernelbench.scoring import Score, table
+from retuned.cli.kernels_bench import lab_folder
 from retuned.cli.output import JsonFlag, cell, check_writable, emit_json, safe, say, stdout
-from retuned.cli.shapes import lab_folder
-from retuned.cli.state import ConfigOption
+from retuned.cli.session import ConfigOption
 from retuned.cli.validate import read_candidate
 from retuned.contract import Digest, Solution
 from retuned.errors import UsageError
-from retuned.experiment import GENERATORS
-from retuned.lab.generators.occasion import GeneratorInput, Make
+from retuned.experiment.__main__ import GENERATORS
+from retuned.lab.generators.inputs import GeneratorInput, Make
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.toolchain import environment_of
 from retuned.ports import Generator
@@ -212,8 +212,8 @@ def _makers(names: Sequence[str], config: Path | None) -> dict[str, Make]:
 
 def _evolution(config: Path | None) -> Make:
     # Only here: the client costs a third of a second.
-    from retuned.adapters.evolution import open_evolution
-    from retuned.local.evolution import config_of
+    from retuned.lab.llm.setup import open_evolution
+    from retuned.standalone.evolution import config_of
 
     evolve = config_of(load_settings(config))
     if evolve is None:

@@ -15,9 +15,9 @@ import typer
 from retuned import catalog
 from retuned.adapters.dataset_folder import Draft, draft
 from retuned.catalog.entry import source_text
+from retuned.cli.kernels_bench import DefinitionFileOption, learn
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.shapes import DefinitionFileOption, learn
-from retuned.cli.state import ConfigOption, StateOption, StateSession, desk
+from retuned.cli.session import ConfigOption, StateOption, StateSession, desk
 from retuned.contract import Definition, Digest, Solution, SourceFile, digest_of
 from retuned.dataset import (
     REWARD_DEFINITION,
@@ -34,8 +34,8 @@ from retuned.dataset.knowledge import UNKNOWN_LICENSE
 from retuned.dataset.reading import trials, tried
 from retuned.dataset.splits import SEED
 from retuned.errors import Refused, UsageError
-from retuned.local.proving import read
 from retuned.stages.verdict import EvidenceDocument
+from retuned.standalone.evidence import read
 
 app = typer.Typer(no_args_is_help=True, help="Take data for training out of the experiments.")
 
@@ -149,8 +149,8 @@ def _manifest(
 
 def _knowledge(at: StateSession, license: str) -> Knowledge:
     # Only here: it costs every command a third of a second otherwise.
-    from retuned.adapters.evolution import machine_names
     from retuned.lab.generators.evolve.redaction import redactor
+    from retuned.lab.llm.setup import machine_names
 
     def evidence(digest: Digest | None) -> tuple[EvidenceDocument | None, str]:
         found = read(at.store, at.notary, digest)
@@ -176,7 +176,7 @@ def _definition(name: str) -> Definition | None:
 
 def _incumbents(at: StateSession) -> Callable[[str, Digest], Solution | None]:
     """Return what finds an incumbent: the catalog's, or one that an experiment found."""
-    from retuned.experiment import shipped
+    from retuned.experiment.__main__ import shipped
 
     @lru_cache(maxsize=16)
     def find(name: str, digest: Digest) -> Solution | None:

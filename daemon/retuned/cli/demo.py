@@ -18,8 +18,6 @@ from typing import Annotated, Any
 
 import typer
 
-from retuned.adapters.approvals import Approvals, local_identity
-from retuned.adapters.sqlite_store import DATABASE, SqliteStore
 from retuned.cli.output import JsonFlag, check_writable, emit_json, say, stdout, write_page
 from retuned.demo.options import DemoOptions
 from retuned.demo.processes import Cores
@@ -27,6 +25,8 @@ from retuned.demo.story import Story
 from retuned.errors import MissingDependency, UsageError
 from retuned.report import pages, text
 from retuned.stages.gate import DecisionKind, SwapDecision
+from retuned.store.approvals import Approvals, local_identity
+from retuned.store.sqlite import DATABASE, SqliteStore
 
 _POLICY = Path(__file__).resolve().parents[3] / "policies" / "laptop-demo.yaml"
 _HTML = Path("retuned-demo-report.html")

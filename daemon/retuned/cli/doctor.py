@@ -8,11 +8,9 @@ from pathlib import Path
 
 import typer
 
-from retuned.cli.evolving import backends
+from retuned.cli.doctor_checks import Fact, Level, Probe, backends, fact, places
 from retuned.cli.output import JsonFlag, cell, emit_json, stdout
-from retuned.cli.places import places
-from retuned.cli.probe import Fact, Level, Probe, fact
-from retuned.cli.state import ConfigOption, StateOption
+from retuned.cli.session import ConfigOption, StateOption
 from retuned.errors import MissingDependency
 from retuned.lab.harness.syscalls import ARCHITECTURES
 from retuned.lab.languages.triton import FALLBACK_ARCH

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.state import ConfigOption, ReasonOption, StateOption, desk
+from retuned.cli.session import ConfigOption, ReasonOption, StateOption, desk
 from retuned.errors import Refused, UsageError
+from retuned.report.proposal_text import end_words, scope_words
 from retuned.stages.gate import FreezeScope, StopPolicy, TuningFreeze
-from retuned.terminal.freezes import end_words, scope_words
-from retuned.terminal.moments import until
+from retuned.text import until
 
 
 def freeze(

@@ -25,9 +25,9 @@ from retuned.adapters.flashinfer_bench import (
     read_documents,
 )
 from retuned.catalog.entry import KernelEntry
+from retuned.cli.kernels_bench import DefinitionFileOption, learn, named
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.shapes import DefinitionFileOption, learn, named
-from retuned.cli.state import ConfigOption
+from retuned.cli.session import ConfigOption
 from retuned.cli.validate import read_candidate
 from retuned.contract import Solution
 from retuned.errors import UsageError

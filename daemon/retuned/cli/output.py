@@ -1,4 +1,4 @@
-"""What local commands print and write; how it is made harmless is `retuned.terminal.output`'s."""
+"""What local commands print and write; how it is made harmless is `retuned.text`'s."""
 
 from __future__ import annotations
 
@@ -8,16 +8,7 @@ from typing import Annotated
 import typer
 
 from retuned.errors import UsageError
-from retuned.terminal.output import (
-    cell,
-    emit_json,
-    error_body,
-    lines,
-    safe,
-    say,
-    say_error,
-    stdout,
-)
+from retuned.text import cell, emit_json, error_body, lines, safe, say, say_error, stdout
 
 __all__ = [
     "JSON_FLAG",

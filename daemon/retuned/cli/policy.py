@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from retuned.cli.output import JsonFlag, emit_json
-from retuned.terminal.policies import examine, exit_code, policies_body, print_policies
+from retuned.cli.render import examine, exit_code, policies_body, print_policies
 
 app = typer.Typer(help="Gate policies.", no_args_is_help=True)
 

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from retuned.adapters.runtime_status import ProcessStatus, Standings, opened
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.state import ConfigOption, ReasonOption, StateOption, StateSession, desk
+from retuned.cli.session import ConfigOption, ReasonOption, StateOption, StateSession, desk
 from retuned.cli.status import attached
 from retuned.errors import Refused, RetunedError, TemporaryError, UsageError
 from retuned.ports import Event
+from retuned.runtime_client.status import ProcessStatus, Standings, opened
 from retuned.settings import load_settings
-from retuned.terminal.moments import short_id
+from retuned.text import short_id
 
 _LONGEST_REASON = 1000
 _REASONS = 32

@@ -2,20 +2,28 @@
 
 Works beside a running daemon or without one. A decision is a record of its own, written once and
 bound to the artifact that was shown; the daemon acts on it. Rollback and abort ask nobody.
+
+What people asked the daemon for, told in a terminal: rollbacks and aborts, once each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from retuned.cli import review_text
-from retuned.cli.asked import next_look, tell
-from retuned.cli.end_to_end_text import end_to_end_body, end_to_end_of, print_end_to_end
-from retuned.cli.output import JsonFlag, emit_json, safe, say
-from retuned.cli.state import (
+from retuned.cli import render_proposals
+from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
+from retuned.cli.render_proposals import (
+    end_to_end_body,
+    end_to_end_of,
+    print_end_to_end,
+    print_turns,
+    turns_of,
+)
+from retuned.cli.session import (
     CommentOption,
     ConfigOption,
     ProposalArgument,
@@ -25,16 +33,52 @@ from retuned.cli.state import (
     find,
     newest,
 )
-from retuned.cli.turns_text import print_turns, turns_of
 from retuned.errors import Refused, UnreadableInput, UsageError
-from retuned.local import people
-from retuned.local.context import RecordKind
-from retuned.local.devices import said_beside
-from retuned.local.people import OPEN, SWAPPED, asked_for, doubts, gate_of, read_proposal
-from retuned.local.proving import read
 from retuned.ports import Stored
 from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.proposal import Proposal
+from retuned.standalone import decisions as people
+from retuned.standalone.context import RecordKind
+from retuned.standalone.decisions import (
+    OPEN,
+    SWAPPED,
+    PendingRequest,
+    asked_for,
+    doubts,
+    gate_of,
+    read_proposal,
+)
+from retuned.standalone.devices import said_beside
+from retuned.standalone.evidence import read
+from retuned.standalone.lock import daemon_runs
+from retuned.text import short_id
+
+
+def next_look(folder: Path) -> str:
+    """Say when the daemon of a state folder acts on what people said."""
+    if daemon_runs(folder):
+        return "the daemon does it at its next look"
+    return "no daemon runs on this state: it happens when one is started"
+
+
+def tell(at: StateSession, stored: Stored, asked: PendingRequest, *, new: bool, json: bool) -> None:
+    """Say what was asked for, or who had asked for it already, and when it happens."""
+    if json:
+        emit_json(
+            {
+                "request": asked.request,
+                "what": asked.what,
+                "proposal": stored.id,
+                "already_asked": not new,
+                "asked_by": asked.who,
+                "asked_at": asked.at,
+                "daemon_runs": daemon_runs(at.folder),
+            }
+        )
+        return
+    name = f"{asked.what.capitalize()} of {short_id(stored.id)}"
+    said = "asked for" if new else f"already asked by {asked.who} at {asked.at}"
+    stdout().print(safe(f"{name} {said}; {next_look(at.folder)}.", limit=1000), soft_wrap=True)
 
 
 def proposals(
@@ -51,7 +95,9 @@ def proposals(
     if json:
         emit_json(
             {
-                "proposals": [review_text.summary(*r, asked=asked.get(r[0].id, ())) for r in rows],
+                "proposals": [
+                    render_proposals.summary(*r, asked=asked.get(r[0].id, ())) for r in rows
+                ],
                 "freezes": [freeze.model_dump(mode="json") for freeze in freezes],
                 "unreadable": [
                     {"id": stored.id, "phase": stored.phase, "message": str(error)}
@@ -60,16 +106,16 @@ def proposals(
             }
         )
         return
-    review_text.print_proposals(rows, freezes=freezes, asked=asked, now=at.now)
+    render_proposals.print_proposals(rows, freezes=freezes, asked=asked, now=at.now)
     for stored, error in unreadable:
         say(safe(f"{error}; it is {stored.phase}, and is left out: nothing is swapped for it"))
 
 
 def _listed(
     at: StateSession, *, all: bool
-) -> tuple[list[review_text.Row], list[tuple[Stored, Exception]]]:
+) -> tuple[list[render_proposals.Row], list[tuple[Stored, Exception]]]:
     """Return the proposals to list, and those that cannot be understood: one hides no other."""
-    rows: list[review_text.Row] = []
+    rows: list[render_proposals.Row] = []
     unreadable: list[tuple[Stored, Exception]] = []
     for stored in at.store.list("proposal"):
         if not all and stored.phase not in OPEN + SWAPPED:
@@ -100,19 +146,19 @@ def show(
         asked = asked_for(at.store).get(stored.id, ())
         measured = end_to_end_of(at.store, stored.id)
     if json:
-        body = review_text.summary(stored, proposal, gate, asked=asked)
+        body = render_proposals.summary(stored, proposal, gate, asked=asked)
         body["end_to_end"] = end_to_end_body(measured)
-        body["evidence"] = review_text.evidence_summary(proposal, evidence)
+        body["evidence"] = render_proposals.evidence_summary(proposal, evidence)
         body["beside"] = beside
         body["proposal"] = proposal.model_dump(mode="json")
         body["gate"] = gate.model_dump(mode="json") if gate else None
         body["decisions"] = [d.model_dump(mode="json") for d in decisions]
         body["orders"] = [{"id": o.id, "phase": o.phase} | dict(o.body) for o in orders]
         body["turns"] = [turn.model_dump(mode="json") for turn in turns]
-        body["history"] = [review_text.line(event) for event in events]
+        body["history"] = [render_proposals.line(event) for event in events]
         emit_json(body)
         return
-    review_text.print_proposal(
+    render_proposals.print_proposal(
         stored,
         proposal,
         gate=gate,
@@ -124,7 +170,7 @@ def show(
     )
     print_end_to_end(measured)
     print_turns(turns)
-    review_text.print_events(events)
+    render_proposals.print_events(events)
 
 
 def approve(
@@ -230,9 +276,9 @@ def history(
         about = find(at.store, id)[0].id if id else None
         events = at.store.events(id=about, limit=limit)
     if json:
-        emit_json({"history": [review_text.line(event) for event in events]})
+        emit_json({"history": [render_proposals.line(event) for event in events]})
         return
-    review_text.print_events(events)
+    render_proposals.print_events(events)
 
 
 def _same_artifact(proposal: Proposal, digest: str) -> None:
@@ -255,6 +301,6 @@ def _report(
         body: dict[str, Any] = {"decision": decision.model_dump(mode="json"), "id": decision.id}
         emit_json(body | {"doubts": list(doubts)})
     else:
-        review_text.print_decision(decision, proposal, then=next_look(at.folder))
+        render_proposals.print_decision(decision, proposal, then=next_look(at.folder))
     for doubt in doubts:
         say(f"retuned: may not count: {doubt}")

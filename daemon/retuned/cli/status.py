@@ -1,22 +1,29 @@
-"""``retuned status``: what runs in the servers now, kernel by kernel and process by process."""
+"""``retuned status``: what runs in the servers now, kernel by kernel and process by process.
+
+``retuned report``: GPU-hours spent on experiments against GPU-hours saved.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
-from retuned.adapters.approvals import Approvals
-from retuned.adapters.runtime_status import ProcessStatus, SlotStatus, Standings, WindowFacts
-from retuned.adapters.sqlite_store import DATABASE, SqliteStore
+import typer
+
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.state import ConfigOption, StateOption
+from retuned.cli.render import accounts_body, check_kernel, check_month, chosen, print_accounts
+from retuned.cli.session import ConfigOption, StateOption, desk
 from retuned.errors import MissingDependency, RetunedError, TemporaryError
+from retuned.report.proposal_text import freeze_line
+from retuned.runtime_client.status import ProcessStatus, SlotStatus, Standings, WindowFacts
 from retuned.settings import Settings, load_settings
 from retuned.stages.gate import TuningFreeze
-from retuned.terminal.freezes import freeze_line
-from retuned.terminal.layout import print_table
-from retuned.terminal.moments import short_id
+from retuned.standalone.savings import accounts
+from retuned.store.approvals import Approvals
+from retuned.store.sqlite import DATABASE, SqliteStore
+from retuned.text import print_table, short_id
 
 _NO_SLOT = (
     "No kernel has a slot yet. A Triton kernel gets one with its first swap; "
@@ -301,3 +308,26 @@ def _seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def report(
+    month: Annotated[str, typer.Option(help="Only this month, such as 2026-11.")] = "",
+    kernel: Annotated[str, typer.Option(help="Only this kernel.")] = "",
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Say what tuning cost and what it saved, by month, server and kernel."""
+    check_month(month)
+    with desk(config, state_dir) as at:
+        whole = accounts(at.store)
+        if kernel:
+            known = {each.definition for each in whole}
+            known |= {str(each.body.get("definition", "")) for each in at.store.list("proposal")}
+            check_kernel(kernel, known)
+    found = chosen(whole, month=month, kernel=kernel)
+    price = load_settings(config, {"state_dir": state_dir}).gpu_hour_usd
+    if json:
+        emit_json(accounts_body(found, price=price))
+    else:
+        print_accounts(found, price=price, keeper="daemon")

@@ -21,10 +21,10 @@ from rich.text import Text
 from retuned import errors
 from retuned.cli.output import JsonFlag, emit_json, safe, stdout
 from retuned.errors import UnreadableInput, UsageError
-from retuned.plain_files import read_plain
-from retuned.runtime.spec import Refused
-from retuned.runtime.tuned import files
-from retuned.runtime.tuned.changes import (
+from retuned.files import read_plain
+from retuned.runtime.schema import Refused
+from retuned.runtime.tuned_files import files
+from retuned.runtime.tuned_files.changes import (
     AITER,
     FORMATS,
     MOE_SGLANG,
@@ -35,11 +35,10 @@ from retuned.runtime.tuned.changes import (
     parse_change,
     plan,
 )
-from retuned.runtime.tuned.csv_table import read_table
-from retuned.runtime.tuned.moe_json import VERSION_KEY, read_moe
-from retuned.runtime.tuned.strict import MAX_FILE_BYTES, digest_of, json_object
-from retuned.runtime.tuned.tunable_op import read_results
-from retuned.terminal.layout import print_fields, print_table
+from retuned.runtime.tuned_files.moe_json import VERSION_KEY, read_moe
+from retuned.runtime.tuned_files.strict import MAX_FILE_BYTES, digest_of, json_object
+from retuned.runtime.tuned_files.table_formats import read_results, read_table
+from retuned.text import print_fields, print_table
 
 T = TypeVar("T")
 app = typer.Typer(help="Tuned-config files that servers read.", no_args_is_help=True)

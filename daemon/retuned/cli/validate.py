@@ -12,8 +12,8 @@ import typer
 from pydantic import Field, ValidationError
 
 from retuned import catalog
+from retuned.cli.kernels_bench import lab_folder, learn, named, shape_of_text, workloads_for
 from retuned.cli.output import JsonFlag, emit_json, safe, say, stdout
-from retuned.cli.shapes import lab_folder, learn, named, shape_of_text, workloads_for
 from retuned.contract import (
     Dim,
     Language,
@@ -27,17 +27,17 @@ from retuned.contract import (
     Workload,
 )
 from retuned.errors import HarnessError, UnreadableInput, UsageError
-from retuned.experiment import open_lab
-from retuned.lab.bay import LabSettings
-from retuned.lab.generators.given import GivenGenerator
+from retuned.experiment.__main__ import open_lab
+from retuned.lab.generators.fixed import GivenGenerator
 from retuned.lab.harness.sanity import DISAGREES, MEANINGLESS, require_meaning, telling_shape
 from retuned.lab.reference.oracle import FAILED
+from retuned.lab.resources import LabSettings
 from retuned.lab.toolchain import environment_of, is_timed, toolchain_for
 from retuned.ports import Finding
-from retuned.report.words import plural
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason, Status, Verdict
 from retuned.strict_yaml import NotPlainYaml, parse, read_text
+from retuned.text import plural
 
 _MAX_BYTES = 2_000_000
 _LANGUAGES = {".py": Language.TRITON, ".cu": Language.GPU_CPP, ".hip": Language.GPU_CPP}

@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from retuned.contract import Record
-from retuned.demo.answers import AnswerResponse, CompletionState, Mailboxes, refusal
 from retuned.demo.engine import Engine
 from retuned.demo.metrics import ServerMetrics
+from retuned.demo.responses import AnswerResponse, CompletionState, Mailboxes, refusal
 from retuned.demo.shapes import ModelShape
 from retuned.errors import TemporaryError, UsageError
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from retuned.demo.load import LoadGenerator, LoadSettings
-from retuned.demo.measure import Work, tokens_per_s
+from retuned.demo.throughput import Work, tokens_per_s
 from retuned.demo.traffic import Phase
 from retuned.errors import RetunedError, UsageError
 

@@ -15,17 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from retuned.demo.batching import (
+from retuned.demo.batches import (
     C,
     Chunk,
     EngineLimits,
     Finish,
     Model,
+    Need,
     Progress,
+    Share,
     StepHook,
     StepReport,
+    plan_step,
 )
-from retuned.demo.scheduling import Need, Share, plan_step
 from retuned.errors import TemporaryError
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from retuned.demo.operators import Tensor
 from retuned.errors import UsageError
-from retuned.runtime.inforce import Swapped
-from retuned.runtime.slots import Slot
+from retuned.runtime.core.active_order import Swapped
+from retuned.runtime.core.slots import Slot
 
 
 class OneColumnWrong:

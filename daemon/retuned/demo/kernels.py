@@ -22,10 +22,10 @@ from retuned.demo.shapes import ModelShape
 from retuned.errors import HarnessError, MissingDependency
 from retuned.lab.languages.cpu_cpp import compile_solution
 from retuned.runtime import Runtime, Slot
-from retuned.runtime.launch import CpuKernel
-from retuned.runtime.layouts import repack
-from retuned.runtime.spec import Refused
-from retuned.runtime.triton_launch import TritonKernel
+from retuned.runtime.native.cpu import CpuKernel
+from retuned.runtime.native.memory import repack
+from retuned.runtime.schema import Refused
+from retuned.runtime.triton.launch import TritonKernel
 
 
 class Kernel(ABC):

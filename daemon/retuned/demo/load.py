@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from retuned.demo.measure import Timeline
+from retuned.demo.throughput import Timeline
 from retuned.demo.traffic import Phase, Request, Traffic
 
 _MAX_EVENT_BYTES = 64 * 1024

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from retuned.demo.batching import Chunk
+from retuned.demo.batches import Chunk
 from retuned.demo.operators import Operators, Tensor
 from retuned.demo.shapes import ModelShape
 

@@ -25,9 +25,9 @@ from retuned.errors import HarnessError, MissingDependency, RetunedError, UsageE
 if TYPE_CHECKING:
     from starlette.routing import Route
 
-    from retuned.demo.batching import Model, StepHook
+    from retuned.demo.batches import Model, StepHook
     from retuned.demo.operators import Operators
-    from retuned.demo.profiling import ProfilerWindows
+    from retuned.demo.profiler import ProfilerWindows
     from retuned.demo.shapes import ModelShape
 
 log = logging.getLogger(__name__)
@@ -156,11 +156,11 @@ def serve_model(
     import uvicorn
     from prometheus_client import CollectorRegistry
 
-    from retuned.demo.answers import Mailboxes
     from retuned.demo.app import Service
-    from retuned.demo.batching import EngineLimits
+    from retuned.demo.batches import EngineLimits
     from retuned.demo.engine import Engine
     from retuned.demo.metrics import ServerMetrics
+    from retuned.demo.responses import Mailboxes
 
     listener = cleanup.enter_context(_listen(options.host, options.port))
     metrics = ServerMetrics(CollectorRegistry())
@@ -210,7 +210,7 @@ def _operators(
 
 def windows_of(options: argparse.Namespace) -> ProfilerWindows:
     """Return the profiler windows that the options ask for, ready to begin."""
-    from retuned.demo.profiling import ProfilerWindows, WindowSettings
+    from retuned.demo.profiler import ProfilerWindows, WindowSettings
 
     settings = WindowSettings(
         every_s=options.window_every_s,

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 import httpx
 
-from retuned.adapters.runtime_socket import RuntimeSocket
-from retuned.adapters.sqlite_store import SqliteStore
 from retuned.demo.journal import Journal
-from retuned.demo.metering import Meter, gain_of, timeline_of
 from retuned.demo.options import DemoOptions
 from retuned.demo.processes import Child, Cores, DemoFailed
+from retuned.demo.throughput import Meter, gain_of, timeline_of
 from retuned.ports import Event
+from retuned.runtime_client.client import RuntimeSocket
 from retuned.stages.watch import WatchReason
+from retuned.store.sqlite import SqliteStore
 
 _POLL_S = 0.1
 T = TypeVar("T")

@@ -23,12 +23,12 @@ from pydantic import AwareDatetime, Field, ValidationError
 
 from retuned.contract import Definition, Digest, Name, Record, TensorSpec, ValueLike
 from retuned.errors import UnreadableInput
+from retuned.files import make_private
 from retuned.lab.number_formats import is_float
 from retuned.lab.subject import Array, numpy_dtype, shape_of
-from retuned.plain_files import make_private
 from retuned.ports import CapturedInputs
-from retuned.runtime.grid import parse_expression
-from retuned.runtime.spec import Refused
+from retuned.runtime.core.grid import parse_expression
+from retuned.runtime.schema import Refused
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,26 @@
-"""From samples to the records that the judge reads. Pure."""
+"""From samples to the records that the judge reads. Pure.
+
+What is known of the candidates of one plan, as the evidence that they are judged by.
+
+A contender's evidence document: written from what the gates said, kept under its digest.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 
-from retuned.contract import Digest, Workload
+from retuned.contract import Digest, Solution, Workload
 from retuned.lab.examiner import Timed
+from retuned.lab.harness.variant import Variant
+from retuned.lab.journal import Ended
+from retuned.lab.resources import LabResources
 from retuned.lab.statistics import (
     Estimate,
     ShapeSamples,
@@ -18,15 +30,24 @@ from retuned.lab.statistics import (
     holm,
     noise_floor,
 )
+from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import (
     Check,
     Evidence,
+    EvidenceDocument,
+    Freeze,
     GroupTiming,
     Interval,
     JudgeSettings,
+    RawSamples,
+    RawTiming,
+    SeedCommitment,
     ShapeResult,
     Timing,
+    Verdict,
     groups_of,
+    is_settled,
+    raw_digest,
 )
 
 Floor = Callable[[Mapping[str, int]], float]
@@ -203,3 +224,238 @@ def _cautious(speedup: Interval, samples: Sequence[ShapeSamples], confidence: fl
 def _p(weighted: Estimate, settings: JudgeSettings, *, units: int) -> float:
     threshold = -math.log1p(-min(settings.min_gain_ratio, 0.99))
     return weighted.anytime_p_value(threshold, units=units, alpha=settings.alpha)
+
+
+_DIGITS = 4
+"""Decimals of a microsecond that are kept: a tenth of a nanosecond, below any clock."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Contender:
+    """A candidate on its way through the gates."""
+
+    solution: Solution
+    """What is tried."""
+    freeze: Freeze
+    """Gate G0."""
+    variant: Variant | None
+    """Compiled; None where it did not come so far."""
+    checks: list[Check]
+    """Answers of the gates so far."""
+    spent_s: float = 0.0
+    """Wall time it cost so far."""
+    search: Timed | None = None
+    """Timing of gate G5; None where it was not timed, or before an interruption."""
+    interval: Interval | None = None
+    """Production-weighted speedup of gate G5."""
+    final: Timed | None = None
+    """Timing of gate G6."""
+    chosen: bool = False
+    """Whether it was among the best of the search: measured from zero, if time allows."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a gate refused it."""
+        return any(check.reason is not None for check in self.checks)
+
+
+def write_document(
+    contender: Contender,
+    evidence: Evidence,
+    *,
+    verdict: Verdict,
+    plan: ExperimentPlan,
+    bay: LabResources,
+    settings: JudgeSettings,
+    tried: int,
+    finalists: int,
+    written_at: datetime,
+) -> EvidenceDocument:
+    """Put everything known of a contender into one document."""
+    hold_out = contender.final.commitment if contender.final is not None else None
+    seeds = [SeedCommitment(purpose="search", commitment=bay.seeds.commitment, after_freeze=False)]
+    if hold_out is not None:
+        seeds.append(SeedCommitment(purpose="hold-out", commitment=hold_out, after_freeze=True))
+    search = raw_of(contender.search, plan.workloads)
+    final = raw_of(contender.final, plan.workloads)
+    return EvidenceDocument(
+        plan=plan.id,
+        definition=plan.definition,
+        candidate=contender.solution.digest,
+        incumbent=plan.incumbent,
+        environment=bay.toolchain.environment(),
+        freeze=contender.freeze,
+        isolation=bay.isolation,
+        seeds=tuple(seeds),
+        tried=tried,
+        finalists=finalists,
+        settings=settings,
+        evidence=evidence.model_copy(update={"raw": raw_digest(search, final)}),
+        verdict=verdict,
+        search=search,
+        final=final,
+        written_at=written_at,
+    )
+
+
+def keep(root: Path, document: EvidenceDocument) -> Digest:
+    """Keep a document under the digest of its bytes, beside the artifacts."""
+    data = document.model_dump_json().encode()
+    digest = hashlib.sha256(data).hexdigest()
+    folder = root / "evidence"
+    folder.mkdir(exist_ok=True)
+    partial = folder / f".{digest}.partial"
+    partial.write_bytes(data)
+    partial.replace(folder / f"{digest}.json")
+    return f"sha256:{digest}"
+
+
+def raw_of(timed: Timed | None, workloads: Sequence[Workload]) -> RawTiming | None:
+    """Return every pair of a timing as it is kept; None where nothing was timed."""
+    if timed is None or not timed.samples:
+        return None
+    axes = [dict(workloads[index].axes) for index in timed.shapes]
+    return RawTiming(
+        candidate=tuple(map(_samples, timed.samples, axes)),
+        clone=tuple(map(_samples, timed.clones, axes)),
+    )
+
+
+def ended_of(
+    timed: Timed, workloads: Sequence[Workload], *, p_value: float, seconds: float
+) -> Ended:
+    """Return a re-measurement as it is kept until it is judged."""
+    return Ended(
+        p_value=p_value,
+        checks=timed.checks,
+        raw=raw_of(timed, workloads),
+        processes=timed.processes,
+        looks=timed.looks,
+        commitment=timed.commitment,
+        seconds=seconds,
+    )
+
+
+def timed_from(ended: Ended) -> Timed:
+    """Return a re-measurement as it was before it was kept."""
+    raw = ended.raw or RawTiming(candidate=())
+    return Timed(
+        checks=ended.checks,
+        samples=tuple(map(samples_from, raw.candidate)),
+        clones=tuple(map(samples_from, raw.clone)),
+        shapes=tuple(range(len(raw.candidate))),
+        processes=ended.processes,
+        looks=ended.looks,
+        commitment=ended.commitment,
+    )
+
+
+def samples_from(rows: RawSamples) -> ShapeSamples:
+    """Return times as they are computed with."""
+    return ShapeSamples(
+        weight=rows.weight,
+        incumbent_us=np.array(rows.incumbent_us),
+        candidate_us=np.array(rows.candidate_us),
+        block=np.array(rows.block, dtype=np.int64),
+        process=np.array(rows.process, dtype=np.int64) if rows.process else None,
+    )
+
+
+def _samples(samples: ShapeSamples, axes: dict[str, int]) -> RawSamples:
+    return RawSamples(
+        axes=axes,
+        weight=samples.weight,
+        incumbent_us=tuple(round(time, _DIGITS) for time in samples.incumbent_us.tolist()),
+        candidate_us=tuple(round(time, _DIGITS) for time in samples.candidate_us.tolist()),
+        block=tuple(samples.block.tolist()),
+        process=() if samples.process is None else tuple(samples.process.tolist()),
+    )
+
+
+class Weighing:
+    """Evidence about the candidates of one plan.
+
+    Parameters
+    ----------
+    plan
+        Whose shapes weigh how much.
+    bay
+        Knows how fast a device could be at best.
+    incumbent
+        The variant in production.
+    settings
+        Thresholds of the decision.
+    """
+
+    def __init__(
+        self,
+        plan: ExperimentPlan,
+        bay: LabResources,
+        *,
+        incumbent: Solution,
+        settings: JudgeSettings,
+    ) -> None:
+        self._plan = plan
+        self._bay = bay
+        self._incumbent = incumbent
+        self._settings = settings
+
+    def evidence(
+        self, contender: Contender, *, adjusted_p: float = 1.0, finalists: int = 1
+    ) -> Evidence:
+        """Return what is known of a contender, its re-measurement included where it passed.
+
+        Parameters
+        ----------
+        contender
+            Anybody of the plan.
+        adjusted_p
+            Chance that the re-measurement misleads, adjusted for all finalists.
+        finalists
+            How many were measured together.
+        """
+        timing = None
+        if contender.final is not None and contender.final.passed:
+            timing = self._timing(
+                contender.final, contender, adjusted_p=adjusted_p, finalists=finalists
+            )
+        return self._gathered(contender, timing=timing)
+
+    def is_decided(self, timed: Timed, contender: Contender, *, finalists: int) -> bool:
+        """Whether more samples would not change what is judged of a finalist."""
+        # Before the others are measured Holm's adjustment can be at most this.
+        adjusted = min(1.0, finalists * p_value(timed, self._settings))
+        timing = self._timing(timed, contender, adjusted_p=adjusted, finalists=finalists)
+        evidence = self._gathered(contender, timing=timing, checks=timed.checks)
+        return is_settled(evidence, self._settings)
+
+    def _gathered(
+        self, contender: Contender, *, timing: Timing | None, checks: Sequence[Check] = ()
+    ) -> Evidence:
+        return gather(
+            contender.solution.digest,
+            self._incumbent.digest,
+            checks=[*contender.checks, *checks],
+            search=contender.interval,
+            finalist=contender.chosen,
+            timing=timing,
+        )
+
+    def _timing(
+        self, timed: Timed, contender: Contender, *, adjusted_p: float, finalists: int
+    ) -> Timing | None:
+        assert contender.variant is not None, "a finalist was compiled"
+        return final_timing(
+            timed,
+            workloads=self._plan.workloads,
+            floor=self._floor(contender.variant),
+            adjusted_p=adjusted_p,
+            finalists=finalists,
+            settings=self._settings,
+        )
+
+    def _floor(self, variant: Variant) -> Floor:
+        bay = self._bay
+        return lambda axes: bay.toolchain.floor_us(
+            bay.subject.definition, axes, parts=variant.parts
+        )

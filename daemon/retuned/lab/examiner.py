@@ -17,15 +17,15 @@ import numpy as np
 
 from retuned.contract import Digest, Solution
 from retuned.errors import CandidateError
-from retuned.lab.admitting import admitted, check_form
-from retuned.lab.bay import LabResources, units_within
-from retuned.lab.captured import WithCaptured, is_captured
+from retuned.lab.captured_inputs import WithCaptured, is_captured
 from retuned.lab.harness.cases import CaseBook, CaseKey, Seeds
 from retuned.lab.harness.checks import check_memory, check_numerics, failed_check
 from retuned.lab.harness.schedule import CANDIDATE, CLONE
 from retuned.lab.harness.timing import Duel, samples_of, units_for
 from retuned.lab.harness.variant import Variant
 from retuned.lab.oracle import bit_equal
+from retuned.lab.resources import LabResources, units_within
+from retuned.lab.static_gates import admitted, check_form
 from retuned.lab.statistics import ShapeSamples
 from retuned.lab.subject import Array
 from retuned.stages.verdict import Check, Reason

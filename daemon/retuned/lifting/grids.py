@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations, islice, product
 from math import prod
 
-from retuned.lifting.refusing import MORE, NotLifted
+from retuned.lifting.records import MORE, NotLifted
 
 _MOST_FACTORS = 3
 _MOST_RULES = 60_000

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from retuned.contract import DType
-from retuned.lifting.records import Observation
-from retuned.lifting.refusing import NotLifted
+from retuned.lifting.records import NotLifted, Observation
 from retuned.lifting.shapes import Launch
-from retuned.runtime.triton_bind import LAUNCH_OPTIONS
+from retuned.runtime.triton.bind import LAUNCH_OPTIONS
 
 _HARMLESS = {
     "num_ctas": (None, 1),

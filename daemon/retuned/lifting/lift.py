@@ -6,15 +6,21 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from retuned.catalog.own import OwnDefinition
+from retuned.catalog.user import OwnDefinition
 from retuned.contract import Workload
-from retuned.lifting.building import build
-from retuned.lifting.flow import Flow, flow_of
+from retuned.lifting.data_flow import Flow, flow_of
+from retuned.lifting.definition import build
 from retuned.lifting.grids import Hints, rule_of
 from retuned.lifting.group import Group, groups_of, launch_of, options_of, other_constants
-from retuned.lifting.reaching import Point
-from retuned.lifting.records import MAX_OBSERVATIONS, Observation, read_observations
-from retuned.lifting.refusing import MORE, NotLifted, harmless
+from retuned.lifting.ranges import Point
+from retuned.lifting.records import (
+    MAX_OBSERVATIONS,
+    MORE,
+    NotLifted,
+    Observation,
+    harmless,
+    read_observations,
+)
 from retuned.lifting.roles import Roles, roles_of
 from retuned.lifting.shapes import Axes, axes_of
 from retuned.lifting.source import Source, read_source

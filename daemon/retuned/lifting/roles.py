@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from retuned.contract import DType
-from retuned.lifting.flow import Flow
-from retuned.lifting.refusing import NotLifted
+from retuned.lifting.data_flow import Flow
+from retuned.lifting.records import NotLifted
 
 _WHOLE = frozenset({DType.INT64, DType.INT32, DType.INT8, DType.UINT8, DType.BOOL})
 

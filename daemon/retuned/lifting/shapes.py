@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
 from math import prod
 
-from retuned.lifting.refusing import MORE, NotLifted
+from retuned.lifting.records import MORE, NotLifted
 
 _MOST_FACTORS = 3
 _GRID = "grid"

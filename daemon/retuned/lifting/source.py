@@ -11,12 +11,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from retuned.lifting.records import MAX_SOURCE_CHARS
-from retuned.lifting.refusing import NotLifted
-from retuned.lifting.words import DEVICE_LIBRARY, FORBIDDEN, function_of, module_of
-from retuned.runtime.spec import Refused
-from retuned.runtime.triton_source import check_source, is_literal
-from retuned.runtime.triton_words import BUILTINS
+from retuned.lifting.dialect import DEVICE_LIBRARY, FORBIDDEN, function_of, module_of
+from retuned.lifting.records import MAX_SOURCE_CHARS, NotLifted
+from retuned.runtime.schema import Refused
+from retuned.runtime.triton.contract import BUILTINS, check_source, is_literal
 
 HEADER = "import triton\nimport triton.language as tl\n"
 """First lines of every source within the contract."""

@@ -4,9 +4,7 @@ Beside every real adapter ships a fake, and one conformance suite in ``tests/con
 both. A port says what may go wrong by the errors it names; it never says how it is done.
 """
 
-from retuned.ports.observing import Devices, DeviceState, Spans, Telemetry, TraceBatch, TraceSource
-from retuned.ports.operating import Operator
-from retuned.ports.proving import (
+from retuned.ports.lab import (
     Bench,
     ChatAnswer,
     ChatMessage,
@@ -18,7 +16,8 @@ from retuned.ports.proving import (
     Notary,
     Verifier,
 )
-from retuned.ports.serving import (
+from retuned.ports.operator import Operator
+from retuned.ports.server import (
     CapturedInputs,
     CapturedTensor,
     CaptureRule,
@@ -27,7 +26,8 @@ from retuned.ports.serving import (
     SlotState,
     Swapper,
 )
-from retuned.ports.storing import Clock, Event, Store, Stored
+from retuned.ports.store import Clock, Event, Store, Stored
+from retuned.ports.telemetry import Devices, DeviceState, Spans, Telemetry, TraceBatch, TraceSource
 
 __all__ = [
     "Bench",

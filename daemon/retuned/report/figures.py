@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from retuned.report import profiles, story, words
+from retuned import text
+from retuned.report import profiles, story
 from retuned.report.plots import Pair, bars, dumbbell, intervals, series, strip
 from retuned.report.profiles import Json
 
@@ -41,7 +42,7 @@ def shares(kernels: tuple[profiles.KernelShare, ...]) -> Figure:
         lambda width: bars(
             shown,
             title="Share of kernel time by kernel",
-            desc="; ".join(f"{row.label}: {words.share(row.value)}" for row in shown),
+            desc="; ".join(f"{row.label}: {text.share(row.value)}" for row in shown),
             width=width,
         ),
         caption="Share of kernel time, with launches.",
@@ -73,7 +74,7 @@ def sources(profile: Json) -> Figure:
         lambda width: bars(
             shown,
             title="Share of kernel time by where the shapes come from",
-            desc="; ".join(f"{row.label}: {words.share(row.value)}" for row in shown),
+            desc="; ".join(f"{row.label}: {text.share(row.value)}" for row in shown),
             width=width,
         ),
         caption="Share of kernel time by where a launch's shape comes from, best source first.",
@@ -88,7 +89,7 @@ def before_after(rows: list[Pair], names: tuple[str, str], *, what: str = "kerne
             names=names,
             title=f"Share of {what} before and after",
             desc="; ".join(
-                f"{r.label}: {words.share(r.before)} to {words.share(r.after)}" for r in rows
+                f"{r.label}: {text.share(r.before)} to {text.share(r.after)}" for r in rows
             ),
             width=width,
         ),
@@ -128,7 +129,7 @@ def timeline(data: Json) -> Figure:
             y_label="tokens/s",
             title="Tokens per second",
             desc="; ".join(
-                f"{name}: {words.significant(rate)}" for name, rate, _ in story.throughput(data)
+                f"{name}: {text.significant(rate)}" for name, rate, _ in story.throughput(data)
             ),
             bands=story.phases(data),
             width=width,
@@ -146,7 +147,7 @@ def toggles(data: Json) -> Figure:
             samples,
             unit="tokens/s",
             title="Tokens per second with the swap on and off",
-            desc="; ".join(f"{name}: {words.significant(rate)}" for name, rate in samples),
+            desc="; ".join(f"{name}: {text.significant(rate)}" for name, rate in samples),
             width=width,
         ),
         caption="The swap turned on and off in turn under the same traffic; bars are medians, the"
@@ -157,14 +158,14 @@ def toggles(data: Json) -> Figure:
 def intervals_of(entry: Json) -> Figure:
     """Draw the timed candidates of one experiment."""
     rows = story.ratios(entry, top=_TIMED)
-    floor = words.finite(entry.get("noise_floor_ratio"))
+    floor = text.finite(entry.get("noise_floor_ratio"))
     floor = floor if floor and floor > 0 else None
     return figure(
         lambda width: intervals(
             rows,
             noise_floor_ratio=floor,
             title=f"Speedup of candidates for {profiles.named(entry)}",
-            desc="; ".join(f"{r.label}: {words.times(r.point)} {r.status} {r.note}" for r in rows),
+            desc="; ".join(f"{r.label}: {text.times(r.point)} {r.status} {r.note}" for r in rows),
             width=width,
         ),
         caption="Speedup over the incumbent with bounds, logarithmic. Diamond: promoted; open"

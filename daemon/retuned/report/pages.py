@@ -15,7 +15,8 @@ from typing import Any
 from jinja2 import ChainableUndefined, ChoiceLoader, Environment, PackageLoader, Undefined
 from markupsafe import Markup
 
-from retuned.report import figures, profiles, story, words
+from retuned import text as words
+from retuned.report import figures, profiles, story
 from retuned.report.profiles import Json, amount, records, section
 
 _LISTED = 100

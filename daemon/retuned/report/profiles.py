@@ -8,7 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 from retuned.report.plots import Bar, Pair
-from retuned.report.words import (
+from retuned.stages.trace import ShapeSource
+from retuned.text import (
     NOTHING,
     clean,
     count,
@@ -22,7 +23,6 @@ from retuned.report.words import (
     share,
     short,
 )
-from retuned.stages.trace import ShapeSource
 
 Json = Mapping[str, Any]
 _PLOTTED = 52

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from retuned.report.plots import Band, Mark, Ratio
 from retuned.report.profiles import Json, amount, named, records, section
-from retuned.report.words import (
+from retuned.text import (
     change,
     clean,
     count,

@@ -12,7 +12,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from retuned.report import profiles, story, words
+from retuned import text as words
+from retuned.report import profiles, story
 from retuned.report.profiles import Json, named, records, section
 
 PAGE_LINES = 60

@@ -9,7 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from retuned.report import profiles, words
+from retuned import text as words
+from retuned.report import profiles
 from retuned.report.profiles import Json, amount, named, records, section
 from retuned.report.story_text import demo_text
 

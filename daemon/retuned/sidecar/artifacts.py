@@ -11,11 +11,11 @@ from pathlib import Path
 
 from retuned.contract import Digest
 from retuned.errors import CandidateError, RetunedError, TemporaryError
-from retuned.plain_files import make_private
+from retuned.files import make_private
 from retuned.ports import Operator
-from retuned.runtime.artifact import Artifact, read_artifact
-from retuned.runtime.spec import Refused as RuntimeRefused
-from retuned.sidecar.trusting import PinnedKeys
+from retuned.runtime.artifacts.artifact import Artifact, read_artifact
+from retuned.runtime.schema import Refused as RuntimeRefused
+from retuned.sidecar.key_pinning import PinnedKeys
 from retuned.stages.swap import SwapOrder
 
 log = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
-from retuned.agent_wire import BlockedOrder, PodRef
-from retuned.observing.context import Recogniser
-from retuned.observing.numbers import WindowSettings
-from retuned.observing.seen import History
+from retuned.api.agent import BlockedOrder, PodRef
+from retuned.node.context import Recogniser
+from retuned.node.history import History
+from retuned.node.windows import WindowSettings
 from retuned.ports import (
     Clock,
     Devices,
@@ -23,14 +23,14 @@ from retuned.ports import (
     TraceSource,
 )
 from retuned.sidecar.artifacts import Artifacts
+from retuned.sidecar.key_pinning import PinnedKeys
 from retuned.sidecar.spool import Spool
-from retuned.sidecar.state import TOLD, PodStore
-from retuned.sidecar.trusting import PinnedKeys
-from retuned.spans import NoSpans
+from retuned.sidecar.store import TOLD, PodStore
 from retuned.stages.drift import DriftSettings, GpuSeen
 from retuned.stages.profile import ProfileSettings
 from retuned.stages.swap import MixedEpochs
 from retuned.stages.watch import WatchReport, WatchSettings
+from retuned.telemetry.spans import NoSpans
 
 
 class RecordKind(StrEnum):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from retuned.agent_wire import MAX_GPUS
-from retuned.observing import devices
+from retuned.api.agent import MAX_GPUS
+from retuned.node import devices
 from retuned.ports import DeviceState
 from retuned.sidecar.context import Context
 from retuned.stages.drift import GpuSeen

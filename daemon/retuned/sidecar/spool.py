@@ -17,10 +17,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from retuned.agent_wire import DriftPost, OrderDone, ProfileReport, wire_json
+from retuned.api.agent import DriftPost, OrderDone, ProfileReport, wire_json
 from retuned.contract import digest_of
 from retuned.errors import TemporaryError
-from retuned.plain_files import make_private, read_plain
+from retuned.files import make_private, read_plain
 
 log = logging.getLogger(__name__)
 

@@ -2,18 +2,18 @@
 
 ``reading``, ``swaps`` and ``trials`` gather facts, ``telling`` makes conditions and Events,
 ``acting`` writes; one module a kind connects them. No decision is made here: gate, rollout,
-analysis, rollback and quarantine are ``retuned_operator.machine`` over the stages, and ``ports``
+analysis, rollback and quarantine are ``retuned.control`` over the stages, and ``ports``
 is what the outside must offer.
 """
 
-from retuned_operator.controllers.acting import ClusterWriter
-from retuned_operator.controllers.beliefs import HypothesisController
-from retuned_operator.controllers.experiments import Experiments
-from retuned_operator.controllers.policies import Policies
-from retuned_operator.controllers.proposals import Proposals
-from retuned_operator.controllers.swaps import ClusterView
-from retuned_operator.controllers.targets import Targets
-from retuned_operator.controllers.words import Decisions, Freezes
+from retuned_operator.controllers.cluster_view import ClusterView
+from retuned_operator.controllers.experiment import Experiments
+from retuned_operator.controllers.hypothesis import HypothesisController
+from retuned_operator.controllers.policy import Policies
+from retuned_operator.controllers.proposal import Proposals
+from retuned_operator.controllers.statements import Decisions, Freezes
+from retuned_operator.controllers.target import Targets
+from retuned_operator.controllers.writer import ClusterWriter
 
 __all__ = [
     "ClusterView",

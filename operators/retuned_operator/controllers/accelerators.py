@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from retuned.stages.drift import GpuSeen, gpu_words
-from retuned_operator.controllers.reading import FINISHED, part, parts
+from retuned_operator.controllers.objects import FINISHED, part, parts
 
 _MAX_GPUS = 64
 """Most of one pod that are believed."""

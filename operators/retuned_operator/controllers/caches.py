@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from retuned_operator.controllers import reading
+from retuned_operator.controllers import objects
 from retuned_operator.controllers.ports import (
     BY_BUDGET,
     BY_EXPERIMENT,
@@ -21,7 +21,8 @@ from retuned_operator.controllers.ports import (
     BY_SIDECAR,
     BY_TARGET,
 )
-from retuned_operator.runtime.resources import (
+from retuned_operator.kube.informer import Index, ObjectCache, key_of, made_of
+from retuned_operator.kube.resources import (
     DECISIONS,
     EXPERIMENTS,
     JOBS,
@@ -31,15 +32,14 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
-from retuned_operator.runtime.store import Index, ObjectCache, key_of, made_of
 
 INDICES: Mapping[Resource, Mapping[str, Index]] = {
-    TARGETS: {BY_SELECTOR: reading.selector_words},
-    PROPOSALS: {BY_TARGET: reading.target_word, BY_PHASE: reading.phase_word},
-    EXPERIMENTS: {BY_TARGET: reading.target_word, BY_BUDGET: reading.budget_words},
-    DECISIONS: {BY_PROPOSAL: reading.proposal_word},
-    JOBS: {BY_EXPERIMENT: reading.experiment_words},
-    PODS: {BY_LABEL: reading.label_words, BY_SIDECAR: reading.sidecar_words},
+    TARGETS: {BY_SELECTOR: objects.selector_words},
+    PROPOSALS: {BY_TARGET: objects.target_word, BY_PHASE: objects.phase_word},
+    EXPERIMENTS: {BY_TARGET: objects.target_word, BY_BUDGET: objects.budget_words},
+    DECISIONS: {BY_PROPOSAL: objects.proposal_word},
+    JOBS: {BY_EXPERIMENT: objects.experiment_words},
+    PODS: {BY_LABEL: objects.label_words, BY_SIDECAR: objects.sidecar_words},
 }
 """How objects are found besides by their key."""
 _Words = frozenset[tuple[str, str]]

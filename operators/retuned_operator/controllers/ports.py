@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from retuned.api.values import ApiModel
 from retuned.contract import Solution, TrustClass, Workload
+from retuned.control import ResultFact
+from retuned.control.analysis import Compared
 from retuned.ports import Finding
 from retuned.stages.drift import DriftReport
 from retuned.stages.gate.limits import Metric
@@ -19,12 +22,9 @@ from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import Counts, SignatureStat, WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
-from retuned_operator.agent.reports import PodSaid
-from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
-from retuned_operator.crds.values import ApiModel
-from retuned_operator.machine import ResultFact
-from retuned_operator.machine.measuring import Compared
-from retuned_operator.runtime.resources import Obj, Resource
+from retuned_operator.agent_api.reports import PodSaid
+from retuned_operator.kube.resources import Obj, Resource
+from retuned_operator.schema import JobRole, KernelExperiment, TuningTarget
 
 BY_TARGET = "target"
 """Index of experiments and proposals: ``namespace/name`` of their target."""

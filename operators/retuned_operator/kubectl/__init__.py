@@ -32,7 +32,7 @@ def main() -> None:
 
 def complete() -> None:
     """Complete a word for kubectl, which runs ``kubectl_complete-retuned`` with what is typed."""
-    from retuned_operator.kubectl.completing import run_completion
+    from retuned_operator.kubectl.completion import run_completion
 
     run_completion(sys.argv[1:])
 

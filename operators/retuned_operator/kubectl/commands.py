@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from retuned.errors import RetunedError
-from retuned.terminal.output import say_error, stdout
-from retuned_operator.kubectl import freezes, injecting, policy, report, review, status
+from retuned.text import say_error, stdout
+from retuned_operator.kubectl import freezes, inject, policy, report, review, status
 
 app = typer.Typer(
     name="kubectl-retuned",
@@ -58,7 +58,7 @@ for command in (
     report.report,
     freezes.freeze,
     freezes.thaw,
-    injecting.inject,
+    inject.inject,
 ):
     app.command(command.__name__)(command)
 app.add_typer(policy.app, name="policy")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retuned.errors import MissingDependency, UsageError
-from retuned_operator.kubectl.desk import ClusterSession
+from retuned_operator.kubectl.cluster_session import ClusterSession
 
 if TYPE_CHECKING:
-    from retuned_operator.runtime.transport import Timeouts
+    from retuned_operator.kube.transport import Timeouts
 
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -47,7 +47,7 @@ def open_desk(
         If the client is not installed.
     """
     try:
-        from retuned_operator.runtime.client import connect
+        from retuned_operator.kube.client import connect
     except ImportError as error:
         raise MissingDependency(
             f"{error.name} is not installed: pip install 'retuned[operator]'"

@@ -6,17 +6,17 @@ from typing import Annotated
 
 import typer
 
+from retuned.api.decision import TuningFreezeSpec
 from retuned.errors import Refused, UsageError
+from retuned.report.proposal_text import end_words, scope_words
 from retuned.stages.gate import StopPolicy
 from retuned.stages.gate import TuningFreeze as Sign
-from retuned.terminal.freezes import end_words, scope_words
-from retuned.terminal.moments import until
-from retuned.terminal.output import safe, say, stdout
-from retuned_operator.crds import API_VERSION, FreezeScope, ObjectMeta, TuningFreeze, read, write
-from retuned_operator.crds.decision import TuningFreezeSpec
-from retuned_operator.kubectl.answers import explained
+from retuned.text import safe, say, stdout, until
+from retuned_operator.kube.errors import NotFound
+from retuned_operator.kube.resources import FREEZES
+from retuned_operator.kubectl.api_errors import explained
+from retuned_operator.kubectl.cluster_session import ClusterSession
 from retuned_operator.kubectl.connection import open_desk
-from retuned_operator.kubectl.desk import ClusterSession
 from retuned_operator.kubectl.options import (
     ContextOption,
     FormOption,
@@ -25,8 +25,7 @@ from retuned_operator.kubectl.options import (
     print_answer,
 )
 from retuned_operator.manifests.names import child_name
-from retuned_operator.runtime.errors import NotFound
-from retuned_operator.runtime.resources import FREEZES
+from retuned_operator.schema import API_VERSION, FreezeScope, ObjectMeta, TuningFreeze, read, write
 
 _KIND = "tuningfreeze.retuned.dev"
 

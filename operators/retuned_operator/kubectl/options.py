@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from retuned.terminal.output import emit_json, emit_yaml, safe, stdout
+from retuned.text import emit_json, emit_yaml, safe, stdout
 
 
 class OutputFormat(StrEnum):

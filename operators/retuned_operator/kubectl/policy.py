@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retuned.terminal.policies import examine, exit_code, policies_body, print_policies
+from retuned.cli.render import examine, exit_code, policies_body, print_policies
 from retuned_operator.kubectl.options import FormOption, OutputFormat, print_answer
 
 app = typer.Typer(help="Gate policies.", no_args_is_help=True)

@@ -11,19 +11,15 @@ from typing import Annotated
 
 import typer
 
+from retuned.cli.render import accounts_body, check_kernel, check_month, chosen, print_accounts
 from retuned.errors import UnreadableInput
 from retuned.stages.watch import Account
-from retuned.terminal.accounts import (
-    accounts_body,
-    check_kernel,
-    check_month,
-    chosen,
-    print_accounts,
-)
-from retuned.terminal.output import say
-from retuned_operator.kubectl.answers import explained
+from retuned.text import say
+from retuned_operator.kube.errors import NotFound
+from retuned_operator.kube.resources import CONFIG_MAPS, TARGETS
+from retuned_operator.kubectl.api_errors import explained
+from retuned_operator.kubectl.cluster_session import ClusterSession
 from retuned_operator.kubectl.connection import open_desk
-from retuned_operator.kubectl.desk import ClusterSession
 from retuned_operator.kubectl.options import (
     ContextOption,
     EverywhereOption,
@@ -34,8 +30,6 @@ from retuned_operator.kubectl.options import (
     print_answer,
 )
 from retuned_operator.manifests.report import REPORT, read_report
-from retuned_operator.runtime.errors import NotFound
-from retuned_operator.runtime.resources import CONFIG_MAPS, TARGETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,21 +13,20 @@ import typer
 
 from retuned.errors import Refused, UsageError
 from retuned.stages.gate import DecisionKind
-from retuned.terminal.layout import print_fields
-from retuned.terminal.moments import short_id
-from retuned.terminal.output import say
-from retuned_operator.crds import KernelExperiment, SwapDecision, SwapProposal, read, write
+from retuned.text import print_fields, say, short_id
+from retuned_operator.kube.errors import AlreadyExists
+from retuned_operator.kube.resources import DECISIONS, EXPERIMENTS, PROPOSALS
 from retuned_operator.kubectl import texts
-from retuned_operator.kubectl.answers import explained
+from retuned_operator.kubectl.api_errors import explained
+from retuned_operator.kubectl.cluster_session import ClusterSession, full_name
 from retuned_operator.kubectl.connection import open_desk
-from retuned_operator.kubectl.deciding import (
+from retuned_operator.kubectl.decisions import (
     check_digest,
     check_phase,
     check_policy,
     decision_of,
     doubts,
 )
-from retuned_operator.kubectl.desk import ClusterSession, full_name
 from retuned_operator.kubectl.freezes import seen as seen_freezes
 from retuned_operator.kubectl.options import (
     CommentOption,
@@ -40,8 +39,7 @@ from retuned_operator.kubectl.options import (
     ProposalArgument,
     print_answer,
 )
-from retuned_operator.runtime.errors import AlreadyExists
-from retuned_operator.runtime.resources import DECISIONS, EXPERIMENTS, PROPOSALS
+from retuned_operator.schema import KernelExperiment, SwapDecision, SwapProposal, read, write
 
 _SHORT = 12
 """Digits of a digest that a person types."""

@@ -9,20 +9,10 @@ from typing import Any
 
 from retuned.errors import UnreadableInput
 from retuned.stages.gate import TuningFreeze as Sign
-from retuned.terminal.layout import print_table
-from retuned.terminal.moments import ago, short_id
-from retuned.terminal.output import say, stdout
-from retuned_operator.crds import (
-    Condition,
-    ConditionStatus,
-    KernelExperiment,
-    PolicyObject,
-    SwapProposal,
-    TuningTarget,
-    write,
-)
+from retuned.text import ago, print_table, say, short_id, stdout
+from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, PROPOSALS, TARGETS
+from retuned_operator.kubectl.cluster_session import ClusterSession, full_name
 from retuned_operator.kubectl.connection import open_desk
-from retuned_operator.kubectl.desk import ClusterSession, full_name
 from retuned_operator.kubectl.freezes import seen as seen_freezes
 from retuned_operator.kubectl.options import (
     ContextOption,
@@ -34,7 +24,15 @@ from retuned_operator.kubectl.options import (
     print_answer,
 )
 from retuned_operator.kubectl.texts import print_freezes
-from retuned_operator.runtime.resources import EXPERIMENTS, POLICIES, PROPOSALS, TARGETS
+from retuned_operator.schema import (
+    Condition,
+    ConditionStatus,
+    KernelExperiment,
+    PolicyObject,
+    SwapProposal,
+    TuningTarget,
+    write,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

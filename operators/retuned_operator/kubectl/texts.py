@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from retuned.stages.gate import TuningFreeze, utc_minute
-from retuned.terminal.freezes import freeze_line
-from retuned.terminal.layout import print_fields, print_table
-from retuned.terminal.moments import ago, short_id
-from retuned.terminal.output import safe, stdout
-from retuned.terminal.proposals import (
+from retuned.api.proposal import PodState
+from retuned.report.proposal_text import (
     DECIDED,
+    freeze_line,
     meaning,
     origin_fields,
     proposal_body,
@@ -21,9 +18,10 @@ from retuned.terminal.proposals import (
     subject_fields,
     waiting_words,
 )
-from retuned_operator.crds import ProposalPhase, SwapDecision, SwapProposal, write
-from retuned_operator.crds.proposal_status import PodState
-from retuned_operator.kubectl.desk import full_name
+from retuned.stages.gate import TuningFreeze, utc_minute
+from retuned.text import ago, print_fields, print_table, safe, short_id, stdout
+from retuned_operator.kubectl.cluster_session import full_name
+from retuned_operator.schema import ProposalPhase, SwapDecision, SwapProposal, write
 
 _ASKS = (ProposalPhase.AWAITING_APPROVAL, ProposalPhase.PAUSED)
 _PHASES_SHOWN = 6

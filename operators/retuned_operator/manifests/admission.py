@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retuned_operator.crds.values import API_VERSION, GROUP, VERSION
+from retuned.api.values import API_VERSION, GROUP, VERSION
 from retuned_operator.manifests.names import labels
 
 APPROVE = "approve"

@@ -23,6 +23,7 @@ from retuned_operator.manifests.cluster import (
 )
 from retuned_operator.manifests.injection import PYTHONPATH, SITE, inject
 from retuned_operator.manifests.names import CONTAINER, INJECT, TARGET
+from retuned_operator.manifests.pod_security import container_security, pod_security
 from retuned_operator.manifests.roles import (
     experiment_rules,
     own_rules,
@@ -30,9 +31,7 @@ from retuned_operator.manifests.roles import (
     reviewing_rules,
     watching_rules,
 )
-from retuned_operator.manifests.sandbox import container_security, pod_security
-from retuned_operator.manifests.settings import Endpoint, SidecarSettings
-from retuned_operator.manifests.settings_data import value_name
+from retuned_operator.manifests.settings import Endpoint, SidecarSettings, value_name
 
 HEADER = "# Made by scripts/chart_sync.py from retuned_operator.manifests; do not edit.\n"
 _TOKEN_S, _USER_ID = 86_399, 1_999_999_937

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from retuned_operator.crds.experiment_status import JobRole
+from retuned.api.experiment import JobRole
 from retuned_operator.manifests.names import ROLE, labels
 from retuned_operator.manifests.settings import Endpoint
 

@@ -4,6 +4,8 @@ Every Job begins suspended: the operator, or Kueue, releases it when the budget 
 that needs the place takes it (priority -100), and a pod that was disrupted is not a failed one. A
 Job is tried once. What it found leaves by the log of a second container, which tells the results
 and cannot change them: the pod has no network, no token and no volume of anybody else.
+
+Where pods of experiments may go: nodes with the right accelerator.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from retuned.api.experiment import JobRole
+from retuned.api.target import Vendor
+from retuned.api.values import GROUP, TRACEPARENT
 from retuned.errors import Refused, UsageError
-from retuned_operator.crds.experiment_status import JobRole
-from retuned_operator.crds.target import Vendor
-from retuned_operator.crds.values import GROUP, TRACEPARENT
 from retuned_operator.manifests.names import (
     ATTEMPT,
     EXPERIMENT_UID,
@@ -24,9 +26,49 @@ from retuned_operator.manifests.names import (
     owner,
     without_empty,
 )
-from retuned_operator.manifests.placing import gpu_resource, nodes_of
-from retuned_operator.manifests.sandbox import container_security, pod_security
+from retuned_operator.manifests.pod_security import container_security, pod_security
 from retuned_operator.manifests.settings import JobSettings
+
+
+def nodes_of(model: str, settings: JobSettings) -> dict[str, str]:
+    """Return the labels of nodes with a model.
+
+    Raises
+    ------
+    Refused
+        ``gpu-model-unknown``: no node is known to have it.
+    """
+    found = settings.gpu_models.get(model)
+    if not found:
+        error = Refused(
+            f"no node labels are known for the accelerator {model[:63]!r}: "
+            "no pod of an experiment can be placed; "
+            "name them in the chart's value experiments.gpuModels, as "
+            f"`{model[:63]}: {{LABEL: VALUE}}`"
+        )
+        error.code = "gpu-model-unknown"
+        raise error
+    return dict(found)
+
+
+def gpu_resource(vendor: Vendor, settings: JobSettings) -> str:
+    """Return the resource that stands for an accelerator.
+
+    Raises
+    ------
+    Refused
+        ``gpu-resource-unknown``: nothing is named for the vendor.
+    """
+    name = settings.gpu_resources.get(vendor, "")
+    if not name:
+        error = Refused(
+            f"no resource is named for accelerators of {vendor}: no pod of an experiment can ask "
+            f"for one; name it in the chart's value experiments.gpuResources.{vendor}"
+        )
+        error.code = "gpu-resource-unknown"
+        raise error
+    return name
+
 
 RUNNER = "runner"
 """Container that does the work."""
@@ -275,7 +317,7 @@ def _teller(request: JobRequest, settings: JobSettings) -> dict[str, Any]:
         "image": settings.image,
         "imagePullPolicy": settings.pull_policy,
         "restartPolicy": "Always",
-        "command": ["python", "-m", "retuned.adapters.pod_telling"],
+        "command": ["python", "-m", "retuned.experiment.log_transport"],
         "env": _whose(request),
         "resources": {
             "requests": {"cpu": "10m", "memory": "32Mi", "ephemeral-storage": "32Mi"},

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from retuned_operator.crds.values import API_VERSION, GROUP
+from retuned.api.values import API_VERSION, GROUP
 
 MANAGER = "retuned-operator"
 """Field manager of server-side apply, and label of what is made."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from retuned_operator.crds.definitions import KINDS
-from retuned_operator.crds.values import GROUP
+from retuned.api.values import GROUP
 from retuned_operator.manifests.admission import APPROVE, BREAK_GLASS
 from retuned_operator.manifests.names import labels
 from retuned_operator.manifests.report import REPORT
+from retuned_operator.schema.crds import KINDS
 
 LEASE = "retuned-operator"
 """Lease of the leader."""

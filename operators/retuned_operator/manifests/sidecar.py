@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from retuned_operator.manifests.names import without_empty
-from retuned_operator.manifests.sandbox import container_security
+from retuned_operator.manifests.pod_security import container_security
 from retuned_operator.manifests.settings import SidecarSettings
 
 SIDECAR = "retuned"

@@ -3,6 +3,6 @@
 The only part of the operator that knows adapters: it plugs them into the ports of the others.
 """
 
-from retuned_operator.program.main import main
+from retuned_operator.main import main
 
 __all__ = ["main"]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from retuned.contract import Digest, Solution
+from retuned.review.records import DriftLine, Roofs, Window
 from retuned.stages.verdict import Doubt, EvidenceDocument
 from retuned.stages.watch import Account
-from retuned.web.records import DriftLine, Roofs, Window
-from retuned_operator.crds import TuningTarget
-from retuned_operator.kubectl.desk import Cluster
-from retuned_operator.runtime.resources import Resource
+from retuned_operator.kube.resources import Resource
+from retuned_operator.kubectl.cluster_session import Cluster
+from retuned_operator.schema import TuningTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from retuned.adapters.kernelbench.subject import EagerModel
 from retuned.cli.validate import read_candidate
 from retuned.contract import Solution
 from retuned.errors import UnreadableInput
-from retuned.lab.generators.given import GivenGenerator
-from retuned.lab.generators.occasion import GeneratorInput
+from retuned.lab.generators.fixed import GivenGenerator
+from retuned.lab.generators.inputs import GeneratorInput
 from retuned.lab.subject import Array
 from retuned.ports import Generator
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retuned import catalog
-from retuned.adapters.chat_budget import ChatBudget, Prices, RemainingBudget
-from retuned.adapters.chat_model import PaidChatModel, WireAnswer
-from retuned.adapters.chat_transcript import Transcript
-from retuned.adapters.clock import FakeClock
+from retuned.clock import FakeClock
 from retuned.contract import Language, Solution, SourceFile, Workload
 from retuned.lab.generators.evolve import DeviceBrief, EvolveGenerator, EvolveRules, Task
+from retuned.lab.llm.budget import ChatBudget, Prices, RemainingBudget
+from retuned.lab.llm.client import PaidChatModel, WireAnswer
+from retuned.lab.llm.transcript import Transcript
 from retuned.ports import ChatRequest, Finding
 from retuned.stages.verdict import Interval, Reason, ShapeResult, Status, Verdict
 

@@ -11,9 +11,9 @@ from tests.lab.evolve.kernels_by_stage import naive, stage_edit
 from tests.lab.evolve.scripted_endpoint import Received, chat, endpoint
 from tests.lab.evolve.test_evolution_lab import QUICK, config, plan
 
-from retuned.adapters.evolution import BACKENDS, transcript_path
 from retuned.contract import TrustClass
-from retuned.experiment import open_lab
+from retuned.experiment.__main__ import open_lab
+from retuned.lab.llm.setup import BACKENDS, transcript_path
 from retuned.stages.experiment import TurnOutcome
 from retuned.stages.verdict import Status
 

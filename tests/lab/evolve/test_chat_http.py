@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 from tests.lab.evolve.scripted_endpoint import Reply, Respond, chat, dripping, endpoint, in_order
 
-from retuned.adapters.chat_budget import Usage
-from retuned.adapters.chat_http import MAX_BODY_BYTES, Endpoint, HttpWire, check_url
-from retuned.adapters.chat_model import WireFailed
 from retuned.errors import UsageError
+from retuned.lab.llm.budget import Usage
+from retuned.lab.llm.client import WireFailed
+from retuned.lab.llm.http import MAX_BODY_BYTES, Endpoint, HttpWire, check_url
 from retuned.ports import ChatMessage, ChatRequest
 
 QUESTION = ChatRequest(messages=(ChatMessage(role="user", content="?"),), max_tokens=77)

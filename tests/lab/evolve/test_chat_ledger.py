@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from retuned.adapters.chat_budget import BudgetSpent, ChatBudget, Prices, RemainingBudget, Usage
-from retuned.adapters.chat_ledger import LEDGER, DayLedger
-from retuned.adapters.chat_model import PaidChatModel, ScriptedWire, WireAnswer
-from retuned.adapters.chat_transcript import Transcript
-from retuned.adapters.clock import FakeClock, SystemClock
+from retuned.clock import FakeClock, SystemClock
 from retuned.errors import HarnessError
+from retuned.lab.llm.budget import (
+    LEDGER,
+    BudgetSpent,
+    ChatBudget,
+    DayLedger,
+    Prices,
+    RemainingBudget,
+    Usage,
+)
+from retuned.lab.llm.client import PaidChatModel, ScriptedWire, WireAnswer
+from retuned.lab.llm.transcript import Transcript
 from retuned.ports import ChatMessage, ChatRequest
 
 DOLLAR = Prices(prompt_usd_per_mtok=0.0, completion_usd_per_mtok=1e6)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from retuned.adapters.chat_budget import Usage
-from retuned.adapters.chat_transcript import Transcript, spent_since
 from retuned.errors import TemporaryError
+from retuned.lab.llm.budget import Usage
+from retuned.lab.llm.transcript import Transcript, spent_since
 from retuned.ports import ChatAnswer, ChatMessage, ChatRequest
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)

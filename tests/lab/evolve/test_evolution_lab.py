@@ -20,17 +20,17 @@ from tests.lab.evolve.scripted_endpoint import (
     endpoint,
 )
 
-from retuned.adapters.evolution import transcript_path
-from retuned.adapters.lab_fake import FakeBench
-from retuned.adapters.lab_process import LabProcess
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import TrustClass, Workload
 from retuned.errors import TemporaryError
-from retuned.experiment import open_lab
-from retuned.lab.bay import LabSettings
+from retuned.experiment.__main__ import open_lab
+from retuned.experiment.child import LabProcess
+from retuned.experiment.fake import FakeBench
+from retuned.experiment.local import LocalLab
 from retuned.lab.generators.evolve import EvolveConfig, EvolveRules
 from retuned.lab.generators.evolve.lineage import lineage_of
 from retuned.lab.languages.cpu_cpp import cpu_environment
+from retuned.lab.llm.setup import transcript_path
+from retuned.lab.resources import LabSettings
 from retuned.ports import Finding
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason, Status

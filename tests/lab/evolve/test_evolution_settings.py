@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from retuned.adapters.evolution import key_of, machine_names
 from retuned.errors import MissingDependency, UsageError
-from retuned.local.evolution import config_of
-from retuned.local.wiring import loop_settings
+from retuned.lab.llm.setup import key_of, machine_names
 from retuned.settings import Settings
+from retuned.standalone.assembly import loop_settings
+from retuned.standalone.evolution import config_of
 
 FULL: dict[str, Any] = {
     "evolve_url": "https://models.example.com/v1",

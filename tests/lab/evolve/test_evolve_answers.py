@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retuned.lab.generators.evolve.answers import Draft, parse_answer
-from retuned.lab.generators.evolve.editing import (
-    AnswerRefused,
-    Edit,
-    apply_edits,
-    parse_edits,
-)
-from retuned.lab.generators.evolve.roles import parse_ideas, parse_reflection
+from retuned.lab.generators.evolve.edits import AnswerRefused, Edit, apply_edits, parse_edits
+from retuned.lab.generators.evolve.prompts import parse_ideas, parse_reflection
+from retuned.lab.generators.evolve.responses import Draft, parse_answer
 
 BASE = "int a;\nint b;\nint a2;\n"
 BASE_ID = "ab12cd34ef56" + "0" * 52

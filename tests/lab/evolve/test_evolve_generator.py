@@ -21,12 +21,12 @@ from tests.lab.evolve.evolve_world import (
 )
 
 from retuned import catalog
-from retuned.adapters.chat_budget import BudgetSpent
-from retuned.adapters.chat_model import WireAnswer, WireFailed
 from retuned.contract import Language, TrustClass
 from retuned.errors import TemporaryError, UsageError
 from retuned.lab.generators.evolve import EvolveRules
 from retuned.lab.generators.evolve.lineage import lineage_of
+from retuned.lab.llm.budget import BudgetSpent
+from retuned.lab.llm.client import WireAnswer, WireFailed
 from retuned.ports import ChatRequest
 from retuned.stages.verdict import Reason
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.lab.evolve.evolve_world import finding, incumbent
 
 from retuned.contract import Language, Solution
+from retuned.lab.generators.evolve.actions import Action, Birth, next_step, purpose_of, read_purpose
 from retuned.lab.generators.evolve.config import EvolveRules
 from retuned.lab.generators.evolve.lineage import Lineage
 from retuned.lab.generators.evolve.population import (
@@ -18,7 +19,6 @@ from retuned.lab.generators.evolve.population import (
     choose_partners,
     populate,
 )
-from retuned.lab.generators.evolve.steps import Action, Birth, next_step, purpose_of, read_purpose
 from retuned.ports import Finding
 from retuned.stages.verdict import Reason
 

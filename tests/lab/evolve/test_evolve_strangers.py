@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tests.lab.evolve.evolve_world import BLOCK, Actor, Evolution, whole
 
 from retuned import catalog
-from retuned.adapters import chat_http
-from retuned.adapters.chat_model import WireFailed
 from retuned.contract import Definition, Language, Solution, TrustClass
 from retuned.lab.generators.evolve import EvolveRules
-from retuned.lab.generators.evolve.answers import parse_answer
 from retuned.lab.generators.evolve.dialects import dialect_of, solution_of
 from retuned.lab.generators.evolve.lineage import Lineage
+from retuned.lab.generators.evolve.responses import parse_answer
 from retuned.lab.languages import cpu_cpp, triton_contract
+from retuned.lab.llm import http
+from retuned.lab.llm.client import WireFailed
 
 ZERO = "sha256:" + "0" * 64
 _JSON = st.recursive(
@@ -74,7 +74,7 @@ def test_any_body_is_an_answer_or_a_named_failure(body: object) -> None:
 def _reads(data: bytes) -> None:
     headers = httpx.Headers({"content-type": "application/json; charset=utf-8"})
     with contextlib.suppress(WireFailed):  # nothing else may come out
-        assert isinstance(chat_http._read(headers, data).text, str)
+        assert isinstance(http._read(headers, data).text, str)
 
 
 def answered(base: Solution, definition: Definition, text: str) -> Solution:

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retuned.adapters.chat_budget import (
+from retuned.contract import Language, Solution, SourceFile
+from retuned.lab.generators.evolve.features import Features, measure
+from retuned.lab.generators.evolve.lineage import Lineage, lineage_of
+from retuned.lab.generators.evolve.redaction import cut, line, plain, quote
+from retuned.lab.llm.budget import (
     BudgetSpent,
     ChatBudget,
     Prices,
@@ -17,10 +21,6 @@ from retuned.adapters.chat_budget import (
     bound_of,
     settled,
 )
-from retuned.contract import Language, Solution, SourceFile
-from retuned.lab.generators.evolve.features import Features, measure
-from retuned.lab.generators.evolve.lineage import Lineage, lineage_of
-from retuned.lab.generators.evolve.quoting import cut, line, plain, quote
 from retuned.ports import ChatMessage, ChatRequest
 
 ZERO = "sha256:" + "0" * 64

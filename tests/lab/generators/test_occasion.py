@@ -8,9 +8,9 @@ import pytest
 
 from retuned import catalog
 from retuned.contract import Solution, Workload
-from retuned.experiment import GENERATORS, occasion_of
+from retuned.experiment.__main__ import GENERATORS, occasion_of
 from retuned.lab.generators import Earlier
-from retuned.lab.generators.occasion import SELF_CONTAINED, GeneratorInput
+from retuned.lab.generators.inputs import SELF_CONTAINED, GeneratorInput
 from retuned.ports import Finding
 from retuned.settings import Proposer
 from retuned.stages.experiment import ExperimentPlan

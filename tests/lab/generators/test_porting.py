@@ -8,8 +8,8 @@ from retuned import catalog
 from retuned.contract import Guard, Language, Solution, TrustClass, Workload
 from retuned.lab.generators import Earlier, PortingGenerator
 from retuned.lab.generators.devices import GPUS, DeviceFacts, cpu_facts
-from retuned.lab.generators.porting import nearest, translate
 from retuned.lab.generators.spaces import Grid
+from retuned.lab.generators.transfer import nearest, translate
 from retuned.ports import Finding
 from retuned.stages.verdict import Interval, Reason, Status, Verdict
 

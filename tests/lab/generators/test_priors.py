@@ -16,8 +16,7 @@ from pydantic import ValidationError
 
 from retuned.contract import Language, Solution, SourceFile, digest_of
 from retuned.lab.generators import SearchGenerator
-from retuned.lab.generators.guidance import GUESSES, LATE
-from retuned.lab.generators.prior_learning import Past, PastTurn, learn_priors
+from retuned.lab.generators.prior_fit import Past, PastTurn, learn_priors
 from retuned.lab.generators.priors import (
     MOST_POINTS,
     MOST_STRUCTURES,
@@ -25,6 +24,7 @@ from retuned.lab.generators.priors import (
     Priors,
     best_first,
 )
+from retuned.lab.generators.search_heuristics import GUESSES, LATE
 from retuned.ports import Finding
 from retuned.stages.experiment import Turn, TurnOutcome
 from retuned.stages.verdict import Reason, Status, Verdict

@@ -12,11 +12,17 @@ from retuned.catalog import KernelEntry
 from retuned.contract import Language, Solution, SourceFile, TrustClass, Workload
 from retuned.lab.generators import RecipeGenerator
 from retuned.lab.generators.devices import GPUS, DeviceFacts, cpu_facts
-from retuned.lab.generators.inference import widen
-from retuned.lab.generators.occasion import SELF_CONTAINED, GeneratorInput
+from retuned.lab.generators.inputs import SELF_CONTAINED, GeneratorInput
 from retuned.lab.generators.portfolio import Portfolio, TurnList
 from retuned.lab.generators.recipes import RECIPES, RecipeResult
-from retuned.lab.generators.recipes.looping import CHUNKED, STRIDED, Loop, NotRewritable, rewrite
+from retuned.lab.generators.recipes.loop_rewrite import (
+    CHUNKED,
+    STRIDED,
+    Loop,
+    NotRewritable,
+    rewrite,
+)
+from retuned.lab.generators.space_inference import widen
 from retuned.lab.languages import cpu_cpp, triton_contract
 from retuned.ports import Finding
 from retuned.stages.experiment import ExperimentPlan

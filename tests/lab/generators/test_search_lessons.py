@@ -7,7 +7,7 @@ import math
 from retuned import catalog
 from retuned.contract import Solution, Workload
 from retuned.lab.generators import SearchGenerator
-from retuned.lab.generators.lessons import learn
+from retuned.lab.generators.search_heuristics import learn
 from retuned.lab.generators.spaces import Grid
 from retuned.ports import Finding
 from retuned.stages.verdict import Interval, Reason, Status, Verdict

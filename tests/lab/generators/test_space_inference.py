@@ -9,7 +9,7 @@ from retuned.contract import Language, Solution, SourceFile
 from retuned.errors import UsageError
 from retuned.lab.generators import SearchGenerator
 from retuned.lab.generators.devices import GPUS, cpu_facts
-from retuned.lab.generators.inference import Widened, infer_space, widen
+from retuned.lab.generators.space_inference import Widened, infer_space, widen
 from retuned.lab.generators.spaces import Grid
 
 NAME = "linear_w8_n512_k512"

@@ -17,8 +17,8 @@ from retuned import catalog
 from retuned.contract import AxisVar, Definition, DType, Language, Solution, SourceFile, TensorSpec
 from retuned.errors import CandidateError, CompileFailed, MissingDependency
 from retuned.lab.languages import gpu_compilers, gpu_cpp
+from retuned.lab.languages.gpu_compile import LIMITS, version_of
 from retuned.lab.languages.gpu_compilers import find_clang, find_nvrtc
-from retuned.lab.languages.gpu_compiling import LIMITS, version_of
 from retuned.lab.languages.gpu_cpp import build, gpu_cpp_environment
 
 needs_nvrtc = pytest.mark.skipif(

@@ -14,19 +14,19 @@ import pytest
 from tests.lab.gpu_cpp.emulator import EmulatedGpuCpp, build_driver
 
 from retuned import catalog
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Language, Solution, SourceFile, Workload
 from retuned.errors import MissingDependency
+from retuned.experiment.local import LocalLab
 from retuned.lab import toolchain
-from retuned.lab.bay import LabResources, LabSettings
 from retuned.lab.examiner import Examiner
-from retuned.lab.generators.given import GivenGenerator
+from retuned.lab.generators.fixed import GivenGenerator
 from retuned.lab.languages.gpu import find_gpu
 from retuned.lab.languages.gpu_compilers import find_nvrtc
+from retuned.lab.resources import LabResources, LabSettings
 from retuned.lab.toolchain import environment_of, toolchain_for
 from retuned.lab.toolchain_gpu_cpp import GpuCpp
 from retuned.ports import Finding
-from retuned.runtime.artifact import read_artifact
+from retuned.runtime.artifacts.artifact import read_artifact
 from retuned.stages.experiment import Budget, ExperimentPlan
 from retuned.stages.verdict import Reason, Status
 

@@ -20,19 +20,16 @@ from tests.operators.controllers.server import Faulty, Server, ended
 from tests.operators.controllers.server_pods import WORLD, ServerPod
 from tests.operators.world import GROUPS, POLICY
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.telemetry import FakeTelemetry
+from retuned.clock import FakeClock
+from retuned.control import ResultFact
 from retuned.ports import Spans
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned.stages.swap import SwapOrder
-from retuned_operator.agent import Receipt, desired_orders
-from retuned_operator.agent.ports import PodRecord
-from retuned_operator.controllers.wanting import EVOLVE
-from retuned_operator.crds import JobRole, KernelExperiment, SwapProposal, TuningTarget, read
-from retuned_operator.machine import ResultFact
-from retuned_operator.manifests import JobSettings
-from retuned_operator.manifests.sidecar import SIDECAR
-from retuned_operator.runtime.resources import (
+from retuned.telemetry.prometheus import FakeTelemetry
+from retuned_operator.agent_api import Receipt, desired_orders
+from retuned_operator.agent_api.ports import PodRecord
+from retuned_operator.controllers.job_requests import EVOLVE
+from retuned_operator.kube.resources import (
     DECISIONS,
     EVENTS,
     EXPERIMENTS,
@@ -45,6 +42,9 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
+from retuned_operator.manifests import JobSettings
+from retuned_operator.manifests.sidecar import SIDECAR
+from retuned_operator.schema import JobRole, KernelExperiment, SwapProposal, TuningTarget, read
 
 
 class Cluster:

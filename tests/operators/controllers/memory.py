@@ -10,6 +10,8 @@ from unittest import mock
 from tests.operators import examples
 
 from retuned.contract import Guard, Solution, TrustClass, Workload
+from retuned.control import ResultFact
+from retuned.control.analysis import Compared
 from retuned.ports import Finding
 from retuned.stages.gate.limits import Metric
 from retuned.stages.hypothesis import Hypothesis
@@ -24,8 +26,8 @@ from retuned.stages.verdict import (
     Status,
     Verdict,
 )
-from retuned_operator.agent import Receipt
-from retuned_operator.agent.ports import Said
+from retuned_operator.agent_api import Receipt
+from retuned_operator.agent_api.ports import Said
 from retuned_operator.controllers.ports import (
     Dims,
     EventSubject,
@@ -33,9 +35,7 @@ from retuned_operator.controllers.ports import (
     OpenDrift,
     VerifiedWin,
 )
-from retuned_operator.crds import JobRole, KernelExperiment, TuningTarget
-from retuned_operator.machine import ResultFact
-from retuned_operator.machine.measuring import Compared
+from retuned_operator.schema import JobRole, KernelExperiment, TuningTarget
 
 KERNEL = "rmsnorm_h512"
 ANOTHER = "rope_h512"

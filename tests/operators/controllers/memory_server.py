@@ -15,9 +15,9 @@ from tests.fakeapi.refusals import Refusal
 from tests.fakeapi.storage import Storage
 from tests.operators.controllers.server import ended
 
-from retuned_operator.controllers import reading
-from retuned_operator.runtime.errors import answered
-from retuned_operator.runtime.resources import JOBS, NAMESPACES, PODS, Obj, Resource
+from retuned_operator.controllers import objects as reading
+from retuned_operator.kube.errors import answered
+from retuned_operator.kube.resources import JOBS, NAMESPACES, PODS, Obj, Resource
 
 T = TypeVar("T")
 _MERGE = "application/merge-patch+json"

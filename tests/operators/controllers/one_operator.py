@@ -7,11 +7,11 @@ from typing import Protocol
 from tests.operators.controllers.memory import FakeKernels, FakeLedger, FakeSignals, NoArchive
 from tests.operators.controllers.server import Faulty
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.telemetry import FakeTelemetry
+from retuned.clock import FakeClock
 from retuned.errors import RetunedError
 from retuned.ports import Spans
-from retuned_operator.agent import Reports
+from retuned.telemetry.prometheus import FakeTelemetry
+from retuned_operator.agent_api import Reports
 from retuned_operator.controllers import (
     ClusterView,
     ClusterWriter,
@@ -22,11 +22,11 @@ from retuned_operator.controllers import (
     Policies,
     Proposals,
     Targets,
-    reading,
+    objects,
 )
 from retuned_operator.controllers.caches import INDICES, StoreCaches
-from retuned_operator.manifests import JobSettings
-from retuned_operator.runtime.resources import (
+from retuned_operator.kube.informer import ObjectCache, key_of
+from retuned_operator.kube.resources import (
     DECISIONS,
     EXPERIMENTS,
     FREEZES,
@@ -38,7 +38,7 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
-from retuned_operator.runtime.store import ObjectCache, key_of
+from retuned_operator.manifests import JobSettings
 
 OURS = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES, PODS, JOBS)
 
@@ -115,7 +115,7 @@ class Operator:
         for kind, controller in self.controllers:
             keys = set(self.stores[kind].keys())
             if kind is TARGETS:  # its proposals name one that is gone, too
-                keys.update(*map(reading.target_word, self.cluster.all(PROPOSALS)))
+                keys.update(*map(objects.target_word, self.cluster.all(PROPOSALS)))
             for key in sorted(keys):
                 try:
                     controller.reconcile(key)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from retuned_operator.controllers.ports import Writes
-from retuned_operator.runtime.resources import Obj, Resource
+from retuned_operator.kube.resources import Obj, Resource
 
 T = TypeVar("T")
 

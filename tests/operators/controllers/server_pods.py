@@ -9,11 +9,11 @@ from datetime import datetime
 from tests.operators import examples
 from tests.operators.controllers.memory import KERNEL
 
-from retuned.agent_wire import BlockedOrder, Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
+from retuned.api.agent import BlockedOrder, Hello, PodRef, ProcessEnvironment, SlotWatch, WatchPost
 from retuned.contract import Digest
 from retuned.stages.swap import SwapKind, SwapOrder
 from retuned.stages.watch import WatchAction, WatchReport
-from retuned_operator.controllers.targets import environment_of
+from retuned_operator.controllers.target import environment_of
 
 SERVER = ProcessEnvironment(process="1", device="gfx942", triton="3.9.0")
 WORLD = environment_of(
@@ -50,7 +50,7 @@ class ServerPod:
 
     def carry_out(self, orders: Sequence[SwapOrder]) -> None:
         """Do what is ordered and not done yet; without orders there is the original."""
-        if self.active is not None and not orders:  # see `retuned.sidecar.withdrawing`
+        if self.active is not None and not orders:  # see `retuned.sidecar.rollback`
             self.epoch, self.active = self.epoch + 1, None
             self.swaps.append((self.epoch, None))
         for order in orders:

@@ -12,7 +12,7 @@ from tests.operators import examples
 from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.server import Died, Hit, Hits, Moment
 
-from retuned_operator.crds import ExperimentPhase, ProposalPhase
+from retuned_operator.schema import ExperimentPhase, ProposalPhase
 
 NEW = examples.ARTIFACT
 KILLERS = ("all-but-events", "first-events", "last-events")

@@ -13,10 +13,10 @@ from tests.operators.controllers.server_pods import WORLD
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned_operator.controllers.ports import OpenDrift
-from retuned_operator.crds import ExperimentPhase
+from retuned_operator.kube.resources import POLICIES, TARGETS
 from retuned_operator.manifests import JobSettings
 from retuned_operator.manifests.settings import Endpoint
-from retuned_operator.runtime.resources import POLICIES, TARGETS
+from retuned_operator.schema import ExperimentPhase
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
 MINUTE_NS = 60 * 10**9

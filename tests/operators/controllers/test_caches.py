@@ -8,9 +8,9 @@ from tests.operators import examples
 from retuned_operator.controllers import caches
 from retuned_operator.controllers.caches import INDICES, StoreCaches
 from retuned_operator.controllers.ports import BY_PHASE, BY_SELECTOR, BY_TARGET
-from retuned_operator.runtime import store
-from retuned_operator.runtime.resources import PROPOSALS, TARGETS, Obj
-from retuned_operator.runtime.store import ObjectCache, key_of, made_of
+from retuned_operator.kube import informer
+from retuned_operator.kube.informer import ObjectCache, key_of, made_of
+from retuned_operator.kube.resources import PROPOSALS, TARGETS, Obj
 
 
 def a_swap(version: int, **more: Any) -> Obj:
@@ -110,13 +110,13 @@ def test_what_is_looked_for_costs_no_more_for_what_was_written_elsewhere(
         after = {**body, "metadata": {**body["metadata"], "resourceVersion": "10"}}
         kept.caches.wrote(PROPOSALS, after)
     decoded: list[bytes] = []
-    whole = store._decoded
+    whole = informer._decoded
 
     def counted(text: bytes) -> Obj:
         decoded.append(text)
         return whole(text)
 
-    monkeypatch.setattr(store, "_decoded", counted)
+    monkeypatch.setattr(informer, "_decoded", counted)
     found = kept.caches.by(PROPOSALS, BY_TARGET, "serving/t7")
     assert found is not None
     assert [body["metadata"]["resourceVersion"] for body in found] == ["10"]

@@ -9,13 +9,13 @@ from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.memory import ORIGINAL
 from tests.operators.controllers.test_beliefs import drifted
 
+from retuned.api.target import ActiveKernel
 from retuned.contract import Language, Solution, SourceFile, TrustClass
 from retuned.ports import Finding
 from retuned.stages.gate import DecisionKind
 from retuned.stages.verdict import Reason, Status, Verdict
-from retuned_operator.crds import Condition, ExperimentPhase, KernelExperiment, ProposalPhase
-from retuned_operator.crds.target import ActiveKernel
-from retuned_operator.runtime.resources import EXPERIMENTS, POLICIES, TARGETS
+from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, TARGETS
+from retuned_operator.schema import Condition, ExperimentPhase, KernelExperiment, ProposalPhase
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
 HOURS_6 = 6 * 3600.0

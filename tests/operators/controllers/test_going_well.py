@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from tests.operators import examples
 from tests.operators.controllers.cluster import Cluster
 
-from retuned_operator.crds import ExperimentPhase, ProposalPhase
+from retuned_operator.schema import ExperimentPhase, ProposalPhase
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
 """A Tuesday, half past one in Berlin, in the window."""

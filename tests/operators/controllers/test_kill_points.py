@@ -10,7 +10,7 @@ from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.server import Hit, Moment
 from tests.operators.controllers.story import KILLERS, dies, killed, killers, played
 
-from retuned_operator.runtime.errors import Conflict, Unavailable
+from retuned_operator.kube.errors import Conflict, Unavailable
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
 """A Tuesday, half past one in Berlin, in the window."""

@@ -14,21 +14,14 @@ from tests.operators.controllers.memory import ANOTHER, LIVE
 from tests.operators.controllers.memory_server import MemoryServer
 from tests.operators.controllers.server_pods import WORLD
 
+from retuned.control.analysis import Compared
 from retuned.stages.gate import DecisionKind, StopPolicy
-from retuned_operator.controllers import Proposals, swaps
-from retuned_operator.controllers.reading import PodSeen, pod_seen
-from retuned_operator.crds import ProposalPhase as P
-from retuned_operator.crds import SwapProposal, proposal_spec
-from retuned_operator.machine.measuring import Compared
+from retuned_operator.controllers import Proposals, cluster_view
+from retuned_operator.controllers.objects import PodSeen, pod_seen
+from retuned_operator.kube.resources import DECISIONS, FREEZES, PODS, POLICIES, PROPOSALS, TARGETS
 from retuned_operator.manifests.sidecar import SIDECAR
-from retuned_operator.runtime.resources import (
-    DECISIONS,
-    FREEZES,
-    PODS,
-    POLICIES,
-    PROPOSALS,
-    TARGETS,
-)
+from retuned_operator.schema import ProposalPhase as P
+from retuned_operator.schema import SwapProposal, proposal_spec
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
 """A Tuesday, half past one in Berlin, in the window."""
@@ -528,7 +521,7 @@ def test_a_pod_whose_live_kernel_has_no_slot_yet_can_be_told_and_others_that_say
     def ready(*, is_live: bool, says: object) -> bool:
         world = mock.Mock()
         world.reports.of.return_value = says
-        return swaps._pod(world, resource, seen, now=OPEN, is_live=is_live).ready
+        return cluster_view._pod(world, resource, seen, now=OPEN, is_live=is_live).ready
 
     assert ready(is_live=True, says=said)
     assert not ready(is_live=False, says=said), "a server that is still building its model"

@@ -7,12 +7,12 @@ from datetime import timedelta
 import pytest
 from tests.operators.examples import NOW, a_target
 
-from retuned.agent_wire import Hello, PodRef, ProcessEnvironment
-from retuned_operator.agent.ports import PodRecord
-from retuned_operator.agent.reports import PodSaid
-from retuned_operator.controllers.reading import PodSeen
-from retuned_operator.controllers.targets import observed
-from retuned_operator.crds import Condition, TuningTarget, read
+from retuned.api.agent import Hello, PodRef, ProcessEnvironment
+from retuned_operator.agent_api.ports import PodRecord
+from retuned_operator.agent_api.reports import PodSaid
+from retuned_operator.controllers.objects import PodSeen
+from retuned_operator.controllers.target import observed
+from retuned_operator.schema import Condition, TuningTarget, read
 
 ONE = ProcessEnvironment(process="1", device="gfx942")
 OTHER = ProcessEnvironment(process="2", device="gfx950")

@@ -12,14 +12,10 @@ from tests.operators.controllers.cluster import Cluster
 from tests.operators.controllers.memory_server import pod_of
 from tests.operators.controllers.server_pods import WORLD
 
-from retuned_operator.controllers.experiments import Experiments
-from retuned_operator.controllers.trials import PROPOSAL_TTL, hours_of
-from retuned_operator.crds import ExperimentPhase as P
-from retuned_operator.crds import JobRole, KernelExperiment
-from retuned_operator.crds.values import camel
-from retuned_operator.manifests import JobSettings
-from retuned_operator.manifests.settings import Endpoint
-from retuned_operator.runtime.resources import (
+from retuned.api.values import camel
+from retuned_operator.controllers.experiment import Experiments
+from retuned_operator.controllers.experiment_facts import PROPOSAL_TTL, hours_of
+from retuned_operator.kube.resources import (
     CONFIG_MAPS,
     EXPERIMENTS,
     FREEZES,
@@ -28,6 +24,10 @@ from retuned_operator.runtime.resources import (
     PROPOSALS,
     Obj,
 )
+from retuned_operator.manifests import JobSettings
+from retuned_operator.manifests.settings import Endpoint
+from retuned_operator.schema import ExperimentPhase as P
+from retuned_operator.schema import JobRole, KernelExperiment
 
 OPEN = datetime(2026, 3, 3, 0, 30, tzinfo=UTC)
 HERE = JobSettings(image="lab", gpu_models={"MI300X": {"model": "MI300X"}})

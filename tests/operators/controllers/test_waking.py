@@ -11,19 +11,17 @@ import pytest
 from tests.fakeapi.server import FakeApi
 from tests.operators import examples
 from tests.operators.controllers.memory import FakeKernels, FakeLedger, FakeSignals, NoArchive
-from tests.operators.runtime.running import eventually, in_thread
+from tests.operators.kube.running import eventually, in_thread
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.telemetry import FakeTelemetry
-from retuned_operator.agent import Hub, Reports
+from retuned.clock import FakeClock
+from retuned.telemetry.prometheus import FakeTelemetry
+from retuned_operator.agent_api import Hub, Reports
 from retuned_operator.controllers import ClusterView, ClusterWriter
 from retuned_operator.controllers.caches import INDICES, StoreCaches
-from retuned_operator.manifests import JobSettings
-from retuned_operator.manifests.sidecar import SIDECAR
-from retuned_operator.program.controlling import controllers_of
-from retuned_operator.runtime.client import Api
-from retuned_operator.runtime.manager import Controller, Manager
-from retuned_operator.runtime.resources import (
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.informer import ObjectCache, key_of
+from retuned_operator.kube.manager import Controller, Manager
+from retuned_operator.kube.resources import (
     DECISIONS,
     EXPERIMENTS,
     FREEZES,
@@ -35,7 +33,9 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
-from retuned_operator.runtime.store import ObjectCache, key_of
+from retuned_operator.manifests import JobSettings
+from retuned_operator.manifests.sidecar import SIDECAR
+from retuned_operator.registry import controllers_of
 
 KINDS = (TARGETS, POLICIES, EXPERIMENTS, PROPOSALS, DECISIONS, FREEZES, PODS, JOBS)
 NAMESPACES = ("serving", "serving-2")

@@ -16,15 +16,10 @@ from tests.operators.examples import a_swap, a_target, an_experiment
 from typer.testing import CliRunner
 
 from retuned.errors import RetunedError
-from retuned_operator.crds import PolicyObject, SwapProposal, read
+from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, PROPOSALS, TARGETS
 from retuned_operator.kubectl.commands import app
 from retuned_operator.manifests.roles import people_roles
-from retuned_operator.runtime.resources import (
-    EXPERIMENTS,
-    POLICIES,
-    PROPOSALS,
-    TARGETS,
-)
+from retuned_operator.schema import PolicyObject, SwapProposal, read
 
 ROLES = {each["metadata"]["name"]: each["rules"] for each in people_roles()}
 POLICY: dict[str, Any] = {

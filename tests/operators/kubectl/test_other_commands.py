@@ -16,10 +16,10 @@ from tests.operators.examples import ARTIFACT
 from tests.operators.kubectl.conftest import ROLES, Cluster, Run
 from typer.testing import CliRunner
 
-from retuned_operator.kubectl import completing
+from retuned_operator.kube.resources import FREEZES
+from retuned_operator.kubectl import completion
 from retuned_operator.kubectl.commands import app
-from retuned_operator.kubectl.completing import completed
-from retuned_operator.runtime.resources import FREEZES
+from retuned_operator.kubectl.completion import completed
 
 ROOT = Path(__file__).resolve().parents[3]
 POLICIES = ROOT / "policies"
@@ -178,10 +178,10 @@ def test_names_are_completed_from_the_cluster_and_its_absence_is_no_error(
     cluster.proposal(None)
     cluster.proposal(None, name="swp-ended", phase="Expired")
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig("eve")))
-    completing.run_completion(["show", "swp-"])
+    completion.run_completion(["show", "swp-"])
     assert capsys.readouterr().out == f"{NAME}\n:4\n"
     cluster.fake.faults.add(Fault(verb="list", status=500))
-    completing.run_completion(["show", "swp-"])
+    completion.run_completion(["show", "swp-"])
     assert capsys.readouterr().out == ":4\n"
 
 

@@ -12,11 +12,11 @@ from tests.operators.kubectl.conftest import ROLES, Cluster, Run
 
 from retuned.errors import UnreadableInput
 from retuned.stages.watch import METHOD, Account, Hours
+from retuned_operator.kube.resources import CONFIG_MAPS
 from retuned_operator.manifests import report
 from retuned_operator.manifests.report import KEY, REPORT, read_report, report_map
 from retuned_operator.manifests.roles import watching_rules
-from retuned_operator.program.reporting import write_reports
-from retuned_operator.runtime.resources import CONFIG_MAPS
+from retuned_operator.savings import write_reports
 
 
 def account(target: str = "serving/chat", month: str = "2026-11", **changes: Any) -> Account:

@@ -9,8 +9,8 @@ from tests.fakeapi.faults import Fault
 from tests.operators.examples import ARTIFACT
 from tests.operators.kubectl.conftest import Cluster, Run
 
-from retuned_operator.crds import SwapDecision, read
-from retuned_operator.runtime.resources import DECISIONS, EXPERIMENTS, POLICIES, PROPOSALS
+from retuned_operator.kube.resources import DECISIONS, EXPERIMENTS, POLICIES, PROPOSALS
+from retuned_operator.schema import SwapDecision, read
 
 NAME = "swp-0123456789abcdef0123"
 YES = ("--yes", "--digest", ARTIFACT, "-m", "numbers look right")

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from retuned.lab.harness.landlock import Allowed, restrict
-from retuned_operator.crds import JobRole
 from retuned_operator.manifests.jobs import MESSAGE_PATH, TASK_KEY
+from retuned_operator.schema import JobRole
 
 _USER = 65532
 """As the manifest says."""

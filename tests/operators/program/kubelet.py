@@ -15,8 +15,8 @@ from typing import Any, Self
 from tests.fakeapi.server import FakeApi
 from tests.operators.program.experiment_pod import ExperimentPod
 
+from retuned_operator.kube.resources import CONFIG_MAPS, JOBS, PODS, Obj
 from retuned_operator.manifests.jobs import RUNNER, TELLER
-from retuned_operator.runtime.resources import CONFIG_MAPS, JOBS, PODS, Obj
 
 
 class Kubelet:

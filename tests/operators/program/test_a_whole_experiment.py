@@ -25,23 +25,15 @@ from tests.operators.program.kubelet import Kubelet
 from tests.operators.program.test_program import ACCOUNT, eventually
 from tests.operators.world import POLICY
 
-from retuned.adapters.clock import SystemClock
-from retuned.agent_wire import DriftPost, Hello, PodRef, ProcessEnvironment, ProfileReport
+from retuned.api.agent import DriftPost, Hello, PodRef, ProcessEnvironment, ProfileReport
+from retuned.clock import SystemClock
 from retuned.contract import Language
 from retuned.lab.toolchain import environment_of
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
-from retuned_operator.agent.ports import PodRecord, Receipt
-from retuned_operator.manifests.roles import (
-    experiment_rules,
-    own_rules,
-    reviewing_rules,
-    watching_rules,
-)
-from retuned_operator.manifests.sidecar import SIDECAR
-from retuned_operator.program.assembly import ApiConnections, Operator
-from retuned_operator.program.settings import Settings, load_settings
-from retuned_operator.runtime.resources import (
+from retuned_operator.agent_api.ports import PodRecord, Receipt
+from retuned_operator.assembly import ApiConnections, Operator
+from retuned_operator.kube.resources import (
     EVENTS,
     EXPERIMENTS,
     JOBS,
@@ -51,6 +43,14 @@ from retuned_operator.runtime.resources import (
     TARGETS,
     Obj,
 )
+from retuned_operator.manifests.roles import (
+    experiment_rules,
+    own_rules,
+    reviewing_rules,
+    watching_rules,
+)
+from retuned_operator.manifests.sidecar import SIDECAR
+from retuned_operator.settings import Settings, load_settings
 
 pytestmark = pytest.mark.slow
 MINUTE_NS = 60 * 10**9

@@ -13,17 +13,17 @@ from tests.fakeapi.server import FakeApi
 from tests.operators import examples
 from tests.operators.review.conftest import Looking
 
-from retuned.adapters.memory_store import MemoryStore
-from retuned.agent_wire import PodRef, ProfileReport
+from retuned.api.agent import PodRef, ProfileReport
 from retuned.contract import Solution
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
-from retuned_operator.agent.ports import PodRecord
+from retuned.store.memory import MemoryStore
+from retuned_operator.agent_api.ports import PodRecord
 from retuned_operator.controllers.ports import LiveShapes
-from retuned_operator.crds import SwapProposal, TuningTarget, read
-from retuned_operator.program.accounting import ClusterAccounts
-from retuned_operator.program.fleet import CachedFleet
-from retuned_operator.program.results import ResultFolder
-from retuned_operator.runtime.resources import EXPERIMENTS, PODS, PROPOSALS, TARGETS
+from retuned_operator.kube.resources import EXPERIMENTS, PODS, PROPOSALS, TARGETS
+from retuned_operator.pods import CachedFleet
+from retuned_operator.savings import ClusterAccounts
+from retuned_operator.schema import SwapProposal, TuningTarget, read
+from retuned_operator.store.results import ResultFolder
 
 SINCE = datetime(2026, 11, 2, 12, tzinfo=UTC)
 POD = PodRecord(namespace="serving", name="chat-0", uid="uid-0", target="serving/chat")

@@ -10,30 +10,30 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.channels.heard import Ear, listening
-from tests.channels.test_arrivals import SECRET, TEAM, Http, pressed
 from tests.fakeapi.access import Identity
 from tests.fakeapi.server import FakeApi
+from tests.notify.heard import Ear, listening
+from tests.notify.test_arrivals import SECRET, TEAM, Http, pressed
 from tests.operators.kubectl.conftest import PEOPLE, ROLES, Cluster
 from tests.operators.review.conftest import ACCOUNT, Looking
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.telemetry import FakeTelemetry
 from retuned.channels.incoming_slack import signature_of
 from retuned.channels.slack import APPROVE, REJECT
+from retuned.clock import FakeClock
 from retuned.errors import TemporaryError, UsageError
-from retuned.metrics import Exporter
 from retuned.ports import Clock
+from retuned.telemetry import Exporter
+from retuned.telemetry.prometheus import FakeTelemetry
+from retuned_operator.kube.resources import DECISIONS, EVENTS, FREEZES, PROPOSALS, Obj
 from retuned_operator.manifests.roles import (
     pausing_rules,
     reviewing_rules,
     speaking_rules,
     watching_rules,
 )
-from retuned_operator.program.channel_settings import ChannelSettings, channel_settings
-from retuned_operator.program.channelling import ClusterChannels, place_of
-from retuned_operator.program.telling import ProposalNotifier
-from retuned_operator.runtime.resources import DECISIONS, EVENTS, FREEZES, PROPOSALS, Obj
+from retuned_operator.notifications import ClusterChannels, place_of
+from retuned_operator.notify_settings import ChannelSettings, channel_settings
+from retuned_operator.proposal_notifier import ProposalNotifier
 
 KEY = "serving/swp-0123456789abcdef0123"
 TOKEN = "alerts-token"
@@ -365,7 +365,7 @@ def test_an_api_server_that_is_away_lets_slack_say_it_again(
     def away(*_: object, **__: object) -> None:
         raise TemporaryError("away", delay_s=1.0)
 
-    monkeypatch.setattr("retuned_operator.review.deciding.ClusterDeciding.decide", away)
+    monkeypatch.setattr("retuned_operator.review.decisions.ClusterDeciding.decide", away)
     assert press(site.clock, http, message, user="U0ADA", action=APPROVE).status_code == 503
     assert site.telemetry.total("retuned_channel_arrivals_total", outcome="again") == 1.0
 

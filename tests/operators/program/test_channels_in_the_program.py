@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from tests.channels.heard import listening
 from tests.fakeapi.server import FakeApi
+from tests.notify.heard import listening
 from tests.operators import examples
 from tests.operators.program.test_program import (
     _authority,
@@ -21,8 +21,8 @@ from tests.operators.program.test_program import (
     settings,
 )
 
-from retuned_operator.program.settings import Settings, load_settings
-from retuned_operator.runtime.resources import PROPOSALS
+from retuned_operator.kube.resources import PROPOSALS
+from retuned_operator.settings import Settings, load_settings
 
 __all__ = ["fake", "settings"]
 _WAITING = 'retuned_channel_messages_waiting{channel="webhook"} 0.0'

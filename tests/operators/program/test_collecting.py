@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 from tests.operators import examples
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.lab_wire import done_line, read_line
-from retuned.adapters.pod_bundle import FINDINGS, Sender, lines, pack
+from retuned.api.experiment import JobRef
+from retuned.clock import FakeClock
 from retuned.errors import TemporaryError
+from retuned.experiment.log_transport import FINDINGS, Sender, lines, pack
+from retuned.experiment.messages import done_line, read_line
 from retuned.ports import Finding
-from retuned_operator.crds import JobRole, KernelExperiment, read
-from retuned_operator.crds.experiment_status import JobRef
+from retuned_operator.kube.errors import ApiError, Forbidden, Invalid, NotFound, Unavailable
+from retuned_operator.kube.resources import Obj
 from retuned_operator.manifests.jobs import TELLER
-from retuned_operator.program import results
-from retuned_operator.program.collecting import LOG_GONE, Collector
-from retuned_operator.program.results import ResultFolder
-from retuned_operator.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unavailable
-from retuned_operator.runtime.resources import Obj
+from retuned_operator.schema import JobRole, KernelExperiment, read
+from retuned_operator.store import results
+from retuned_operator.store.results import LOG_GONE, Collector, ResultFolder
 
 JOB = "verify-1"
 DONE = b'{"done":true}\n'
@@ -227,7 +226,7 @@ def test_a_disk_that_is_full_is_waited_for(node: Node, monkeypatch: pytest.Monke
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("retuned_operator.program.results.os.fsync", full)
+    monkeypatch.setattr("retuned_operator.store.results.os.fsync", full)
     assert node.results() == []
     assert node.lost() == {}
     with pytest.raises(TemporaryError, match="No space left"):

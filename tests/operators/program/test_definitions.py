@@ -16,17 +16,16 @@ from tests.operators.controllers.test_swaps import OPEN
 from tests.operators.program import test_a_whole_experiment as whole
 
 from retuned import catalog
-from retuned.catalog.own import load_definition
+from retuned.catalog.user import load_definition
 from retuned.contract import Language
-from retuned.experiment import Task
+from retuned.experiment.__main__ import Task
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
-from retuned_operator.crds import TuningTarget, read
-from retuned_operator.program import definitions
-from retuned_operator.program.catalog import CatalogKernels
-from retuned_operator.program.definitions import MAX_FILES, learn
-from retuned_operator.program.settings import Settings
-from retuned_operator.program.showing import ClusterMetrics
-from retuned_operator.runtime.resources import CONFIG_MAPS
+from retuned_operator.kube.resources import CONFIG_MAPS
+from retuned_operator.metrics import ClusterMetrics
+from retuned_operator.schema import TuningTarget, read
+from retuned_operator.settings import Settings
+from retuned_operator.store import kernels as definitions
+from retuned_operator.store.kernels import MAX_FILES, CatalogKernels, learn
 
 fake, settings = whole.fake, whole.settings
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "scale_bias"

@@ -18,33 +18,26 @@ from tests.lab.evolve.scripted_endpoint import Received, Reply, chat, endpoint
 from tests.operators import examples
 from tests.operators.program.experiment_pod import ExperimentPod
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.pod_results import (
-    BREACH,
-    COMPILE_ERROR,
-    FINDINGS,
-    PREEMPTED,
-    WRONG_RESULT,
-)
-from retuned.adapters.signing import Ed25519Notary
-from retuned.adapters.sqlite_store import SqliteStore
+from retuned.api.experiment import JobRef
+from retuned.api.target import Vendor
+from retuned.clock import FakeClock
 from retuned.contract import Language, Solution, SourceFile, Workload
+from retuned.control import ResultFact
+from retuned.experiment.pod_results import BREACH, COMPILE_ERROR, FINDINGS, PREEMPTED, WRONG_RESULT
 from retuned.lab.harness import landlock
 from retuned.lab.toolchain import environment_of
 from retuned.stages.experiment import Budget, plan
 from retuned.stages.hypothesis import Hypothesis
-from retuned_operator.crds import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
-from retuned_operator.crds.experiment_status import JobRef
-from retuned_operator.crds.target import Vendor
-from retuned_operator.machine import ResultFact
+from retuned.store.keys import Ed25519Notary
+from retuned.store.sqlite import SqliteStore
+from retuned_operator.llm_quota import LlmQuota
 from retuned_operator.manifests import JobRequest, JobSettings, job_objects
 from retuned_operator.manifests.jobs import FINAL_EXIT_CODES, TELLER
 from retuned_operator.manifests.settings import Endpoint
-from retuned_operator.program.asking import LlmQuota
-from retuned_operator.program.collecting import Collector
-from retuned_operator.program.kinds import SOLUTION
-from retuned_operator.program.ledger import StoreLedger
-from retuned_operator.program.results import ResultFolder
+from retuned_operator.schema import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
+from retuned_operator.store.experiments import StoreLedger
+from retuned_operator.store.reports import SOLUTION
+from retuned_operator.store.results import Collector, ResultFolder
 
 NAME = "linear_w8_n32_k64"
 SLOW = """#include <cstdint>

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.signing import Ed25519Notary
-from retuned.adapters.sqlite_store import SqliteStore
-from retuned.agent_wire import DriftPost, PodRef, ProfileReport
+from retuned.api.agent import DriftPost, PodRef, ProfileReport
+from retuned.clock import FakeClock
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import WorkloadProfile
-from retuned_operator.agent.ports import PodRecord, Receipt
-from retuned_operator.program.catalog import CatalogKernels
-from retuned_operator.program.forgetting import KEPT, forget_windows
-from retuned_operator.program.kinds import DRIFT, PROFILE
-from retuned_operator.program.ledger import StoreLedger
-from retuned_operator.program.results import ResultFolder
-from retuned_operator.program.shelf import StoreShelf
+from retuned.store.keys import Ed25519Notary
+from retuned.store.sqlite import SqliteStore
+from retuned_operator.agent_api.ports import PodRecord, Receipt
+from retuned_operator.cleanup import KEPT, forget_windows
+from retuned_operator.store.experiments import StoreLedger
+from retuned_operator.store.kernels import CatalogKernels
+from retuned_operator.store.reports import DRIFT, PROFILE
+from retuned_operator.store.results import ResultFolder
+from retuned_operator.store.review import StoreShelf
 
 _POD = PodRecord(namespace="serving", name="chat-0", uid="uid-0", target="serving/chat")
 _REF = PodRef(namespace="serving", name="chat-0", uid="uid-0")

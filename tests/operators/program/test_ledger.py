@@ -12,32 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.local_world import INCUMBENT, LOST, WINNER, WON
-from tests.local.proofs import MACHINE, proof
 from tests.operators import examples
+from tests.standalone.local_world import INCUMBENT, LOST, WINNER, WON
+from tests.standalone.proofs import MACHINE, proof
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.lab_wire import done_line, failed_line, finding_line
-from retuned.adapters.signing import Ed25519Notary
-from retuned.adapters.sqlite_store import SqliteStore
-from retuned.agent_wire import DriftPost, PodRef, ProfileReport
+from retuned.api.agent import DriftPost, PodRef, ProfileReport
+from retuned.api.experiment import JobRef
+from retuned.clock import FakeClock
 from retuned.contract import SourceFile, Workload
+from retuned.experiment.messages import done_line, failed_line, finding_line
 from retuned.ports import Finding, Stored
-from retuned.runtime.artifact import MANIFEST_FILE
+from retuned.runtime.artifacts.artifact import MANIFEST_FILE
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.experiment import ExperimentPlan, plan
 from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.proposal import Proposal, propose
 from retuned.stages.verdict import EvidenceFault, JudgeSettings, Reason, ServerEnvironment, Status
-from retuned_operator.agent.ports import PodRecord, Receipt
+from retuned.store.keys import Ed25519Notary
+from retuned.store.sqlite import SqliteStore
+from retuned_operator.agent_api.ports import PodRecord, Receipt
 from retuned_operator.controllers.ports import VerifiedWin
-from retuned_operator.crds import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
-from retuned_operator.crds.experiment_status import JobRef
 from retuned_operator.manifests.jobs import MAX_TASK_BYTES
-from retuned_operator.program.kinds import DRIFT, PROFILE
-from retuned_operator.program.ledger import StoreLedger
-from retuned_operator.program.results import FINDINGS, ResultFolder
+from retuned_operator.schema import JobRole, KernelExperiment, PolicyRef, experiment_spec, read
+from retuned_operator.store.experiments import StoreLedger
+from retuned_operator.store.reports import DRIFT, PROFILE
+from retuned_operator.store.results import FINDINGS, ResultFolder
 
 JOB = "verify-1"
 POD = "pod-1"

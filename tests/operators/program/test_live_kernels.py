@@ -12,21 +12,20 @@ import pytest
 from tests.lifting import live
 from tests.operators import examples
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.sqlite_store import SqliteStore
-from retuned.agent_wire import DefinitionPost, PodRef
-from retuned.catalog.own import entry_of
-from retuned.catalog.own.intercepting import launch_data_of
+from retuned.api.agent import DefinitionPost, PodRef
+from retuned.catalog.user import entry_of
+from retuned.catalog.user.launch_rules import launch_data_of
+from retuned.clock import FakeClock
 from retuned.contract import Language
 from retuned.errors import Refused
-from retuned.lifting.kept import LiftedRecord
 from retuned.lifting.lift import lift_all
+from retuned.lifting.store_records import LiftedRecord
 from retuned.stages.profile import Signature, SignatureStat
-from retuned_operator.crds import TuningTarget, read
-from retuned_operator.program import live_kernels
-from retuned_operator.program.artifacts import is_bound
-from retuned_operator.program.catalog import CatalogKernels
-from retuned_operator.program.live_kernels import LiveKernels
+from retuned.store.sqlite import SqliteStore
+from retuned_operator.schema import TuningTarget, read
+from retuned_operator.store import kernels as live_kernels
+from retuned_operator.store.artifacts import is_bound
+from retuned_operator.store.kernels import CatalogKernels, LiveKernels
 
 TARGET = "serving/chat"
 SEEN = (1, 7, 64)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from tests.operators.controllers.test_swaps import at_canary, reached
 
-from retuned.spans import NoSpans
-from retuned.terminal.logs import JsonLines, SpanFilter
-from retuned_operator.crds import ProposalPhase as P
+from retuned.telemetry.logs import JsonLines, SpanFilter
+from retuned.telemetry.spans import NoSpans
 from retuned_operator.program import main
-from retuned_operator.program.settings import Settings
+from retuned_operator.schema import ProposalPhase as P
+from retuned_operator.settings import Settings
 
-PROGRAM = importlib.import_module("retuned_operator.program.main")
+PROGRAM = importlib.import_module("retuned_operator.main")
 
 
 class Played:

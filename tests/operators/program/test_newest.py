@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from tests.operators.program.test_ledger import Pod, ledger, pod
 
-from retuned.adapters.clock import FakeClock
-from retuned.agent_wire import DriftPost, PodRef, ProfileReport
+from retuned.api.agent import DriftPost, PodRef, ProfileReport
+from retuned.clock import FakeClock
+from retuned.review.records import Window
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import WorkloadProfile
-from retuned.web.records import Window
-from retuned_operator.agent.ports import PodRecord, Receipt
-from retuned_operator.program.catalog import CatalogKernels
-from retuned_operator.program.kinds import DRIFT
-from retuned_operator.program.ledger import StoreLedger
-from retuned_operator.program.shelf import StoreShelf
+from retuned_operator.agent_api.ports import PodRecord, Receipt
+from retuned_operator.store.experiments import StoreLedger
+from retuned_operator.store.kernels import CatalogKernels
+from retuned_operator.store.reports import DRIFT
+from retuned_operator.store.review import StoreShelf
 
 __all__ = ["Pod", "ledger", "pod"]
 

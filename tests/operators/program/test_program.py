@@ -23,19 +23,9 @@ from tests.fakeapi.server import FakeApi
 from tests.operators import examples
 from tests.operators.world import POLICY
 
-from retuned_operator.manifests.report import REPORT
-from retuned_operator.manifests.roles import (
-    LEASE,
-    experiment_rules,
-    own_rules,
-    reviewing_rules,
-    watching_rules,
-)
-from retuned_operator.manifests.sidecar import SIDECAR
-from retuned_operator.program import securing
-from retuned_operator.program.assembly import ApiConnections, Operator
-from retuned_operator.program.settings import Settings, load_settings
-from retuned_operator.runtime.resources import (
+from retuned_operator import certificates
+from retuned_operator.assembly import ApiConnections, Operator
+from retuned_operator.kube.resources import (
     CONFIG_MAPS,
     DECISIONS,
     FREEZES,
@@ -47,6 +37,16 @@ from retuned_operator.runtime.resources import (
     Obj,
     Resource,
 )
+from retuned_operator.manifests.report import REPORT
+from retuned_operator.manifests.roles import (
+    LEASE,
+    experiment_rules,
+    own_rules,
+    reviewing_rules,
+    watching_rules,
+)
+from retuned_operator.manifests.sidecar import SIDECAR
+from retuned_operator.settings import Settings, load_settings
 
 pytestmark = pytest.mark.slow
 ACCOUNT = "system:serviceaccount:retuned:retuned-operator"
@@ -154,7 +154,7 @@ def test_it_leads_says_what_it_sees_serves_sidecars_and_ends_in_order(
 def test_a_pod_that_is_injected_where_no_target_is_finds_the_authority(
     fake: FakeApi, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(securing, "_LOOK_AGAIN", timedelta(days=1))  # not by the next look
+    monkeypatch.setattr(certificates, "_LOOK_AGAIN", timedelta(days=1))  # not by the next look
     pod = {
         "metadata": {"name": "chat-0", "namespace": "lab"},
         "spec": {"initContainers": [{"name": SIDECAR}], "containers": [{"name": "server"}]},
@@ -185,7 +185,7 @@ def test_what_was_spent_and_saved_is_told_where_targets_are(
 def _authority(fake: FakeApi, folder: Path) -> str:
     import base64
 
-    from retuned_operator.runtime.resources import SECRETS
+    from retuned_operator.kube.resources import SECRETS
 
     secret = stored(fake, SECRETS, "retuned-webhook-cert", "retuned")
     path = folder / "ca.crt"

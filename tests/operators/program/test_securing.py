@@ -15,10 +15,10 @@ from tests.fakeapi.server import FakeApi
 from tests.plane.control_plane import free_ports
 
 from retuned.errors import TemporaryError
-from retuned_operator.program.securing import CertificateManager
-from retuned_operator.program.settings import Settings
-from retuned_operator.runtime.errors import NotFound
-from retuned_operator.runtime.resources import CONFIG_MAPS, MUTATING_WEBHOOKS
+from retuned_operator.certificates import CertificateManager
+from retuned_operator.kube.errors import NotFound
+from retuned_operator.kube.resources import CONFIG_MAPS, MUTATING_WEBHOOKS
+from retuned_operator.settings import Settings
 
 NOW = datetime.now(UTC)
 SERVICE = {"name": "retuned-webhook", "namespace": "default"}

@@ -6,10 +6,10 @@ from typing import Any
 import pydantic
 import pytest
 
+from retuned.api.target import Vendor
 from retuned.errors import UsageError
-from retuned_operator.crds import JobRole
-from retuned_operator.crds.target import Vendor
-from retuned_operator.program.settings import Settings, load_settings
+from retuned_operator.schema import JobRole
+from retuned_operator.settings import Settings, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -17,17 +17,17 @@ from tests.operators.controllers.test_swaps import (
     reached,
 )
 
-from retuned.adapters.telemetry import FakeTelemetry, PrometheusTelemetry
-from retuned.metrics import Exporter
-from retuned.metrics.swapped import PENDING_ROWS
+from retuned.api.experiment import Spell
 from retuned.stages.gate import DecisionKind
-from retuned_operator.controllers.counted import experiment_moved
-from retuned_operator.crds import ExperimentPhase as E
-from retuned_operator.crds import KernelExperimentStatus
-from retuned_operator.crds import ProposalPhase as P
-from retuned_operator.crds.experiment_status import Spell
-from retuned_operator.program.showing import ClusterMetrics
-from retuned_operator.runtime.resources import FREEZES, POLICIES, Resource
+from retuned.telemetry import Exporter
+from retuned.telemetry.loop_metrics import PENDING_ROWS
+from retuned.telemetry.prometheus import FakeTelemetry, PrometheusTelemetry
+from retuned_operator.controllers.writer import experiment_moved
+from retuned_operator.kube.resources import FREEZES, POLICIES, Resource
+from retuned_operator.metrics import ClusterMetrics
+from retuned_operator.schema import ExperimentPhase as E
+from retuned_operator.schema import KernelExperimentStatus
+from retuned_operator.schema import ProposalPhase as P
 
 AWAITING = "retuned_swap_proposal_awaiting_approval"
 BACK, FAILED = "retuned_swap_rolled_back", "retuned_swap_rollback_failed"

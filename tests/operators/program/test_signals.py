@@ -11,14 +11,13 @@ import pytest
 from tests.operators.examples import a_target
 from tests.operators.program.scripted_prometheus import ScriptedPrometheus, said, vector
 
-from retuned.adapters.clock import FakeClock
+from retuned.clock import FakeClock
+from retuned.control.analysis import NOTHING, Compared
 from retuned.stages.gate.limits import Metric
+from retuned_operator import prometheus
 from retuned_operator.controllers.ports import EventSubject
-from retuned_operator.crds import TuningTarget, read
-from retuned_operator.machine.measuring import NOTHING, Compared
-from retuned_operator.program import prometheus
-from retuned_operator.program.prometheus import MAX_ANSWER_BYTES, PAUSE_S, Prometheus
-from retuned_operator.program.signals import PrometheusSignals
+from retuned_operator.prometheus import MAX_ANSWER_BYTES, PAUSE_S, Prometheus, PrometheusSignals
+from retuned_operator.schema import TuningTarget, read
 
 SINCE = datetime(2026, 3, 3, 1, 0, tzinfo=UTC)
 ABOUT = EventSubject(namespace="serving", target="chat", pods=("chat-0",))

@@ -16,16 +16,16 @@ from tests.fakeapi.access import Identity
 from tests.fakeapi.server import FakeApi
 from tests.operators.kubectl.conftest import PEOPLE, ROLES, Cluster
 
-from retuned.adapters.clock import FakeClock
-from retuned.adapters.memory_store import MemoryStore
-from retuned.adapters.signing import FakeNotary
+from retuned.clock import FakeClock
+from retuned.store.keys import FakeNotary
+from retuned.store.memory import MemoryStore
 from retuned_operator.controllers.caches import INDICES
+from retuned_operator.kube.informer import key_of, made_of
+from retuned_operator.kube.resources import Obj, Resource
 from retuned_operator.manifests.roles import reviewing_rules, speaking_rules, watching_rules
-from retuned_operator.program.catalog import CatalogKernels
-from retuned_operator.program.reviewing import review_app, review_settings
-from retuned_operator.program.shelf import StoreShelf
-from retuned_operator.runtime.resources import Obj, Resource
-from retuned_operator.runtime.store import key_of, made_of
+from retuned_operator.review.settings import review_app, review_settings
+from retuned_operator.store.kernels import CatalogKernels
+from retuned_operator.store.review import StoreShelf
 
 HOST = "tuning.example.com"
 SECRET = "correct-horse-battery"

@@ -13,23 +13,23 @@ from tests.operators.examples import a_proposal
 from tests.operators.review.conftest import GROUPS, SECRET, proxied
 from tests.plane.control_plane import free_ports
 from tests.plane.pki import Authority
-from tests.web.browsing import Windows
-from tests.web.conftest import SOURCE, evidence_of, solution
+from tests.review.browsing import Windows
+from tests.review.conftest import SOURCE, evidence_of, solution
 
-from retuned.adapters.clock import SystemClock
-from retuned.adapters.envelopes import seal
-from retuned.adapters.memory_store import MemoryStore
-from retuned.adapters.signing import FakeNotary
+from retuned.clock import SystemClock
 from retuned.ports import Clock
+from retuned.store.envelopes import seal
+from retuned.store.keys import FakeNotary
+from retuned.store.memory import MemoryStore
 from retuned_operator.controllers.ports import Caches
-from retuned_operator.crds import proposal_spec
-from retuned_operator.crds.objects import write
-from retuned_operator.program.catalog import CatalogKernels
-from retuned_operator.program.kinds import SOLUTION
-from retuned_operator.program.reviewing import review_app, review_settings
-from retuned_operator.program.shelf import StoreShelf
-from retuned_operator.runtime.client import Api
-from retuned_operator.serving import HttpsServer, tls_context
+from retuned_operator.kube.client import Api
+from retuned_operator.kube.https_server import HttpsServer, tls_context
+from retuned_operator.review.settings import review_app, review_settings
+from retuned_operator.schema import proposal_spec
+from retuned_operator.schema.objects import write
+from retuned_operator.store.kernels import CatalogKernels
+from retuned_operator.store.reports import SOLUTION
+from retuned_operator.store.review import StoreShelf
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -19,9 +19,9 @@ from tests.operators.program.test_program import (
     settings,
 )
 
+from retuned_operator.kube.resources import PROPOSALS
 from retuned_operator.manifests.roles import people_roles, speaking_rules
-from retuned_operator.program.settings import Settings, load_settings
-from retuned_operator.runtime.resources import PROPOSALS
+from retuned_operator.settings import Settings, load_settings
 
 pytestmark = pytest.mark.slow
 __all__ = ["fake", "settings"]

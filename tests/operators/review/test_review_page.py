@@ -16,11 +16,11 @@ from retuned.errors import UnreadableInput, UsageError
 from retuned.stages.drift import DriftAction, DriftReport
 from retuned.stages.profile import Signature, SignatureStat, WorkloadProfile
 from retuned.stages.trace import ShapeSource
+from retuned_operator.kube.resources import DECISIONS, PODS, PROPOSALS, Obj
 from retuned_operator.manifests.roles import speaking_rules
-from retuned_operator.program.kinds import DRIFT, PROFILE
-from retuned_operator.program.reviewing import review_settings
-from retuned_operator.review.identity import Proxy
-from retuned_operator.runtime.resources import DECISIONS, PODS, PROPOSALS, Obj
+from retuned_operator.review.proxy_auth import Proxy
+from retuned_operator.review.settings import review_settings
+from retuned_operator.store.reports import DRIFT, PROFILE
 
 NAME = "serving/swp-0123456789abcdef0123"
 
@@ -354,7 +354,7 @@ def test_a_proxy_that_nothing_proves_is_no_setting() -> None:
 
 
 def test_a_secret_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
-    from retuned_operator.program.reviewing import _secret
+    from retuned_operator.review.settings import _secret
 
     with pytest.raises(UnreadableInput, match="cannot be read"):
         _secret(tmp_path / "none")

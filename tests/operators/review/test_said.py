@@ -9,9 +9,9 @@ import pytest
 from tests.operators.examples import a_decision
 from tests.operators.review.conftest import Looking, Page
 
-from retuned.adapters.clock import FakeClock
-from retuned_operator.review.said import KEEP_S, PendingDecisions
-from retuned_operator.runtime.resources import DECISIONS, Obj, Resource
+from retuned.clock import FakeClock
+from retuned_operator.kube.resources import DECISIONS, Obj, Resource
+from retuned_operator.review.decisions import KEEP_S, PendingDecisions
 
 KEY = "serving/swp-1"
 NAME = "serving/swp-0123456789abcdef0123"

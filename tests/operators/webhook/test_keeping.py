@@ -9,15 +9,10 @@ from typing import Any
 
 import pytest
 
-from retuned_operator.runtime.errors import Conflict, Forbidden, NotFound
-from retuned_operator.runtime.resources import (
-    CONFIG_MAPS,
-    MUTATING_WEBHOOKS,
-    SECRETS,
-    Resource,
-)
+from retuned_operator.kube.errors import Conflict, Forbidden, NotFound
+from retuned_operator.kube.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, SECRETS, Resource
+from retuned_operator.webhook.certificate_secret import CertificateRotator, mounted
 from retuned_operator.webhook.certificates import CA_LIFE, LIFE, read_material, renewed
-from retuned_operator.webhook.keeping import CertificateRotator, mounted
 
 NOW = datetime(2026, 3, 2, 10, 0, tzinfo=UTC)
 NAMES = ("retuned-webhook.retuned.svc",)

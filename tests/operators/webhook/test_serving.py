@@ -18,7 +18,7 @@ from retuned_operator.webhook import app as door
 from retuned_operator.webhook.app import PATH, application
 from retuned_operator.webhook.certificates import Material, renewed
 from retuned_operator.webhook.review import MAX_REVIEW_BYTES
-from retuned_operator.webhook.serving import WebhookServer
+from retuned_operator.webhook.server import WebhookServer
 
 NOW = datetime.now(UTC)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from retuned.runtime.gpu_driver import GpuDriver
 from retuned.runtime.graphs.calls import GraphCalls
+from retuned.runtime.native.gpu_driver import GpuDriver
 
 HERE = Path(__file__).resolve().parent
 KERNELS = b"""double 8,8,4 double

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retuned.runtime.graphs.amd_metadata import object_layout
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 
 def text(value: str) -> bytes:
@@ -104,7 +104,7 @@ def test_whatever_an_object_holds_it_is_read_or_refused(data: bytes, cut: int) -
 
 
 def test_what_triton_compiles_for_amd_says_where_its_arguments_lie() -> None:
-    from retuned.runtime.triton_launch import TritonKernel
+    from retuned.runtime.triton.launch import TritonKernel
 
     triton: Any = pytest.importorskip("triton")
     if triton.knobs.runtime.interpret:

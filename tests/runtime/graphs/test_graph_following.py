@@ -20,20 +20,20 @@ from tests.runtime.graphs.played import (
     played_torch,
 )
 
-from retuned.runtime.attaching import attach
-from retuned.runtime.gpu_launch import GpuKernel
-from retuned.runtime.gpu_variant import GpuVariant
+from retuned.runtime.core.active_order import Swapped
+from retuned.runtime.core.attach import attach
+from retuned.runtime.core.host import RuntimeHost
+from retuned.runtime.core.orders import Order
+from retuned.runtime.core.slots import Slot
 from retuned.runtime.graphs import report
-from retuned.runtime.graphs.following import Graphs
-from retuned.runtime.graphs.hosting import HostedGraphs
+from retuned.runtime.graphs.followers import Graphs
 from retuned.runtime.graphs.report import graphs_state, slot_graphs
-from retuned.runtime.host import RuntimeHost
-from retuned.runtime.inforce import Swapped
-from retuned.runtime.orders import Order
-from retuned.runtime.shadow import bucket, compare_tensors
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused, parse_spec
-from retuned.runtime.weights import PackedWeights
+from retuned.runtime.graphs.service import HostedGraphs
+from retuned.runtime.native.gpu_launch import GpuKernel
+from retuned.runtime.native.gpu_variant import GpuVariant
+from retuned.runtime.native.weights import PackedWeights
+from retuned.runtime.schema import Refused, parse_spec
+from retuned.runtime.shadow.sampler import bucket, compare_tensors
 
 DEFINITION = {
     "name": "scale",

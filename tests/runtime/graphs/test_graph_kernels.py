@@ -24,8 +24,8 @@ tl = pytest.importorskip("triton.language")
 from tests.runtime.intercept.fake_driver import FakeDriver  # noqa: E402
 from tests.runtime.intercept.test_intercept_swapping import World  # noqa: E402
 
-from retuned.runtime.graphs.following import Graphs  # noqa: E402
-from retuned.runtime.graphs.hosting import HostedGraphs  # noqa: E402
+from retuned.runtime.graphs.followers import Graphs  # noqa: E402
+from retuned.runtime.graphs.service import HostedGraphs  # noqa: E402
 from retuned.runtime.intercept.hook import Interceptor  # noqa: E402
 from retuned.runtime.intercept.variant import KernelVariant  # noqa: E402
 

@@ -25,7 +25,7 @@ from retuned.runtime.graphs.structures import (
     unpack,
 )
 from retuned.runtime.graphs.vendors import required_calls
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 CUDA_FIELDS = ("func", "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ",
                "sharedMemBytes", "kernelParams", "extra", "kern", "ctx")  # fmt: skip
@@ -118,9 +118,9 @@ PROBE = """
 import ctypes, sys
 from retuned.runtime.graphs.calls import GraphCalls
 from retuned.runtime.graphs.vendors import required_calls
-from retuned.runtime.gpu_driver import DriverFailed, GpuDriver
+from retuned.runtime.native.gpu_driver import DriverFailed, GpuDriver
 from retuned.runtime.graphs.structures import HipKernelNodeParams, KernelParams, pack
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 path = sys.argv[1]
 library = ctypes.CDLL(path)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from tests.runtime.graphs.played import KERNELS, Played, floats
 
-from retuned.runtime.gpu_driver import DriverFailed
 from retuned.runtime.graphs.index import IndexedGraph, index_graph
-from retuned.runtime.graphs.recording import CaptureNotes
-from retuned.runtime.graphs.swap import Change, apply, prepare
-from retuned.runtime.spec import Refused
+from retuned.runtime.graphs.launch_notes import CaptureNotes
+from retuned.runtime.graphs.node_swap import Change, apply, prepare
+from retuned.runtime.native.gpu_driver import DriverFailed
+from retuned.runtime.schema import Refused
 
 NODES = 3
 

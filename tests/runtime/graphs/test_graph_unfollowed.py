@@ -12,13 +12,13 @@ import pytest
 from tests.runtime.graphs.played import Played
 from tests.runtime.graphs.test_graph_following import Server, factor
 
+from retuned.runtime.core.reports import slot_sample
 from retuned.runtime.graphs import process
-from retuned.runtime.graphs.following import Graphs
-from retuned.runtime.graphs.hosting import HostedGraphs
+from retuned.runtime.graphs.followers import Graphs
 from retuned.runtime.graphs.process import OFF, follow_torch
 from retuned.runtime.graphs.report import graphs_state
-from retuned.runtime.reports import slot_sample
-from retuned.runtime.spec import Refused
+from retuned.runtime.graphs.service import HostedGraphs
+from retuned.runtime.schema import Refused
 
 
 @pytest.fixture

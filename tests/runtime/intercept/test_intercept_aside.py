@@ -13,12 +13,12 @@ from tests.runtime.intercept import strangers
 from tests.runtime.intercept.strangers import cdiv_grid, launch_affine
 from tests.runtime.intercept.test_intercept_swapping import AFFINE, WRONG, World
 
-from retuned.runtime.comparing import ElementFormat, form_of
-from retuned.runtime.inforce import Swapped
+from retuned.runtime.core.active_order import Swapped
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.keeping import KEEPER, InputCopier
-from retuned.runtime.shadow_numbers import measure
-from retuned.runtime.underway import CHECKS
+from retuned.runtime.shadow.comparison import ElementFormat, form_of
+from retuned.runtime.shadow.input_copies import KEEPER, InputCopier
+from retuned.runtime.shadow.pending_checks import CHECKS
+from retuned.runtime.shadow.reduction import measure
 
 DARK: dict[str, Any] = {"canary": [{"fraction": 0.0}], "shadow_every": 1}
 GROW = {

@@ -10,10 +10,10 @@ import triton
 from tests.runtime.intercept import strangers
 from tests.runtime.intercept.strangers import cdiv_grid, launch_affine, launch_rows
 
-from retuned.runtime.intercept import kernels as kernels_module
+from retuned.runtime.intercept import registry as kernels_module
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.observed import joined, page, records
+from retuned.runtime.intercept.registry import Kernel
 
 
 def kernel_of(hook: Interceptor, name: str) -> Kernel:
@@ -62,7 +62,7 @@ def test_the_record_says_all_that_a_definition_needs(hook: Interceptor) -> None:
 
 
 def test_the_source_holds_the_helpers_and_constants_and_is_valid(hook: Interceptor) -> None:
-    from retuned.runtime.triton_source import check_source
+    from retuned.runtime.triton.contract import check_source
 
     launch_affine(40)
     (record,) = described(hook, "affine")

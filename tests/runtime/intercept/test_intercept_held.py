@@ -11,7 +11,7 @@ from tests.runtime.intercept import strangers
 from tests.runtime.intercept.test_intercept_swapping import AFFINE, World
 
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 SOURCE = '''"""Other sources for `shifted`, `affine` and `optional` of the strangers."""
 

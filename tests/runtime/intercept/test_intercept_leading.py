@@ -13,7 +13,7 @@ from tests.runtime.intercept.strangers import launch_affine
 from tests.runtime.intercept.test_intercept_counting import kernel_of
 
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.registry import Kernel
 
 LAUNCHES = 300
 

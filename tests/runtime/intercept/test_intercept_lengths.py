@@ -9,13 +9,15 @@ import pytest
 from tests.runtime.intercept.strangers import launch_affine
 from tests.runtime.intercept.test_intercept_swapping import World
 
-from retuned.runtime.compiling import CompileBudget
-from retuned.runtime.intercept import codes, ready, variant
+from retuned.runtime.artifacts.compile_budget import CompileBudget
+from retuned.runtime.intercept import compiled as codes
+from retuned.runtime.intercept import compiled as ready
+from retuned.runtime.intercept import variant
+from retuned.runtime.intercept.compiled import MAX_SIGNATURES, Codes
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.intercept.plans import Plan
-from retuned.runtime.intercept.ready import MAX_SIGNATURES, Codes
+from retuned.runtime.intercept.plan import Plan
 from retuned.runtime.intercept.variant import KernelVariant
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 
 @pytest.fixture

@@ -20,17 +20,18 @@ import triton
 from tests.runtime.intercept import strangers
 from tests.runtime.intercept.test_intercept_swapping import World
 
-from retuned.adapters.precompiling import Precompiler
 from retuned.contract import Definition, Solution
+from retuned.experiment.local import Precompiler
 from retuned.lab.languages.triton_precompile import precompile
-from retuned.runtime import precompiled_triton, seats
-from retuned.runtime.host import RuntimeHost
+from retuned.runtime.artifacts.precompiled import PRECOMPILED_FILE, PrecompiledEntry, pack
+from retuned.runtime.core import slot_registry
+from retuned.runtime.core.host import RuntimeHost
+from retuned.runtime.core.slots import Slot
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.precompiled import PRECOMPILED_FILE, PrecompiledEntry, pack
-from retuned.runtime.precompiled_triton import Shipped, Tally
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Refused, parse_spec
-from retuned.runtime.triton_steps import TritonSteps
+from retuned.runtime.schema import Refused, parse_spec
+from retuned.runtime.triton import precompiled
+from retuned.runtime.triton.launch import TritonSteps
+from retuned.runtime.triton.precompiled import Shipped, Tally
 
 SOURCE = '''"""Two launches with scratch in between, and one that stands for another kernel."""
 
@@ -263,7 +264,7 @@ def test_another_device_is_no_error(
 def test_a_triton_that_is_not_as_expected_compiles_as_ever(
     compiler: list[str], sums: tuple[PrecompiledEntry, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precompiled_triton, "_MANAGER", "no_such_name")
+    monkeypatch.setattr(precompiled, "_MANAGER", "no_such_name")
     shipped = Shipped(sums)
     load(steps(shipped))
     assert shipped.tally == Tally(compiled_here=2)
@@ -310,7 +311,7 @@ def test_code_that_cannot_be_written_down_is_compiled_instead(
     def full(**_: Any) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(precompiled_triton, "mkdtemp", full)
+    monkeypatch.setattr(precompiled, "mkdtemp", full)
     shipped = Shipped(sums)
     load(steps(shipped))
     assert shipped.tally == Tally(compiled_here=2)
@@ -339,7 +340,7 @@ def test_a_child_forked_while_code_is_offered_has_tritons_own_look_up(
     def fork() -> None:
         child = os.fork()
         if child == 0:
-            free = precompiled_triton._LOCK.acquire(blocking=False)
+            free = precompiled._LOCK.acquire(blocking=False)
             os._exit(0 if free and module.get_cache_manager is cache.get_cache_manager else 1)
         status.append(os.waitpid(child, 0)[1])
 
@@ -430,8 +431,8 @@ def deliver(
     folder: Path, definition: dict[str, Any], entries: tuple[PrecompiledEntry, ...], **fields: Any
 ) -> tuple[str, str]:
     """Write an artifact as the daemon does; return its digest and folder."""
-    from retuned.adapters.artifact_folder import manifest_of
     from retuned.lab.languages.triton_contract import manifest_of as own
+    from retuned.store.artifact_folder import manifest_of
 
     made = solution(definition, **fields)
     sha256 = hashlib.sha256(SOURCE.encode()).hexdigest()
@@ -459,7 +460,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> RuntimeHost:
         variant.prepare((5,))
         return 1
 
-    monkeypatch.setattr(seats, "self_check", prepared)
+    monkeypatch.setattr(slot_registry, "self_check", prepared)
     host = RuntimeHost("server")
     host.add(Slot(parse_spec(SUMS), original=lambda x: x.sum(1)))
     return host

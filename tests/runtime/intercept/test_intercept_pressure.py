@@ -22,7 +22,7 @@ from tests.runtime.intercept.strangers import cdiv_grid, launch_affine, launch_r
 from tests.runtime.intercept.test_intercept_swapping import AFFINE, World
 
 from retuned.runtime import intercept
-from retuned.runtime.attaching import attach
+from retuned.runtime.core.attach import attach
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.observed import records, source_of
 

@@ -14,9 +14,9 @@ import pytest
 from tests.runtime.intercept.strangers import launch_affine
 from tests.runtime.intercept.test_intercept_swapping import World
 
-from retuned.runtime.intercept import checking, detaching, variant
+from retuned.runtime.intercept import checked_launch, variant
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.keeping import KEEPER
+from retuned.runtime.shadow.input_copies import KEEPER
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def paid(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return noted
 
-    monkeypatch.setattr(variant, "inputs_sum", counted("sum", checking.inputs_sum))
+    monkeypatch.setattr(variant, "inputs_sum", counted("sum", checked_launch.inputs_sum))
     monkeypatch.setattr(KEEPER, "keep", counted("keep", KEEPER.keep))
-    for module in (variant, detaching):
+    for module in (variant, checked_launch):
         name = "stored_to" if module is variant else "Copies"
         monkeypatch.setattr(module, name, counted("copies", getattr(module, name)))
     return found
@@ -91,7 +91,7 @@ def test_launches_that_wait_for_their_code_pay_for_no_check_and_ask_for_it(
 def test_launches_that_store_too_much_to_be_checked_are_not_summed(
     world: World, paid: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retuned.runtime.intercept.checking.MAX_CHECK_BYTES", 100)
+    monkeypatch.setattr("retuned.runtime.intercept.checked_launch.MAX_CHECK_BYTES", 100)
     launch_affine(100)
     world.swap(world.live_affine())
     for _ in range(3):

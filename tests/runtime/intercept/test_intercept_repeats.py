@@ -17,10 +17,10 @@ from tests.runtime.intercept import strangers
 from tests.runtime.intercept.strangers import cdiv_grid, launch_affine
 from tests.runtime.intercept.test_intercept_swapping import World
 
-from retuned.runtime.intercept import places, repeats, runner
+from retuned.runtime.core.tables import Table
+from retuned.runtime.intercept import dispatch, fast_path
+from retuned.runtime.intercept.fast_path import FAILED, MAX_FORMS, MAX_REPEATS, MISSED
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.intercept.repeats import FAILED, MAX_FORMS, MAX_REPEATS, MISSED
-from retuned.runtime.tables import Table
 
 LENGTH = 256
 
@@ -41,11 +41,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names = {id(MISSED): "missed", id(FAILED): "failed"}
 
     def repeat(*given: Any) -> Any:
-        answer = repeats.repeat(*given)
+        answer = fast_path.repeat(*given)
         found.append(names.get(id(answer), "repeated"))
         return answer
 
-    monkeypatch.setattr(places, "repeat", repeat)
+    monkeypatch.setattr(dispatch, "repeat", repeat)
     return found
 
 
@@ -199,12 +199,12 @@ def test_hooks_globals_captures_and_other_devices_end_repeating(
     for field in ("capturing", "elsewhere"):
         form = next(iter(table(world).repeats.values()))
         setattr(form, field, lambda: True)
-        assert repeats.repeat(table(world), *_arguments(jit)) is MISSED
+        assert fast_path.repeat(table(world), *_arguments(jit)) is MISSED
         setattr(form, field, lambda: False)
-        assert repeats.repeat(table(world), *_arguments(jit)) is not MISSED
+        assert fast_path.repeat(table(world), *_arguments(jit)) is not MISSED
         setattr(form, field, None)
     form.codes.watched = [({"SCALE": 2}, "SCALE", 1)]
-    assert repeats.repeat(table(world), *_arguments(jit)) is MISSED
+    assert fast_path.repeat(table(world), *_arguments(jit)) is MISSED
 
 
 def _arguments(jit: Any) -> tuple[Any, ...]:
@@ -219,12 +219,12 @@ def test_on_amd_a_tensor_beyond_32_bit_offsets_is_not_repeated(
     launch()
     ((name, form),) = table(world).repeats.items()
     arguments = _arguments(name[0].target())
-    monkeypatch.setattr(repeats, "MAX_STORAGE", X.untyped_storage().nbytes() - 1)
-    assert repeats.repeat(table(world), *arguments) is not MISSED
+    monkeypatch.setattr(fast_path, "MAX_STORAGE", X.untyped_storage().nbytes() - 1)
+    assert fast_path.repeat(table(world), *arguments) is not MISSED
     form.limited = True
-    assert repeats.repeat(table(world), *arguments) is MISSED
+    assert fast_path.repeat(table(world), *arguments) is MISSED
     monkeypatch.undo()
-    assert repeats.repeat(table(world), *arguments) is not MISSED
+    assert fast_path.repeat(table(world), *arguments) is not MISSED
 
 
 def test_a_variant_that_raises_when_repeated_serves_the_servers_own_and_trips(
@@ -272,7 +272,7 @@ def test_hooks_of_launches_hear_of_repeated_ones(world: World, answers: list[str
 def test_where_tritons_own_way_to_launch_is_another_that_is_how_it_launches(
     world: World, device: Any, monkeypatch: pytest.MonkeyPatch, answers: list[str]
 ) -> None:
-    monkeypatch.setattr(runner, "_is_as_known", lambda _: False)
+    monkeypatch.setattr(fast_path, "_is_as_known", lambda _: False)
     swapped(world)
     count = len(device.launches)
     launch()
@@ -283,7 +283,7 @@ def test_where_tritons_own_way_to_launch_is_another_that_is_how_it_launches(
 
 def test_tritons_own_way_to_launch_is_the_known_one(world: World) -> None:
     compiled = launch()
-    assert runner._is_as_known(compiled[(1, 1, 1)])
+    assert fast_path._is_as_known(compiled[(1, 1, 1)])
 
 
 def test_ways_of_giving_arguments_and_lengths_are_bounded(world: World) -> None:
@@ -369,7 +369,7 @@ def twice(world: World, device: Any) -> Callable[[list[dict[str, Any]], str], No
         for remembers in (True, False):
             with pytest.MonkeyPatch.context() as patch:
                 if not remembers:
-                    patch.setattr(places, "remember", lambda *_: None)
+                    patch.setattr(dispatch, "remember", lambda *_: None)
                 world.swap(variants[grid])
                 before = world.host._seating.slots()[0].total()
                 made = _made(world, device, sequence)

@@ -12,11 +12,11 @@ import torch
 from tests.runtime.intercept import strangers
 from tests.runtime.intercept.strangers import cdiv_grid, launch_affine, launch_rows
 
-from retuned.runtime.host import RuntimeHost
+from retuned.runtime.core.host import RuntimeHost
 from retuned.runtime.intercept.hook import Interceptor
 from retuned.runtime.intercept.observed import source_of
 from retuned.runtime.intercept.service import Interception
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 AFFINE = {
     "name": "lifted_affine",

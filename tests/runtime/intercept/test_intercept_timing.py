@@ -11,10 +11,10 @@ import pytest
 from tests.runtime.intercept.strangers import launch_affine
 from tests.runtime.intercept.test_intercept_counting import described, kernel_of
 
-from retuned.runtime.intercept.forms import Cell
 from retuned.runtime.intercept.hook import Interceptor
+from retuned.runtime.intercept.registry import Cell
 from retuned.runtime.intercept.timing import MOST_PENDING, MOST_SKIPPED, Stopwatch, TorchEvents
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 
 class PlayedDevice:

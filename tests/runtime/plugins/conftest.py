@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from retuned import catalog
-from retuned.runtime.attached import Runtime
-from retuned.runtime.attaching import attach
-from retuned.runtime.overrides_binding import Binding
+from retuned.runtime.core.attach import Runtime, attach
 from retuned.runtime.plugins.operators_table import SGL_KERNEL, SGLANG, VLLM
+from retuned.runtime.torch_ops.binding import Binding
 
 EPSILON = 1e-6
 SOURCE = r"""

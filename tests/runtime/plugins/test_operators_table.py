@@ -13,12 +13,12 @@ import torch
 from tests.runtime.ways_in.real_servers import sources
 
 from retuned import catalog
-from retuned.runtime.attached import attached
-from retuned.runtime.overrides_binding import FORMS
-from retuned.runtime.overrides_calls import Arguments
-from retuned.runtime.plugins.joining import PARTS, PluginAttachment
+from retuned.runtime.core.attach import attached
+from retuned.runtime.plugins.join import PARTS, PluginAttachment
 from retuned.runtime.plugins.operators_table import SGL_KERNEL, SGLANG, VLLM
-from retuned.runtime.spec import parse_spec
+from retuned.runtime.schema import parse_spec
+from retuned.runtime.torch_ops.binding import FORMS
+from retuned.runtime.torch_ops.override import Arguments
 
 ALL = (*VLLM, *SGL_KERNEL, *SGLANG)
 LENGTHS = {"H": 4096, "I": 14336, "G": 28672, "M": 7, "P": 2048, "Q": 32, "K": 8, "D": 128}

@@ -44,7 +44,7 @@ load()
 load()
 plugins.plugins_loaded = plugins._plugins_loaded = False
 load()
-from retuned.runtime.attached import attached
+from retuned.runtime.core.attach import attached
 from retuned.runtime.plugins import joining
 runtime = joining.joined()
 print(json.dumps({
@@ -86,7 +86,7 @@ def test_both_groups_lead_to_one_function_that_is_there() -> None:
 def test_importing_the_plugin_loads_neither_pytorch_nor_the_runtime(machine: Any) -> None:
     program = (
         "import sys, retuned.runtime.plugins\n"
-        "print([name for name in ('torch', 'triton', 'retuned.runtime.attaching')"
+        "print([name for name in ('torch', 'triton', 'retuned.runtime.core.attach')"
         " if name in sys.modules])"
     )
     assert machine.said(program, variables={"RETUNED_RUNTIME": "off"}) == "[]"
@@ -122,7 +122,7 @@ def test_what_we_do_cannot_end_the_servers_loader(
     """vLLM calls plugins without a net."""
     real = sources(server)
     machine.path[:] = [str(_installed(tmp_path / "installed"))]
-    broken = "import retuned.runtime.attaching as a\ndel a.attach\n"
+    broken = "import retuned.runtime.core.attach as a\ndel a.attach\n"
     text = LOADERS[server] + broken + "load()\nprint('served')\n"
     program = machine.module("loading", text, where="app") / "loading.py"
     done = machine.run("", str(program), str(real), inject=False)

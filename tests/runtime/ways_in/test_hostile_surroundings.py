@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from retuned.runtime import Runtime, attach
-from retuned.runtime.control import ControlSocket
+from retuned.runtime.core.control_socket import ControlSocket
 
 DEFINITION: dict[str, Any] = {
     "name": "k",
@@ -130,7 +130,9 @@ def test_a_thousand_attachments_under_load_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four threads launch through whichever slot there is, and get what the original says."""
-    monkeypatch.setattr("retuned.runtime.control._TICK_S", 0.001)  # closing waits for a tick
+    monkeypatch.setattr(
+        "retuned.runtime.core.control_socket._TICK_S", 0.001
+    )  # closing waits for a tick
     original: Callable[[Tensor], int] = lambda x: x.shape[0] * 2  # noqa: E731
     serving: list[Callable[[Tensor], int]] = [original]
     stop = threading.Event()

@@ -26,7 +26,7 @@ print([type(finder).__name__ for finder in sys.meta_path].count("ImportWatch"))
 JOINED = """
 import sys
 def joined():
-    module = sys.modules.get("retuned.runtime.plugins.joining")
+    module = sys.modules.get("retuned.runtime.plugins.join")
     return module is not None and module.joined() is not None
 """
 NEXT = """
@@ -83,7 +83,7 @@ def test_importing_pytorch_joins_and_leaves_its_loader_as_it_was(
 def test_what_was_joined_listens_only_once_there_is_something_to_swap(machine: Any) -> None:
     program = JOINED + (
         "import torch, threading\n"
-        "from retuned.runtime.plugins.joining import joined as runtime\n"
+        "from retuned.runtime.plugins.join import joined as runtime\n"
         "print(runtime().socket, threading.active_count())\n"
         "definition = {'name': 'k', 'op_type': 'k', 'axes': {'N': {'type': 'var'}},\n"
         "    'inputs': {'x': {'shape': ['N'], 'dtype': 'float32'}},\n"
@@ -101,7 +101,7 @@ def test_what_needs_pytorch_and_triton_is_installed_as_they_come(machine: Any) -
     machine.module("triton.runtime.jit", "class JITFunction:\n    def run(self): ...\n")
     program = (
         "import torch\n"
-        "from retuned.runtime.plugins.joining import _JOINING\n"
+        "from retuned.runtime.plugins.join import _JOINING\n"
         "print(sorted(_JOINING._done))\n"
         "import triton\n"
         "print(sorted(_JOINING._done))\n"
@@ -278,7 +278,7 @@ import multiprocessing, subprocess, sys
 
 def look(queue):
     import torch
-    from retuned.runtime.plugins.joining import joined
+    from retuned.runtime.plugins.join import joined
     queue.put(joined() is not None and joined().socket is None)
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from retuned.runtime import attach
-from retuned.runtime.attached import Runtime, attached
-from retuned.runtime.plugins import joining, register
-from retuned.runtime.plugins.joining import Part, PluginAttachment
+from retuned.runtime.core.attach import Runtime, attached
+from retuned.runtime.plugins import join as joining
+from retuned.runtime.plugins import register
+from retuned.runtime.plugins.join import Part, PluginAttachment
 from retuned.runtime.plugins.startup import ImportWatch
 
 Make = Callable[..., PluginAttachment]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from retuned.runtime import attach, leftovers
-from retuned.runtime.leftovers import MIN_AGE_S, own_path, sweep
+from retuned.runtime import attach
+from retuned.runtime.core import control_socket
+from retuned.runtime.core.control_socket import MIN_AGE_S, own_path, sweep
 
 OTHER = """
 import socket, sys, time
@@ -76,7 +77,7 @@ def test_a_name_taken_anew_in_that_very_moment_is_given_back(
         fresh.listen()
         return True
 
-    monkeypatch.setattr(leftovers, "_refuses", refuses)
+    monkeypatch.setattr(control_socket, "_refuses", refuses)
     with fresh:
         assert sweep(tmp_path, now=time.time() + LATER) == 0
         with socket.socket(socket.AF_UNIX) as peer:
@@ -90,7 +91,7 @@ def test_a_folder_that_cannot_be_read_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_control_thread_sweeps_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "MIN_AGE_S", -1.0)
+    monkeypatch.setattr(control_socket, "MIN_AGE_S", -1.0)
     path = dead(tmp_path / "4194305.sock")  # above every pid
     runtime = attach(server="demo", socket_dir=tmp_path)
     deadline = time.monotonic() + 120
@@ -110,7 +111,7 @@ def test_a_name_that_another_process_answers_to_is_not_taken(tmp_path: Path) -> 
         found = own_path(path)
         assert found != path
         assert found.parent == path.parent
-        assert leftovers._NAME.fullmatch(found.name)
+        assert control_socket._NAME.fullmatch(found.name)
         runtime = attach(server="demo", socket_dir=tmp_path)
         assert runtime.socket is not None
         assert runtime.socket != path

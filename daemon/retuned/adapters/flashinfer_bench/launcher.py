@@ -7,9 +7,9 @@ import re
 
 from retuned.adapters.flashinfer_bench.reading import NotExportable
 from retuned.contract import AxisConst, Definition, Solution
-from retuned.runtime.spec import Refused
-from retuned.runtime.triton_bind import LAUNCH_OPTIONS, SCRATCH
-from retuned.runtime.triton_source import check_source
+from retuned.runtime.schema import Refused
+from retuned.runtime.triton.bind import LAUNCH_OPTIONS, SCRATCH
+from retuned.runtime.triton.contract import check_source
 
 _HELPERS = """
 

@@ -23,10 +23,10 @@ from retuned.adapters.kernelbench.subject import ProblemSubject
 from retuned.contract import Solution
 from retuned.errors import CandidateError
 from retuned.lab.harness.arena import Arena
+from retuned.lab.harness.buffers import duel_bytes
 from retuned.lab.harness.cases import CaseBook, CaseKey, Seeds
 from retuned.lab.harness.checks import check_memory, check_numerics, failed_check
-from retuned.lab.harness.placing import duel_bytes
-from retuned.lab.harness.runs import Runner, arena_bytes
+from retuned.lab.harness.run import Runner, arena_bytes
 from retuned.lab.harness.timing import SETS
 from retuned.lab.harness.variant import Variant
 from retuned.lab.harness.worker import Worker

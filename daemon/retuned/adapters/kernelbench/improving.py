@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retuned.adapters.kernelbench.subject import ProblemSubject
-from retuned.adapters.local_lab import LocalLab
 from retuned.contract import Definition, Digest, Solution, Workload
 from retuned.errors import UsageError
-from retuned.lab.bay import LabSettings
+from retuned.experiment.local import LocalLab
 from retuned.lab.generators.devices import facts_here
-from retuned.lab.generators.inference import Widened, infer_space
-from retuned.lab.generators.occasion import GeneratorInput, Make
+from retuned.lab.generators.inputs import GeneratorInput, Make
+from retuned.lab.generators.space_inference import Widened, infer_space
 from retuned.lab.generators.spaces import Params, SpaceLike
+from retuned.lab.resources import LabSettings
 from retuned.lab.toolchain import toolchain_for
 from retuned.ports import Finding, Generator
 from retuned.stages.experiment import Budget, ExperimentPlan

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retuned.errors import UnreadableInput
-from retuned.plain_files import read_plain
+from retuned.files import read_plain
 
 MAX_BYTES = 64 * 2**20
 """Largest object."""

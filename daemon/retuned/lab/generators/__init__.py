@@ -7,11 +7,11 @@ made for a plan.
 """
 
 from retuned.lab.generators.portfolio import Portfolio
-from retuned.lab.generators.porting import Earlier, PortingGenerator
 from retuned.lab.generators.random import RandomGenerator
 from retuned.lab.generators.recipes import RecipeGenerator
 from retuned.lab.generators.search import SearchGenerator
 from retuned.lab.generators.tpe import TpeGenerator
+from retuned.lab.generators.transfer import Earlier, PortingGenerator
 
 __all__ = [
     "Earlier",

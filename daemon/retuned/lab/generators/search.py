@@ -20,9 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from retuned.contract import Definition, Solution, Workload
-from retuned.lab.generators.guidance import Guidance
-from retuned.lab.generators.lessons import Lessons, learn
 from retuned.lab.generators.priors import FAILED, Priors
+from retuned.lab.generators.search_heuristics import Guidance, Lessons, around, learn
 from retuned.lab.generators.spaces import (
     Grid,
     Point,
@@ -38,7 +37,6 @@ from retuned.lab.generators.surrogate import (
     coordinates_of,
     expected_improvement,
 )
-from retuned.lab.generators.surroundings import around
 from retuned.ports import Finding
 
 HOPELESS_RATIO = 0.8

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from retuned.contract import Digest, Workload
 from retuned.errors import CandidateError, HarnessError
-from retuned.lab.captured import WithCaptured
+from retuned.lab.captured_inputs import WithCaptured
 from retuned.lab.number_formats import is_float
 from retuned.lab.oracle import rms_error
 from retuned.lab.subject import Array, KernelUnderTest, coarse_inputs, make_inputs, numpy_dtype

@@ -10,8 +10,8 @@ import numpy as np
 from retuned.contract import Definition
 from retuned.errors import CandidateError
 from retuned.lab.harness.cases import EXACT_FAMILY, Case, CaseBook, CaseKey
-from retuned.lab.harness.rows import check_rows
-from retuned.lab.harness.runs import POISON_MIXED, POISON_ONES, Fill, Runner
+from retuned.lab.harness.row_independence import check_rows
+from retuned.lab.harness.run import POISON_MIXED, POISON_ONES, Fill, Runner
 from retuned.lab.number_formats import is_float
 from retuned.lab.oracle import (
     Tolerance,
@@ -22,7 +22,7 @@ from retuned.lab.oracle import (
     reduced_elements,
 )
 from retuned.lab.subject import Array
-from retuned.runtime.shadow import bucket
+from retuned.runtime.shadow.sampler import bucket
 from retuned.stages.verdict import Check, IncumbentNoise, Reason
 
 _RUNS = 3

@@ -48,7 +48,7 @@ class _Runner:
     """Loaded kernels over the arena."""
 
     def __init__(self, fd: int, size: int) -> None:
-        from retuned.runtime.launch import CpuKernel
+        from retuned.runtime.native.cpu import CpuKernel
 
         self._map = mmap.mmap(fd, size)
         self._view = memoryview(self._map)

@@ -47,8 +47,7 @@ class _Runner:
         self._tensors: list[list[tuple[str, tuple[int, ...]]]] = []
 
     def load(self, library: dict[str, Any]) -> None:
-        from retuned.lab.harness.mirrored import MirroredKernel
-        from retuned.lab.harness.mirrored_object import LANGUAGE, MirroredObject
+        from retuned.lab.harness.mirror import LANGUAGE, MirroredKernel, MirroredObject
 
         entry, launch = library["entry"], library["launch"]
         if launch.get("language") == LANGUAGE:
@@ -144,8 +143,8 @@ class _Runner:
 
 def failure(error: Exception) -> dict[str, Any]:
     """Return what is answered where compiling or launching failed; its text is a stranger's."""
-    from retuned.lab.harness.mirrored import refusal
-    from retuned.runtime.spec import Refused
+    from retuned.lab.harness.mirror import refusal
+    from retuned.runtime.schema import Refused
 
     if isinstance(error, Refused):
         return refusal(error)
@@ -183,8 +182,8 @@ def main() -> None:
 
     from retuned.lab.harness import sandbox
     from retuned.lab.harness.child import Lines
-    from retuned.lab.harness.mirrored import refusal
-    from retuned.runtime.spec import Refused
+    from retuned.lab.harness.mirror import refusal
+    from retuned.runtime.schema import Refused
 
     lines = Lines()
     settings = lines.read()

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retuned.lab.harness.runs import POISON_MIXED, POISON_ONES
+from retuned.lab.harness.run import POISON_MIXED, POISON_ONES
 
 INCUMBENT, CANDIDATE, CLONE = 0, 1, 2
 

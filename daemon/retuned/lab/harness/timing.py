@@ -3,19 +3,21 @@
 The child only launches and reads its clock. The parent draws the order, keeps its own copy of every
 input, checks outputs of timed calls against float64, looks at the red zones, and compares the
 child's clock with its own.
+
+Paired times: from calls to samples, and what in them no honest kernel shows. Pure.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from retuned.errors import CandidateError
 from retuned.lab.harness.arena import Arena, Region
-from retuned.lab.harness.cases import Case, CaseKey
-from retuned.lab.harness.checks import compare_case
-from retuned.lab.harness.paired import Pair, pairs_of, remembers, samples_of, units_for
-from retuned.lab.harness.placing import (
+from retuned.lab.harness.buffers import (
     Placed,
     mutable_inputs,
     place,
@@ -24,15 +26,87 @@ from retuned.lab.harness.placing import (
     tensors_of,
     updated_of,
 )
-from retuned.lab.harness.runs import POISON_MIXED, put_back
-from retuned.lab.harness.schedule import CANDIDATE, INCUMBENT, Scheduler, TimedCall
+from retuned.lab.harness.cases import Case, CaseKey
+from retuned.lab.harness.checks import compare_case
+from retuned.lab.harness.run import POISON_MIXED, put_back
+from retuned.lab.harness.schedule import CANDIDATE, CLONE, INCUMBENT, Block, Scheduler, TimedCall
 from retuned.lab.harness.variant import AS_IS, Variant, packed
 from retuned.lab.harness.worker import Elapsed, Worker
 from retuned.lab.oracle import Tolerance
+from retuned.lab.statistics import ShapeSamples
 from retuned.lab.subject import Array, KernelUnderTest
 from retuned.stages.verdict import Check, Reason
 
 __all__ = ["SETS", "Duel", "samples_of", "units_for"]
+
+Pair = tuple[int, float, float]
+"""(other side, incumbent's us, other's us)."""
+_SEEN_RATIO = 1.4
+"""Short calls cost both sides some tenths of a microsecond more, which hides part of a speedup."""
+
+
+def pairs_of(block: Block, times_ns: Sequence[int]) -> list[Pair]:
+    """Return microseconds a launch of both sides of each pair of a block."""
+    each = [ns / call.repeat / 1e3 for ns, call in zip(times_ns, block.calls, strict=True)]
+    return [(other, each[left], each[right]) for other, left, right in block.pairs]
+
+
+def samples_of(
+    pairs: Sequence[Sequence[Pair]],
+    *,
+    side: int,
+    weight: float,
+    processes: Sequence[int] | None = None,
+) -> ShapeSamples:
+    """Collect one side's pairs over blocks; `processes` names the process of each block."""
+    rows = [
+        (index, left, right)
+        for index, block in enumerate(pairs)
+        for other, left, right in block
+        if other == side
+    ]
+    return ShapeSamples(
+        weight=weight,
+        incumbent_us=np.array([row[1] for row in rows]),
+        candidate_us=np.array([row[2] for row in rows]),
+        block=np.array([row[0] for row in rows], dtype=np.int64),
+        process=None if processes is None else np.array(processes, dtype=np.int64),
+    )
+
+
+def units_for(candidate: int, clone: int) -> list[int]:
+    """Return the other sides of a block's ABBA units."""
+    return [CANDIDATE] * candidate + [CLONE] * clone
+
+
+def remembers(usual: Sequence[Pair], fresh: Sequence[Pair]) -> str:
+    """Say so if a candidate is faster where inputs come again within a call; else empty.
+
+    Parameters
+    ----------
+    usual
+        Pairs whose calls go through the sets of inputs several times.
+    fresh
+        Pairs whose calls meet every content once.
+
+    Examples
+    --------
+    >>> honest = [(CANDIDATE, 2.0, 1.0)] * 8
+    >>> remembers(honest, honest)
+    ''
+    >>> remembers(honest, [(CANDIDATE, 2.0, 2.0)] * 8)
+    '2.00 times as fast as the incumbent on inputs it has seen, 1.00 times on new ones'
+    """
+    if not usual or not fresh:
+        return ""
+    seen, new = (statistics.median(left / right for _, left, right in p) for p in (usual, fresh))
+    if seen <= _SEEN_RATIO * new:
+        return ""
+    return (
+        f"{seen:.2f} times as fast as the incumbent on inputs it has seen, "
+        f"{new:.2f} times on new ones"
+    )
+
 
 SETS = 5
 """Sets of buffers that calls rotate through; odd on purpose."""

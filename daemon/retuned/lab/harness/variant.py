@@ -13,9 +13,8 @@ from retuned.contract import Definition, Digest, Solution
 from retuned.lab.harness.worker import Library
 from retuned.lab.languages.cpp_contract import ContractViolated
 from retuned.lab.subject import Array
-from retuned.runtime.layouts import repack
-from retuned.runtime.spec import Refused
-from retuned.runtime.workspace import Workspace, parse_workspaces, sizes_at
+from retuned.runtime.native.memory import Workspace, parse_workspaces, repack, sizes_at
+from retuned.runtime.schema import Refused
 
 AS_IS = "as-is"
 

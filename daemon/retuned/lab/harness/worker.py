@@ -18,7 +18,7 @@ from typing import Any
 import retuned
 from retuned.errors import CandidateCrashed, CandidateError, CandidateTimedOut, HarnessError
 from retuned.lab.harness.arena import Arena
-from retuned.lab.harness.patience import Patience
+from retuned.lab.harness.deadlines import Patience
 from retuned.lab.harness.processes import Child, ChildLimits, ChildProgram, fresh
 
 __all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker", "cache_of"]

@@ -19,12 +19,12 @@ from retuned.contract import Definition, Environment, Language, Solution
 from retuned.lab.audit import AuditLimits, AuditReport, ObjectUnreadable, audit_object, refusal
 from retuned.lab.languages.elf import BinaryAuditFailed
 from retuned.lab.languages.gpu import INTERPRETED, find_gpu, gpu_environment, shared_limit
+from retuned.lab.languages.gpu_compile import LIMITS, compile_source, version_of
 from retuned.lab.languages.gpu_compilers import Compiler, compiler_for, find_nvrtc
-from retuned.lab.languages.gpu_compiling import LIMITS, compile_source, version_of
 from retuned.lab.languages.gpu_cpp_contract import HEADER, check_contract, header_text
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.subject import numpy_dtype
-from retuned.runtime.gpu_bind import LaunchShape
+from retuned.runtime.native.gpu_bind import LaunchShape
 
 FALLBACK_ARCHES = ("sm_90", "gfx942")
 """What is compiled for where there is no GPU: the first with libnvrtc, else the second."""

@@ -25,8 +25,8 @@ from retuned.lab.languages.cpp_lexer import (
 )
 from retuned.lab.languages.cpp_text import without_comments
 from retuned.lab.languages.gpu_cpp_entry import check_entry, is_entry
-from retuned.runtime.gpu_bind import LaunchShape, launch_shape
-from retuned.runtime.spec import Refused
+from retuned.runtime.native.gpu_bind import LaunchShape, launch_shape
+from retuned.runtime.schema import Refused
 
 
 def _words(text: str) -> frozenset[str]:

@@ -24,7 +24,7 @@ from retuned.lab.languages.gpu import find_gpu, gpu_environment, target_of
 from retuned.lab.languages.limits import CompileLimits
 from retuned.lab.languages.triton_audit import figures_of, report_of
 from retuned.lab.languages.triton_contract import check_contract, launch_of
-from retuned.runtime.triton_plan import Plan
+from retuned.runtime.triton.plan import Plan
 
 FALLBACK_ARCH = "gfx942"
 """What is compiled for where there is no GPU."""

@@ -56,7 +56,7 @@ def main() -> None:
 
 def _all(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     if task.get("ship"):
-        from retuned.lab.languages.triton_shipping import compile_entries
+        from retuned.lab.languages.triton_precompile import compile_entries
 
         return compile_entries(task)
     return [each for lengths in task["lengths"] for each in _compile(task, lengths)]
@@ -64,7 +64,7 @@ def _all(task: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _compile(task: Mapping[str, Any], lengths: Sequence[int]) -> list[dict[str, Any]]:
     """Compile every step at these lengths."""
-    from retuned.runtime.triton_plan import plan_launches
+    from retuned.runtime.triton.plan import plan_launches
 
     plan = plan_launches(
         task["source"],

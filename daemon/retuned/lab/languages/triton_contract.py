@@ -10,9 +10,9 @@ from typing import Any
 
 from retuned.contract import Definition, Language, Solution
 from retuned.lab.languages.cpp_contract import ContractViolated
-from retuned.runtime.spec import Refused
-from retuned.runtime.triton_plan import Plan, plan_launches
-from retuned.runtime.triton_steps import TritonSteps
+from retuned.runtime.schema import Refused
+from retuned.runtime.triton.launch import TritonSteps
+from retuned.runtime.triton.plan import Plan, plan_launches
 
 _GRID_YZ = 65_535
 """Programs along the second and third dimension of a launch, on NVIDIA GPUs."""

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from retuned.contract import Definition, Solution
 from retuned.errors import CandidateError, HarnessError
 from retuned.lab.harness.arena import Arena
-from retuned.lab.harness.runs import Runner, arena_bytes
+from retuned.lab.harness.run import Runner, arena_bytes
 from retuned.lab.harness.variant import Variant
 from retuned.lab.number_formats import widened
 from retuned.lab.subject import Array

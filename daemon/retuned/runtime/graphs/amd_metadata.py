@@ -11,7 +11,7 @@ import struct
 from typing import Any
 
 from retuned.runtime.graphs.structures import Layout, check_layout
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 _NOTE = 32
 """Type of the note that holds the metadata."""

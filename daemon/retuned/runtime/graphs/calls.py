@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from retuned.runtime.gpu_driver import DriverFailed, GpuDriver, Handle
 from retuned.runtime.graphs.structures import (
     MAX_ARGUMENTS,
     KernelParams,
@@ -19,7 +18,8 @@ from retuned.runtime.graphs.structures import (
     unpack,
 )
 from retuned.runtime.graphs.vendors import NAMES, required_calls
-from retuned.runtime.spec import Refused
+from retuned.runtime.native.gpu_driver import DriverFailed, GpuDriver, Handle
+from retuned.runtime.schema import Refused
 
 KERNEL_NODE = 0
 """Kind of a node that launches a kernel, the same number for both vendors."""

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from retuned.runtime.graphs.calls import GraphCalls
-from retuned.runtime.graphs.recording import CaptureNotes, Note
+from retuned.runtime.graphs.launch_notes import CaptureNotes, Note
 from retuned.runtime.graphs.structures import Packed, Size
 
 MAX_GRAPHS = 8192

@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from retuned.runtime.core.active_order import Ineligible, Swapped
+from retuned.runtime.core.slots import Slot
 from retuned.runtime.graphs.index import IndexedGraph, Site
+from retuned.runtime.graphs.launch_notes import TritonLaunch
+from retuned.runtime.graphs.node_swap import Change
 from retuned.runtime.graphs.structures import KernelParams, Size
-from retuned.runtime.graphs.swap import Change
-from retuned.runtime.graphs.triton_notes import TritonLaunch
 from retuned.runtime.graphs.variants import learn_layout, null_scratch, triton_launch
-from retuned.runtime.inforce import Ineligible, Swapped
 from retuned.runtime.intercept.call import LaunchCall
-from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.plans import Plan
+from retuned.runtime.intercept.plan import Plan
+from retuned.runtime.intercept.registry import Kernel
 from retuned.runtime.intercept.rules import key_reader
 from retuned.runtime.intercept.slot import KernelSlot
 from retuned.runtime.intercept.variant import KernelVariant
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Key, Refused
+from retuned.runtime.schema import Key, Refused
 
 _CONSTEXPR = "constexpr"
 _ODD = (AttributeError, KeyError, RuntimeError, TypeError, ValueError)

@@ -8,10 +8,10 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from retuned.runtime.gpu_driver import driver_of
 from retuned.runtime.graphs.calls import GraphCalls
-from retuned.runtime.graphs.following import Graphs
-from retuned.runtime.spec import Refused
+from retuned.runtime.graphs.followers import Graphs
+from retuned.runtime.native.gpu_driver import driver_of
+from retuned.runtime.schema import Refused
 
 OFF = "graphs-off"
 """Why graphs are not followed where that is switched off."""

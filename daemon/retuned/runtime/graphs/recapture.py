@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from retuned.runtime.graphs.following import Graphs
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.graphs.followers import Graphs
 from retuned.runtime.graphs.index import IndexedGraph, Site
-from retuned.runtime.slots import Slot
 
 MAX_SHOWN = 256
 """Graphs in one answer."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from retuned.runtime.core.active_order import Ineligible, Swapped
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.core.tables import Run
 from retuned.runtime.graphs.index import IndexedGraph, Site
-from retuned.runtime.graphs.recording import Recorder
+from retuned.runtime.graphs.launch_notes import Recorder
+from retuned.runtime.graphs.node_swap import Change
 from retuned.runtime.graphs.structures import KernelParams
-from retuned.runtime.graphs.swap import Change
 from retuned.runtime.graphs.variants import change_of
-from retuned.runtime.inforce import Ineligible, Swapped
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Key, Refused, allows
-from retuned.runtime.tables import Run
+from retuned.runtime.schema import Key, Refused, allows
 
 
 class Target(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 Layout = tuple[tuple[int, int], ...]
 """(offset, size) in bytes of each argument, in order."""

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 log = logging.getLogger(__name__)
 

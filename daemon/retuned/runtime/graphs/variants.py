@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from retuned.runtime.gpu_variant import GpuVariant
+from retuned.runtime.artifacts.loaded import LoadedVariant
+from retuned.runtime.core.active_order import Variant
 from retuned.runtime.graphs.amd_metadata import object_layout
 from retuned.runtime.graphs.calls import GraphCalls
-from retuned.runtime.graphs.recording import Note
+from retuned.runtime.graphs.launch_notes import Note
+from retuned.runtime.graphs.node_swap import Change
 from retuned.runtime.graphs.structures import KernelParams, Layout
-from retuned.runtime.graphs.swap import Change
-from retuned.runtime.inforce import Variant
-from retuned.runtime.loaded import LoadedVariant
-from retuned.runtime.spec import Refused
-from retuned.runtime.triton_launch import TritonKernel
-from retuned.runtime.triton_variant import TritonVariant
+from retuned.runtime.native.gpu_variant import GpuVariant
+from retuned.runtime.schema import Refused
+from retuned.runtime.triton.launch import TritonKernel
+from retuned.runtime.triton.variant import TritonVariant
 
 _ALIGN = 16
 _POINTER_BYTES = 8

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.spec import Key
+from retuned.runtime.intercept.registry import Kernel
+from retuned.runtime.schema import Key
 
 GridNumbers = tuple[int, int, int]
 

@@ -17,10 +17,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.dispatch import ATTRIBUTE, PLACES, WRAPPERS, Stock, shortcut
 from retuned.runtime.intercept.observed import identity, source_of
-from retuned.runtime.intercept.places import ATTRIBUTE, PLACES, WRAPPERS, Stock
-from retuned.runtime.intercept.shortcut import shortcut
+from retuned.runtime.intercept.registry import Kernel
 from retuned.runtime.intercept.timing import Stopwatch, timing_is_asked
 
 log = logging.getLogger(__name__)

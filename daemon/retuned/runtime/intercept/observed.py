@@ -23,10 +23,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from retuned.runtime.intercept.arguments import Observation
-from retuned.runtime.intercept.forms import Cell
-from retuned.runtime.intercept.kernels import Kernel
+from retuned.runtime.intercept.registry import Cell, Kernel
 from retuned.runtime.intercept.sources import Gathered, gather, text_of
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 MAX_PAGE_BYTES = 1 << 20
 """Longest page, but for a single source that is longer."""

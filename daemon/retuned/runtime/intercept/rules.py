@@ -31,11 +31,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retuned.runtime.grid import parse_expression
+from retuned.runtime.core.grid import parse_expression
 from retuned.runtime.intercept.arguments import is_pointer
 from retuned.runtime.intercept.call import LaunchCall
-from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.spec import DTYPES, Key, Refused, Spec
+from retuned.runtime.intercept.registry import Kernel
+from retuned.runtime.schema import DTYPES, Key, Refused, Spec
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _KERNEL = re.compile(r"[^\x00-\x1f\x7f]{1,512}\Z")

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from retuned.runtime.artifact import Artifact
+from retuned.runtime.artifacts.artifact import Artifact
 from retuned.runtime.intercept.hook import Interceptor
-from retuned.runtime.intercept.kernels import Kernel
 from retuned.runtime.intercept.observed import identity, page, source_of, summary
+from retuned.runtime.intercept.registry import Kernel
 from retuned.runtime.intercept.rules import LaunchRule, key_reader, parse_rule
 from retuned.runtime.intercept.slot import KernelSlot
 from retuned.runtime.intercept.variant import KernelVariant
-from retuned.runtime.spec import Refused
+from retuned.runtime.schema import Refused
 
 MAX_LISTED = 256
 """Kernels in one answer."""

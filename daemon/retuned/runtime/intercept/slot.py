@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from retuned.runtime.core.slots import Slot
 from retuned.runtime.intercept.call import LaunchCall
 from retuned.runtime.intercept.rules import LaunchRule
-from retuned.runtime.slots import Slot
-from retuned.runtime.spec import Key, Refused, Spec
+from retuned.runtime.schema import Key, Refused, Spec
 
 
 class KernelSlot(Slot):

@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from retuned.runtime.intercept.forms import Cell
-from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.shadow_device import quiet
-from retuned.runtime.spec import Refused
-from retuned.runtime.underway import Quiet
+from retuned.runtime.intercept.registry import Cell, Kernel
+from retuned.runtime.schema import Refused
+from retuned.runtime.shadow.device import quiet
+from retuned.runtime.shadow.pending_checks import Quiet
 
 MOST_PENDING = 256
 """Timed launches whose end is not known yet."""

@@ -15,20 +15,24 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from retuned.runtime.artifact import Artifact
-from retuned.runtime.inforce import Ineligible, Launch
+from retuned.runtime.artifacts.artifact import Artifact
+from retuned.runtime.artifacts.loaded import NOT_COMPILED
+from retuned.runtime.core.active_order import Ineligible, Launch
 from retuned.runtime.intercept.call import GridNumbers, LaunchCall, LaunchOutcome
-from retuned.runtime.intercept.checking import inputs_sum, stored_to
-from retuned.runtime.intercept.detaching import DetachedLaunch, detached_launch
-from retuned.runtime.intercept.kernels import Kernel
-from retuned.runtime.intercept.plans import Plan, raw_of
-from retuned.runtime.intercept.ready import MAX_CODES, Code, Ready, Signature
+from retuned.runtime.intercept.checked_launch import (
+    DetachedLaunch,
+    detached_launch,
+    inputs_sum,
+    stored_to,
+)
+from retuned.runtime.intercept.compiled import MAX_CODES, Code, Ready, Signature
+from retuned.runtime.intercept.plan import Plan, raw_of
+from retuned.runtime.intercept.registry import Kernel
 from retuned.runtime.intercept.rules import LaunchRule
-from retuned.runtime.loaded import NOT_COMPILED
-from retuned.runtime.precompiled_triton import Shipped
-from retuned.runtime.spec import Key, Refused
-from retuned.runtime.triton_import import import_source
-from retuned.runtime.triton_source import check_source
+from retuned.runtime.schema import Key, Refused
+from retuned.runtime.triton.contract import check_source
+from retuned.runtime.triton.importer import import_source
+from retuned.runtime.triton.precompiled import Shipped
 
 log = logging.getLogger(__name__)
 

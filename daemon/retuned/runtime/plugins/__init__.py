@@ -23,7 +23,7 @@ def register(*, arrived: str = "") -> None:
         Module whose code has just run; Python still says that it is being imported.
     """
     try:
-        from retuned.runtime.plugins.joining import join
+        from retuned.runtime.plugins.join import join
 
         join(arrived=arrived)
     except Exception:  # a stranger's server: it goes on without Retuned, and says so in its log

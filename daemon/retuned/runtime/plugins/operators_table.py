@@ -7,7 +7,7 @@ that the catalog has for one epsilon only are bound for that epsilon.
 
 from __future__ import annotations
 
-from retuned.runtime.overrides_binding import Binding, InputBinding, OutputBinding, View
+from retuned.runtime.torch_ops.binding import Binding, InputBinding, OutputBinding, View
 
 _EPSILON = 1e-6
 """That of the catalog's normalisations."""

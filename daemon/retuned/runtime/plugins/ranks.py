@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from retuned.runtime.epochs import number_of_environment
+from retuned.runtime.core.epochs import number_of_environment
 
 _VARIABLES = {
     "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),

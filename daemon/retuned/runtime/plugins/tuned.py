@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from retuned.runtime.attached import Runtime
+    from retuned.runtime.core.attach import Runtime
 
 
 def tune_files(runtime: Runtime) -> object:

@@ -7,13 +7,12 @@ real traffic, so nothing here alarms on a p-value. Pure.
 ``compare`` two profiles without history, made ``alike`` where one of them knows fewer shapes.
 """
 
-from retuned.stages.drift.adopt import adopt
-from retuned.stages.drift.alike import OneSided, alike
+from retuned.stages.drift.adoption import OneSided, adopt, alike
+from retuned.stages.drift.baseline import comparable, learn
 from retuned.stages.drift.compare import compare
 from retuned.stages.drift.detect import detect
-from retuned.stages.drift.learn import comparable, learn
-from retuned.stages.drift.machine import GpuSeen, Throttle, gpu_words
 from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason, DriftReport
+from retuned.stages.drift.report import GpuSeen, Throttle, gpu_words
 from retuned.stages.drift.settings import DEMO_SETTINGS, DriftSettings
 from retuned.stages.drift.state import (
     DetectorState,
@@ -22,7 +21,7 @@ from retuned.stages.drift.state import (
     LibraryProfile,
     SizeClass,
 )
-from retuned.stages.drift.words import answer
+from retuned.stages.drift.text import answer
 
 __all__ = [
     "DEMO_SETTINGS",

@@ -9,7 +9,7 @@ import numpy as np
 from retuned.stages.drift.records import DriftAction, DriftCode, DriftReason, DriftReport
 from retuned.stages.drift.settings import DriftSettings
 from retuned.stages.drift.state import Library, LibraryProfile, Reading, read
-from retuned.stages.drift.words import REASONS_MAX, rate, sentence, share_reasons
+from retuned.stages.drift.text import REASONS_MAX, rate, sentence, share_reasons
 from retuned.stages.profile import WorkloadProfile
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retuned.stages.drift.adopt import adopt
+from retuned.stages.drift.adoption import adopt
 from retuned.stages.drift.latency import LatencyShift, watch_latency
 from retuned.stages.drift.records import DriftAction, DriftReport
 from retuned.stages.drift.report import Evidence, report_of, unjudged

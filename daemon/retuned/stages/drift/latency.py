@@ -9,7 +9,7 @@ from math import exp, log
 from retuned.stages.drift.records import DriftCode, DriftReason
 from retuned.stages.drift.settings import DriftSettings
 from retuned.stages.drift.state import Latency, Reading
-from retuned.stages.drift.words import shape_text, short
+from retuned.stages.drift.text import shape_text, short
 from retuned.stages.profile import Signature
 
 

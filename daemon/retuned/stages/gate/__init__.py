@@ -6,7 +6,7 @@ Reads proposals, policies, people's decisions and freezes; feeds swap. A stage o
 `enforcement` what of a policy one machine leaves aside.
 """
 
-from retuned.stages.gate.decide import decide, under
+from retuned.stages.gate.decide import decide, explain, under, utc_minute
 from retuned.stages.gate.enforcement import (
     NOT_ENFORCED,
     PolicyLimits,
@@ -14,7 +14,6 @@ from retuned.stages.gate.enforcement import (
     limits_of,
     unenforced,
 )
-from retuned.stages.gate.explain import explain, utc_minute
 from retuned.stages.gate.limits import (
     BatchInvariance,
     Capture,

@@ -5,12 +5,22 @@ experiment teaches. ``lessons``: what reasons of failure mean for the next try. 
 the next try no longer pays.
 """
 
-from retuned.stages.hypothesis.believing import hypothesize
-from retuned.stages.hypothesis.counted import unseen
-from retuned.stages.hypothesis.lessons import Lesson, hopeless, lesson_of, tally
+from retuned.stages.hypothesis.hypothesize import hypothesize, unseen
 from retuned.stages.hypothesis.records import Attempt, Hypothesis, HypothesisSettings, ShapeCost
-from retuned.stages.hypothesis.refining import consider, learn_from, look_elsewhere, refine
-from retuned.stages.hypothesis.stopping import Outlook, Refinement, StopReason, outlook
+from retuned.stages.hypothesis.refine import (
+    Lesson,
+    Outlook,
+    Refinement,
+    StopReason,
+    consider,
+    hopeless,
+    learn_from,
+    lesson_of,
+    look_elsewhere,
+    outlook,
+    refine,
+    tally,
+)
 
 __all__ = [
     "Attempt",

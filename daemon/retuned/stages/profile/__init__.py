@@ -7,9 +7,8 @@ and which duration mode of one window is which of another. ``counting``: sampled
 ones.
 """
 
-from retuned.stages.profile.counting import Counts, key_of, recount, together
-from retuned.stages.profile.folding import ProfileBuilder, fold
-from retuned.stages.profile.merging import aligned, merge
+from retuned.stages.profile.builder import ProfileBuilder, aligned, fold, merge
+from retuned.stages.profile.counts import Counts, key_of, recount, together
 from retuned.stages.profile.records import (
     OTHER,
     ProfileSettings,

@@ -7,7 +7,9 @@ of one server: all of them take an order, or none does.
 from __future__ import annotations
 
 from retuned.stages.swap.orders import (
+    CanaryStep,
     SlotFacts,
+    Spread,
     SwapKind,
     SwapOrder,
     is_carried_out,
@@ -17,6 +19,7 @@ from retuned.stages.swap.orders import (
     order_swap,
     reconcile,
     reissue,
+    spread_by,
     to_original,
     unopened,
 )
@@ -33,7 +36,6 @@ from retuned.stages.swap.ranks import (
     must_go_back,
     outcome_of,
 )
-from retuned.stages.swap.spreading import CanaryStep, Spread, spread_by
 
 __all__ = [
     "NOT_YET",

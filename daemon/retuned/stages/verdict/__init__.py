@@ -21,7 +21,7 @@ from retuned.stages.verdict.documents import (
 )
 from retuned.stages.verdict.environments import Difference, ServerEnvironment, differences
 from retuned.stages.verdict.guards import groups_of, guard_for
-from retuned.stages.verdict.judging import is_settled, judge, rank
+from retuned.stages.verdict.judge import is_settled, judge, rank
 from retuned.stages.verdict.records import (
     Check,
     Evidence,

@@ -24,7 +24,7 @@ from retuned.contract import (
     TrustClass,
     digest_of,
 )
-from retuned.stages.verdict.judging import judge
+from retuned.stages.verdict.judge import judge
 from retuned.stages.verdict.records import Evidence, Interval, JudgeSettings, Status, Verdict
 
 KeyId = Annotated[str, Field(pattern=r"^[a-z0-9]{1,16}:[0-9a-f]{32}$")]

@@ -17,33 +17,32 @@ from retuned.stages.watch.accounts import (
     settle,
     total,
 )
-from retuned.stages.watch.assessing import assess, decay_score
-from retuned.stages.watch.blocks import (
-    Block,
-    Served,
-    ServerResponse,
-    compare_answers,
-    order_of,
-    summarise,
-)
-from retuned.stages.watch.canary import (
+from retuned.stages.watch.assess import (
     CanaryAction,
     CanaryDecision,
     CanaryReason,
+    assess,
+    decay_score,
     decide_canary,
 )
 from retuned.stages.watch.end_to_end import (
+    Block,
     Consequence,
     EndToEndOutcome,
     EndToEndReason,
     EndToEndReport,
     EndToEndSettings,
+    Gain,
+    Served,
+    ServerResponse,
+    compare_answers,
     consequence,
     judge_end_to_end,
     not_measured,
+    order_of,
     predicted_gain,
+    summarise,
 )
-from retuned.stages.watch.paired import Gain
 from retuned.stages.watch.records import (
     BucketSample,
     WatchAction,

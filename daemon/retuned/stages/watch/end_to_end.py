@@ -5,29 +5,241 @@ original does when it is asked twice. Then speed: blocks of the same requests wi
 on in turn, the log ratio of each pair, and its t interval. A measured gain of at least half of what
 was predicted passes; one that is surely below goes back; what an interval leaves open after the
 last look is not measured. There are two looks, and each bound is taken at half the error.
+
+Numbers of gate G7: ratios of paired blocks and shares of tokens, with their bounds. Pure.
+
+What gate G7 measures: the same requests again and again, with a swap on and off in turn. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from math import exp, log
+from math import exp, log, sqrt
+from statistics import fmean, median, stdev
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from retuned.contract import Record
 from retuned.stages.gate import EndToEndRule
-from retuned.stages.watch.blocks import Block
-from retuned.stages.watch.paired import (
-    Gain,
-    compared_in,
-    divergence_of,
-    gain_of,
-    interval_of,
-    mean_of,
-    off_and_on,
-    share_bounds,
+
+State = Literal["off", "on"]
+Positive = Annotated[float, Field(gt=0.0, lt=1e9)]
+
+
+class ServerResponse(Record):
+    """What the server said to one request."""
+
+    tokens: tuple[str, ...] = ()
+    """Its tokens, or pieces of text where it does not tell tokens."""
+    logprobs: tuple[float, ...] = ()
+    """Log-probability of each; empty where the server does not tell."""
+    ttft_s: Positive | None = None
+    """Time to the first token, seconds; None where none came."""
+    tpot_s: Positive | None = None
+    """Mean time of each further token, seconds; None where there was none."""
+    failed: bool = False
+    """Whether it ended in an error or without its end."""
+
+
+class Served(Record):
+    """One pass over all requests."""
+
+    answers: tuple[ServerResponse, ...] = Field(min_length=1)
+    """In the order of the requests."""
+    wall_s: Positive
+    """From the first byte sent to the last one read, seconds."""
+
+
+class Block(Record):
+    """One pass, summed up."""
+
+    state: State
+    """Whether the swap was on."""
+    requests: int = Field(ge=1)
+    """Sent."""
+    failed: int = Field(ge=0)
+    """Of those, without a whole answer."""
+    tokens: int = Field(ge=0)
+    """Generated."""
+    wall_s: Positive
+    """Time of the pass, seconds."""
+    ttft_s: Positive | None = None
+    """Median time to the first token, seconds."""
+    tpot_s: Positive | None = None
+    """Median time of each further token, seconds."""
+    compared: int = Field(ge=0)
+    """Tokens that had the same text before them as in the first pass."""
+    diverged: int = Field(ge=0)
+    """Of those, tokens that were not the same: at most one a request."""
+    shift: float | None = Field(default=None, ge=0.0)
+    """Mean absolute difference of log-probabilities; None where the server does not tell."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Throughput of the pass."""
+        return self.tokens / self.wall_s
+
+
+def order_of(pair: int) -> tuple[State, State]:
+    """Return the order of a pair: off on, on off, and so on; what drifts weighs on both alike.
+
+    Examples
+    --------
+    >>> order_of(0), order_of(1)
+    (('off', 'on'), ('on', 'off'))
+    """
+    return ("off", "on") if pair % 2 == 0 else ("on", "off")
+
+
+def compare_answers(
+    first: Sequence[ServerResponse], later: Sequence[ServerResponse]
+) -> tuple[int, int]:
+    """Return how many tokens had the same text before them, and how many of those differ.
+
+    Behind the first token that differs two answers are about different texts, and say nothing more:
+    so that one rounding is counted once, however long the answer is.
+
+    Examples
+    --------
+    >>> one, other = Answer(tokens=("a", "b", "c")), Answer(tokens=("a", "x", "c"))
+    >>> compare_answers([one], [one]), compare_answers([one], [other])
+    ((3, 0), (2, 1))
+    """
+    compared = diverged = 0
+    for one, other in zip(first, later, strict=True):
+        if one.failed or other.failed:
+            continue
+        same = _common(one.tokens, other.tokens)
+        differs = (same < len(one.tokens)) or (same < len(other.tokens))
+        compared += same + differs
+        diverged += differs
+    return compared, diverged
+
+
+def summarise(state: State, first: Sequence[ServerResponse], served: Served) -> Block:
+    """Sum up a pass beside the first one.
+
+    Raises
+    ------
+    ValueError
+        If the two are not of the same requests.
+    """
+    answers = served.answers
+    compared, diverged = compare_answers(first, answers)
+    ttft = [answer.ttft_s for answer in answers if answer.ttft_s is not None]
+    tpot = [answer.tpot_s for answer in answers if answer.tpot_s is not None]
+    return Block(
+        state=state,
+        requests=len(answers),
+        failed=sum(answer.failed for answer in answers),
+        tokens=sum(len(answer.tokens) for answer in answers),
+        wall_s=served.wall_s,
+        ttft_s=median(ttft) if ttft else None,
+        tpot_s=median(tpot) if tpot else None,
+        compared=compared,
+        diverged=diverged,
+        shift=_shift(first, answers),
+    )
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return place
+    return min(len(one), len(other))
+
+
+def _shift(first: Sequence[ServerResponse], later: Sequence[ServerResponse]) -> float | None:
+    found: list[float] = []
+    for one, other in zip(first, later, strict=True):
+        same = min(_common(one.tokens, other.tokens), len(one.logprobs), len(other.logprobs))
+        pairs = zip(one.logprobs[:same], other.logprobs[:same], strict=True)
+        found += [abs(left - right) for left, right in pairs]
+    return sum(found) / len(found) if found else None
+
+
+_T_975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
+"""Student's t at 97.5 %, by degrees of freedom from one on; the last holds from there on."""
+_Z_975 = 1.960
+
+
+class Gain(Record):
+    """Share of time saved; below zero time is lost."""
+
+    lower: float = Field(lt=1.0)
+    """Lower bound, at 97.5 % on its own."""
+    point: float = Field(lt=1.0)
+    """Estimate."""
+    upper: float = Field(lt=1.0)
+    """Upper bound, at 97.5 % on its own."""
+
+
+def gain_of(off: Sequence[Block], on: Sequence[Block]) -> Gain | None:
+    """Return the share of time saved per token: one minus the ratio of times."""
+    ratio = interval_of(off, on, lambda b: b.wall_s / b.tokens if b.tokens else None)
+    if ratio is None:
+        return None
+    low, middle, high = ratio
+    return Gain(lower=1.0 - exp(high), point=1.0 - exp(middle), upper=1.0 - exp(low))
+
+
+def interval_of(
+    off: Sequence[Block], on: Sequence[Block], value: Callable[[Block], float | None]
+) -> tuple[float, float, float] | None:
+    """Return bounds and mean of log(on / off) over pairs; None where a block has no value."""
+    logs = []
+    for before, after in zip(off, on, strict=True):
+        one, other = value(before), value(after)
+        if one is None or other is None:
+            return None
+        logs.append(log(other / one))
+    if len(logs) < 2:
+        return None
+    middle = fmean(logs)
+    reach = _T_975[min(len(logs) - 1, len(_T_975)) - 1] * stdev(logs) / sqrt(len(logs))
+    return middle - reach, middle, middle + reach
+
+
+def compared_in(blocks: Sequence[Block]) -> float:
+    """Return the tokens compared in one pass: passes repeat them and are no further evidence."""
+    return fmean(block.compared for block in blocks) if blocks else 0.0
+
+
+def divergence_of(blocks: Sequence[Block]) -> float:
+    """Return the share of compared tokens that differ; 0 where none was compared."""
+    compared = sum(block.compared for block in blocks)
+    return sum(block.diverged for block in blocks) / compared if compared else 0.0
+
+
+def share_bounds(rate: float, count: float) -> tuple[float, float]:
+    """Return the bounds of a share, at 97.5 % each (Wilson 1927)."""
+    if count <= 0.0:
+        return 0.0, 1.0
+    square = _Z_975**2 / count
+    centre = (rate + square / 2.0) / (1.0 + square)
+    reach = _Z_975 * sqrt(rate * (1.0 - rate) / count + square / (4.0 * count)) / (1.0 + square)
+    return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+def mean_of(blocks: Sequence[Block], value: Callable[[Block], float | None]) -> float | None:
+    """Return the mean of what blocks have; None where none has it."""
+    found = [each for each in map(value, blocks) if each is not None]
+    return fmean(found) if found else None
+
+
+def off_and_on(
+    off: Sequence[Block], on: Sequence[Block], value: Callable[[Block], float | None]
+) -> tuple[float, float] | None:
+    """Return the means off and on; None where either is missing."""
+    before, after = mean_of(off, value), mean_of(on, value)
+    return (before, after) if before is not None and after is not None else None
+
 
 _LEAST_FAILURES = 3
 """Requests that must have failed more often with the swap: one is nobody's fault."""

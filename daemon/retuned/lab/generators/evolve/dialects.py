@@ -15,13 +15,13 @@ from pydantic import ValidationError
 
 from retuned.contract import Definition, Language, Solution, SourceFile, TrustClass
 from retuned.errors import UsageError
-from retuned.lab.generators.evolve.answers import Draft
-from retuned.lab.generators.evolve.editing import AnswerRefused
+from retuned.lab.generators.evolve.edits import AnswerRefused
 from retuned.lab.generators.evolve.lineage import Lineage
-from retuned.lab.generators.evolve.quoting import line
+from retuned.lab.generators.evolve.redaction import line
+from retuned.lab.generators.evolve.responses import Draft
 from retuned.lab.languages.cpp_contract import HEADERS
-from retuned.runtime.triton_bind import LAUNCH_OPTIONS
-from retuned.runtime.triton_words import LANGUAGE, MATH
+from retuned.runtime.triton.bind import LAUNCH_OPTIONS
+from retuned.runtime.triton.contract import LANGUAGE, MATH
 
 _T = TypeVar("_T")
 _CPU = f"""\

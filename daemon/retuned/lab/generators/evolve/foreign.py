@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from retuned.contract import Definition, Digest, Solution, Workload
 from retuned.errors import Refused, TemporaryError
-from retuned.lab.generators.evolve.assessing import assess, shape_lines
 from retuned.lab.generators.evolve.dialects import solution_of
-from retuned.lab.generators.evolve.editing import AnswerRefused
+from retuned.lab.generators.evolve.edits import AnswerRefused
+from retuned.lab.generators.evolve.evaluator import assess, shape_lines
 from retuned.lab.generators.evolve.lineage import Lineage
 from retuned.lab.generators.evolve.package import (
     BackendFailed,

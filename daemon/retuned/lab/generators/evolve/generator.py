@@ -14,19 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from retuned.contract import Definition, Digest, Solution, Workload
 from retuned.errors import Refused, TemporaryError, UnreadableInput
-from retuned.lab.generators.evolve.answers import parse_answer
-from retuned.lab.generators.evolve.dialects import solution_of
-from retuned.lab.generators.evolve.editing import AnswerRefused
-from retuned.lab.generators.evolve.lineage import Lineage
-from retuned.lab.generators.evolve.population import Population, populate
-from retuned.lab.generators.evolve.prompts import Brief, generator_request
-from retuned.lab.generators.evolve.roles import (
-    optimizer_request,
-    parse_ideas,
-    parse_reflection,
-    reflector_request,
-)
-from retuned.lab.generators.evolve.steps import (
+from retuned.lab.generators.evolve.actions import (
     Action,
     Birth,
     Step,
@@ -35,6 +23,19 @@ from retuned.lab.generators.evolve.steps import (
     purpose_of,
     read_purpose,
 )
+from retuned.lab.generators.evolve.dialects import solution_of
+from retuned.lab.generators.evolve.edits import AnswerRefused
+from retuned.lab.generators.evolve.lineage import Lineage
+from retuned.lab.generators.evolve.population import Population, populate
+from retuned.lab.generators.evolve.prompts import (
+    Brief,
+    generator_request,
+    optimizer_request,
+    parse_ideas,
+    parse_reflection,
+    reflector_request,
+)
+from retuned.lab.generators.evolve.responses import parse_answer
 from retuned.lab.generators.evolve.task import Task
 from retuned.ports import ChatAnswer, ChatModel, Finding
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from retuned.contract import Digest, Language, Solution
-from retuned.lab.generators.evolve.assessing import Assessment, Outcome, assess
 from retuned.lab.generators.evolve.config import EvolveRules
+from retuned.lab.generators.evolve.evaluator import Assessment, Outcome, assess
 from retuned.lab.generators.evolve.features import Cell, Features, measure
 from retuned.lab.generators.evolve.lineage import Lineage, lineage_of
 from retuned.ports import Finding

@@ -10,9 +10,8 @@ import json
 import re
 
 from retuned.contract import Language, Solution
-from retuned.lab.generators.evolve.answers import Draft, LaunchData, check_size, read_launch
 from retuned.lab.generators.evolve.dialects import Dialect
-from retuned.lab.generators.evolve.editing import AnswerRefused
+from retuned.lab.generators.evolve.edits import AnswerRefused
 from retuned.lab.generators.evolve.prompts import (
     Brief,
     Section,
@@ -21,7 +20,8 @@ from retuned.lab.generators.evolve.prompts import (
     note_sections,
     task_sections,
 )
-from retuned.lab.generators.evolve.quoting import RULE
+from retuned.lab.generators.evolve.redaction import RULE
+from retuned.lab.generators.evolve.responses import Draft, LaunchData, check_size, read_launch
 
 LAUNCH = "RETUNED-LAUNCH"
 """Begins the comment with the launch data."""

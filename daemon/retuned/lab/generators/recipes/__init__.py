@@ -5,7 +5,7 @@ one generator.
 """
 
 from retuned.lab.generators.recipes.generator import RecipeGenerator
-from retuned.lab.generators.recipes.known import RECIPES
-from retuned.lab.generators.recipes.situation import Recipe, RecipeResult, Situation
+from retuned.lab.generators.recipes.input import Recipe, RecipeResult, Situation
+from retuned.lab.generators.recipes.recipes import RECIPES
 
 __all__ = ["RECIPES", "Recipe", "RecipeGenerator", "RecipeResult", "Situation"]

@@ -9,8 +9,8 @@ from itertools import zip_longest
 from retuned.contract import Definition, Solution, Workload
 from retuned.lab.generators.devices import DeviceFacts
 from retuned.lab.generators.priors import Priors, best_first
-from retuned.lab.generators.recipes.known import RECIPES
-from retuned.lab.generators.recipes.situation import RecipeResult, Situation
+from retuned.lab.generators.recipes.input import RecipeResult, Situation
+from retuned.lab.generators.recipes.recipes import RECIPES
 from retuned.lab.generators.spaces import Tunable, require_definition
 from retuned.ports import Finding
 

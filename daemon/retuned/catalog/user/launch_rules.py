@@ -1,0 +1,106 @@
+"""What an artifact of a lifted kernel says to the runtime: whose launches, and how they are read.
+
+Most variants of a lifted kernel are other parameters of the server's own code: a launch keeps its
+own arguments, and only constexprs, options and the grid are the variant's. Of a kernel that was
+recognised some are the catalog's source: then all of a launch has to be what that was validated
+with, but for real numbers, which it is handed. See `retuned.runtime.intercept.rules` for the block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from retuned.catalog.user.records import LiftedFrom, OwnDefinition
+from retuned.contract import AxisConst, Solution
+
+_NAME = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]*\b")
+_GRID = "grid:"
+_PARAM = "param:"
+_MARKED = "@"
+"""Begins a constexpr that is no plain value; the server's own code gets it from its launch."""
+
+
+def launch_data_of(own: OwnDefinition, solution: Solution) -> dict[str, Any]:
+    """Return fields of ``artifact.json``; nothing where the definition was not lifted.
+
+    Parameters
+    ----------
+    own
+        The definition.
+    solution
+        One of its variants.
+    """
+    origin = own.lifted
+    if origin is None:
+        return {}
+    live = _is_live(own, solution)
+    serves = "" if live else _serves(own, solution)
+    if not live and not serves:
+        return {}
+    definition = own.definition
+    numbers = {n: a.value for n, a in definition.axes.items() if isinstance(a, AxisConst)}
+    block: dict[str, Any] = {
+        "kernel": origin.kernel,
+        "source_digest": origin.source_digest,
+        "code": "live" if live else "artifact",
+        "axes": {axis: _shown(origin, axis) for axis in definition.variable_axes},
+        "dtypes": dict(origin.dtypes),
+        "constexprs": {n: v for n, v in origin.constants.items() if not _is_marked(v)},
+        "stores": {
+            origin.tensors[name]: "write" if spec.updates is None else "update"
+            for name, spec in definition.outputs.items()
+        },
+    }
+    grid = [_over_launch(origin, rule, numbers) for rule in solution.grid]
+    if live:
+        return {"intercept": block, "grid": grid}
+    # nothing of a launch may be what this source was not validated with
+    block |= {"ints": dict(origin.ints), "numels": dict(origin.numels)}
+    return {"intercept": block, "grid": grid, "entry": serves}
+
+
+def _serves(own: OwnDefinition, solution: Solution) -> str:
+    """Return the function that gets a launch's own arguments, of a variant with other source."""
+    return next(
+        (
+            variant.serves
+            for variant in own.variants
+            if (variant.entry, variant.sources) == (solution.entry, solution.sources)
+        ),
+        "",
+    )
+
+
+def _is_live(own: OwnDefinition, solution: Solution) -> bool:
+    """Whether a variant is the server's own code with other parameters."""
+    return any(
+        variant.incumbent is not None
+        and (variant.entry, variant.sources) == (solution.entry, solution.sources)
+        for variant in own.variants
+    )
+
+
+def _shown(origin: LiftedFrom, axis: str) -> str:
+    """Return what of a launch is the length of a variable axis."""
+    source = origin.axes[axis]
+    if source.startswith(_GRID):
+        return f"grid_{source.removeprefix(_GRID)}"
+    return source.removeprefix(_PARAM)
+
+
+def _over_launch(origin: LiftedFrom, rule: str, numbers: Mapping[str, int]) -> str:
+    """Write a rule over axes as one over a launch."""
+
+    def named(match: re.Match[str]) -> str:
+        name = match.group()
+        if name in origin.axes:
+            return _shown(origin, name)
+        return str(numbers[name]) if name in numbers else name
+
+    return _NAME.sub(named, rule)
+
+
+def _is_marked(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(_MARKED)

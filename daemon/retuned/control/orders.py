@@ -1,0 +1,213 @@
+"""What pods are told: from the status of a proposal to the orders of stage 9, and who has done so.
+
+The status says which pod wants what, under which epoch; the order follows from it. So the agent API
+can hand the same order out again and again, and an operator that starts anew hands out the same.
+
+What a pod is to have: the newest order of each slot, from proposals and their target. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+
+from retuned.api.proposal import PodOrder, PodState, ProposalPhase, RolloutStatus, SwapProposal
+from retuned.api.target import ActiveKernel, TargetMode, TuningTarget
+from retuned.control.facts import HeldFact, PodFact
+from retuned.stages.swap import (
+    SlotFacts,
+    Spread,
+    SwapKind,
+    SwapOrder,
+    is_carried_out,
+    is_overtaken,
+    order_rollback,
+    order_swap,
+)
+
+OUT_OF_EPOCH = "out-of-epoch"
+"""A sidecar's code for an order that came after a later one: it is told again, as a newer one."""
+
+
+def order_for(resource: SwapProposal, told: PodOrder, *, spread: Spread | None = None) -> SwapOrder:
+    """Return the order of one pod.
+
+    Parameters
+    ----------
+    resource
+        The proposal; its status has a rollout.
+    told
+        What the pod is told, from that rollout.
+    spread
+        How the swap spreads over the launches of the pod's server; all at once by default.
+
+    Raises
+    ------
+    ValueError
+        If the proposal has no rollout, or was made by no API server.
+    """
+    rollout = resource.status.rollout
+    if rollout is None:
+        raise ValueError(f"{resource.metadata.name} has no rollout, so nothing is ordered")
+    back = told.wants is PodState.BACK
+    forward = order_swap(
+        resource.stage_proposal(),
+        epoch=told.epoch - 1 if back else told.epoch,
+        previous=rollout.previous.digest if rollout.previous else None,
+        previous_guard=rollout.previous.guard if rollout.previous else None,
+        spread=spread,
+    )
+    return order_rollback(forward, epoch=told.epoch) if back else forward
+
+
+def slot_of(pod: PodFact, kernel: str) -> SlotFacts:
+    """Return what a pod says, as stage 9 reads it."""
+    return SlotFacts(
+        definition=kernel,
+        active=pod.active,
+        epoch=pod.epoch,
+        newest_epoch=pod.newest_epoch,
+        tripped=pod.tripped,
+    )
+
+
+def observed(
+    resource: SwapProposal, rollout: RolloutStatus, pods: Sequence[PodFact], *, now: datetime
+) -> RolloutStatus:
+    """Return the rollout with what the pods say: done, gone, or to be told under a later epoch."""
+    facts = {pod.uid: pod for pod in pods}
+    present = [told for told in rollout.pods if told.uid in facts]
+    later = next_epoch(rollout, pods)
+    current = resource.model_copy(
+        update={"status": resource.status.model_copy(update={"rollout": rollout})}
+    )
+    found = []
+    update: dict[str, object]
+    for told in present:
+        slot = slot_of(facts[told.uid], resource.spec.kernel)
+        order, held = order_for(current, told), held_of(facts[told.uid], told)
+        if is_overtaken(order, [slot]):
+            update = {"epoch": later, "since": now, "done": False, "held": ""}
+        elif is_carried_out(order, slot):
+            update = {"done": True, "held": ""}
+        elif held is not None and held.final and held.reason == OUT_OF_EPOCH:
+            # its sidecar knows a later order than its server shows; it gets no more time for that
+            update = {"epoch": later, "done": False, "held": OUT_OF_EPOCH}
+        else:
+            update = {"done": False, "held": held.reason if held is not None else ""}
+        found.append(told.model_copy(update=update))
+    return rollout.model_copy(update={"pods": tuple(found)})
+
+
+def held_of(pod: PodFact, told: PodOrder) -> HeldFact | None:
+    """Return why a pod has not carried out what it was told; None where it says nothing of that."""
+    return pod.held if pod.held is not None and pod.held.epoch == told.epoch else None
+
+
+def next_epoch(rollout: RolloutStatus | None, pods: Iterable[PodFact]) -> int:
+    """Return an epoch that every pod will accept, at least 2: a way back has one before it."""
+    told = rollout.pods if rollout else ()
+    before = rollout.previous.epoch if rollout and rollout.previous else 1
+    seen = [max(pod.epoch, pod.newest_epoch) for pod in pods]
+    return 1 + max([before, *(each.epoch for each in told), *seen])
+
+
+def tell(
+    rollout: RolloutStatus,
+    pods: Iterable[PodFact],
+    *,
+    wants: PodState,
+    epoch: int,
+    now: datetime,
+) -> RolloutStatus:
+    """Return the rollout with some pods told something new."""
+    new = {
+        pod.uid: PodOrder(
+            name=pod.name, uid=pod.uid, wants=wants, epoch=epoch, since=now, ends=pod.ends
+        )
+        for pod in pods
+    }
+    if not new:
+        return rollout
+    kept = [told for told in rollout.pods if told.uid not in new]
+    update: dict[str, object] = {"pods": (*kept, *new.values())}
+    if wants is PodState.SWAP:
+        update["last_swap_at"] = now
+    return rollout.model_copy(update=update)
+
+
+def active_entry(resource: SwapProposal, rollout: RolloutStatus, *, now: datetime) -> ActiveKernel:
+    """Return what every pod ought to run once the proposal is promoted."""
+    return ActiveKernel(
+        kernel=resource.spec.kernel,
+        digest=resource.spec.artifact.digest,
+        guard=resource.spec.guard,
+        epoch=max((told.epoch for told in rollout.pods), default=1),
+        proposal=resource.metadata.name,
+        since=now,
+    )
+
+
+def desired_orders(
+    name: str,
+    uid: str,
+    *,
+    target: TuningTarget,
+    proposals: Sequence[SwapProposal],
+    spread: Callable[[SwapProposal], Spread | None] = lambda _: None,
+) -> tuple[SwapOrder, ...]:
+    """Return the orders of one pod, by slot.
+
+    Parameters
+    ----------
+    name, uid
+        The pod.
+    target
+        Its TuningTarget.
+    proposals
+        Every proposal for that target, whatever its phase: ways back stay told.
+    spread
+        How a swap spreads over the launches of a server.
+    """
+    found: dict[str, SwapOrder] = {}
+    mine = [each for each in proposals if each.target == target.full_name]
+    for resource in mine:
+        rollout = resource.status.rollout
+        told = next((t for t in rollout.pods if t.uid == uid), None) if rollout else None
+        if told is not None:
+            _keep(found, order_for(resource, told, spread=spread(resource)))
+    if target.spec.mode is TargetMode.SWAP:
+        for order in _promoted(name, uid, target, mine):
+            _keep(found, order)
+    return tuple(found[slot] for slot in sorted(found))
+
+
+def _promoted(
+    name: str, uid: str, target: TuningTarget, proposals: Sequence[SwapProposal]
+) -> list[SwapOrder]:
+    """Return what every pod ought to run, for one that no rollout has told."""
+    by_name = {each.metadata.name: each for each in proposals}
+    orders = []
+    for entry in target.status.active_kernels:
+        resource = by_name.get(entry.proposal)
+        if resource is None or resource.status.rollout is None:
+            continue  # nobody knows any more what it carries out; the original serves
+        if resource.status.phase is not ProposalPhase.PROMOTED:
+            continue
+        told = PodOrder(
+            name=name, uid=uid, wants=PodState.SWAP, epoch=entry.epoch, since=entry.since
+        )
+        if all(each.uid != uid for each in resource.status.rollout.pods):
+            orders.append(order_for(resource, told))
+    return orders
+
+
+def _keep(found: dict[str, SwapOrder], order: SwapOrder) -> None:
+    """Keep the newest of a slot; a way back where two have one epoch."""
+    known = found.get(order.definition)
+    if known is None or _rank(known) < _rank(order):
+        found[order.definition] = order
+
+
+def _rank(order: SwapOrder) -> tuple[int, bool]:
+    return order.epoch, order.kind is SwapKind.ROLLBACK

@@ -1,0 +1,205 @@
+"""A proposal's way: from evidence through the gate and over the pods, and back from everywhere.
+
+`step` is level-triggered: it gets what is there now and says what the status ought to be. Order of
+the questions is order of harm: going back comes before going on, and what cannot be read counts as
+a no to going on, never as a reason not to go back.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from retuned.api.proposal import AnalysisStatus, ProposalPhase, RolloutStatus, SwapProposal
+from retuned.api.target import Quarantined, TargetMode
+from retuned.control import gate_facts, orders, waves
+from retuned.control.facts import (
+    Activate,
+    Deactivate,
+    PageOnCall,
+    Quarantine,
+    RolloutAction,
+    RolloutFacts,
+    RolloutStep,
+)
+from retuned.control.proposal_step import ProposalStep, cause_of, entry_of, is_quarantined, noted
+from retuned.control.rollback import has_strayed
+from retuned.control.rollout import after, going_back, told_more
+from retuned.stages import gate
+from retuned.stages.gate import GateReason, GateState
+
+_LOOK_AGAIN = timedelta(seconds=30)
+"""What is under way is looked at so often, whatever happens."""
+
+_P = ProposalPhase
+
+
+def step(resource: SwapProposal, facts: RolloutFacts, *, now: datetime) -> RolloutStep:
+    """Say what becomes of a proposal.
+
+    Parameters
+    ----------
+    resource
+        The proposal as it is.
+    facts
+        Everything else as it is.
+    now
+        Moment, with a zone.
+
+    Raises
+    ------
+    ValueError
+        If the proposal was made by no API server.
+    """
+    if not facts.leading:
+        return RolloutStep(status=resource.status)
+    case = ProposalStep(
+        resource=resource,
+        facts=facts,
+        asked=gate_facts.ask(resource, facts, now=now),
+        now=now,
+        status=resource.status.model_copy(
+            update={"observed_generation": resource.metadata.generation}
+        ),
+    )
+    if case.phase.is_before_swap:
+        case = _before(noted(case))
+    elif case.phase.is_under_way or case.phase is _P.PROMOTED:
+        case = after(case)
+    elif case.phase is _P.ROLLED_BACK and has_strayed(case):
+        case = case.to(_P.ROLLING_BACK, "stray-pod", "a pod came back with the artifact")
+    if case.phase.is_going_back:
+        case = going_back(case)
+    return RolloutStep(status=case.status, actions=_actions(case), look_again_at=_again(case))
+
+
+def _before(case: ProposalStep) -> ProposalStep:
+    """Go one step further before any pod is told, or end."""
+    facts, spec = case.facts, case.resource.spec
+    if spec.abort.requested:
+        return case.to(_P.ABORTED, "aborted", spec.abort.reason)
+    outdated = _outdated(case)
+    if outdated is not None:
+        return outdated
+    if not facts.evidence_checked:
+        return case.to(_P.VALIDATING, "evidence-unchecked")
+    if facts.evidence_fault is not None:
+        return case.to(_P.INVALID, facts.evidence_fault)
+    if is_quarantined(case):
+        return case.to(_P.INVALID, "quarantined", "the artifact did harm here not long ago")
+    if case.asked is None:
+        phase = case.phase if case.phase is _P.SCHEDULED else _P.AWAITING_APPROVAL
+        return case.to(phase, "unreadable", "a policy, decision or freeze cannot be read")
+    answer = case.asked.answer
+    detail = gate.explain(answer)
+    if answer.state is GateState.REJECTED:
+        aborted = answer.reason is GateReason.ABORTED
+        return case.to(_P.ABORTED if aborted else _P.REJECTED, str(answer.reason), detail)
+    if answer.state is GateState.EXPIRED:
+        return case.to(_P.EXPIRED, str(answer.reason), detail)
+    if answer.state in (GateState.WAITING, GateState.OBSERVE_ONLY):
+        return case.to(_P.AWAITING_APPROVAL, str(answer.reason), detail)
+    if answer.state is not GateState.APPROVED:
+        return case.to(_P.SCHEDULED, str(answer.reason), detail)
+    held = _held_back(case)
+    if held is not None:
+        return case.to(_P.SCHEDULED, *held)
+    return _begun(case.to(_P.APPROVED, str(answer.reason), detail))
+
+
+def _outdated(case: ProposalStep) -> ProposalStep | None:
+    """End what the world has left behind; what is not known is no reason to."""
+    facts, spec = case.facts, case.resource.spec
+    if facts.target is None:
+        return case.to(_P.SUPERSEDED, "target-gone")
+    by = waves.newer(case.resource, facts.others)
+    if by:
+        return case.to(_P.SUPERSEDED, "superseded", f"by {by}")
+    environment = facts.target.status.environment
+    if environment is not None and environment != spec.environment:
+        return case.to(_P.SUPERSEDED, "environment-changed")
+    if spec.gpu_model != facts.target.spec.gpu.model:
+        return case.to(_P.SUPERSEDED, "gpu-model-changed")
+    if facts.live_baseline is not None and facts.live_baseline != spec.baseline_digest:
+        return case.to(_P.SUPERSEDED, "baseline-changed")
+    return None
+
+
+def _held_back(case: ProposalStep) -> tuple[str, str] | None:
+    """Return why an agreed swap may not start now, or None."""
+    facts, rule = case.facts, case.rule
+    assert facts.target is not None, "its absence ends a proposal"
+    assert rule is not None, "the gate approved it by a policy"
+    busy = waves.busy_elsewhere(facts.others)
+    last = waves.last_swap_elsewhere(facts.others)
+    held = (
+        (facts.target.spec.mode is not TargetMode.SWAP, "target-mode", "the target forbids swaps"),
+        (bool(busy), "other-rollout", f"{busy} is under way on the same servers"),
+        (
+            last is not None and case.now < last + rule.min_interval,
+            "min-interval",
+            "these servers were swapped not long ago",
+        ),
+        (facts.target.status.environment is None, "environment-unknown", "not all pods agree"),
+        (facts.live_baseline is None, "baseline-unknown", "nobody knows what runs now"),
+        (facts.slo_firing is not False, "slo-alert", "the service level is not known to be good"),
+        (not facts.pods, "no-pods", "there is no server to swap"),
+    )
+    return next(((reason, detail) for yes, reason, detail in held if yes), None)
+
+
+def _begun(case: ProposalStep) -> ProposalStep:
+    """Tell the first pods; the way back is written down before any is told."""
+    assert case.asked is not None, "the gate has approved"
+    assert case.asked.chosen is not None, "by a policy"
+    previous = entry_of(case)
+    glass = case.asked.answer.reason is GateReason.BREAK_GLASS
+    rollout = RolloutStatus(
+        started_at=case.now,
+        wave_started_at=case.now,
+        last_swap_at=case.now,
+        previous=previous,
+        limited_to=case.asked.chosen.policy.spec.break_glass.max_pods if glass else None,
+    )
+    digest = previous.digest if previous else None
+    begun = case.having(rollout=rollout, analysis=AnalysisStatus(), last_stable_digest=digest).to(
+        _P.CANARY, "started"
+    )
+    return told_more(begun)
+
+
+def _actions(case: ProposalStep) -> tuple[RolloutAction, ...]:
+    """Return what is still to be written elsewhere, from where things stand."""
+    status, rollout, target = case.status, case.status.rollout, case.facts.target
+    found: list[RolloutAction] = []
+    if status.phase is _P.ROLLBACK_FAILED:
+        found.append(PageOnCall(reason="rollback-failed", detail=status.detail))
+    if rollout is None or target is None:
+        return tuple(found)
+    entry, mine = entry_of(case), case.resource.metadata.name
+    if status.phase is _P.PROMOTED and rollout.pods:
+        active = orders.active_entry(case.resource, rollout, now=case.now)
+        if entry is None or (entry.proposal != mine and entry.epoch < active.epoch):
+            found.append(Activate(entry=active))
+    back = status.phase.is_going_back or status.phase is _P.ROLLED_BACK
+    if back and entry is not None and entry.proposal == mine:
+        previous = rollout.previous
+        found.append(Activate(entry=previous) if previous else Deactivate(kernel=entry.kernel))
+    until, digest = rollout.quarantine_until, case.resource.spec.artifact.digest
+    known = any(q.digest == digest and until and q.until >= until for q in target.status.quarantine)
+    if back and until is not None and case.now < until and not known:
+        reason = cause_of(status)
+        found.append(Quarantine(entry=Quarantined(digest=digest, until=until, reason=reason)))
+    return tuple(found)
+
+
+def _again(case: ProposalStep) -> datetime | None:
+    """Return when to look again though nothing happens."""
+    if case.phase.is_under_way or case.phase.is_going_back:
+        look = waves.next_look_at(case.status, case.rule) if case.rule is not None else None
+        soon = case.now + _LOOK_AGAIN
+        return min(soon, look) if look is not None and look > case.now else soon
+    if not case.phase.is_before_swap:
+        return None
+    changes = [case.asked.answer.next_change_at] if case.asked else []
+    later = [each for each in changes if each is not None and each > case.now]
+    return min([case.now + timedelta(minutes=5), *later])

@@ -1,0 +1,83 @@
+"""What one step of a proposal works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from retuned.api.proposal import ProposalPhase, Step, SwapProposal, SwapProposalStatus
+from retuned.api.target import ActiveKernel
+from retuned.control import gate_facts
+from retuned.control.facts import RolloutFacts
+from retuned.control.gate_facts import GateResult
+from retuned.stages.gate import Rollout
+
+_HISTORY = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposalStep:
+    """One step: the object, what was observed, what the gate says, and the status so far."""
+
+    resource: SwapProposal
+    facts: RolloutFacts
+    asked: GateResult | None
+    now: datetime
+    status: SwapProposalStatus
+
+    @property
+    def phase(self) -> ProposalPhase:
+        """Phase so far."""
+        return self.status.phase
+
+    @property
+    def rule(self) -> Rollout | None:
+        """How the policy lets it spread; None without a policy."""
+        chosen = self.asked.chosen if self.asked else None
+        return chosen.policy.spec.rollout if chosen else None
+
+    def to(
+        self, phase: ProposalPhase, reason: str, detail: str = "", by: str = "retuned"
+    ) -> ProposalStep:
+        """Return the case in a phase, with its reason; a change goes into the history."""
+        status = self.status.model_copy(update={"reason": reason, "detail": detail[:2048]})
+        if phase is not status.phase:
+            step = Step(from_=status.phase, to=phase, at=self.now, by=by, reason=reason)
+            history = (*status.history, step)[-_HISTORY:]
+            status = status.model_copy(update={"phase": phase, "history": history})
+        return replace(self, status=status)
+
+    def having(self, **update: object) -> ProposalStep:
+        """Return the case with other fields in its status."""
+        return replace(self, status=self.status.model_copy(update=update))
+
+
+def noted(case: ProposalStep) -> ProposalStep:
+    """Keep what the gate says; once pods are told, the answer that let them stays."""
+    if case.asked is None:
+        return case
+    return case.having(
+        gate=gate_facts.gate_status(case.asked), window=gate_facts.window_status(case.asked)
+    )
+
+
+def entry_of(case: ProposalStep) -> ActiveKernel | None:
+    """Return what the target says that the slot ought to run; None is the original."""
+    target = case.facts.target
+    entries = target.status.active_kernels if target else ()
+    return next((each for each in entries if each.kernel == case.resource.spec.kernel), None)
+
+
+def is_quarantined(case: ProposalStep) -> bool:
+    """Whether the artifact did harm to these servers not long ago."""
+    target = case.facts.target
+    return target is not None and any(
+        each.digest == case.resource.spec.artifact.digest and case.now < each.until
+        for each in target.status.quarantine
+    )
+
+
+def cause_of(status: SwapProposalStatus) -> str:
+    """Return why the way back began, whatever happened since."""
+    causes = (s.reason for s in reversed(status.history) if s.to is ProposalPhase.ROLLING_BACK)
+    return next(causes, status.reason)

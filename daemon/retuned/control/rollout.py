@@ -1,0 +1,215 @@
+"""A swap on its way over the pods: on, or back. Going back comes before going on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from retuned.api.proposal import AnalysisStatus, GateStatus, PodState, ProposalPhase, RolloutStatus
+from retuned.control import gate_facts, orders, waves
+from retuned.control.proposal_step import ProposalStep, cause_of, entry_of, is_quarantined, noted
+from retuned.control.rollback import harm_of
+from retuned.control.waves import DetectedHarm
+from retuned.stages.gate import GateReason, GateState, Mode, Rollout
+
+DEFAULT_QUARANTINE = timedelta(days=7)
+"""Where no policy says how long."""
+ROLLBACK_PATIENCE = timedelta(minutes=2)
+"""A pod that has not gone back by then is somebody's business; it is told on and on."""
+_P = ProposalPhase
+
+
+def after(case: ProposalStep) -> ProposalStep:
+    """Go back if anything says so; else go on."""
+    rollout = case.status.rollout
+    if rollout is None:  # nobody knows what was told: whatever runs it goes back
+        rollout = RolloutStatus(
+            started_at=case.now, wave_started_at=case.now, last_swap_at=case.now
+        )
+        return back(case.having(rollout=rollout), DetectedHarm(reason="rollout-lost", blames=False))
+    if case.phase is _P.PROMOTED:
+        return _promoted(case)
+    seen = orders.observed(case.resource, rollout, case.facts.pods, now=case.now)
+    case = case.having(rollout=seen)
+    harm = harm_of(case)
+    if harm is not None:
+        return back(case, harm)
+    case = _agreed_anew(case, seen)
+    may_go_on, why = _may_go_on(case)
+    if case.phase is _P.PAUSED:
+        return _paused(case)
+    case = told_more(case) if may_go_on else case.to(case.phase, why)
+    return _looked(case, may_go_on=may_go_on)
+
+
+def _promoted(case: ProposalStep) -> ProposalStep:
+    """Take back what is kept, where a person, a freeze or the watch says so."""
+    entry = entry_of(case)
+    if entry is not None and entry.proposal != case.resource.metadata.name:
+        return case  # another one stands in its place
+    harm = harm_of(case)
+    return back(case, harm) if harm is not None else case
+
+
+def _agreed_anew(case: ProposalStep, rollout: RolloutStatus) -> ProposalStep:
+    """Keep the newest answer that lets it go on, and how far it reaches.
+
+    Whoever breaks glass, before or in the middle, moves so many pods and no more; a quorum under
+    the policy in force moves all.
+    """
+    if case.asked is None or case.asked.answer.state is not GateState.APPROVED:
+        return case
+    assert case.asked.chosen is not None, "the gate approved it by a policy"
+    limit = None
+    if case.asked.answer.reason is GateReason.BREAK_GLASS and not gate_facts.agreed_without_glass(
+        case.resource, case.facts, now=case.now
+    ):
+        limit = case.asked.chosen.policy.spec.break_glass.max_pods
+    return noted(case).having(rollout=rollout.model_copy(update={"limited_to": limit}))
+
+
+def _may_go_on(case: ProposalStep) -> tuple[bool, str]:
+    """Whether another pod may be told: agreed under this very policy, open, and not frozen.
+
+    An approval that has begun to work does not expire. Under another policy people agree anew.
+    """
+    asked, gated = case.asked, case.status.gate
+    if asked is None or asked.chosen is None or asked.windows is None or gated is None:
+        return False, "unreadable"
+    if asked.chosen.policy.spec.mode is not Mode.ENFORCE:
+        return False, "policy-mode"
+    if asked.frozen_by:
+        return False, "frozen"
+    glass = case.status.rollout is not None and case.status.rollout.limited_to is not None
+    if not asked.windows.allowed and (asked.windows.denied or not glass):
+        return False, "window-closed"
+    if is_quarantined(case):
+        return False, "quarantined"
+    if asked.answer.state is GateState.APPROVED:
+        return True, ""
+    same = (gated.policy_digest, gated.policy_generation) == (
+        asked.chosen.policy.digest,
+        asked.chosen.generation,
+    )
+    if asked.answer.state is GateState.EXPIRED and same and _was_agreed(gated):
+        return True, ""
+    return False, "approval-outdated"
+
+
+def _was_agreed(gated: GateStatus) -> bool:
+    return gated.state is GateState.APPROVED
+
+
+def told_more(case: ProposalStep) -> ProposalStep:
+    """Tell the next pods of the wave."""
+    rollout, rule = case.status.rollout, case.rule
+    if rollout is None or rule is None:
+        return case
+    more = waves.next_pods(rollout, rule, case.facts)
+    epoch = orders.next_epoch(rollout, case.facts.pods)
+    told = orders.tell(rollout, more, wants=PodState.SWAP, epoch=epoch, now=case.now)
+    if told is rollout:
+        return case
+    case = case.having(rollout=told)
+    if case.phase is _P.ANALYZING:  # pods that came late are part of the wave
+        phase = _P.CANARY if told.wave == 0 else _P.PROMOTING
+        return case.to(phase, "pods-joined")
+    return case
+
+
+def _looked(case: ProposalStep, *, may_go_on: bool) -> ProposalStep:
+    """Look at the wave once all of it is swapped, and go to the next when it is proven."""
+    rollout, rule = case.status.rollout, case.rule
+    if rollout is None or rule is None:
+        return case
+    size = waves.wanted(rollout, rule, pods=len(case.facts.pods))
+    complete = size > 0 and waves.told_to_swap(rollout) >= size
+    if not complete or waves.in_flight(rollout):
+        return case
+    if case.phase in (_P.CANARY, _P.PROMOTING):
+        began = rollout.model_copy(update={"wave_started_at": case.now})
+        return case.having(rollout=began, analysis=AnalysisStatus()).to(_P.ANALYZING, "watching")
+    if not waves.look_is_due(case.status, rule, now=case.now):
+        return case
+    analysis = case.status.analysis
+    new = waves.look(rollout, case.facts, rule, now=case.now)
+    case = case.having(analysis=waves.counted(analysis, new))
+    harm = harm_of(case)
+    if harm is not None:
+        return back(case, harm)
+    return _concluded(case, rollout, rule, may_go_on=may_go_on)
+
+
+def _concluded(
+    case: ProposalStep, rollout: RolloutStatus, rule: Rollout, *, may_go_on: bool
+) -> ProposalStep:
+    """Say what the newest look leads to."""
+    newest = case.status.analysis.last[-1]
+    if newest.outcome != "Passed":
+        too_many = case.status.analysis.inconclusive > rule.analysis.inconclusive_limit
+        if too_many and case.phase is _P.ANALYZING:
+            return case.to(_P.PAUSED, newest.reason, newest.detail)
+        return case.to(case.phase, newest.reason, newest.detail)
+    everywhere = waves.told_to_swap(rollout) >= len(case.facts.pods)
+    if case.phase is _P.WATCHING:
+        if not everywhere:
+            return case.to(_P.WATCHING, "not-everywhere")
+        return case.to(_P.PROMOTED, "proven") if may_go_on else case
+    if everywhere or rollout.wave >= len(rule.waves):
+        began = rollout.model_copy(update={"wave_started_at": case.now, "wave": len(rule.waves)})
+        watching = case.having(rollout=began, analysis=AnalysisStatus())
+        return watching.to(_P.WATCHING, "last-wave")
+    if not may_go_on:
+        return case
+    following = rollout.model_copy(update={"wave": rollout.wave + 1, "wave_started_at": case.now})
+    case = case.having(rollout=following, analysis=AnalysisStatus()).to(_P.PROMOTING, "next-wave")
+    return told_more(case)
+
+
+def _paused(case: ProposalStep) -> ProposalStep:
+    """Wait for a person, who looks and says how to go on."""
+    since = next(
+        (each.at for each in reversed(case.status.history) if each.to is _P.PAUSED), case.now
+    )
+    chosen = case.asked.chosen if case.asked else None
+    uid = gate_facts.resumes(case.resource, case.facts, chosen, since=since, now=case.now)
+    if uid is None:
+        return case
+    used = (*case.status.resumed, uid)[-64:]
+    return case.having(resumed=used, analysis=AnalysisStatus()).to(_P.ANALYZING, "resumed")
+
+
+def back(case: ProposalStep, harm: DetectedHarm) -> ProposalStep:
+    """Send every pod back that was told, or runs it; nothing holds this up."""
+    rollout = case.status.rollout
+    assert rollout is not None, "the caller has made one"
+    rule = case.rule
+    until = case.now + (rule.auto_rollback.quarantine if rule else DEFAULT_QUARANTINE)
+    update = {"back_since": case.now, "quarantine_until": until if harm.blames else None}
+    case = case.having(rollout=rollout.model_copy(update=update))
+    return case.to(_P.ROLLING_BACK, harm.reason, harm.detail)
+
+
+def going_back(case: ProposalStep) -> ProposalStep:
+    """Tell whoever has not been told, and end when everybody is back."""
+    rollout = case.status.rollout
+    if rollout is None:
+        return case.to(_P.ROLLED_BACK, "nothing-swapped")
+    seen = orders.observed(case.resource, rollout, case.facts.pods, now=case.now)
+    forward = {told.uid for told in seen.pods if told.wants is PodState.SWAP}
+    known = {told.uid for told in seen.pods}
+    artifact = case.resource.spec.artifact.digest
+    due = [
+        pod
+        for pod in case.facts.pods
+        if pod.uid in forward or (pod.uid not in known and pod.active == artifact)
+    ]
+    epoch = orders.next_epoch(seen, case.facts.pods)
+    seen = orders.tell(seen, due, wants=PodState.BACK, epoch=epoch, now=case.now)
+    case = case.having(rollout=seen)
+    if not waves.in_flight(seen):
+        return case.to(_P.ROLLED_BACK, cause_of(case.status))
+    since = seen.back_since or case.now
+    if case.now >= since + ROLLBACK_PATIENCE:
+        late = [told.name for told in seen.pods if not told.done]
+        return case.to(_P.ROLLBACK_FAILED, "rollback-failed", ", ".join(late[:16]))
+    return case

@@ -1,0 +1,367 @@
+"""The experiment as a program: a plan comes in as JSON, findings go out as JSON lines.
+
+The daemon starts it as a child that it can kill; a pod runs the same. One object on stdin or in a
+file::
+
+    {"plan": ExperimentPlan, "root": "folder", "cores": [1], "known": [finding...],
+     "solutions": [Solution...], "definitions": [OwnDefinition...],
+     "earlier": [finding with environment and arch...],
+     "evolve": EvolveConfig or null}
+
+``solutions`` are variants that the catalog does not have, such as an incumbent that an earlier
+experiment found; ``definitions`` are users' own kernels. Each answer is one line:
+``{"finding": {...}}``, and at the end ``{"done": true}`` or ``{"failed": {"code", "message"}}``.
+Exit codes: 0 done, 2 wrong settings, 3 unreadable plan, 4 no compiler, 5 the lab failed.
+
+Where ``RETUNED_ROLE`` is set it is the pod of a Job: the same lines also become
+``$RETUNED_RESULTS_DIR/findings.jsonl``, with evidence and winners' artifacts beside them, and there
+are more codes: a trusted pod found only 64 wrong results, 65 compile errors or 66 breaches of the
+sandbox; 143 it was told to end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import ValidationError
+
+from retuned import catalog
+from retuned.catalog.user import OwnDefinition
+from retuned.contract import Digest, Language, Solution
+from retuned.errors import (
+    HarnessError,
+    MissingDependency,
+    RetunedError,
+    UnreadableInput,
+    UsageError,
+)
+from retuned.experiment.local import LocalLab
+from retuned.experiment.messages import LabTask, done_line, failed_line, finding_line
+from retuned.experiment.pod import PodResources, run_pod
+from retuned.experiment.pod_task import FixedGenerator, PodRole, handed_of, pod_settings
+from retuned.experiment.roles import CompilingLab, GeneratingLab
+from retuned.lab.generators.devices import GPUS, facts_here
+from retuned.lab.generators.evolve import EvolveConfig
+from retuned.lab.generators.inputs import SELF_CONTAINED, GeneratorInput, Make
+from retuned.lab.generators.priors import Priors
+from retuned.lab.generators.space_inference import widen
+from retuned.lab.generators.transfer import Earlier
+from retuned.lab.resources import LabSettings
+from retuned.lab.toolchain import environment_of
+from retuned.ports import Bench, Generator
+from retuned.stages.experiment import ExperimentPlan
+from retuned.stages.verdict import JudgeSettings
+
+_LANGUAGES = (Language.CPU_CPP, Language.TRITON, Language.GPU_CPP)
+"""Languages that the catalog has kernels in."""
+
+EVOLVE = "evolve"
+"""Name of the generator that asks a language model."""
+
+GeneratorFactory = Callable[[ExperimentPlan], Generator]
+"""Makes a generator for a plan."""
+
+GENERATORS: Mapping[str, Make] = {**SELF_CONTAINED}
+"""Every generator that a plan may name. One that needs an adapter adds its factory here."""
+
+
+class Task(LabTask):
+    """What the program is asked to do."""
+
+    definitions: tuple[OwnDefinition, ...] = ()
+    """Users' own definitions, by content: their files may be elsewhere."""
+
+
+def read_task(text: str, *, where: str) -> Task:
+    """Read a task.
+
+    Raises
+    ------
+    UnreadableInput
+        If it is not JSON or not a task.
+    """
+    try:
+        return Task.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the whole text"
+        raise UnreadableInput("bad-task", where=where, message=f"{place}: {first['msg']}") from None
+
+
+def open_lab(
+    root: Path,
+    *,
+    solutions: Sequence[Solution] = (),
+    earlier: Sequence[Earlier] = (),
+    priors: Priors | None = None,
+    evolve: EvolveConfig | None = None,
+    written: Sequence[Solution] | None = None,
+    generators: Mapping[str, GeneratorFactory] | None = None,
+    cores: Sequence[int] = (),
+    lab: LabSettings | None = None,
+    judge_settings: JudgeSettings | None = None,
+) -> LocalLab:
+    """Return a lab over the catalog; `solutions` are variants that it does not have."""
+    extra = {solution.digest: solution for solution in solutions}
+    asked: set[str] = {solution.definition for solution in solutions}
+
+    def subject(name: str) -> catalog.KernelEntry:
+        asked.add(name)
+        return catalog.get(name)
+
+    def find(digest: Digest) -> Solution | None:
+        return extra.get(digest) or shipped(digest, sorted(asked))
+
+    def occasion(plan: ExperimentPlan) -> GeneratorInput:
+        incumbent = find(plan.incumbent)
+        if incumbent is None:
+            raise HarnessError(f"no source for the incumbent {plan.incumbent[:19]}")
+        count = len(cores) or os.cpu_count() or 1
+        made = occasion_of(plan, incumbent, cores=count, earlier=earlier)
+        return dataclasses.replace(made, priors=priors, left_s=bench.search_left_s)
+
+    if generators is None:
+        makers = {**GENERATORS, **_evolution(evolve, written)}
+        generators = {name: _bound(make, occasion) for name, make in makers.items()}
+    bench = LocalLab(
+        root,
+        subjects=subject,
+        solutions=find,
+        generators=generators,
+        advantages=priors.advantages() if priors is not None else {},
+        cores=cores,
+        lab=lab,
+        judge_settings=judge_settings,
+        earlier=earlier,
+    )
+    return bench
+
+
+def shipped(digest: Digest, names: Sequence[str]) -> Solution | None:
+    """Return the catalog's incumbent with this digest, of any of the definitions and languages."""
+    for name in names:
+        for language in _LANGUAGES:
+            try:
+                incumbent = catalog.get(name, language=language).incumbent
+            except UsageError:  # not every definition has kernels in every language
+                continue
+            if incumbent.digest == digest:
+                return incumbent
+    return None
+
+
+def occasion_of(
+    plan: ExperimentPlan,
+    incumbent: Solution,
+    *,
+    cores: int,
+    earlier: Sequence[Earlier] = (),
+    arch: str = "",
+) -> GeneratorInput:
+    """Return what the plan's generators are made from.
+
+    The plan's id seeds them: an interrupted plan, run again, proposes the same again.
+
+    Parameters
+    ----------
+    arch
+        GPU that need not be here; empty or unknown takes the device that is.
+    """
+    device = GPUS.get(arch) or facts_here(incumbent.language, cores=cores)
+    entry = catalog.get(plan.definition, language=incumbent.language)
+    return GeneratorInput(
+        plan=plan,
+        tunable=widen(entry, incumbent, device=device),
+        incumbent=incumbent,
+        cores=cores,
+        seed=int.from_bytes(hashlib.sha256(plan.id.encode()).digest()[:4], "little"),
+        device=device,
+        earlier=tuple(earlier),
+    )
+
+
+def _evolution(
+    config: EvolveConfig | None, written: Sequence[Solution] | None
+) -> Mapping[str, Make]:
+    """Return the factory that needs an endpoint, or what it wrote; none where none is set."""
+    if written is not None:
+        return {EVOLVE: lambda _occasion: FixedGenerator(written)}
+    if config is None:
+        return {}
+    # Only here: the client costs every experiment a third of a second otherwise.
+    from retuned.lab.llm.setup import open_evolution
+
+    return {EVOLVE: lambda occasion: open_evolution(config, occasion)}
+
+
+def _bound(make: Make, occasion: Callable[[ExperimentPlan], GeneratorInput]) -> GeneratorFactory:
+    return lambda plan: make(occasion(plan))
+
+
+def lab_of(
+    task: Task,
+    *,
+    generators: Mapping[str, GeneratorFactory] | None = None,
+    written: Sequence[Solution] | None = None,
+) -> LocalLab:
+    """Return the lab that carries out a task.
+
+    Parameters
+    ----------
+    written
+        What a model has written elsewhere, instead of asking one here; None asks as the task says.
+
+    Raises
+    ------
+    UsageError
+        If nobody has the plan's definition.
+    """
+    catalog.learn(task.definitions, unconfined_references=task.unconfined_references)
+    lab = open_lab(
+        Path(task.root),
+        solutions=task.solutions,
+        priors=task.priors,
+        evolve=task.evolve,
+        written=written,
+        earlier=[record.restore() for record in task.earlier],
+        generators=generators,
+        cores=task.cores,
+    )
+    catalog.get(task.plan.definition)
+    return lab
+
+
+def run(
+    task: Task, out: TextIO, *, generators: Mapping[str, GeneratorFactory] | None = None
+) -> int:
+    """Carry out a task; write each finding as soon as it is final; return the exit code."""
+    lab = lab_of(task, generators=generators)
+    known = {record.solution.digest: record.unwrap() for record in task.known}
+    try:
+        for finding in lab.run(task.plan, known=known):
+            _write(out, finding_line(finding))
+    except (HarnessError, MissingDependency) as error:
+        _write(out, failed_line(error.code, str(error)))
+        return error.exit_code
+    _write(out, done_line())
+    return 0
+
+
+def _here(task: Task, role: PodRole) -> Digest:
+    """Return the environment of this machine for a task's language; who only asks has none."""
+    incumbent = _incumbent(task)
+    if role is PodRole.GENERATE:
+        return task.plan.environment
+    return environment_of(incumbent.language).digest
+
+
+def _incumbent(task: Task) -> Solution:
+    catalog.learn(task.definitions, unconfined_references=task.unconfined_references)
+    catalog.get(task.plan.definition)  # an unknown definition is the clearer message
+    named = task.plan.incumbent
+    given = (each for each in task.solutions if each.digest == named)
+    incumbent = next(given, None) or shipped(named, [task.plan.definition])
+    if incumbent is None:
+        raise HarnessError(f"no source for the incumbent {named[:19]}")
+    return incumbent
+
+
+def _hide_key(task: Task) -> None:
+    if task.evolve is not None and task.evolve.key_variable:
+        from retuned.lab.harness.sandbox import hide_memory
+
+        hide_memory()
+
+
+def _pod_lab(task: Task, role: PodRole) -> Bench:
+    _hide_key(task)
+    if role is PodRole.GENERATE:
+        return _generating_lab(task)
+    if role is PodRole.COMPILE:
+        return _compiling_lab(task)
+    if role is PodRole.SEARCH:
+        return lab_of(task, written=task.written)
+    return lab_of(
+        task, generators={FixedGenerator.name: lambda _plan: FixedGenerator(handed_of(task))}
+    )
+
+
+def _generating_lab(task: Task) -> GeneratingLab:
+    """Return the lab that has variants written; nobody is asked where the task names no model."""
+    incumbent, config = _incumbent(task), task.evolve
+    subject = catalog.get(task.plan.definition, language=incumbent.language)
+    if config is None:
+        return GeneratingLab(subject, None)
+    from retuned.lab.llm.setup import open_evolution
+
+    cores = len(task.cores) or os.cpu_count() or 1
+    occasion = occasion_of(task.plan, incumbent, cores=cores, arch=task.arch)
+    until = time.monotonic() + task.plan.budget.max_seconds
+    occasion = dataclasses.replace(occasion, left_s=lambda: until - time.monotonic())
+    return GeneratingLab(subject, open_evolution(config, occasion, arch=task.arch))
+
+
+def _compiling_lab(task: Task) -> CompilingLab:
+    """Return the lab that compiles what this task's search would begin with."""
+    incumbent, earlier = _incumbent(task), [record.restore() for record in task.earlier]
+    cores = len(task.cores) or os.cpu_count() or 1
+
+    def occasion(plan: ExperimentPlan) -> GeneratorInput:
+        made = occasion_of(plan, incumbent, cores=cores, earlier=earlier, arch=task.arch)
+        return dataclasses.replace(made, priors=task.priors)
+
+    named = [name for name in task.plan.generators if name in SELF_CONTAINED]
+    return CompilingLab(
+        Path(task.root),
+        arch=task.arch,
+        subject=catalog.get(task.plan.definition, language=incumbent.language),
+        incumbent=incumbent,
+        written=task.written,
+        generators=[_bound(SELF_CONTAINED[name], occasion) for name in named],
+    )
+
+
+_MEANS = PodResources(
+    read=lambda text, where: read_task(text, where=where),
+    environment=_here,
+    open=_pod_lab,
+    say=lambda line: _write(sys.stdout, line),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the task from the file named, or from stdin."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        settings = pod_settings(os.environ)
+        if settings is not None:
+            return run_pod(words, settings, means=_MEANS)
+        text = Path(words[0]).read_text(encoding="utf-8") if words else sys.stdin.read()
+        task = read_task(text, where=words[0] if words else "stdin")
+        if task.cores:  # compilers too: whoever serves requests keeps the other cores
+            os.sched_setaffinity(0, task.cores)
+        _hide_key(task)
+        return run(task, sys.stdout)
+    except RetunedError as error:
+        _write(sys.stdout, failed_line(type(error).__name__, str(error)))
+        return error.exit_code
+    except OSError as error:
+        _write(sys.stdout, failed_line("unreadable", str(error)))
+        return UnreadableInput.exit_code
+
+
+def _write(out: TextIO, body: Mapping[str, Any]) -> None:
+    out.write(json.dumps(body, separators=(",", ":"), allow_nan=False) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Bench in a process of its own: the daemon keeps its reflexes while the lab computes.
+
+The child is ``python -m retuned.experiment``, the same program that a pod runs. It dies with the
+daemon; a killed experiment is resumed from the findings that were stored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from retuned.contract import Digest, Record, Solution
+from retuned.errors import HarnessError, TemporaryError
+from retuned.experiment.messages import EarlierRecord, FindingRecord, LabTask, read_line
+from retuned.lab.generators.evolve import EvolveConfig
+from retuned.lab.generators.priors import Priors
+from retuned.lab.generators.transfer import Earlier
+from retuned.ports import Bench, Finding
+from retuned.stages.experiment import ExperimentPlan, Turn
+
+_LIBC = ctypes.CDLL(None)  # found before any fork: the loader's lock may be held at that moment
+_PR_SET_PDEATHSIG = 1
+_NICE = 10
+"""The lab yields to whoever else wants its core."""
+_LONGEST_LINE_BYTES = 32 << 20
+"""Of one finding; the lab runs strangers' code, and what it says is a stranger's."""
+
+
+class LabProcess:
+    """Runs each plan in a child process.
+
+    Parameters
+    ----------
+    root
+        Private folder of the lab.
+    cores
+        Says, before each plan, which cores experiments may use.
+    solution
+        Finds the incumbent where the catalog does not have it; None where it does.
+    builder
+        Builds artifacts, which needs no isolation of time.
+    definition
+        Finds a user's own definition by name; None where the catalog has it.
+    earlier
+        Says what other experiments found on the same operator.
+    priors
+        Says what is believed of the operator's kernels.
+    evolve
+        How a language model is asked for variants; None where it is not.
+    unconfined_references
+        Whether a user's reference runs where nothing but its static check confines it.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        cores: Callable[[], Sequence[int]],
+        solution: Callable[[Digest], Solution | None],
+        builder: Bench,
+        definition: Callable[[str], Record | None] = lambda _name: None,
+        earlier: Callable[[ExperimentPlan], Sequence[Earlier]] = lambda _plan: (),
+        priors: Callable[[ExperimentPlan], Priors | None] = lambda _plan: None,
+        evolve: EvolveConfig | None = None,
+        unconfined_references: bool = False,
+    ) -> None:
+        self._root = root
+        self._cores = cores
+        self._solution = solution
+        self._builder = builder
+        self._definition = definition
+        self._earlier = earlier
+        self._priors = priors
+        self._evolve = evolve
+        self._unconfined = unconfined_references
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
+        """Yield findings as the child reports them; see `Bench.run`."""
+        incumbent = self._solution(plan.incumbent)
+        own = self._definition(plan.definition)
+        task = LabTask(
+            plan=plan,
+            root=str(self._root),
+            cores=tuple(self._cores()),
+            known=tuple(map(FindingRecord.of, known.values())),
+            solutions=(incumbent,) if incumbent is not None else (),
+            earlier=tuple(map(EarlierRecord.wrap, self._earlier(plan))),
+            priors=self._priors(plan),
+            evolve=self._evolve,
+            unconfined_references=self._unconfined,
+        ).model_dump(mode="json")
+        task["definitions"] = [own.model_dump(mode="json")] if own is not None else []
+        child = self._start()
+        try:
+            yield from self._converse(child, json.dumps(task))
+        except HarnessError as error:
+            if self._stopped:  # it died because it was told to
+                raise _stopped() from error
+            raise
+        finally:
+            self._child = None
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None and not pipe.closed:
+                    pipe.close()
+
+    def build(self, solution: Solution) -> Path:
+        """Return the artifact's folder; see `Bench.build`."""
+        return self._builder.build(solution)
+
+    def evidence(self, digest: Digest) -> bytes | None:
+        """Return raw numbers; see `Bench.evidence`."""
+        return self._builder.evidence(digest)
+
+    def turns(self, plan: str) -> Sequence[Turn]:
+        """Return whose turn it was; see `Bench.turns`."""
+        return self._builder.turns(plan)
+
+    def stop(self) -> None:
+        """Kill the child; see `Bench.stop`."""
+        with self._lock:
+            self._stopped = True
+            child = self._child
+        if child is not None:
+            child.kill()
+        self._builder.stop()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._stopped:
+                raise _stopped()
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "retuned.experiment"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                preexec_fn=_die_with_daemon,
+            )
+            return self._child
+
+    def _converse(self, child: subprocess.Popen[bytes], task: str) -> Iterator[Finding]:
+        assert child.stdin is not None, "stdin is a pipe"
+        assert child.stdout is not None, "stdout is a pipe"
+        try:
+            child.stdin.write(task.encode())
+            child.stdin.close()
+        except BrokenPipeError as error:
+            raise HarnessError("the lab's process died before it read its plan") from error
+        while line := child.stdout.readline(_LONGEST_LINE_BYTES + 1):
+            if len(line) > _LONGEST_LINE_BYTES:
+                raise HarnessError(f"the lab's process wrote more than {_LONGEST_LINE_BYTES} bytes")
+            finding = read_line(line)
+            if finding is None:
+                return
+            yield finding
+        raise HarnessError(f"the lab's process ended early with status {child.wait()}")
+
+
+def _stopped() -> TemporaryError:
+    return TemporaryError("the lab was stopped; the experiment is resumed later", delay_s=0.0)
+
+
+def _die_with_daemon() -> None:
+    """In the child, before it runs: no orphan keeps a core busy."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.nice(_NICE)

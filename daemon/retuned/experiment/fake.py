@@ -1,0 +1,67 @@
+"""A bench that hands out scripted findings: for tests and dry runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from retuned.contract import Digest, Solution
+from retuned.errors import HarnessError, TemporaryError
+from retuned.ports import Finding
+from retuned.stages.experiment import ExperimentPlan, Turn
+from retuned.store.artifact_folder import MANIFEST, manifest_of
+
+
+@dataclass(slots=True)
+class FakeBench:
+    """Hands out scripted findings, in order, without measuring anything."""
+
+    script: Mapping[str, Sequence[Finding]]
+    """Findings per definition."""
+    root: Path
+    """Where empty artifact folders are made."""
+    failure: HarnessError | None = None
+    """Raised instead of the finding after the first."""
+    runs: list[ExperimentPlan] = field(default_factory=list)
+    """Plans that were run, for assertions."""
+    asked: Sequence[Turn] = ()
+    """Turns of every plan."""
+    stopped: bool = False
+    """Whether it was told to stop."""
+
+    def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
+        """Yield what the script says, without those that are known."""
+        self.runs.append(plan)
+        for number, finding in enumerate(self.script.get(plan.definition, ())):
+            if self.stopped:
+                raise TemporaryError("the fake lab was stopped", delay_s=0.0)
+            if number and self.failure is not None:
+                raise self.failure
+            if finding.solution.digest not in known:
+                yield finding
+
+    def build(self, solution: Solution) -> Path:
+        """Make the artifact's folder with a manifest and no code."""
+        target = self.root / "artifacts" / solution.digest.removeprefix("sha256:")
+        target.mkdir(parents=True, exist_ok=True)
+        nothing = hashlib.sha256(b"").hexdigest()
+        body = manifest_of(solution, {"name": solution.definition}, nothing)
+        (target / "kernel.so").write_bytes(b"")
+        (target / MANIFEST).write_text(json.dumps(body), encoding="utf-8")
+        return target
+
+    def evidence(self, digest: Digest) -> bytes | None:
+        """Have no raw numbers."""
+        return None
+
+    def turns(self, plan: str) -> Sequence[Turn]:
+        """Return what the script says."""
+        del plan
+        return self.asked
+
+    def stop(self) -> None:
+        """End before the next finding; see `Bench.stop`."""
+        self.stopped = True

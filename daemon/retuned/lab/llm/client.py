@@ -1,0 +1,278 @@
+"""A language model behind budget and transcript; how a question travels is the wire's affair.
+
+`PaidChatModel` takes secrets out, looks the question up among those that were answered, sets money
+aside, asks over a `ChatTransport`, asks again where that may help, and writes everything down. `HttpWire` in
+`chat_http` is the real wire, `ScriptedWire` here the fake one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from retuned.errors import Refused, RetunedError, TemporaryError, UnreadableInput
+from retuned.lab.generators.evolve.redaction import Redact, redact
+from retuned.lab.llm.budget import RemainingBudget, Usage, bound_of, settled
+from retuned.lab.llm.transcript import Transcript
+from retuned.ports import ChatAnswer, ChatMessage, ChatRequest, Clock
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWER_CHARS = 1_000_000
+"""Longer answers are refused."""
+_TRIES = 4
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_SHORTEST_S = 1.0
+"""No question is asked, and paid, with less time than this."""
+_ROOM_BYTES = 4 * 2**20
+"""What an answer may take in a transcript."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireAnswer:
+    """What came over the wire."""
+
+    text: str
+    """The answer."""
+    finish: str
+    """Why it ended."""
+    usage: Usage | None
+    """As reported; None where it was not, or makes no sense."""
+
+
+class WireFailed(RetunedError):
+    """A try that brought no answer.
+
+    Parameters
+    ----------
+    code
+        Stable reason.
+    detail
+        For a person; may hold the endpoint's words.
+    again
+        Whether another try may help.
+    billed
+        Whether it may have cost something.
+    pause_s
+        What the endpoint asked to wait; None where it said nothing.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        *,
+        detail: str,
+        again: bool,
+        billed: bool = False,
+        pause_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{detail} [{code}]")
+        self.code = code
+        self.detail = detail
+        self.again = again
+        self.billed = billed
+        self.pause_s = pause_s
+
+
+class ChatTransport(Protocol):
+    """Takes one question to a model, once."""
+
+    model: str
+    """Name of the model."""
+
+    def ask(self, request: ChatRequest, *, timeout_s: float = math.inf) -> WireAnswer:
+        """Return the answer; wait at most so long, however long the wire would.
+
+        Raises
+        ------
+        WireFailed
+            If there is none.
+        """
+        ...
+
+
+class PaidChatModel:
+    """A `ChatModel` over a wire.
+
+    Parameters
+    ----------
+    wire
+        How questions travel.
+    purse
+        What may be spent.
+    transcript
+        What was said; answers in it are not asked for again.
+    clock
+        For the transcript.
+    secrets_out
+        Takes secrets out of whatever is sent.
+    answers_out
+        Takes secrets out of what comes back; answers hold code, so only what is known for certain.
+    sleep
+        Waits between tries, seconds.
+    tries
+        Most tries per question.
+    left_s
+        Seconds that whoever asks has left, over all tries; a question that is under way ends then.
+    """
+
+    def __init__(
+        self,
+        wire: ChatTransport,
+        *,
+        purse: RemainingBudget,
+        transcript: Transcript,
+        clock: Clock,
+        secrets_out: Redact = redact,
+        answers_out: Redact = lambda text: text,
+        sleep: Callable[[float], None] = time.sleep,
+        tries: int = _TRIES,
+        left_s: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        self._wire = wire
+        self._purse = purse
+        self._transcript = transcript
+        self._clock = clock
+        self._clean = secrets_out
+        self._clean_answer = answers_out
+        self._sleep = sleep
+        self._tries = tries
+        self._left_s = left_s
+
+    def ask(self, request: ChatRequest) -> ChatAnswer:
+        """Return the model's answer; see `ChatModel.ask`."""
+        clean = dataclasses.replace(
+            request,
+            messages=tuple(
+                ChatMessage(role=m.role, content=self._clean(m.content)) for m in request.messages
+            ),
+        )
+        digest = clean.digest
+        known = self._transcript.answers.get(digest)
+        if known is not None:
+            return known
+        for number in range(self._tries):
+            try:
+                return self._try(clean)
+            except WireFailed as error:
+                pause_s = _pause(error, digest, number)
+                log.info("the model gave no answer [%s], try %d", error.code, number + 1)
+                if not error.again:
+                    raise self._refusal(error) from error
+                longest_s = min(_LONGEST_PAUSE_S, self._left_s())
+                if number + 1 == self._tries or pause_s > longest_s:
+                    raise self._giving_up(error, pause_s, number + 1) from error
+                self._sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    def exchanges(self) -> Sequence[tuple[ChatRequest, ChatAnswer]]:
+        """Return every question that was answered, oldest first."""
+        return tuple(self._transcript.exchanges)
+
+    def close(self) -> None:
+        """Let another process go on with the conversation."""
+        self._transcript.close()
+
+    def _try(self, request: ChatRequest) -> ChatAnswer:
+        bound = bound_of(request)
+        left_s = self._left_s()
+        if left_s < _SHORTEST_S:
+            raise TemporaryError("there is no time left for a question", delay_s=_LONGEST_PAUSE_S)
+        asked_bytes = sum(len(m.content.encode()) for m in request.messages)
+        self._transcript.room(2 * asked_bytes + _ROOM_BYTES)
+        self._purse.admit(bound)
+        attempt = self._transcript.asked(
+            request,
+            at=self._clock.now(),
+            model=self._wire.model,
+            bound=bound,
+            usd=self._purse.prices.usd(bound),
+        )
+        try:
+            came = self._wire.ask(request, timeout_s=left_s)
+            if len(came.text) > MAX_ANSWER_CHARS:
+                detail = f"{len(came.text)} characters in one answer"
+                raise WireFailed("answer-too-long", detail=detail, again=False, billed=True)
+        except WireFailed as error:
+            usage = bound if error.billed else Usage()
+            self._transcript.failed(
+                request.digest,
+                attempt=attempt,
+                at=self._clock.now(),
+                code=error.code,
+                usage=usage,
+                usd=self._purse.pay(usage),
+            )
+            raise
+        usage, guessed = settled(
+            came.usage, bound=bound, answer_bytes=len(came.text.encode("utf-8", "replace"))
+        )
+        answer = ChatAnswer(
+            request=request.digest,
+            text=self._clean_answer(came.text.encode("utf-8", "replace").decode()),
+            finish=came.finish,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            usd=self._purse.pay(usage),
+        )
+        self._transcript.answered(answer, attempt=attempt, at=self._clock.now(), guessed=guessed)
+        return answer
+
+    def _refusal(self, error: WireFailed) -> Refused:
+        refused = Refused(f"the model's endpoint: {self._clean(str(error))}")
+        refused.code = "redirected" if error.code == "redirected" else "endpoint-refused"
+        return refused
+
+    def _giving_up(
+        self, error: WireFailed, pause_s: float, tries: int
+    ) -> TemporaryError | UnreadableInput:
+        detail = self._clean(error.detail)
+        if error.code.startswith("unreadable"):
+            return UnreadableInput(
+                "unreadable-answer",
+                where="the model's endpoint",
+                message=f"no try of {tries} brought an answer that can be read: {detail}",
+            )
+        return TemporaryError(
+            f"the model's endpoint did not answer after {tries} tries: {detail} [{error.code}]",
+            delay_s=pause_s,
+        )
+
+
+def _pause(error: WireFailed, digest: str, number: int) -> float:
+    """Return how long to wait: what the endpoint asked, else twice as long each time.
+
+    Up to a quarter is added, by the question's digest: many that fail at once do not come back at
+    once, and a test knows what comes.
+    """
+    spread = hashlib.sha256(f"{digest}:{number}".encode()).digest()[0] / 1024.0
+    base_s = error.pause_s if error.pause_s is not None else _FIRST_PAUSE_S * 2.0**number
+    return base_s * (1.0 + spread)
+
+
+@dataclass(slots=True)
+class ScriptedWire:
+    """Answers from a list, in order; the last one for ever. A failure in the list is raised."""
+
+    script: Sequence[WireAnswer | WireFailed | str]
+    """What comes; text is an answer whose usage is not reported."""
+    model: str = "scripted"
+    """Name of the model."""
+    asked: list[ChatRequest] = field(default_factory=list)
+    """Questions that came, for assertions."""
+
+    def ask(self, request: ChatRequest, *, timeout_s: float = math.inf) -> WireAnswer:
+        """Return or raise what the script says."""
+        said = self.script[min(len(self.asked), len(self.script) - 1)]
+        self.asked.append(request)
+        if isinstance(said, WireFailed):
+            raise said
+        if isinstance(said, str):
+            return WireAnswer(text=said, finish="stop", usage=None)
+        return said

@@ -1,0 +1,330 @@
+"""Children, memory and inputs for one plan: what the gates of the examiner are carried out with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from retuned.contract import Solution, Workload
+from retuned.errors import CandidateError, HarnessError, UsageError
+from retuned.lab.harness.arena import Arena
+from retuned.lab.harness.buffers import duel_bytes
+from retuned.lab.harness.cases import Case, CaseBook, CaseKey, Seeds, cells_for
+from retuned.lab.harness.isolation import isolation
+from retuned.lab.harness.processes import ChildLimits
+from retuned.lab.harness.run import Runner, arena_bytes
+from retuned.lab.harness.sanity import require_agreement, require_meaning, telling_shape
+from retuned.lab.harness.timing import SETS, Duel
+from retuned.lab.harness.variant import Variant
+from retuned.lab.harness.worker import Worker
+from retuned.lab.languages.limits import CompileLimits
+from retuned.lab.oracle import Tolerance
+from retuned.lab.subject import Array, KernelUnderTest, StrangersReference, make_inputs
+from retuned.lab.toolchain import Toolchain, clone_of, lend_tools, toolchain_for
+from retuned.stages.verdict import Isolation
+
+_ARENA_MAX_BYTES = 8 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabSettings:
+    """How much is measured; thresholds of the decision are `JudgeSettings`."""
+
+    search_s: float = 0.8
+    """Timing of one candidate in the search."""
+    search_blocks: int = 5
+    """Blocks per shape in the search."""
+    hopeless_ratio: float = 1 / 3
+    """A candidate this slow on the costliest shape is not timed further."""
+    final_s: float = 5.0
+    """Timing of one finalist until the first look."""
+    final_blocks: int = 12
+    """Blocks per shape of a finalist at the first look; a further process adds its part of them."""
+    final_units: int = 2
+    """Least ABBA units of candidate and incumbent per block of a finalist; two pairs each."""
+    processes: int = 8
+    """Fresh processes per finalist before anybody looks; with fewer than six no bound of 99 % is
+    finite, and with fewer than eight no part of the shapes can win against the whole."""
+    most_processes: int = 24
+    """Most of them, where looking does not decide sooner and there is time."""
+    launch_timeout_s: float | None = None
+    """Bound of one launch, beyond twenty times the incumbent's time; None takes the language's."""
+    compile: CompileLimits | None = None
+    """Bounds of the compiler; None takes the language's."""
+    child: ChildLimits | None = None
+    """Bounds of the children; None takes the language's."""
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    """Numerical acceptance."""
+
+
+class LabResources:
+    """One plan's incumbent, its answers, and the means to run others beside it.
+
+    Parameters
+    ----------
+    subject
+        What is tuned.
+    workloads
+        Weighted shapes.
+    incumbent
+        The variant in production.
+    folder
+        Private folder; compiled objects are kept in it.
+    cores
+        Cores the children may use; empty means all.
+    settings
+        How much is measured.
+    toolchain
+        Compiles and runs variants; None takes that of the incumbent's language.
+
+    Raises
+    ------
+    HarnessError
+        If the incumbent itself does not compile or run, or the definition's answers do not vary:
+        nothing can be concluded then.
+    """
+
+    def __init__(
+        self,
+        subject: KernelUnderTest,
+        workloads: Sequence[Workload],
+        *,
+        incumbent: Solution,
+        folder: Path,
+        cores: Sequence[int] = (),
+        settings: LabSettings | None = None,
+        toolchain: Toolchain | None = None,
+    ) -> None:
+        self.subject = subject
+        self.toolchain = toolchain or toolchain_for(incumbent.language)
+        self.production = incumbent
+        """What it is compared with, as it was given."""
+        self.workloads = tuple(workloads)
+        self.settings = settings or LabSettings()
+        self.cells = _possible(subject, workloads)
+        require_meaning(subject, telling_shape(subject, [c.axes for c in self.cells]), seed=1)
+        self.cores = tuple(cores)
+        self._folder = folder
+        self._stack = ExitStack()
+        self._sets: dict[tuple[object, ...], list[dict[str, Array]]] = {}
+        self._slowest_us = 0.0
+        self._confined = False
+        try:
+            self.toolchain.program.warm()
+            self.incumbent = self.compiled(incumbent)
+            self.seeds = Seeds()
+            self.book = self.open_book(self.seeds, self._stack)
+            self._require_agreement()
+        except CandidateError as error:
+            self.close()
+            raise HarnessError(f"the incumbent itself fails: {error}") from error
+        except HarnessError:
+            self.close()
+            raise
+
+    def _require_agreement(self) -> None:
+        """Ask incumbent and reference about the smallest workload."""
+        ordinary = [cell for cell in self.cells if cell.family == self.subject.families[0]]
+        if ordinary:
+            cell = min(ordinary, key=lambda each: math.prod(each.axes.values()))
+            require_agreement(self.book.case(cell), name=self.subject.definition.name)
+
+    def close(self) -> None:
+        """End the children and give the memory back."""
+        self._stack.close()
+
+    @property
+    def timeout_s(self) -> float:
+        """Bound of one launch."""
+        own_s = self.settings.launch_timeout_s
+        base_s = self.toolchain.pace.launch_timeout_s if own_s is None else own_s
+        return base_s + 20.0 * self._slowest_us / 1e6
+
+    def compiled(self, solution: Solution) -> Variant:
+        """Compile and audit.
+
+        Raises
+        ------
+        CandidateError
+            As `Toolchain.build`.
+        """
+        return self.toolchain.build(
+            solution,
+            self.subject.definition,
+            folder=self._folder / "compiled",
+            shapes=[workload.axes for workload in self.workloads],
+            limits=self.settings.compile,
+        ).variant
+
+    @property
+    def isolation(self) -> Isolation:
+        """What stands between candidates and this machine, and what is missing of it."""
+        program, walls = self.toolchain.program, isolation()
+        missing = [*walls.missing]
+        if not self._confined and walls.system_calls:
+            missing.append("system calls were not filtered")
+        if program.mirrored:
+            which = "the system's files and packages" if walls.files else "files"
+            missing.append(f"a process that drives a device may open {which}")
+        if not program.fences:
+            missing.append("pages of a device cannot be made unreadable: red zones alone")
+        reference = self._reference_walls()
+        if reference == ():
+            missing.append("the definition's reference ran behind its static check alone")
+        return Isolation(
+            system_calls_filtered=self._confined,
+            network_cut=walls.network,
+            files_denied=walls.files > 0 and not program.mirrored,
+            memory_check=program.memory_check,
+            reference_confined_by=reference or (),
+            missing=tuple(missing),
+        )
+
+    def _reference_walls(self) -> tuple[str, ...] | None:
+        subject = self.subject
+        return subject.reference_confined_by() if isinstance(subject, StrangersReference) else None
+
+    def clone(self) -> Variant:
+        """Return the incumbent under another path: the same bytes, loaded a second time."""
+        return clone_of(self.incumbent)
+
+    def open_book(self, seeds: Seeds, stack: ExitStack) -> CaseBook:
+        """Open a book of cases whose incumbent lives in its own child until `stack` closes."""
+        runner = stack.enter_context(self.runner(self.incumbent))
+        self._confined = runner.confined
+        return CaseBook(self.subject, incumbent=runner, seeds=seeds)
+
+    def case(self, book: CaseBook, cell: CaseKey) -> Case:
+        """Return a case.
+
+        Raises
+        ------
+        HarnessError
+            If the incumbent fails on it.
+        """
+        try:
+            return book.case(cell)
+        except CandidateError as error:
+            raise HarnessError(f"the incumbent fails at {dict(cell.axes)}: {error}") from error
+
+    @contextmanager
+    def runner(self, variant: Variant) -> Iterator[Runner]:
+        """Open a fresh child with one variant."""
+        lend_tools(self.incumbent, variant)
+        definition = self.subject.definition
+        size = max(
+            arena_bytes(
+                definition,
+                cell.axes,
+                scratch_bytes=variant.scratch_bytes,
+                parts=variant.parts,
+                zone_rows=self.toolchain.program.zone_rows,
+                named=variant.scratch_sizes(definition.lengths(cell.axes)),
+            )
+            for cell in self.cells
+        )
+        with (
+            _arena(size) as arena,
+            Runner(
+                definition,
+                variant,
+                arena=arena,
+                cores=self.cores,
+                program=self.toolchain.program,
+                limits=self.settings.child,
+            ) as runner,
+        ):
+            yield runner
+
+    @contextmanager
+    def duel(self, sides: Sequence[Variant]) -> Iterator[Duel]:
+        """Open a fresh child with several variants, to be timed against each other."""
+        definition = self.subject.definition
+        size = max(
+            duel_bytes(definition, workload.axes, sides, sets=SETS) for workload in self.workloads
+        )
+        libraries = [side.as_library(definition) for side in sides]
+        with (
+            _arena(size) as arena,
+            Worker(
+                libraries,
+                arena,
+                cores=self.cores,
+                program=self.toolchain.program,
+                limits=self.settings.child,
+            ) as worker,
+        ):
+            yield Duel(
+                self.subject,
+                sides,
+                arena=arena,
+                worker=worker,
+                tolerance=self.settings.tolerance,
+            )
+
+    def sets(self, index: int, seeds: Seeds, *, process: int = 0) -> list[dict[str, Array]]:
+        """Return sets of ordinary inputs of one shape; those of the search are kept."""
+        key = ("sets", index, process)
+        kept = seeds is self.seeds
+        if kept and key in self._sets:
+            return self._sets[key]
+        made = [
+            make_inputs(
+                self.subject,
+                self.workloads[index].axes,
+                seed=seeds.seed(*key, number),
+                family=self.subject.families[0],
+            )
+            for number in range(SETS)
+        ]
+        if kept:
+            self._sets[key] = made
+        return made
+
+    def saw(self, one_us: float) -> None:
+        """Remember the incumbent's slowest launch, for time-outs."""
+        self._slowest_us = max(self._slowest_us, one_us)
+
+    def by_cost(self) -> list[int]:
+        """Return shapes by falling share of the work, as far as their sizes tell."""
+
+        def work(index: int) -> float:
+            workload = self.workloads[index]
+            size = 1.0
+            for length in workload.axes.values():
+                size *= max(length, 1)
+            return workload.weight * size
+
+        return sorted(range(len(self.workloads)), key=lambda index: -work(index))
+
+
+def units_within(
+    budget_s: float, *, blocks: int, one_us: float, least: int, overhead_us: float
+) -> int:
+    """Return how many ABBA units a block may have so that all blocks fit the budget."""
+    unit_us = 4.0 * max(one_us, 20.0) + overhead_us
+    return max(least, min(16, int(budget_s * 1e6 / (blocks * unit_us))))
+
+
+def _possible(subject: KernelUnderTest, workloads: Sequence[Workload]) -> tuple[CaseKey, ...]:
+    """Leave out edges that the definition does not allow, such as fewer keys than queries."""
+    given = [dict(workload.axes) for workload in workloads]
+    kept = []
+    for cell in cells_for(subject, workloads):
+        if dict(cell.axes) not in given:
+            try:
+                make_inputs(subject, cell.axes, seed=0, family=cell.family)
+            except (UsageError, ValueError):
+                continue
+        kept.append(cell)
+    return tuple(kept)
+
+
+def _arena(size: int) -> Arena:
+    if size > _ARENA_MAX_BYTES:
+        detail = f"needs {size} bytes of tensors and scratch, more than {_ARENA_MAX_BYTES}"
+        raise CandidateError("out-of-memory", detail=detail)
+    return Arena(size)

@@ -1,0 +1,422 @@
+"""What a kernel does with its arguments: read by data flow over its text, helpers included.
+
+Flow-insensitive within a function: a name holds what any of its assignments may give it. Branches
+that Triton decides while it compiles are taken as it takes them.
+
+What is known of a value in device code without running it: where it comes from, maybe what.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from retuned.lifting.dialect import ATOMICS, DEVICE_LIBRARY
+from retuned.lifting.records import NotLifted
+from retuned.lifting.source import Source
+
+Tag = tuple[str, str]
+"""What a value is made from: ``ptr`` (the address in a pointer), ``val`` (what lies there),
+``arg`` (a number given), ``pid`` (the program's place in a dimension), ``tile`` (a range)."""
+Plain = int | float | bool | str | None
+
+
+class _Unknown:
+    """Stands for a value that only the device knows."""
+
+
+UNKNOWN: Final = _Unknown()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An abstract value."""
+
+    tags: frozenset[Tag] = frozenset()
+    """Where it comes from."""
+    known: Plain | _Unknown = UNKNOWN
+    """What it is, where that is known when Triton compiles."""
+
+    def named(self, kind: str) -> frozenset[str]:
+        """Return the names of one kind of tag."""
+        return frozenset(name for which, name in self.tags if which == kind)
+
+
+NOTHING = Value()
+
+
+def merged(values: Iterable[Value]) -> Value:
+    """Return what may come from any of several values."""
+    return Value(frozenset().union(*(value.tags for value in values)))
+
+
+_COMPARED: dict[type[ast.cmpop], Callable[[object, object], object]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: lambda left, right: left is right or left == right,
+    ast.IsNot: lambda left, right: not (left is right or left == right),
+}
+_ORDERED: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def compared(operation: ast.cmpop, left: Value, right: Value) -> Plain | _Unknown:
+    """Return the answer of a comparison that Triton makes while it compiles.
+
+    Examples
+    --------
+    >>> compared(ast.Eq(), Value(known="llama"), Value(known="gemma"))
+    False
+    """
+    one, other = left.known, right.known
+    if isinstance(one, _Unknown) or isinstance(other, _Unknown):
+        return UNKNOWN
+    if type(operation) in _COMPARED:
+        return bool(_COMPARED[type(operation)](one, other))
+    numbers = isinstance(one, int | float) and isinstance(other, int | float)
+    if numbers and type(operation) in _ORDERED:
+        return bool(_ORDERED[type(operation)](one, other))  # type: ignore[arg-type]
+    return UNKNOWN
+
+
+def truth(value: Value) -> bool | None:
+    """Return whether a test holds; None where only the device knows."""
+    return None if isinstance(value.known, _Unknown) else bool(value.known)
+
+
+_MOST_CALLS = 4_000
+_MOST_WORK = 500_000
+_MOST_ROUNDS = 12
+_DEEPEST = 12
+
+
+@dataclass(slots=True)
+class Flow:
+    """What was found."""
+
+    loaded: set[str] = field(default_factory=set)
+    """Pointers that are read."""
+    stored: set[str] = field(default_factory=set)
+    """Pointers that are written."""
+    scattered: set[str] = field(default_factory=set)
+    """Pointers that are written where read numbers say: what lies elsewhere stays."""
+    atomic: set[str] = field(default_factory=set)
+    """Pointers that are changed atomically."""
+    places: set[str] = field(default_factory=set)
+    """Pointers whose numbers become places or counts: an address, the end of a loop."""
+    moved: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Constexprs by which the program's place in a dimension is multiplied."""
+    plain: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Numbers by which it is multiplied."""
+    placed: set[int] = field(default_factory=set)
+    """Dimensions in which a program looks up its place."""
+    pairs: set[tuple[str, str]] = field(default_factory=set)
+    """(number, constexpr): ranges of the constexpr's length are compared with the number."""
+    ranges: set[str] = field(default_factory=set)
+    """Constexprs that are lengths of ranges or blocks."""
+    steps: set[str] = field(default_factory=set)
+    """Constexprs that a loop goes on by, or that divide a number rounding up."""
+    dots: bool = False
+    """Whether it multiplies matrices."""
+    loops: bool = False
+    """Whether it has a loop that is not unrolled."""
+
+
+def flow_of(source: Source, *, pointers: frozenset[str], constants: Mapping[str, Plain]) -> Flow:
+    """Follow a kernel's arguments through its text.
+
+    Parameters
+    ----------
+    source
+        The kernel.
+    pointers
+        Parameters that are pointers.
+    constants
+        Parameters whose value Triton compiles in.
+
+    Raises
+    ------
+    NotLifted
+        ``pointer-stored`` or ``flow-too-deep``.
+    """
+    found = Flow()
+    given: dict[str, Value] = {}
+    for name in source.parameters:
+        if name in pointers:
+            given[name] = Value(frozenset({("ptr", name)}))
+        elif name in constants:
+            given[name] = Value(frozenset({("arg", name)}), constants[name])
+        else:
+            given[name] = Value(frozenset({("arg", name)}))
+    follower = _Follower(source, found, frozenset(constants))
+    try:
+        follower.call(source.entry, given)
+    except RecursionError as error:
+        raise NotLifted("flow-too-deep", detail="helpers are nested too deeply") from error
+    return found
+
+
+class _Follower:
+    """Walks through functions; what they do is noted in a `Flow`."""
+
+    def __init__(self, source: Source, found: Flow, constants: frozenset[str]) -> None:
+        self.source = source
+        self.found = found
+        self.constants = constants
+        self.globals = {name: _literal(node) for name, node in source.constants.items()}
+        self._answers: dict[tuple[object, ...], Value] = {}
+        self._depth = 0
+        self.spent = 0
+        """Parts that were looked at."""
+
+    def call(self, name: str, given: Mapping[str, Value]) -> Value:
+        """Return what a function returns."""
+        key = (name, tuple(sorted(given.items(), key=lambda item: item[0])))
+        if key in self._answers:
+            return self._answers[key]
+        if self._depth >= _DEEPEST or len(self._answers) >= _MOST_CALLS:
+            raise NotLifted("flow-too-deep", detail=f"'{name}' is called too often or deeply")
+        self._depth += 1
+        self._answers[key] = NOTHING
+        answer = _Body(self, dict(given)).run(self.source.functions[name])
+        self._depth -= 1
+        self._answers[key] = answer
+        return answer
+
+
+def _literal(node: ast.expr) -> Value:
+    inner = node.args[0] if isinstance(node, ast.Call) else node
+    try:
+        return Value(known=ast.literal_eval(inner))
+    except ValueError:
+        return NOTHING
+
+
+class _Body:
+    """One call of one function."""
+
+    def __init__(self, follower: _Follower, names: dict[str, Value]) -> None:
+        self._follower = follower
+        self._found = follower.found
+        self._names = names
+        self._given = frozenset(names)
+        self._returned: list[Value] = []
+
+    def run(self, function: ast.FunctionDef) -> Value:
+        for argument, default in zip(
+            reversed(function.args.args), reversed(function.args.defaults), strict=False
+        ):
+            self._names.setdefault(argument.arg, self._value(default))
+        for _ in range(_MOST_ROUNDS):
+            before = dict(self._names)
+            self._returned = []
+            for statement in function.body:
+                self._statement(statement)
+            if self._names == before:
+                break
+        return merged(self._returned) if len(self._returned) != 1 else self._returned[0]
+
+    def _statement(self, node: ast.stmt) -> None:
+        if isinstance(node, ast.If):
+            held = truth(self._value(node.test))
+            for branch, taken in ((node.body, True), (node.orelse, False)):
+                for statement in branch if held in (None, taken) else ():
+                    self._statement(statement)
+        elif isinstance(node, ast.For):
+            self._for(node)
+        elif isinstance(node, ast.While):
+            self._found.loops = True
+            self._found.places |= self._value(node.test).named("val")
+            for statement in node.body:
+                self._statement(statement)
+        elif isinstance(node, ast.Assign):
+            self._assign(node.targets[0], node.value)
+            for target in node.targets[1:]:
+                self._bind(target, self._value(node.value))
+        elif isinstance(node, ast.AugAssign):
+            self._bind(node.target, self._binary(node.target, node.op, node.value))
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._bind(node.target, self._value(node.value))
+        elif isinstance(node, ast.Return):
+            self._returned.append(NOTHING if node.value is None else self._value(node.value))
+        elif isinstance(node, ast.Expr):
+            self._value(node.value)
+
+    def _for(self, node: ast.For) -> None:
+        bounds = self._value(node.iter)
+        self._found.places |= bounds.named("val")
+        if isinstance(node.iter, ast.Call):
+            self._found.loops |= _word(node.iter.func) != "static_range"
+            for step in node.iter.args[2:]:
+                self._found.steps |= self._value(step).named("arg") & self._follower.constants
+        self._bind(node.target, Value(bounds.tags))
+        for statement in node.body:
+            self._statement(statement)
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        ours = target.elts if isinstance(target, ast.Tuple) else []
+        theirs = value.elts if isinstance(value, ast.Tuple) else []
+        if ours and len(ours) == len(theirs):
+            for one, other in zip(ours, theirs, strict=True):
+                self._bind(one, self._value(other))
+            return
+        self._bind(target, self._value(value))
+
+    def _bind(self, target: ast.expr, value: Value) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            for each in target.elts:
+                self._bind(each, Value(value.tags))
+        elif isinstance(target, ast.Name):
+            before = self._names.get(target.id)
+            again = before is not None and before != value
+            self._names[target.id] = merged([before, value]) if again and before else value
+
+    def _value(self, node: ast.expr) -> Value:
+        self._follower.spent += 1
+        if self._follower.spent > _MOST_WORK:
+            raise NotLifted("flow-too-deep", detail="it takes too long to follow its arguments")
+        if isinstance(node, ast.Constant):
+            known = node.value
+            return Value(known=known if isinstance(known, Plain) else UNKNOWN)
+        if isinstance(node, ast.Name):
+            return self._names.get(node.id) or self._follower.globals.get(node.id, NOTHING)
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        if isinstance(node, ast.BinOp):
+            return self._binary(node.left, node.op, node.right)
+        if isinstance(node, ast.Compare):
+            return self._compare(node)
+        if isinstance(node, ast.BoolOp):
+            return self._either(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self._value(node.operand)
+            held = truth(inner)
+            return Value(inner.tags, UNKNOWN if held is None else not held)
+        if isinstance(node, ast.IfExp):
+            held = truth(self._value(node.test))
+            if held is not None:
+                return self._value(node.body if held else node.orelse)
+        parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+        return merged([self._value(each) for each in parts])
+
+    def _either(self, node: ast.BoolOp) -> Value:
+        values = [self._value(each) for each in node.values]
+        held = [truth(value) for value in values]
+        decides = isinstance(node.op, ast.Or)
+        if decides in held:
+            return Value(merged(values).tags, decides)
+        return merged(values) if None in held else Value(merged(values).tags, not decides)
+
+    def _binary(self, left: ast.expr, operation: ast.operator, right: ast.expr) -> Value:
+        one, other = self._value(left), self._value(right)
+        if isinstance(operation, ast.Mult):
+            for here, there in ((one, other), (other, one)):
+                for dimension in here.named("pid"):
+                    by = there.named("arg") & self._follower.constants
+                    self._found.moved[int(dimension)] |= by
+                    if type(there.known) is int and not there.tags:
+                        self._found.plain[int(dimension)].add(there.known)
+        if isinstance(operation, ast.Mod):
+            self._pair(one, other)
+        return merged([one, other])
+
+    def _compare(self, node: ast.Compare) -> Value:
+        values = [self._value(each) for each in (node.left, *node.comparators)]
+        for left, right in pairwise(values):
+            self._pair(left, right)
+            self._pair(right, left)
+        known = compared(node.ops[0], values[0], values[1]) if len(values) == 2 else UNKNOWN
+        return Value(merged(values).tags, known)
+
+    def _pair(self, ranged: Value, bound: Value) -> None:
+        tiles = ranged.named("tile")
+        if tiles and not bound.named("tile"):
+            self._found.pairs |= {(name, tile) for name in bound.named("arg") for tile in tiles}
+
+    def _call(self, node: ast.Call) -> Value:
+        word = _word(node.func)
+        args = [self._value(each) for each in node.args]
+        named = {each.arg: self._value(each.value) for each in node.keywords if each.arg}
+        if isinstance(node.func, ast.Name) and word in self._follower.source.functions:
+            parameters = [each.arg for each in self._follower.source.functions[word].args.args]
+            given = dict(zip(parameters, args, strict=False)) | named
+            missing = self._follower.source.functions[word]
+            return self._follower.call(word, _filled(given, missing))
+        if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
+            args = [self._value(node.func.value), *args]
+        return self._built_in(word, args, named)
+
+    def _built_in(self, word: str, args: list[Value], named: Mapping[str, Value]) -> Value:
+        every = [*args, *named.values()]
+        address = args[0] if args else named.get("pointer", NOTHING)
+        if word in ("load", "store") or word in ATOMICS:
+            self._found.places |= address.named("val")
+        if word == "load":
+            self._found.loaded |= address.named("ptr")
+            other = [value for value in every if value is not address]
+            found = frozenset(("val", name) for name in address.named("ptr"))
+            return Value(found | merged(other).tags - _addresses(other))
+        if word == "store" or word in ATOMICS:
+            value = args[1] if len(args) > 1 else named.get("value", NOTHING)
+            if value.named("ptr"):
+                raise NotLifted("pointer-stored", detail="an address is written to memory")
+            to = self._found.stored if word == "store" else self._found.atomic
+            to |= address.named("ptr")
+            if address.named("val"):
+                self._found.scattered |= address.named("ptr")
+            return NOTHING
+        if word == "program_id":
+            axis = (args[0] if args else named.get("axis", NOTHING)).known
+            known = type(axis) is int and 0 <= axis <= 2
+            tags = frozenset({("pid", str(axis))}) if known else _EVERY_PID
+            self._found.placed |= {int(dimension) for _, dimension in tags}
+            return Value(tags)
+        if word == "arange" or word in ("make_block_ptr", "full", "zeros"):
+            sizes = merged(every).named("arg") & self._follower.constants
+            self._found.ranges |= sizes if word != "full" else set()
+            tiles = frozenset(("tile", name) for name in sizes) if word == "arange" else _NONE
+            return Value(tiles | (merged(every).tags if word == "make_block_ptr" else _NONE))
+        self._note(word, every)
+        return merged(every)
+
+    def _note(self, word: str, every: list[Value]) -> None:
+        if word in ("dot", "dot_scaled"):
+            self._found.dots = True
+        if word == "cdiv" and len(every) == 2:
+            by = every[1].named("arg") & self._follower.constants
+            self._found.steps |= by
+            self._found.pairs |= {(n, tile) for n in every[0].named("arg") for tile in by}
+
+
+_NONE: frozenset[tuple[str, str]] = frozenset()
+_EVERY_PID = frozenset(("pid", str(axis)) for axis in range(3))
+
+
+def _addresses(values: list[Value]) -> frozenset[tuple[str, str]]:
+    return frozenset(tag for value in values for tag in value.tags if tag[0] != "val")
+
+
+def _filled(given: dict[str, Value], function: ast.FunctionDef) -> dict[str, Value]:
+    """Leave parameters with a default to the callee; those without one are unknown."""
+    names = [each.arg for each in function.args.args]
+    without = names[: len(names) - len(function.args.defaults)]
+    return {**dict.fromkeys(without, NOTHING), **{k: v for k, v in given.items() if k in names}}
+
+
+def _is_module(node: ast.expr) -> bool:
+    if isinstance(node, ast.Attribute):
+        return _is_module(node.value)
+    return isinstance(node, ast.Name) and node.id in ("tl", "triton", DEVICE_LIBRARY)
+
+
+def _word(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

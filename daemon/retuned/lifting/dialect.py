@@ -1,0 +1,73 @@
+"""How a stranger's Triton source is spelled in the contract's words: modules, functions, types."""
+
+from __future__ import annotations
+
+from retuned.runtime.triton.contract import LANGUAGE, LIBDEVICE, MATH
+
+_HOMES = (
+    "triton.language",
+    "triton.language.core",
+    "triton.language.math",
+    "triton.language.standard",
+)
+DEVICE_LIBRARY = "libdevice"
+"""What the vendors' device libraries are called in the contract, as one."""
+TYPES = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp8e4nv": "float8e4nv",
+    "fp8e4b8": "float8e4b8",
+    **{name: name for name in ("int1", "int8", "int16", "int32", "int64")},
+    **{name: name for name in ("uint8", "uint16", "uint32", "uint64")},
+}
+"""Element types as Triton prints them, and their names in its language."""
+FORBIDDEN = {
+    "inline_asm_elementwise": "inline-asm",
+    "device_print": "device-print",
+    "device_assert": "device-print",
+    "print": "device-print",
+    "breakpoint": "device-print",
+    "make_tensor_descriptor": "tensor-descriptor",
+    "load_tensor_descriptor": "tensor-descriptor",
+    "store_tensor_descriptor": "tensor-descriptor",
+    "tensor_descriptor": "tensor-descriptor",
+    "pointer_type": "pointer-of-pointers",
+    "extern_elementwise": "extern-function",
+}
+"""Words that are never lifted, with the reason."""
+ATOMICS = frozenset(name for name in LANGUAGE if name.startswith("atomic_"))
+"""Functions that change memory that other programs change too."""
+
+
+def module_of(dotted: str) -> str | None:
+    """Return what a module of Triton is called in the contract; None where it has no place there.
+
+    Examples
+    --------
+    >>> module_of("triton.language"), module_of("triton.language.extra.cuda.libdevice")
+    ('tl', 'libdevice')
+    """
+    if dotted == "triton":
+        return "triton"
+    if dotted in _HOMES:
+        return "tl"
+    if dotted.startswith("triton.language.") and dotted.endswith("." + DEVICE_LIBRARY):
+        return DEVICE_LIBRARY
+    return None
+
+
+def function_of(module: str, name: str) -> str | None:
+    """Return the contract's word for a function of a module; None where there is none.
+
+    Parameters
+    ----------
+    module
+        As `module_of` says it.
+    name
+        As the source says it.
+    """
+    if module == DEVICE_LIBRARY:
+        return name if name in LIBDEVICE else None
+    return name if name in LANGUAGE or name in MATH else None

@@ -1,0 +1,273 @@
+"""What the control socket can ask for: the runtime's operations over all slots of this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retuned.runtime.artifacts.compile_budget import CompileBudget
+from retuned.runtime.artifacts.delivery import ArtifactCache
+from retuned.runtime.artifacts.trust import Trust
+from retuned.runtime.captured.reservoir import Reservoir, chunk, listing, parse_rule
+from retuned.runtime.core.environment import environment
+from retuned.runtime.core.epochs import rank_of_environment
+from retuned.runtime.core.maintenance import Maintenance
+from retuned.runtime.core.order_executor import OrderExecutor
+from retuned.runtime.core.reports import process_status, slot_sample, slot_state
+from retuned.runtime.core.slot_registry import COUNTED, SlotRegistry, drop_expired
+from retuned.runtime.core.slots import Slot
+from retuned.runtime.graphs.service import HostedGraphs
+from retuned.runtime.intercept.service import Interception
+from retuned.runtime.plugins.ranks import ranks
+from retuned.runtime.schema import Refused
+from retuned.runtime.shadow.pending_checks import CHECKS
+from retuned.runtime.shadow.sampler import Compare, compare_tensors
+from retuned.runtime.tuned_files.service import TunedFiles
+
+log = logging.getLogger(__name__)
+
+VERSION = "1"
+"""Version of the control protocol; fields are added, never renamed."""
+_OF_PEOPLE = frozenset({"status", "rearm"})
+"""What commands ask for; all else is a daemon's."""
+
+
+class RuntimeHost:
+    """All slots of this process, and the orders they take.
+
+    Parameters
+    ----------
+    server
+        Name of the server, for people.
+    artifacts_dir
+        Folder that every artifact must be inside; None allows any that this user may read.
+    compare
+        Judges outputs in shadow and self checks.
+    may_capture
+        Whether the daemon may ask for samples of inputs.
+    interception
+        Of Triton's launches in this process; None where there is none.
+    trust
+        Whose signature artifacts need; None takes what the environment says.
+    cache
+        Where artifacts are kept that come over the socket; None takes the user's cache folder.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        artifacts_dir: Path | None = None,
+        compare: Compare = compare_tensors,
+        may_capture: bool = True,
+        interception: Interception | None = None,
+        trust: Trust | None = None,
+        cache: ArtifactCache | None = None,
+    ) -> None:
+        self.server = server
+        self._trust = trust or Trust.from_environment()
+        self._interception = interception
+        self._may_capture = may_capture
+        self._seating = SlotRegistry(interception)
+        self._execution = OrderExecutor(
+            self._seating,
+            interception=interception,
+            artifacts_dir=artifacts_dir,
+            compare=compare,
+            trust=self._trust,
+            cache=cache or ArtifactCache(),
+        )
+        self._chores = Maintenance()
+        self._compiling = CompileBudget()
+        self._visited_s: float | None = None
+        self.reports: dict[str, Callable[[], object]] = {}
+        """What else a daemon is told when it says hello."""
+        self.tuned = TunedFiles(
+            trust=self._trust,
+            fence=lambda: self._execution.fence,
+            graphs=lambda: self.graphs.answer({}),
+        )
+        """Tuned-config files of this process's server."""
+        self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "hello": self._hello,
+            "slots": self._slots,
+            "samples": self._samples,
+            "status": self._status,
+            "capture": self._capture,
+            "captured": self._captured,
+            "captured-tensor": self._captured_tensor,
+            "graphs": lambda request: self.graphs.answer(request),
+            "recapture": self._recapture,
+            "kernels": self._kernels,
+            "observed": self._observed,
+            **self._execution.operations(),
+            **self.tuned.operations(),
+        }
+
+    def add(self, slot: Slot) -> None:
+        """Put a slot under control.
+
+        Raises
+        ------
+        Refused
+            ``slot-exists``.
+        """
+        self._seating.add(slot)
+
+    @property
+    def graphs(self) -> HostedGraphs:
+        """Captured graphs, which follow the slots."""
+        return self._seating.graphs
+
+    def launched(self) -> int:
+        """Return a number that grows with every launch that is seen here, in graphs or not."""
+        stock = 0 if self._interception is None else self._interception.launches()
+        return stock + self.graphs.replays() + sum(slot.total() for slot in self._seating.slots())
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out one request.
+
+        Raises
+        ------
+        Refused
+            With the reason for the daemon.
+        """
+        name = str(request.get("op"))
+        operation = self._operations.get(name)
+        if operation is None:
+            raise Refused("unknown-op", detail=f"there are {sorted(self._operations)}")
+        if name not in _OF_PEOPLE:
+            self._visited_s = time.monotonic()
+        return operation(request)
+
+    def housekeeping(self) -> None:
+        """Pack and compile what launches asked for; called by the control thread when idle.
+
+        Each piece stands alone (`chores`): one that fails keeps none of the others back.
+        """
+        do = self._chores.do
+        # first: nothing may keep a way back
+        do("leases and breakers", self._execution.supervision.tend)
+        if self._interception is not None:
+            do("interception", self._interception.poll)
+        do("checks", lambda: CHECKS.settle(self.graphs.quiet))
+        for name, seat in list(self._seating.seats.items()):
+            do(f"{name}: packing", partial(self._when_quiet, seat.packed.pack_pending))
+            if seat.reservoir is not None:
+                do(f"{name}: samples", partial(self._when_quiet, seat.reservoir.settle))
+            do(f"{name}: never committed", partial(drop_expired, seat))
+            for variant in list(seat.resident.values()):
+                if isinstance(variant, COUNTED):
+                    piece, waiting = variant.prepare_pending, variant.pending
+                    do(f"{name}: compiling", partial(self._compiling.do, piece, waiting=waiting))
+        do("graphs", self.graphs.housekeeping)
+
+    def _when_quiet(self, piece: Callable[[], object]) -> None:
+        """Do what waits for a device, unless a graph is being captured: that would end the capture.
+
+        Nothing of it refuses by itself, so that what is refused is the waiting.
+        """
+        try:
+            with self.graphs.quiet():
+                piece()
+        except Refused:
+            pass  # it waits for its turn
+
+    def reset(self, *, first_launch: Callable[[], None] | None = None) -> None:
+        """Return every slot to the original and forget all orders: at close and after a fork.
+
+        Parameters
+        ----------
+        first_launch
+            Called when a slot is launched for the first time after this; must not raise.
+        """
+        self._execution.restart()
+        self._chores = Maintenance()
+        self._compiling = CompileBudget()
+        self._visited_s = None
+        self.tuned.restart()
+        self._seating.restart(first_launch=first_launch)
+
+    # --- operations -------------------------------------------------------------------------------
+
+    def _hello(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "version": VERSION,
+            "server": self.server,
+            "environment": environment(),
+            "ranks": ranks(),
+            "interception": self._interception.states() if self._interception else {},
+            "instance": self._execution.instance,
+            "rank": rank_of_environment(),
+            "term": self._execution.fence.term,
+            "trust": self._trust.policy,
+            **{name: report() for name, report in list(self.reports.items())},
+        }
+
+    def _slots(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        slots = self._seating.slots()
+        return {"slots": [slot_state(slot) | {"graph": self.graphs.state(slot)} for slot in slots]}
+
+    def _samples(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        self._execution.supervision.heard()
+        graphs = self.graphs
+        slots = self._seating.slots()
+        return {"samples": [graphs.counted(slot, slot_sample(slot)) for slot in slots]}
+
+    def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Say how this process stands, to whoever asks: no lease begins anew."""
+        supervision = self._execution.supervision
+        told = process_status(self._seating.slots(), supervision, counted=self.graphs.counted)
+        stock = {} if self._interception is None else self._interception.stock()
+        visited_s = self._visited_s
+        since_s = None if visited_s is None else max(0.0, time.monotonic() - visited_s)
+        return (
+            self._hello(request)
+            | told
+            | stock
+            | {"failed_chores": self._chores.failures(), "unvisited_s": since_s}
+            | {"compiling": self._compiling.state()}
+        )
+
+    def _capture(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin to sample the inputs of a slot, or end it and forget what was taken."""
+        seat = self._seating.of(str(request.get("definition")))
+        rule = parse_rule(request)
+        if rule is not None and not self._may_capture:
+            raise Refused("capture-forbidden", detail="RETUNED_CAPTURE=off is set in this server")
+        if (seat.reservoir.rule if seat.reservoir is not None else None) != rule:
+            seat.reservoir = Reservoir(seat.slot.spec, rule) if rule is not None else None
+            seat.slot.sample_inputs(seat.reservoir)
+        return {"capturing": rule is not None}
+
+    def _captured(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        reservoir = self._seating.of(str(request.get("definition"))).reservoir
+        return {"samples": listing(reservoir.samples() if reservoir is not None else [])}
+
+    def _captured_tensor(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        reservoir = self._seating.of(str(request.get("definition"))).reservoir
+        return chunk(reservoir.samples() if reservoir is not None else [], request)
+
+    def _recapture(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the server capture its graphs again, with the variants in force."""
+        self._execution.fence.admit(request)
+        return self.graphs.recapture(request)
+
+    def _kernels(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """List the Triton kernels whose launches were seen."""
+        return self._intercepting().kernels(request)
+
+    def _observed(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a page of what those launches have shown."""
+        return self._intercepting().observed(request)
+
+    def _intercepting(self) -> Interception:
+        if self._interception is None:
+            raise Refused("interception-off", detail="this server intercepts no launches")
+        return self._interception

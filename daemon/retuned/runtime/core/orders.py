@@ -1,0 +1,222 @@
+"""Swap orders as they arrive on the control socket: every field checked, nothing else taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from retuned.runtime.schema import Key, Refused
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_MAX_EPOCH = 2**53
+_MAX_ROWS = 256
+"""Entries of a list in an order."""
+_MAX_S = 10**9
+ORPHANS = frozenset(("hold", "rollback"))
+"""What an unfinished canary does when nobody asks after it any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One epoch of one slot; the daemon's `SwapOrder` without what only people read."""
+
+    id: str
+    """Identity; carrying out the same id twice is the same as once."""
+    kind: str
+    """``swap`` or ``rollback``."""
+    definition: str
+    """Slot."""
+    artifact: str | None
+    """Digest to activate; None is the original."""
+    previous: str | None
+    """Digest that stays loaded for the way back; None is the original."""
+    guard: Mapping[str, Any]
+    """Bounds per variable axis, checked against the slot's axes when it is used."""
+    epoch: int
+    """Grows with every order."""
+    shadow_every: int
+    """One swapped launch in so many is compared with the incumbent."""
+    shadow_tolerance: float
+    """Allowed difference, as a share of the RMS of the incumbent's output."""
+    target: str = ""
+    """Server that it was made for, as the daemon calls it."""
+    shadow_later: tuple[tuple[float, int], ...] = ()
+    """(from this age of a shape bucket in seconds, one launch in so many), rising ages."""
+    shadow_share: float = 1.0
+    """Most time of checks over time passed; 1 holds nothing back."""
+    noise: Mapping[Key, float] = field(default_factory=dict)
+    """Rms of the difference that both kernels' errors allow, over the output's rms, by shape
+    bucket; where it is known."""
+    fraction: float = 1.0
+    """Share of launches that run the artifact to begin with; 0 only shadows it."""
+    lease_s: float = 0.0
+    """After so long without being asked an unfinished canary is an orphan; 0 is never, seconds."""
+    orphan: str = "hold"
+    """One of `ORPHANS`."""
+
+
+def parse_order(body: object) -> Order:
+    """Read an order.
+
+    Raises
+    ------
+    Refused
+        ``order-invalid``, naming the field.
+    """
+    if not isinstance(body, Mapping):
+        raise Refused("order-invalid", detail="the order is no object")
+    return Order(
+        id=_text(body, "id"),
+        kind=_kind(body),
+        definition=_text(body, "definition"),
+        artifact=_digest(body, "artifact"),
+        previous=_digest(body, "previous"),
+        guard=_guard(body),
+        epoch=_integer(body, "epoch", high=_MAX_EPOCH),
+        shadow_every=_integer(body, "shadow_every", high=10**9, default=50),
+        shadow_tolerance=_tolerance(body),
+        target=_text(body, "target") if body.get("target") is not None else "",
+        shadow_later=_later(body),
+        shadow_share=_number(body, "shadow_share", high=1.0, default=1.0),
+        noise=_noise(body),
+        fraction=_fraction(body),
+        lease_s=_number(body, "lease_s", high=_MAX_S, default=0.0),
+        orphan=_orphan(body),
+    )
+
+
+def _kind(body: Mapping[str, Any]) -> str:
+    kind = body.get("kind")
+    if kind not in ("swap", "rollback"):
+        raise _invalid("kind", "is neither swap nor rollback")
+    if kind == "swap" and body.get("artifact") is None:
+        raise _invalid("artifact", "is missing; a swap names what to load")
+    return str(kind)
+
+
+def _text(body: Mapping[str, Any], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not 0 < len(value) <= 256:
+        raise _invalid(field, "is no text of 1 to 256 characters")
+    return value
+
+
+def _digest(body: Mapping[str, Any], field: str) -> str | None:
+    value = body.get(field)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _DIGEST.match(value):
+        raise _invalid(field, "is no sha256 digest")
+    return value
+
+
+def _guard(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    value = body.get("guard")
+    if not isinstance(value, Mapping):
+        raise _invalid("guard", "is no object")
+    return value
+
+
+def _integer(body: Mapping[str, Any], field: str, *, high: int, default: int | None = None) -> int:
+    value = body.get(field, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
+        raise _invalid(field, f"is no whole number from 1 to {high}")
+    return value
+
+
+def _tolerance(body: Mapping[str, Any]) -> float:
+    value = body.get("shadow_tolerance", 1e-3)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
+        raise _invalid("shadow_tolerance", "is not above 0 and at most 1")
+    return float(value)
+
+
+def _number(body: Mapping[str, Any], field: str, *, high: float, default: float) -> float:
+    value = body.get(field, default)
+    if not _is_number(value) or not 0.0 <= value <= high:
+        raise _invalid(field, f"is no number from 0 to {high:g}")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:  # noqa: ANN401 - from JSON
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def _rows(body: Mapping[str, Any], field: str) -> list[Any]:
+    rows = body.get(field) or ()
+    if not isinstance(rows, (list, tuple)) or len(rows) > _MAX_ROWS:
+        raise _invalid(field, f"is no list of at most {_MAX_ROWS}")
+    return list(rows)
+
+
+def _later(body: Mapping[str, Any]) -> tuple[tuple[float, int], ...]:
+    found: list[tuple[float, int]] = []
+    for row in _rows(body, "shadow_later"):
+        if not isinstance(row, (list, tuple)) or len(row) != 2 or not _is_number(row[0]):
+            raise _invalid("shadow_later", "needs pairs of an age and a rate")
+        every = _integer({"every": row[1]}, "every", high=10**9)
+        if not (found[-1][0] if found else 0.0) < row[0] <= _MAX_S:
+            raise _invalid("shadow_later", "needs rising ages in seconds")
+        found.append((float(row[0]), every))
+    return tuple(found)
+
+
+def _noise(body: Mapping[str, Any]) -> dict[Key, float]:
+    found: dict[Key, float] = {}
+    for row in _rows(body, "shadow_noise"):
+        rms = row.get("rms") if isinstance(row, Mapping) else None
+        if rms is None or not _is_number(rms) or not 0.0 < rms <= 1.0:
+            raise _invalid("shadow_noise", "has an rms error that is not above 0 and at most 1")
+        found[parse_bucket(row.get("bucket"))] = float(rms)
+    return found
+
+
+def parse_bucket(value: object) -> Key:
+    """Read the name of a shape bucket.
+
+    Raises
+    ------
+    Refused
+        ``order-invalid``.
+    """
+    if (
+        not isinstance(value, (list, tuple))
+        or len(value) > 64
+        or not all(type(part) is int and 0 <= part <= 64 for part in value)
+    ):
+        raise _invalid("bucket", "is no list of whole numbers from 0 to 64")
+    return tuple(value)
+
+
+def parse_fraction(value: object) -> float:
+    """Read a share of launches.
+
+    Raises
+    ------
+    Refused
+        ``order-invalid``.
+    """
+    return _number({"fraction": value}, "fraction", high=1.0, default=-1.0)
+
+
+def _fraction(body: Mapping[str, Any]) -> float:
+    """Return the fraction of the first step of a canary; all where there is none."""
+    steps = _rows(body, "canary")
+    if not steps:
+        return 1.0
+    if not isinstance(steps[0], Mapping):
+        raise _invalid("canary", "has a step that is no object")
+    return parse_fraction(steps[0].get("fraction"))
+
+
+def _orphan(body: Mapping[str, Any]) -> str:
+    value = body.get("orphan", "hold")
+    if value not in ORPHANS:
+        raise _invalid("orphan", f"is none of {sorted(ORPHANS)}")
+    return str(value)
+
+
+def _invalid(field: str, problem: str) -> Refused:
+    return Refused("order-invalid", detail=f"'{field}' {problem}")

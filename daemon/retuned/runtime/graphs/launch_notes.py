@@ -1,0 +1,438 @@
+"""Which node of a graph a launch became: asked of the driver, at the launch.
+
+While a stream is captured its driver tells which node the next one will wait for. If that is a
+single node after a launch, and that node waits for exactly what came before, then it is the launch;
+nothing is guessed from names or order. What a launch was given is noted with it: a graph replays
+with the addresses of its capture.
+
+Launches of Triton kernels as they are recorded: which node, and what they were given.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from retuned.runtime.graphs.calls import Captured, GraphCalls
+from retuned.runtime.schema import Key, Refused, Tensor
+
+MAX_PENDING = 100_000
+"""Launches noted in captures that have not ended."""
+
+_ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What looking at a stranger's tensors raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNote:
+    """What a tensor was at the capture."""
+
+    address: int
+    """Of its first element."""
+    shape: tuple[int, ...]
+    """Lengths."""
+    dtype: str
+    """Element type without the ``torch.`` prefix."""
+    device: int
+    """Number of its GPU; -1 elsewhere."""
+    dense: bool
+    """Whether it lies row-major without gaps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """One launch that was recorded into a graph."""
+
+    target: str
+    """Slot or kernel that was launched."""
+    key: Key
+    """Lengths of its variable axes."""
+    node: int
+    """Handle in the captured graph; 0 where `problem` says why not."""
+    inputs: tuple[TensorNote, ...] = ()
+    """What it was given."""
+    outputs: tuple[TensorNote, ...] = ()
+    """What it gave back."""
+    weights: tuple[tuple[int, weakref.ref[Any]], ...] = ()
+    """(index, tensor) of inputs that a variant may want in another layout."""
+    problem: str = ""
+    """Why no single node is this launch, as a reason code."""
+    recorded: str | None = None
+    """Order whose variant was recorded, while graphs were captured again; None: the original."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureNotes:
+    """What was noted of one captured graph."""
+
+    notes: Mapping[int, Note] = field(default_factory=dict)
+    """By node: what a slot was launched with."""
+    launches: Mapping[int, Any] = field(default_factory=dict)
+    """By node: which launch of a Triton kernel it is, a `TritonLaunch`."""
+    unplaced: tuple[Note, ...] = ()
+    """Launches that no single node stands for."""
+
+
+class CaptureGate:
+    """Keeps captures and changes of graphs apart: one never begins while the other is under way."""
+
+    def __init__(self) -> None:
+        # A collection may run anywhere, and what it finalises may reset a graph that we follow.
+        self._lock = threading.RLock()
+        self._captures: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def captures(self) -> int:
+        """Captures under way."""
+        return len(self._captures)
+
+    def begin(self, graph: object) -> None:
+        """Note that a graph is going to be captured; waits for a change to end, milliseconds."""
+        with self._lock:
+            self._captures.add(graph)
+
+    def end(self, graph: object) -> None:
+        """Note that the capture is over, however it ended."""
+        with self._lock:
+            self._captures.discard(graph)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold off captures.
+
+        Raises
+        ------
+        Refused
+            ``capturing``; try again after the capture.
+        """
+        with self._lock:
+            if self._captures:
+                raise Refused("capturing", detail="a graph is being captured; it must end first")
+            yield
+
+
+class Recorder:
+    """Notes launches until their capture ends.
+
+    Parameters
+    ----------
+    calls_of
+        Returns the graph calls of a device.
+    """
+
+    def __init__(self, calls_of: Callable[[int], GraphCalls]) -> None:
+        self._calls_of = calls_of
+        self._lock = threading.Lock()
+        self._pending: dict[int, Note] = {}
+        self._launches: dict[int, Any] = {}
+        self._unplaced: list[Note] = []
+
+    def launch(
+        self,
+        run: Callable[..., Any],
+        inputs: Sequence[Any],
+        *,
+        target: str,
+        key: Key,
+        stream: tuple[int, int],
+        weights: Sequence[int] = (),
+        recorded: Callable[[], str | None] = lambda: None,
+    ) -> Any:  # noqa: ANN401 - whatever the launch returns
+        """Launch, and note which node it became; raises what the launch raises and nothing else.
+
+        Parameters
+        ----------
+        run
+            What is recorded.
+        inputs
+            Its arguments.
+        target
+            Slot or kernel.
+        key
+            Lengths of the variable axes.
+        stream
+            (device, handle) of the captured stream.
+        weights
+            Inputs to be remembered themselves, weakly.
+        recorded
+            Returns, after the launch, the order whose variant it was.
+        """
+        before, problem = self.where(stream)
+        output = run(*inputs)
+        try:
+            outputs = output if isinstance(output, tuple) else (output,)
+            node, found = self.node(before, stream)
+            note = Note(
+                target=target,
+                key=key,
+                node=node,
+                inputs=tuple(map(_tensor, inputs)),
+                outputs=tuple(map(_tensor, outputs)),
+                weights=tuple((index, weakref.ref(inputs[index])) for index in weights),
+                problem=problem or found,
+                recorded=recorded(),
+            )
+        except (Refused, *_ODD) as error:
+            reason = error.reason if isinstance(error, Refused) else "tensors-unknown"
+            note = Note(target=target, key=key, node=0, problem=reason, recorded=recorded())
+        self.add(note)
+        return output
+
+    def add(self, note: Note) -> None:
+        """Note a launch whose node is known, or why it is not."""
+        with self._lock:
+            if note.problem or not note.node:
+                if len(self._unplaced) < MAX_PENDING:
+                    self._unplaced.append(note)
+            elif len(self._pending) < MAX_PENDING:
+                self._pending[note.node] = note
+
+    def add_launch(self, node: int, launch: Any) -> None:  # noqa: ANN401 - a TritonLaunch
+        """Note which launch of a Triton kernel a node is."""
+        with self._lock:
+            if len(self._launches) < MAX_PENDING:
+                self._launches[node] = launch
+
+    def take(self, nodes: Sequence[int]) -> CaptureNotes:
+        """Return what was noted of a captured graph, and forget it here."""
+        with self._lock:
+            found = {node: self._pending.pop(node) for node in nodes if node in self._pending}
+            launches = {node: self._launches.pop(node) for node in nodes if node in self._launches}
+            unplaced, self._unplaced = self._unplaced, []
+        return CaptureNotes(found, launches, tuple(unplaced))
+
+    def clear(self) -> None:
+        """Forget notes of captures that failed; their nodes' handles may come again."""
+        with self._lock:
+            self._pending.clear()
+            self._launches.clear()
+            self._unplaced.clear()
+
+    def where(self, stream: tuple[int, int]) -> tuple[Captured | None, str]:
+        """Return where the capture of a stream stands, or why nobody knows."""
+        try:
+            return self._calls_of(stream[0]).capturing(stream[1]), ""
+        except Refused as error:
+            return None, error.reason
+
+    def node(self, before: Captured | None, stream: tuple[int, int]) -> tuple[int, str]:
+        """Return the node that a launch became, or 0 and why there is no single one.
+
+        Raises
+        ------
+        Refused
+            As `GraphCalls.dependencies`.
+        """
+        after, problem = self.where(stream)
+        if before is None or after is None or before.capture != after.capture:
+            return 0, problem or "not-captured"
+        if len(after.last) != 1 or after.last == before.last:
+            return 0, "several-nodes" if after.last != before.last else "no-node"
+        node = after.last[0]
+        if set(self._calls_of(stream[0]).dependencies(node)) != set(before.last):
+            return 0, "several-nodes"
+        return node, ""
+
+
+def _tensor(value: Tensor) -> TensorNote:
+    return TensorNote(
+        address=int(value.data_ptr()),
+        shape=tuple(map(int, value.shape)),
+        dtype=str(value.dtype).removeprefix("torch."),
+        device=int(value.get_device()),
+        dense=bool(value.is_contiguous()),
+    )
+
+
+log = logging.getLogger(__name__)
+
+_PLAIN = (int, float, str, type(None))
+"""What looking at a stranger's arguments raises."""
+
+
+class NotedTensor:
+    """What a tensor was at the capture, without its memory; asked as a tensor is."""
+
+    __slots__ = ("_bytes", "_item", "_strides", "address", "device", "dtype", "shape")
+
+    def __init__(self, tensor: Any) -> None:  # noqa: ANN401 - a tensor
+        self.address = int(tensor.data_ptr())
+        self.shape = tuple(map(int, tensor.shape))
+        self.dtype = tensor.dtype
+        self.device = tensor.device
+        self._strides = tuple(map(int, tensor.stride()))
+        self._item = int(tensor.element_size())
+        self._bytes = int(tensor.untyped_storage().nbytes())
+
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+        return self.address
+
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    def size(self, dim: int | None = None) -> Any:  # noqa: ANN401 - as a tensor's
+        """Lengths, or one of them."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def stride(self, dim: int | None = None) -> Any:  # noqa: ANN401 - as a tensor's
+        """Return steps from element to element, or one of them."""
+        return self._strides if dim is None else self._strides[dim]
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self._item
+
+    def untyped_storage(self) -> NotedTensor:
+        """Return what knows the size of the storage."""
+        return self
+
+    def nbytes(self) -> int:
+        """Bytes of the storage."""
+        return self._bytes
+
+
+class Unknown:
+    """Stands for an argument that is neither a tensor nor a plain value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonLaunch:
+    """One launch of a Triton kernel that was recorded into a graph."""
+
+    jit: Any
+    """The ``JITFunction``."""
+    compiled: Any
+    """What Triton has compiled and launched; kept, since the graph launches it."""
+    args: tuple[Any, ...]
+    """Positional arguments; tensors as `NotedTensor`."""
+    kwargs: dict[str, Any]
+    """The others, the grid among them."""
+
+    @property
+    def name(self) -> str:
+        """Where the kernel was defined."""
+        function = self.jit.fn
+        return f"{function.__module__}:{function.__qualname__}"
+
+
+class TritonNotes:
+    """Wraps ``JITFunction.run`` for as long as something is captured.
+
+    Parameters
+    ----------
+    recorder
+        Returns what keeps the notes.
+    capturing
+        Returns (device, handle) of the current stream while it is captured; else None.
+    """
+
+    def __init__(
+        self,
+        recorder: Callable[[], Recorder],
+        *,
+        capturing: Callable[[], tuple[int, int] | None],
+    ) -> None:
+        self._recorder = recorder
+        self._capturing = capturing
+        self._lock = threading.Lock()
+        self._cls: Any = None
+        self._stock: Any = None
+        self._ours: Any = None
+
+    def on(self) -> None:
+        """Note launches from now on; nothing happens where Triton is not loaded."""
+        cls = getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", None)
+        with self._lock:
+            if cls is None or self._ours is not None:
+                return
+            stock = cls.__dict__.get("run")
+            if not isinstance(stock, types.FunctionType):
+                return
+            self._cls, self._stock = cls, stock
+            self._ours = self._wrap(stock)
+            cls.run = self._ours
+
+    def off(self) -> None:
+        """Note no more; whoever has wrapped ours meanwhile keeps a wrapper that only passes on."""
+        with self._lock:
+            cls, ours = self._cls, self._ours
+            if ours is not None and cls.__dict__.get("run") is ours:
+                cls.run = self._stock
+            self._cls = self._stock = self._ours = None
+
+    def _wrap(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def run(jit: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as Triton's
+            stream = None if kwargs.get("warmup") or self._ours is not run else self._capturing()
+            if stream is None:
+                return stock(jit, *args, **kwargs)
+            return self._note(stock, jit, args, kwargs, stream)
+
+        run.__wrapped__ = stock  # type: ignore[attr-defined]
+        if hasattr(stock, "__retuned__"):  # interception looks whether it is there already
+            run.__retuned__ = stock.__retuned__  # type: ignore[attr-defined]
+        return run
+
+    def _note(
+        self,
+        stock: Callable[..., Any],
+        jit: Any,  # noqa: ANN401 - a JITFunction
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stream: tuple[int, int],
+    ) -> Any:  # noqa: ANN401 - as Triton's
+        recorder = self._recorder()
+        before, _ = recorder.where(stream)
+        compiled = stock(jit, *args, **kwargs)
+        try:
+            node, problem = recorder.node(before, stream)
+            if not problem and compiled.function and compiled.src.fn is jit:
+                given = tuple(noted(value) for value in args)
+                named = {name: noted(value) for name, value in kwargs.items()}
+                launch = TritonLaunch(jit=jit, compiled=compiled, args=given, kwargs=named)
+                recorder.add_launch(node, launch)
+        except (
+            Refused,
+            *_ODD,
+        ) as error:  # the launch is made; that it is not noted is all that happens
+            log.debug("a recorded launch is not noted: %r", error)
+        return compiled
+
+
+def noted(value: Any) -> Any:  # noqa: ANN401 - any argument
+    """Return an argument as it may be kept."""
+    if hasattr(value, "data_ptr"):
+        return NotedTensor(value)
+    if isinstance(value, types.FunctionType):
+        return _without_tensors(value)
+    if isinstance(value, tuple | list):
+        return tuple(noted(each) for each in value)
+    if isinstance(value, _PLAIN) or type(value).__module__.partition(".")[0] in ("triton", "torch"):
+        return value
+    return Unknown()
+
+
+def _without_tensors(function: types.FunctionType) -> Any:  # noqa: ANN401 - a function
+    """Return a grid's function that remembers tensors by what they were."""
+    cells = tuple(
+        types.CellType(NotedTensor(cell.cell_contents))
+        if hasattr(cell.cell_contents, "data_ptr")
+        else cell
+        for cell in function.__closure__ or ()
+    )
+    defaults = tuple(
+        NotedTensor(value) if hasattr(value, "data_ptr") else value
+        for value in function.__defaults__ or ()
+    )
+    return types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, defaults, cells or None
+    )

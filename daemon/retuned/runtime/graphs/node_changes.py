@@ -1,0 +1,149 @@
+"""What the nodes of a target are to launch, and the change of all of them or of none.
+
+A node whose variant cannot be there keeps its original, or gets it back. An order that the driver
+refused is not tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from retuned.runtime.graphs.index import IndexedGraph, Site
+from retuned.runtime.graphs.launch_notes import Note
+from retuned.runtime.graphs.node_swap import Step, apply, original_of, prepare
+from retuned.runtime.graphs.recapture import RECORDED, Recapture
+from retuned.runtime.graphs.slot_target import SlotTarget, Target, serving
+from retuned.runtime.schema import Refused
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one target's nodes."""
+
+    target: str
+    """Slot or kernel."""
+    changed: int = 0
+    """Nodes that launch something else now."""
+    swapped: int = 0
+    """Nodes that launch the variant now."""
+    unreachable: Counter[str] = field(default_factory=Counter)
+    """Reason -> nodes that keep the original although the variant should run there."""
+    took_ns: int = 0
+    """Changing the nodes, without preparing."""
+    reason: str = ""
+    """Why nothing was changed at all; empty if everything could be."""
+
+
+class NodeChanges:
+    """Changes nodes to what their targets serve.
+
+    Parameters
+    ----------
+    recapture
+        Is told where a node has no original to go back to.
+    """
+
+    def __init__(self, recapture: Recapture) -> None:
+        self._recapture = recapture
+        self._failed: dict[str, tuple[str, str]] = {}
+        """Name of a target -> the mark that the driver refused, and why."""
+
+    def change(
+        self, target: Target, sites: Sequence[tuple[IndexedGraph, Site]], outcome: Outcome
+    ) -> None:
+        """Make a target's nodes launch what it serves, while no graph is captured.
+
+        Parameters
+        ----------
+        target
+            Says what each node should launch.
+        sites
+            Its nodes.
+        outcome
+            Is told what became of them.
+
+        Raises
+        ------
+        Refused
+            If not even the originals could be put back.
+        """
+        steps = self._plan(target, sites, outcome)
+        try:
+            done = apply(steps)
+        except Refused as error:
+            outcome.reason = error.reason
+            log.error("%s: its graphs go back to the original: %s", target.name, error)
+            for step in steps:
+                if step.mark is not None:  # this order is not tried again
+                    self._failed[target.name] = (step.mark, error.reason)
+                    step.site.reason = error.reason
+            done = apply(originals(sites))
+        outcome.changed, outcome.took_ns = done.nodes, done.took_ns
+        outcome.swapped = sum(site.mark is not None for _, site in sites)
+
+    def _plan(
+        self, target: Target, sites: Sequence[tuple[IndexedGraph, Site]], outcome: Outcome
+    ) -> list[Step]:
+        """Prepare every node: the variant where it can be, else the original."""
+        steps = []
+        for graph, site in sites:
+            owner, mark = graph.alive(), target.admitted(site)
+            if owner is None or (site.mark == mark and not site.reason):
+                continue
+            if site.note is not None and site.note.recorded is not None:
+                self._stale(site, mark, outcome)
+                continue
+            failed = self._failed.get(target.name)
+            stays = failed is not None and failed[0] == mark
+            site.reason = failed[1] if failed is not None and stays else ""
+            with graph.lock, graph.calls.current():
+                try:
+                    step = self._step(target, graph, site, None if stays else mark)
+                except Refused as error:
+                    site.reason = error.reason
+                    back = site.mark is not None and not graph.broken
+                    step = prepare(graph, site, None) if back else None
+            if site.reason:
+                outcome.unreachable[site.reason] += 1
+            if step is not None:
+                steps.append(step)
+        return steps
+
+    def _stale(self, site: Site, mark: str | None, outcome: Outcome) -> None:
+        """Look at a node that was captured with a variant: there is no original to go back to."""
+        assert site.note is not None, "only noted launches are recorded with a variant"
+        site.reason = "" if site.note.recorded == mark else RECORDED
+        if site.reason:
+            outcome.unreachable[RECORDED] += 1
+            self._recapture.wanted = True
+
+    def _step(
+        self, target: Target, graph: IndexedGraph, site: Site, mark: str | None
+    ) -> Step | None:
+        change = None
+        if mark is not None:
+            change = target.change(graph, site, original_of(graph, site).params)
+        step = prepare(graph, site, change)
+        if step is None:  # the same launch by another order
+            graph.settle()
+            site.mark = None if change is None else change.mark
+        return step
+
+
+def is_stale(target: Target, note: Note) -> bool:
+    """Whether a launch of several nodes was captured with a variant that is not to run now."""
+    if note.recorded is None or note.target != target.name or not isinstance(target, SlotTarget):
+        return False
+    order = serving(target.slot, note.key)
+    return order is None or order.mark != note.recorded
+
+
+def originals(sites: Sequence[tuple[IndexedGraph, Site]]) -> list[Step]:
+    """Return the way back of every node that launches something else."""
+    steps = (prepare(graph, site, None) for graph, site in sites if site.now and not graph.broken)
+    return [step for step in steps if step is not None]

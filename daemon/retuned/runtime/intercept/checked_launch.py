@@ -1,0 +1,190 @@
+"""Checked launches: the variant and the server's code each run into memory of their own.
+
+A kernel writes into memory that the server gave it, so that a comparison needs copies. Both sides
+get one of every storage that is stored to, whole, with the same place, strides and alignment: what
+one of them leaves unwritten, or writes elsewhere, shows. What is only written begins as poison,
+what is read too begins as it was. The server's tensors are written by the server's own code alone.
+
+A checked launch in memory that is not the server's: all of it, what is only read as well.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from retuned.runtime.artifacts.loaded import poison
+from retuned.runtime.intercept.arguments import is_pointer
+from retuned.runtime.intercept.call import LaunchCall
+from retuned.runtime.native.interface import Ineligible
+from retuned.runtime.schema import Tensor
+from retuned.runtime.shadow.sampler import fingerprint
+
+MAX_CHECK_BYTES = 256 << 20
+"""Storages of one launch that are copied; a kernel that stores to more is not swapped."""
+TOO_LARGE = Ineligible("output-too-large-to-check")
+NO_TENSOR = Ineligible("tensor-kind")
+_ROUND = 16
+
+
+class Copies:
+    """Copies of the storages that one launch stores to.
+
+    Parameters
+    ----------
+    values
+        Arguments of the launch.
+    stores
+        Place of each pointer that is stored to, with ``write`` or ``update``.
+    whole
+        Copy what is only read as well.
+    """
+
+    def __init__(
+        self, values: Sequence[Any], stores: Mapping[int, str], *, whole: bool = False
+    ) -> None:
+        self._values = values
+        self._stores = stores
+        storages = {self._address(values[place]) for place in stores}
+        self._inside = {
+            place: value
+            for place, value in enumerate(values)
+            if is_pointer(value) and (whole or self._address(value) in storages)
+        }
+        """Every pointer into those storages: what reads what another writes must go on doing so."""
+        self._read = {
+            self._address(value)
+            for place, value in self._inside.items()
+            if stores.get(place) != "write"
+        }
+
+    @staticmethod
+    def _address(tensor: Tensor) -> int:
+        return int(tensor.untyped_storage().data_ptr())
+
+    def stored_count(self) -> int:
+        """Return how many of the copies are of what is stored to; those come first."""
+        return len({self._address(self._values[place]) for place in self._stores})
+
+    def size_bytes(self) -> int:
+        """Return the bytes of one set of copies."""
+        sizes = {
+            self._address(tensor): int(tensor.untyped_storage().nbytes())
+            for tensor in self._inside.values()
+        }
+        return sum(sizes.values())
+
+    def make(self) -> tuple[list[Any], tuple[Tensor, ...]]:
+        """Return arguments that lead into fresh copies, and the copies of what is stored to."""
+        torch = sys.modules["torch"]
+        values = list(self._values)
+        made: dict[int, Tensor] = {}
+        outputs: list[Tensor] = []
+        with torch.no_grad():
+            for place in sorted(self._inside, key=lambda place: place not in self._stores):
+                tensor = self._inside[place]
+                address = self._address(tensor)
+                if address not in made:
+                    made[address] = self._copy(torch, tensor, keep=address in self._read)
+                    outputs.append(made[address].view(tensor.dtype))
+                flat = made[address].view(tensor.dtype)
+                values[place] = flat.as_strided(
+                    tensor.size(), tensor.stride(), tensor.storage_offset()
+                )
+        return values, tuple(outputs)
+
+    @staticmethod
+    def _copy(torch: Any, tensor: Tensor, *, keep: bool) -> Tensor:  # noqa: ANN401 - the module
+        storage = tensor.untyped_storage()
+        size = int(storage.nbytes())
+        rounded = -(-size // _ROUND) * _ROUND
+        flat = torch.zeros(rounded, dtype=torch.uint8, device=tensor.device)
+        if keep:
+            source = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            flat[:size].copy_(source.set_(storage, 0, (size,), (1,)))
+        else:
+            poison(flat.view(tensor.dtype))
+        return flat
+
+
+def stored_to(values: Sequence[Any], stores: Mapping[int, str]) -> Copies | Ineligible:
+    """Return the copies a check needs, or why this launch cannot be checked."""
+    torch = sys.modules.get("torch")
+    if torch is None or not all(isinstance(values[place], torch.Tensor) for place in stores):
+        return NO_TENSOR
+    copies = Copies(values, stores)
+    return TOO_LARGE if copies.size_bytes() > MAX_CHECK_BYTES else copies
+
+
+def inputs_sum(values: Sequence[Any], stores: Mapping[int, str]) -> int:
+    """Return a checksum of the tensors that a launch must leave as they are."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return 0
+    kept = [
+        value
+        for place, value in enumerate(values)
+        if place not in stores and isinstance(value, torch.Tensor) and value.is_contiguous()
+    ]
+    return fingerprint(kept)
+
+
+Run = Callable[[Sequence[Any]], Any]
+"""Launches the variant on arguments; returns `Ineligible` where it cannot."""
+
+
+class DetachedLaunch:
+    """Both sides of a check of one launch; `launching.Detached`.
+
+    Parameters
+    ----------
+    call
+        The launch.
+    stores
+        Place of each pointer that is stored to, with ``write`` or ``update``.
+    run
+        Launches the variant.
+    """
+
+    def __init__(self, call: LaunchCall, stores: Mapping[int, str], *, run: Run) -> None:
+        values = call.values()
+        self._call = call
+        self._run = run
+        self._copies = Copies(values, stores, whole=True)
+        self._stored = self._copies.stored_count()
+        self._sides: list[tuple[list[Any], tuple[Tensor, ...]]] = []
+        self.tensors: tuple[Tensor, ...] = tuple(v for v in values if is_pointer(v))
+        self.size = self._copies.size_bytes()
+
+    def copy(self) -> None:
+        """Make the memory of both sides, on the current stream, as it was before the launch."""
+        self._sides = [self._copies.make(), self._copies.make()]
+
+    def variant(self) -> tuple[Tensor, ...] | Ineligible:
+        """Run the variant in its own; return what was stored to."""
+        values, made = self._sides[1]
+        problem = self._run(values)
+        return problem if isinstance(problem, Ineligible) else made[: self._stored]
+
+    def incumbent(self) -> tuple[Tensor, ...]:
+        """Run the server's own code in its own; return what was stored to."""
+        values, made = self._sides[0]
+        self._call.run_on(values)
+        return made[: self._stored]
+
+    def kept(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return what neither may store to, of the incumbent's side and of the variant's."""
+        (_, theirs), (_, ours) = self._sides
+        return theirs[self._stored :], ours[self._stored :]
+
+
+def detached_launch(
+    call: LaunchCall, stores: Mapping[int, str], *, run: Run
+) -> DetachedLaunch | None:
+    """Return both sides of a launch; None where not all its pointers are tensors."""
+    torch = sys.modules.get("torch")
+    pointers = [value for value in call.values() if is_pointer(value)]
+    if torch is None or not all(isinstance(value, torch.Tensor) for value in pointers):
+        return None
+    return DetachedLaunch(call, stores, run=run)

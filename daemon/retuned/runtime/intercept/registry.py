@@ -1,0 +1,418 @@
+"""How launches are counted under one compiled kernel: where their integers are, and the counts.
+
+One intercepted kernel: its parameters, and its launches counted by shape key.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Protocol
+
+from retuned.runtime.intercept.arguments import Observation, observe
+
+
+class Cell:
+    """Launches of one shape key."""
+
+    __slots__ = ("count", "idle", "least_ns", "observation", "timed", "total_ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.observation: Observation | None = None
+        self.timed = 0
+        """Launches timed on the device."""
+        self.total_ns = 0
+        """Of these, together."""
+        self.least_ns = 0
+        """Of these, the quickest."""
+        self.idle = 0
+        """Launches not timed because their stream had nothing else to do."""
+
+    def time(self, took_ns: int) -> None:
+        """Fold in what a launch took on the device."""
+        self.least_ns = took_ns if self.timed == 0 else min(self.least_ns, took_ns)
+        self.timed += 1
+        self.total_ns += took_ns
+
+
+class LaunchLayout:
+    """Launches of one compiled kernel whose integers are given in the same places."""
+
+    __slots__ = ("cells", "named", "places")
+
+    def __init__(self, places: Callable[[Any], Any], named: Callable[[Any], Any] | None) -> None:
+        self.places = places
+        """Picks the integers among the positional arguments."""
+        self.named = named
+        """Picks the integers among the others; None where there are none."""
+        self.cells: dict[Any, Cell] = {}
+        """By grid and integers."""
+
+
+def _nothing(args: object) -> None:
+    """Pick from arguments without integers."""
+
+
+def make_form(
+    places: Sequence[int], named: Sequence[str], *, loose: Sequence[str], given: int
+) -> LaunchLayout:
+    """Return a form.
+
+    Parameters
+    ----------
+    places, named
+        Of the integers among the positional and the other arguments.
+    loose
+        Parameters that may be left out.
+    given
+        How many arguments are positional.
+    """
+    pick = itemgetter(*places) if places else _nothing
+    if not loose:
+        return LaunchLayout(pick, itemgetter(*named) if named else None)
+    return LaunchLayout(_exactly(given, pick), _naming(loose, named))
+
+
+def _exactly(given: int, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Pick only where exactly so many arguments are positional."""
+
+    def exact(args: tuple[Any, ...]) -> Any:  # noqa: ANN401 - integers
+        if len(args) != given:
+            raise KeyError(given)
+        return pick(args)
+
+    return exact
+
+
+def _naming(loose: Sequence[str], named: Sequence[str]) -> Callable[[Any], Any]:
+    """Pick by name, those that may be left out too: what is not given is part of the key."""
+    names = (*named, *(name for name in loose if name not in named))
+
+    def by_name(kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple([kwargs.get(name) for name in names])
+
+    return by_name
+
+
+def pick(form: LaunchLayout, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Return the integers of a launch, in the shape the quick way has them."""
+    found = form.places(args)
+    return found if form.named is None else (found, form.named(kwargs))
+
+
+log = logging.getLogger(__name__)
+
+MAX_KEYS = 512
+"""Shape keys counted one by one per kernel."""
+MAX_OBSERVED = 64
+"""Shape keys per kernel whose arguments are described."""
+MISSING = object()
+"""Stands for a parameter without a default."""
+
+Grid = Any
+"""A tuple of up to three whole numbers, or whatever a server passes for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a kernel."""
+
+    name: str
+    """As written."""
+    constexpr: bool
+    """Annotated as a compile-time constant."""
+    default: Any
+    """Its default, or `MISSING`."""
+
+
+class Probe(Protocol):
+    """Times one launch; `timing` has it."""
+
+    def begin(self, kernel: Kernel) -> Any | None:  # noqa: ANN401 - the device's own
+        """Mark the begin of a launch if it is the one to be timed."""
+        ...
+
+    def end(self, begun: Any, cell: Cell) -> None:  # noqa: ANN401 - the device's own
+        """Mark its end."""
+        ...
+
+
+class Kernel:
+    """What is known of one kernel function of the server.
+
+    Parameters
+    ----------
+    target
+        What launches it: a ``JITFunction``, or the function the interpreter runs. Held weakly.
+    function
+        The server's Python function.
+    constexprs
+        Names of the parameters that are compile-time constants.
+    interpreted
+        Whether Triton's interpreter runs it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_alternatives",
+        "_keys",
+        "_lock",
+        "_loose",
+        "_observed",
+        "_slot",
+        "forms",
+        "function",
+        "interpreted",
+        "led",
+        "name",
+        "names",
+        "other",
+        "parameters",
+        "probe",
+        "target",
+        "tell",
+        "variadic",
+    )
+
+    def __init__(
+        self,
+        target: Any,  # noqa: ANN401 - of the server's Triton
+        function: Any,  # noqa: ANN401
+        *,
+        constexprs: Sequence[str],
+        interpreted: bool,
+    ) -> None:
+        self.target = weakref.ref(target)
+        self.function = function
+        self.name = f"{function.__module__}:{function.__qualname__}"
+        self.interpreted = interpreted
+        found = inspect.signature(function).parameters
+        self.parameters = tuple(
+            Parameter(
+                name,
+                name in constexprs,
+                MISSING if each.default is inspect.Parameter.empty else each.default,
+            )
+            for name, each in found.items()
+        )
+        self.names = frozenset(found)
+        self._loose = tuple(
+            each.name
+            for each in self.parameters
+            if not each.constexpr and each.default is not MISSING
+        )
+        self.variadic = any(
+            each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found.values()
+        )
+        """Takes ``*args``: counted, and neither lifted nor swapped."""
+        self.led: Any = None
+        """What launches are led through, slot or probe; None for the server's own way."""
+        self._slot: Any = None
+        self.probe: Probe | None = None
+        """Times one of the next launches."""
+        self.tell: Callable[[], None] | None = None
+        """Called when launches show a new key, the first of all among them; must not raise."""
+        self.restart()
+
+    @property
+    def slot(self) -> Any:  # noqa: ANN401 - a KernelSlot
+        """What takes its launches; None while the server's own code does."""
+        return self._slot
+
+    @slot.setter
+    def slot(self, slot: Any) -> None:  # noqa: ANN401 - as above
+        self._slot = slot
+        self._lead()
+
+    def arm(self, probe: Probe) -> None:
+        """Have one of the next launches timed; nothing where a slot takes them."""
+        self.probe = probe
+        self._lead()
+
+    def disarm(self) -> None:
+        """Time none of the next launches."""
+        self.probe = None
+        self._lead()
+
+    def _lead(self) -> None:
+        """Say what launches are led through now.
+
+        A launch disarms while the control thread opens a slot, and neither waits for the other:
+        whoever has said it looks again at what it was said of, so that the last to say it is right.
+        """
+        while True:
+            slot, probe = self._slot, self.probe
+            self.led = probe if slot is None else slot
+            if self._slot is slot and self.probe is probe:
+                return
+
+    def restart(self) -> None:
+        """Forget all counts: at the start, and in a forked child."""
+        self.disarm()
+        self._lock = threading.Lock()
+        self._alternatives: dict[Any, LaunchLayout] = {}
+        self._keys = 0
+        self._observed = 0
+        self.forms: dict[Any, LaunchLayout] = {}
+        self.other = Cell()
+
+    # --- counting ---------------------------------------------------------------------------------
+
+    def sighted(
+        self,
+        compiled: object,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        grid: Grid,
+        *,
+        rule: object = None,
+    ) -> None:
+        """Count a launch whose key the quick way has not found; never raises.
+
+        Parameters
+        ----------
+        compiled
+            What Triton launched; None in its interpreter.
+        args, kwargs
+            Of the launch.
+        grid
+            Its numbers.
+        rule
+            The function that gave them, if one did.
+        """
+        try:
+            if not isinstance(grid, tuple):
+                grid = tuple(grid)
+            form, numbers = self._form(compiled, args, kwargs)
+            key = (grid, numbers)
+            cell = form.cells.get(key)
+            if cell is None:
+                cell = self._new_cell(form, key)
+                self._describe(cell, compiled, args, kwargs, (grid, rule))
+                if self.tell is not None:
+                    self.tell()
+            cell.count += 1
+        except Exception as error:  # strangers' arguments: counting must not break a launch
+            self.other.count += 1
+            log.debug("%s: a launch is counted without its shape: %r", self.name, error)
+
+    def cells(self) -> Iterator[Cell]:
+        """All cells, without `other`."""
+        for form in (*list(self.forms.values()), *list(self._alternatives.values())):
+            yield from list(form.cells.values())
+
+    def total(self) -> int:
+        """All launches of the server's own code since start."""
+        return self.other.count + sum(cell.count for cell in self.cells())
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the value of every parameter, in order.
+
+        Raises
+        ------
+        ValueError
+            If one is missing, or there are too many.
+        """
+        if len(args) > len(self.parameters) or self.variadic:
+            raise ValueError("arguments do not fit the parameters")
+        values = list(args)
+        for each in self.parameters[len(args) :]:
+            value = kwargs.get(each.name, each.default)
+            if value is MISSING:
+                raise ValueError(f"'{each.name}' is not given")
+            values.append(value)
+        return values
+
+    def _form(
+        self, compiled: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[LaunchLayout, Any]:
+        """Return where a launch is counted, and its integers."""
+        token = compiled if compiled is not None else self._token(args, kwargs)
+        form = self.forms.get(token)
+        if form is None:
+            form = self.forms.setdefault(token, self._make_form(args, kwargs))
+        try:
+            return form, pick(form, args, kwargs)
+        except (IndexError, KeyError):  # given in other places than at first
+            other = (token, len(args), tuple(kwargs))
+            form = self._alternatives.get(other)
+            if form is None:
+                form = self._alternatives.setdefault(other, self._make_form(args, kwargs))
+            return form, pick(form, args, kwargs)
+
+    def _make_form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LaunchLayout:
+        ordinary = [not each.constexpr for each in self.parameters]
+        ordinary += [True] * (len(args) - len(ordinary))  # of *args
+        places = [i for i, value in enumerate(args) if ordinary[i] and isinstance(value, int)]
+        fixed = {each.name for each in self.parameters if each.constexpr}
+        named = [
+            name
+            for name, value in kwargs.items()
+            if name in self.names and name not in fixed and isinstance(value, int)
+        ]
+        return make_form(places, named, loose=self._loose, given=len(args))
+
+    def _token(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Return what Triton would compile for, where it compiles nothing."""
+        found: list[object] = []
+        for each, value in zip(self.parameters, self.bind(args, kwargs), strict=True):
+            if each.constexpr:
+                found.append((value.__class__, getattr(value, "value", value)))
+            elif hasattr(value, "data_ptr"):
+                found.append((str(value.dtype), value.data_ptr() % 16 == 0))
+            else:
+                found.append(value.__class__)
+        return tuple(found)
+
+    def _new_cell(self, form: LaunchLayout, key: Any) -> Cell:  # noqa: ANN401 - grid and integers
+        with self._lock:
+            if self._keys >= MAX_KEYS:
+                self._trim()
+            self._keys += 1
+            return form.cells.setdefault(key, Cell())
+
+    def _trim(self) -> None:
+        """Fold the half launched least into `other`, so that new keys are seen for ever."""
+        forms = [*self.forms.values(), *self._alternatives.values()]
+        counts = sorted(cell.count for form in forms for cell in form.cells.values())
+        limit, left = counts[len(counts) // 2], len(counts) // 2
+        for form in forms:
+            for key, cell in list(form.cells.items()):
+                if left and cell.count <= limit:
+                    del form.cells[key]
+                    left -= 1
+                    self._keys -= 1
+                    self._observed -= cell.observation is not None
+                    self.other.count += cell.count
+        for table in (self.forms, self._alternatives):
+            for token, form in list(table.items()):
+                if not form.cells:
+                    del table[token]  # what was compiled for it may now be freed
+
+    def _describe(
+        self,
+        cell: Cell,
+        compiled: object,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        grid: tuple[tuple[Any, ...], object],
+    ) -> None:
+        if self.variadic or self._observed >= MAX_OBSERVED or cell.observation is not None:
+            return
+        options = {name: value for name, value in kwargs.items() if name not in self.names}
+        cell.observation = observe(
+            [each.name for each in self.parameters],
+            [each.constexpr for each in self.parameters],
+            self.bind(args, kwargs),
+            options=options,
+            compiled=compiled,
+            grid=grid[0],
+            grid_code=getattr(grid[1], "__code__", None),
+        )
+        self._observed += 1

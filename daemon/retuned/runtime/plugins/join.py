@@ -1,0 +1,211 @@
+"""Join a process of a server: attach the runtime, install each part once what it needs is there.
+
+A server's plugins are called early, when PyTorch is there and Triton may not be; or late, in a
+worker that has everything. So what is missing is waited for. Processes of a server that launch no
+kernel of their own (front ends, routers, engine cores) never open a socket: an order that goes to
+every process that listens would wait for them in vain.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from retuned.runtime.core.attach import Runtime, attach, attached
+from retuned.runtime.plugins.startup import ImportWatch, is_loaded
+from retuned.runtime.plugins.tuned import tune_files
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that is installed beside the slots."""
+
+    name: str
+    """For the log."""
+    switch: str
+    """Variable that leaves it out where it is ``off``."""
+    needs: str
+    """Module that has to be there first."""
+    install: Callable[[Runtime], object]
+    """Installs it; what it returns is for the log."""
+    only_with: str = ""
+    """Variable without which the module will not come, and is not waited for."""
+
+
+def intercept_triton(runtime: Runtime) -> object:
+    """Intercept Triton's launches; the first of this process opens its socket."""
+    from retuned.runtime import intercept
+
+    states = runtime.intercept_triton()
+    intercept.current().when_seen = runtime.listen
+    if intercept.current().kernels():
+        runtime.listen()
+    return states
+
+
+def follow_graphs(_runtime: Runtime) -> object:
+    """Follow the graphs that PyTorch captures, from before the first is."""
+    from retuned.runtime.graphs.process import process_graphs
+
+    return process_graphs().reason or "on"
+
+
+def vllm_operators(runtime: Runtime) -> object:
+    """Put slots behind vLLM's operators."""
+    from retuned.runtime.plugins.operators_table import VLLM
+
+    return runtime.override(*VLLM)
+
+
+def sgl_kernel_operators(runtime: Runtime) -> object:
+    """Put slots behind the operators of SGLang's library of kernels."""
+    from retuned.runtime.plugins.operators_table import SGL_KERNEL
+
+    return runtime.override(*SGL_KERNEL)
+
+
+def sglang_operators(runtime: Runtime) -> object:
+    """Put slots behind SGLang's own operators."""
+    from retuned.runtime.plugins.operators_table import SGLANG
+
+    return runtime.override(*SGLANG)
+
+
+PARTS = (
+    Part("graphs", "RETUNED_GRAPHS", "torch", follow_graphs),
+    Part("tuned-files", "RETUNED_TUNED", "torch", tune_files),
+    Part("triton", "RETUNED_TRITON", "triton", intercept_triton),
+    Part(
+        "triton-interpreter",
+        "RETUNED_TRITON",
+        "triton.runtime.interpreter",
+        intercept_triton,
+        only_with="TRITON_INTERPRET",
+    ),
+    Part("vllm-operators", "RETUNED_OPERATORS", "vllm._custom_ops", vllm_operators),
+    Part("sgl-kernel-operators", "RETUNED_OPERATORS", "sgl_kernel", sgl_kernel_operators),
+    Part(
+        "sglang-operators",
+        "RETUNED_OPERATORS",
+        "sglang.kernels.ops.activation.activation",
+        sglang_operators,
+    ),
+)
+"""What a joined process gets."""
+
+
+class PluginAttachment:
+    """The one joining of this process."""
+
+    def __init__(self, parts: tuple[Part, ...] = PARTS) -> None:
+        self._parts = parts
+        self._done: set[str] = set()
+        self._arrived: set[str] = set()
+        self._watch: ImportWatch | None = None
+        self._runtime: Runtime | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Replace what another thread of the parent may have held when this child was forked."""
+        self._lock = threading.RLock()
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """What is attached to this process; None before."""
+        return self._runtime
+
+    def join(self, *, arrived: str = "") -> Runtime | None:
+        """Attach, and install what can be; called again, what has become possible since.
+
+        Parameters
+        ----------
+        arrived
+            Module whose code has just run; Python still says that it is being imported.
+        """
+        if _is_off("RETUNED_RUNTIME"):
+            return None
+        if not os.environ.get("RETUNED_SOCKET_DIR"):
+            log.debug("RETUNED_SOCKET_DIR is not set: nothing to join")
+            return None
+        with self._lock:
+            self._arrived.add(arrived)
+            runtime = self._attached()
+            missing = [part for part in self._parts if not self._install(part, runtime)]
+            if self._watch is None and missing:
+                self._watch = ImportWatch({part.needs for part in missing}, self._came)
+                self._watch.install()
+            return runtime
+
+    def leave(self) -> None:
+        """Take back what `join` did, as far as it can be; for tests and for people."""
+        with self._lock:
+            if self._watch is not None:
+                self._watch.remove()
+                self._watch = None
+            if self._runtime is not None:
+                self._runtime.close()
+                self._runtime = None
+            self._done.clear()
+
+    def _attached(self) -> Runtime:
+        """Return the runtime of this process: the server's own, if it has attached one by hand."""
+        there = attached()
+        if self._runtime is None or self._runtime not in there:
+            self._done.clear()
+            by_hand = [each for each in there if each.at_once]
+            self._runtime = by_hand[0] if by_hand else attach(server=_name(), at_once=False)
+        return self._runtime
+
+    def _install(self, part: Part, runtime: Runtime) -> bool:
+        """Install a part if it can be; False if it has to wait."""
+        if part.name in self._done or _is_off(part.switch):
+            return True
+        if part.only_with and not os.environ.get(part.only_with):
+            return True
+        if part.needs not in self._arrived and not is_loaded(part.needs):
+            return False
+        self._done.add(part.name)
+        try:
+            log.info("%s: %s", part.name, part.install(runtime))
+        except Exception:  # one part that fails takes neither the others nor the server with it
+            log.exception("%s: not installed; the server goes on without it", part.name)
+        return True
+
+    def _came(self, name: str) -> None:
+        """Go on after an import; inside of it, so nothing may be raised."""
+        try:
+            self.join(arrived=name)
+        except Exception:  # inside somebody's import of `name`, which must not fail
+            log.exception("cannot go on after the import of %s", name)
+
+
+_JOINING = PluginAttachment()
+
+
+def join(*, arrived: str = "") -> Runtime | None:
+    """Join this process; see `Joining.join`."""
+    return _JOINING.join(arrived=arrived)
+
+
+def joined() -> Runtime | None:
+    """Return the runtime of this process if a plugin has joined it; else None."""
+    return _JOINING.runtime
+
+
+def _name() -> str:
+    """Name of the server, for people."""
+    named = os.environ.get("RETUNED_SERVER", "")[:64]
+    return named or next((each for each in ("vllm", "sglang") if each in sys.modules), "python")
+
+
+def _is_off(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() in ("off", "0", "false")
+
+
+os.register_at_fork(after_in_child=_JOINING.renew)

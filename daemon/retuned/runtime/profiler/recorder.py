@@ -1,0 +1,198 @@
+"""All that windows know of PyTorch: whether one can be taken, and taking it.
+
+The recording is begun and ended by the same thread, ours, and asks for the operators of all
+threads; without that a recording only sees the thread that began it. ``torch.autograd.profiler`` is
+what ``torch.profiler`` is made of; taken directly it imports no compiler, which would take seconds
+of the server's time. PyTorch is never imported here, only found.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from retuned.runtime.plugins.ranks import ranks
+from retuned.runtime.profiler import ownership
+from retuned.runtime.profiler.schedule import Cost
+from retuned.runtime.schema import Refused
+
+DETACHES = (12, 6)
+"""From this CUDA on CUPTI can leave a process that has captured graphs."""
+_OTHERS = ("KINETO_USE_DAEMON", "CUDA_INJECTION64_PATH", "ROCP_TOOL_LIBRARIES", "HSA_TOOLS_LIB")
+"""Variables by which somebody else's profiler is in the process."""
+Quiet = Callable[[], AbstractContextManager[None]]
+
+
+def cupti_leaves(cuda: str | None, variables: Mapping[str, str]) -> bool:
+    """Whether CUPTI leaves the process after a recording, or may be told to.
+
+    Where it stays, every launch after the first window is slower.
+
+    Examples
+    --------
+    >>> cupti_leaves("13.2", {}), cupti_leaves("12.4", {}), cupti_leaves(None, {})
+    (True, False, True)
+    >>> cupti_leaves("13.2", {"TEARDOWN_CUPTI": "0"})
+    False
+    """
+    if not cuda:
+        return True
+    try:
+        version = tuple(int(part) for part in cuda.split(".")[:2])
+    except ValueError:
+        return False
+    return version >= DETACHES and variables.get("TEARDOWN_CUPTI", "1") == "1"
+
+
+class Recorder:
+    """Takes windows of this process.
+
+    Parameters
+    ----------
+    quiet
+        Holds off captures of graphs while entered; raises `Refused` under one.
+    """
+
+    def __init__(self, quiet: Quiet) -> None:
+        self.turns = ownership.ProfilerOwnership()
+        self.cost = Cost()
+        """What the last window took, written or not."""
+        self._quiet = quiet
+
+    def guard(self) -> bool:
+        """Know from now on when the server profiles; False where that cannot be known."""
+        profiler = sys.modules.get("torch.autograd.profiler")
+        return profiler is not None and ownership.install(profiler, self.turns)
+
+    def unready(self) -> str:
+        """Say by a code why no window can be taken now; empty where one can."""
+        torch = sys.modules.get("torch")
+        profiler = sys.modules.get("torch.autograd.profiler")
+        if torch is None or profiler is None or not hasattr(torch, "cuda"):
+            return "torch-missing"
+        if any(os.environ.get(name) for name in _OTHERS):
+            return "another-profiler"
+        if ranks().get("rank", 0) != 0:
+            return "other-rank"  # ranks wait for each other: one pays, all do
+        if _experimental(torch) is None:
+            return "no-all-threads"
+        if not self.guard():
+            return "profiler-unknown"
+        if getattr(profiler, "_is_profiler_enabled", False):
+            return "another-profiler"
+        if torch.cuda.is_available() and not torch.cuda.is_initialized():
+            return "device-asleep"
+        if torch.cuda.is_initialized():
+            if not cupti_leaves(getattr(torch.version, "cuda", None), os.environ):
+                return "cupti-stays"
+            if _device(torch) is None:
+                return "device-asleep"
+        return ""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a recording sees a GPU."""
+        torch = sys.modules.get("torch")
+        return torch is not None and bool(torch.cuda.is_initialized())
+
+    def allocations(self) -> int:
+        """Return how often memory of the device was asked for: eager work asks for it."""
+        torch = sys.modules.get("torch")
+        device = _device(torch) if torch is not None and self.on_device else None
+        if torch is None or device is None:
+            return 0
+        return int(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0))
+
+    def take(self, length_s: float, plain: Path) -> None:
+        """Record for `length_s` seconds and write what was seen, as the profiler writes it.
+
+        Raises
+        ------
+        Refused
+            ``another-profiler``, ``capturing``; ``yielded`` where the server wanted to profile.
+        RuntimeError, OSError
+            As PyTorch says it.
+        """
+        self.cost = Cost()
+        torch = sys.modules["torch"]
+        device = _device(torch) if self.on_device else None
+        if device is not None:
+            os.environ.setdefault("TEARDOWN_CUPTI", "1")  # read when a recording ends
+            torch.cuda.set_device(device)  # of this thread: another would begin a context there
+        if not self.turns.begin():
+            raise Refused("another-profiler", detail="the server is profiling")
+        try:
+            profile = self._record(torch, length_s, device)
+            if self.turns.wanted.is_set():
+                raise Refused("yielded", detail="the server began to profile")
+        finally:
+            self.turns.end()
+        start_s = time.perf_counter()
+        results = profile.kineto_results
+        if results is None or results.trace_start_ns() == 0:
+            # somebody's recording in C++ has cancelled ours: to write that ends the process
+            raise Refused("another-profiler", detail="the recording was cancelled")
+        results.save(str(plain))
+        self.cost += Cost(stalled_s=time.perf_counter() - start_s)
+
+    def _record(self, torch: Any, length_s: float, device: int | None) -> Any:  # noqa: ANN401
+        module = sys.modules["torch.autograd.profiler"]
+        profile = module.profile(
+            use_cpu=True,
+            use_device=None if device is None else "cuda",
+            record_shapes=True,
+            use_kineto=True,
+            experimental_config=_experimental(torch),
+        )
+        begin_s = time.perf_counter()
+        with self._quiet():  # refuses while a graph is being captured
+            try:
+                profile.__enter__()
+            except BaseException:
+                getattr(module, "_run_on_profiler_stop", int)()  # or all think that one records
+                raise
+        opened_s = time.perf_counter()
+        try:
+            self.turns.wanted.wait(length_s)
+        finally:
+            closing_s = time.perf_counter()
+            self._stop(torch, profile, device)
+            ended_s = time.perf_counter()
+            beside_s = (opened_s - begin_s) + (ended_s - closing_s)
+            self.cost = Cost(open_s=closing_s - opened_s, beside_s=beside_s)
+        return profile
+
+    def _stop(self, torch: Any, profile: Any, device: int | None) -> None:  # noqa: ANN401
+        """End the recording; waits for the device only where no graph is being captured."""
+        profile.use_device = None  # it would wait for the device by itself, under a capture too
+        try:
+            with self._quiet():
+                if device is not None:
+                    torch.cuda.synchronize(device)
+        except (Refused, RuntimeError):
+            pass  # what is still under way is not in the file
+        profile.__exit__(None, None, None)
+
+
+def _experimental(torch: Any) -> Any | None:  # noqa: ANN401 - a module; its settings
+    """Return settings that ask for all threads; None where this PyTorch has none."""
+    made = getattr(getattr(torch._C, "_profiler", None), "_ExperimentalConfig", None)
+    for more in ({"trace_only": True}, {}):
+        try:
+            return made(profile_all_threads=True, **more) if made is not None else None
+        except TypeError:
+            continue  # an older one does not know it
+    return None
+
+
+def _device(torch: Any) -> int | None:  # noqa: ANN401 - a module
+    """Return the device that this process works on; asking begins no context anywhere."""
+    for index in range(torch.cuda.device_count()):
+        if torch.cuda.memory_reserved(index) > 0:
+            return index
+    return None

@@ -1,0 +1,194 @@
+"""The thread that takes windows, and what it says of itself. Nothing of it reaches the server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from retuned.runtime.profiler import ownership
+from retuned.runtime.profiler.folder import SUFFIX, FolderUnusable, check, plain_path, publish
+from retuned.runtime.profiler.recorder import Quiet, Recorder
+from retuned.runtime.profiler.schedule import (
+    Cost,
+    Rule,
+    first_length,
+    first_pause,
+    next_length,
+    next_pause,
+)
+from retuned.runtime.schema import Refused
+
+log = logging.getLogger(__name__)
+
+MAX_EMPTY = 3
+"""So many windows in a row without a kernel of a GPU that was busy, and no more are taken."""
+MAX_FAILED = 3
+"""So many failures in a row, and no more are taken."""
+_CLOSE_S = 10.0
+_FORK_S = 5.0
+
+
+class Windows:
+    """Windows of this process; begins nothing before `start`.
+
+    Parameters
+    ----------
+    folder
+        Where files go.
+    rule
+        How often and how long.
+    launched
+        Returns a number that grows as the server works on.
+    quiet
+        Holds off captures of graphs while entered.
+    """
+
+    def __init__(
+        self, folder: Path, rule: Rule, *, launched: Callable[[], int], quiet: Quiet
+    ) -> None:
+        self._folder = folder
+        self._rule = rule
+        self._launched = launched
+        self._quiet = quiet
+        self._chance = random.Random()  # only spreads replicas
+        self._renew()
+
+    def _renew(self) -> None:
+        self._recorder = Recorder(self._quiet)
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._instance = os.urandom(4).hex()
+        self._length_s = first_length(self._rule)
+        self._seen = 0
+        self._written = 0
+        self._kernels = 0
+        self._empty = 0
+        self._failed = 0
+        self._skipped: Counter[str] = Counter()
+        self._last = ""
+        self._off = ""
+        self._spent = Cost()
+
+    def start(self) -> None:
+        """Begin to take windows, once. Never raises."""
+        if self._thread is not None or self._ended.is_set():
+            return
+        thread = threading.Thread(target=self._run, name="retuned-windows", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.error("no profiler windows, the server goes on without them: %s", error)
+            return
+        self._thread = thread
+
+    def close(self) -> None:
+        """Take no more windows; one that is open is closed and not written."""
+        self._ended.set()
+        self._recorder.turns.give_way(_CLOSE_S)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_S)
+        profiler = sys.modules.get("torch.autograd.profiler")
+        if profiler is not None:
+            ownership.remove(profiler, self._recorder.turns)
+
+    def before_fork(self) -> None:
+        """Close an open window: a child would go on recording what nobody ever reads."""
+        self._recorder.turns.give_way(_FORK_S)
+
+    def after_fork(self) -> None:
+        """Start over in a forked child: no thread, nothing counted."""
+        profiler, turns = sys.modules.get("torch.autograd.profiler"), self._recorder.turns
+        if profiler is not None:
+            ownership.remove(profiler, turns)
+        self._renew()
+
+    def state(self) -> dict[str, Any]:
+        """Return what was taken, what it cost and why windows were left out, as JSON data."""
+        spent = self._spent
+        return {
+            "folder": str(self._folder),
+            "every_s": self._rule.every_s,
+            "length_s": self._length_s,
+            "written": self._written,
+            "kernels": self._kernels,
+            "skipped": dict(self._skipped.copy()),
+            "last": self._last,
+            "off": self._off,
+            "spent_s": round(spent.total_s, 6),
+            "open_s": round(spent.open_s, 6),
+            "stalled_s": round(spent.stalled_s, 6),
+        }
+
+    def _run(self) -> None:
+        try:
+            self._recorder.guard()
+        except Exception:  # a stranger's module under PyTorch's name
+            log.exception("no profiler windows: the server's own profiler cannot be seen")
+            self._off = "profiler-unknown"
+        pause_s = first_pause(self._rule, self._chance.random())
+        while not self._ended.wait(pause_s) and not self._off:
+            pause_s = self.turn()
+
+    def turn(self) -> float:
+        """Take a window if one may be taken; return the seconds until the next. Never raises."""
+        self._recorder.cost = Cost()
+        try:
+            self._window()
+            self._failed = 0
+        except (Refused, FolderUnusable) as error:
+            self._skip(error.reason)
+        except Exception as error:  # the loop of a thread in somebody's server
+            self._skip("failed")
+            self._failed += 1
+            log.exception("a profiler window failed, the server goes on: %s", type(error).__name__)
+            if self._failed >= MAX_FAILED:
+                self._stop("failed")
+        cost = self._recorder.cost
+        if cost.total_s:
+            self._spent += cost
+            self._length_s = next_length(self._rule, self._length_s, cost)
+        return next_pause(self._rule, cost, self._chance.random())
+
+    def _window(self) -> None:
+        reason = self._recorder.unready()
+        if reason:
+            self._skip(reason)
+            return
+        now = self._launched() + self._recorder.allocations()
+        idle, self._seen = now == self._seen, now
+        if idle:
+            self._skip("idle")
+            return
+        check(self._folder, self._rule.folder_bytes)
+        name = f"retuned-{os.getpid()}-{self._instance}-{self._written + 1:06d}{SUFFIX}"
+        plain = plain_path(self._folder, name)
+        try:
+            self._recorder.take(self._length_s, plain)
+            kernels = publish(plain, self._folder / name, max_bytes=self._rule.folder_bytes)
+        finally:
+            plain.unlink(missing_ok=True)
+        self._written += 1
+        self._kernels += kernels
+        self._last = "written"
+        self._judge(kernels)
+
+    def _judge(self, kernels: int) -> None:
+        """End it where a GPU is there and recordings never see it: they cost, and bring nothing."""
+        self._empty = 0 if kernels or not self._recorder.on_device else self._empty + 1
+        if self._empty >= MAX_EMPTY:
+            self._stop("no-kernels")
+
+    def _stop(self, reason: str) -> None:
+        self._off = reason
+        log.warning("no more profiler windows in this process: %s", reason)
+
+    def _skip(self, reason: str) -> None:
+        self._skipped[reason] += 1
+        self._last = reason

@@ -1,0 +1,202 @@
+"""How the arguments of somebody's operator are the tensors of a definition.
+
+Declared, not programmed: which argument is which input, which are written, what a number must be
+equal to. A launch of other kinds than declared stays with the original. Pure: lengths in, lengths
+or a reason out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+from typing import Any
+
+from retuned.runtime.schema import Refused
+
+FORMS: Mapping[str, str] = {"float32": "", "bfloat16": "_bf16", "float16": "_fp16"}
+"""Element types of the form that a definition's name shows, and how it does."""
+
+
+class View(StrEnum):
+    """How the lengths of an argument are those of a tensor of the definition."""
+
+    EXACT = "exact"
+    """One by one."""
+    ROWS = "rows"
+    """All dimensions but the last are one: rows."""
+    HEADS = "heads"
+    """Two dimensions; the second is heads next to each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputBinding:
+    """An input of the definition."""
+
+    name: str
+    """In the definition."""
+    argument: str
+    """Of the operator."""
+    shape: tuple[str, ...]
+    """Axis names, outermost first."""
+    view: View = View.EXACT
+    """How the argument shows them."""
+    dtype: str = ""
+    """Element type; empty is that of the form."""
+    constant: bool = False
+    """A weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputBinding:
+    """An output of the definition."""
+
+    name: str
+    """In the definition."""
+    argument: str = ""
+    """Argument of the operator that is written; empty where the operator returns a new tensor."""
+    shape: tuple[str, ...]
+    """Axis names, outermost first."""
+    view: View = View.EXACT
+    """How the argument shows them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """One operator, bound to the definitions of a family."""
+
+    operator: str
+    """Name in the dispatcher, such as ``_C::rms_norm``."""
+    schema: str
+    """Schema that it must have, to the letter."""
+    op_type: str
+    """Operator of the definitions."""
+    template: str
+    """Name of a definition, constant axes in braces, and ``{form}``."""
+    axes: tuple[str, ...]
+    """Axes in the definition's order."""
+    variable: tuple[str, ...]
+    """Those whose length a launch names."""
+    inputs: tuple[InputBinding, ...]
+    """In the definition's order."""
+    outputs: tuple[OutputBinding, ...]
+    """In the definition's order."""
+    sized: tuple[tuple[str, str], ...] = ()
+    """(axis, argument) where a number says a length."""
+    equal: tuple[tuple[str, object], ...] = ()
+    """(argument, value) that the definition holds for; any other launch is not one of it."""
+
+    @property
+    def in_place(self) -> frozenset[str]:
+        """Arguments that are read and written."""
+        return frozenset(each.argument for each in self.inputs) & frozenset(
+            each.argument for each in self.outputs
+        )
+
+    def definition(self, lengths: Mapping[str, int], *, dtype: str) -> dict[str, Any]:
+        """Return the definition of these lengths as JSON data, without what it computes."""
+        constants = {axis: lengths[axis] for axis in self.axes if axis not in self.variable}
+        return {
+            "name": self.template.format(form=FORMS[dtype], **constants),
+            "op_type": self.op_type,
+            "axes": {
+                axis: {"type": "const", "value": constants[axis]}
+                if axis in constants
+                else {"type": "var"}
+                for axis in self.axes
+            },
+            "inputs": {
+                each.name: {
+                    "shape": list(each.shape),
+                    "dtype": each.dtype or dtype,
+                    "constant": each.constant,
+                }
+                for each in self.inputs
+            },
+            "outputs": {
+                each.name: {"shape": list(each.shape), "dtype": dtype} for each in self.outputs
+            },
+        }
+
+    def lengths(
+        self, shapes: Mapping[str, Sequence[int]], values: Mapping[str, object]
+    ) -> dict[str, int]:
+        """Return the length of every axis.
+
+        Parameters
+        ----------
+        shapes
+            Of the tensors among the arguments, by name.
+        values
+            Of all other arguments, by name.
+
+        Raises
+        ------
+        Refused
+            ``value-differs`` or ``shape-differs``: the launch is none of the definition.
+        """
+        for argument, value in self.equal:
+            if values.get(argument) != value:
+                detail = f"{argument} is {values.get(argument)!r:.60}, not {value!r}"
+                raise Refused("value-differs", detail=detail)
+        found: dict[str, int] = {}
+        for axis, argument in self.sized:
+            length = values.get(argument)
+            if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+                raise Refused("value-differs", detail=f"{argument} is no length: {length!r:.60}")
+            found[axis] = length
+        tensors: tuple[InputBinding | OutputBinding, ...] = (*self.inputs, *self.outputs)
+        for tensor in tensors:
+            if tensor.argument:
+                _learn(found, tensor, shapes)
+        missing = [axis for axis in self.axes if axis not in found]
+        if missing:
+            raise Refused("shape-differs", detail=f"no argument shows the length of {missing}")
+        return found
+
+    def shown(self) -> tuple[str, ...]:
+        """Arguments whose lengths tell launches apart: together they show every axis they can."""
+        known = {axis for axis, _ in self.sized}
+        wanted = []
+        for each in self.inputs:
+            if not known.issuperset(each.shape):
+                wanted.append(each.argument)
+                known.update(each.shape)
+        return tuple(wanted)
+
+
+def _learn(
+    found: dict[str, int], tensor: InputBinding | OutputBinding, shapes: Mapping[str, Sequence[int]]
+) -> None:
+    """Add the lengths that a tensor shows; those known already must be the same."""
+    shape = shapes.get(tensor.argument)
+    if shape is None:
+        raise Refused("shape-differs", detail=f"{tensor.argument} is no tensor")
+    for axis, length in zip(tensor.shape, seen(tensor, shape, found), strict=True):
+        if found.setdefault(axis, length) != length:
+            detail = f"{axis} is {found[axis]} and, by {tensor.argument}, {length}"
+            raise Refused("shape-differs", detail=detail)
+
+
+def seen(
+    tensor: InputBinding | OutputBinding, shape: Sequence[int], lengths: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Return the lengths of a tensor of the definition, given those of its argument.
+
+    Raises
+    ------
+    Refused
+        ``shape-differs``.
+    """
+    shape = tuple(shape)
+    if tensor.view is View.ROWS and len(shape) >= 2:
+        shape = (prod(shape[:-1]), shape[-1])
+    elif tensor.view is View.HEADS and len(shape) == 2:
+        width = lengths[tensor.shape[-1]]
+        if shape[1] % width == 0:
+            shape = (shape[0], shape[1] // width, width)
+    if len(shape) != len(tensor.shape):
+        detail = f"{tensor.argument} has lengths {shape}, and cannot be {tensor.shape}"
+        raise Refused("shape-differs", detail=detail)
+    return shape

@@ -1,0 +1,423 @@
+"""An operator of PyTorch's dispatcher, taken over: one library per operator and key.
+
+The kernel that was there is held and called for everything that is not changed; removing the
+library is the way back, whatever has been compiled in between, because operators that are not
+PyTorch's own stay opaque to its compiler. Where it cannot be said for sure what an override would
+change, the operator is left alone, with a reason.
+
+Registering is not made for traffic: PyTorch changes its table of kernels without a lock that
+launches take. So operators are taken over when a server starts and given back when it ends; a swap
+and its way back change a slot's table and never come here.
+
+Where somebody's operator has what: its arguments as tensors of a definition, and back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from retuned.runtime.artifacts.loaded import loaded_torch
+from retuned.runtime.schema import Refused, Spec, Tensor
+from retuned.runtime.shadow.sampler import as_outputs
+from retuned.runtime.torch_ops.binding import Binding, InputBinding, OutputBinding, View
+from retuned.runtime.torch_ops.frames import Call, Frame, Keyset, Plan, Target
+
+log = logging.getLogger(__name__)
+
+KEYS = ("CPU", "CUDA")
+"""Keys that can be taken over; AMD's devices have CUDA's."""
+BUILT_IN = frozenset(("aten", "prim", "prims", "quantized"))
+"""Namespaces whose operators the compiler may replace by code of its own."""
+
+Body = Callable[..., Any]
+"""(keyset, arguments as the schema has them) -> what the operator returns."""
+
+_LINE = re.compile(r"(\w+)(\[alias\])?( \(inactive\))?: (.*)")
+_MISSING = (AttributeError, RuntimeError, TypeError, ValueError)
+"""What asking a PyTorch for something that it does not have raises."""
+
+
+def find(name: str) -> Any:  # noqa: ANN401 - torch._ops.OpOverload
+    """Return an operator by its name, such as ``_C::rms_norm`` or ``aten::add.Tensor``.
+
+    Raises
+    ------
+    Refused
+        ``torch-missing``, or ``operator-missing`` if this process has not loaded it.
+    """
+    torch = loaded_torch()
+    namespace, _, rest = name.partition("::")
+    plain, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), plain), overload or "default")
+    except _MISSING as error:
+        raise Refused("operator-missing", detail=f"{name} is not loaded here") from error
+
+
+def same_schema(operator: Any, schema: str) -> bool:  # noqa: ANN401 - torch._ops.OpOverload
+    """Whether an operator has exactly this schema, names and defaults included."""
+    torch = loaded_torch()
+    try:
+        return str(torch._C.parse_schema(schema)) == str(operator._schema)
+    except _MISSING as error:  # no parser here: the text itself must be the same
+        log.debug("cannot parse %s: %s", schema, error)
+        return schema == str(operator._schema)
+
+
+def registrations(dump: str) -> dict[str, list[str]]:
+    """Read who has registered kernels, the active one first: key -> where and how.
+
+    Keys that stand for several, such as ``Autograd``, are told by their own name.
+    """
+    found: dict[str, list[str]] = {}
+    for line in dump.splitlines():
+        match = _LINE.fullmatch(line)
+        if match is not None:
+            found.setdefault(match.group(1), []).append(match.group(4))
+    return found
+
+
+def check(operator: Any, key: str) -> int:  # noqa: ANN401 - torch._ops.OpOverload
+    """Make sure that an override of an operator changes what it says and nothing else.
+
+    Returns
+    -------
+    int
+        Kernels registered for the key: one, or none where one for every device stands in.
+
+    Raises
+    ------
+    Refused
+        ``original-unreachable``, ``ownership-unknown``, ``composite-implicit``, ``key-missing``,
+        ``overridden``, ``inductor-inlines`` or ``autograd-formula``.
+    """
+    torch, name = loaded_torch(), operator._schema.name
+    if key not in KEYS:
+        raise Refused("key-missing", detail=f"{key} is none of {KEYS}")
+    if not hasattr(torch.library, "get_kernel"):
+        raise Refused(
+            "original-unreachable",
+            detail="this PyTorch has no torch.library.get_kernel; the original could not be called",
+        )
+    try:
+        known = registrations(torch._C._dispatch_dump(operator._name))
+    except _MISSING as error:
+        raise Refused(
+            "ownership-unknown", detail=f"who has registered {name} cannot be found out: {error}"
+        ) from error
+    if "CompositeImplicitAutograd" in known:
+        raise Refused(
+            "composite-implicit",
+            detail=f"{name} is made of other operators, and compiled graphs call those",
+        )
+    ours = known.get(key, [])
+    called = ours or known.get("CompositeExplicitAutograd", [])
+    if not called or "fallthrough" in called[0]:
+        raise Refused("key-missing", detail=f"{name} has no kernel of its own for {key}")
+    if len(ours) > 1 or _has_python_kernel(torch, operator, key):
+        raise Refused("overridden", detail=f"somebody has overridden {name}: {ours[0]:.200}")
+    if name.partition("::")[0] in BUILT_IN and "torch._inductor.compile_fx" in sys.modules:
+        raise Refused(
+            "inductor-inlines",
+            detail=f"Inductor calls kernels of its own in place of {name}; code that it has "
+            "compiled would go on without the override",
+        )
+    if _has_formula(operator, known):
+        raise Refused(
+            "autograd-formula",
+            detail=f"{name} has a formula for gradients, made for the kernel that is there",
+        )
+    return len(ours)
+
+
+def _has_python_kernel(torch: Any, operator: Any, key: str) -> bool:  # noqa: ANN401
+    """Whether calls from Python go to a kernel that the dispatcher does not know."""
+    return getattr(torch._C.DispatchKey, key) in getattr(operator, "py_kernels", {})
+
+
+def _has_formula(operator: Any, known: dict[str, list[str]]) -> bool:  # noqa: ANN401
+    formulas = [
+        lines[0]
+        for name, lines in known.items()
+        if name.startswith("Autograd") and "fallthrough" not in lines[0]
+    ]
+    if not formulas:
+        return False
+    # torch.library.custom_op registers for Autograd always, also where nobody gave a formula
+    defined = getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {})
+    definition = defined.get(operator._schema.name)
+    return definition is None or getattr(definition, "_backward_fn", 0) is not None
+
+
+class Override:
+    """One operator at one key, taken over until `destroy`.
+
+    Parameters
+    ----------
+    operator
+        From `find`.
+    key
+        One of `KEYS`.
+    body
+        Makes what is called, given the original; both take the keyset first. It must not raise what
+        the original has not raised.
+
+    Raises
+    ------
+    Refused
+        As `check`, or ``library-refused``.
+    """
+
+    def __init__(self, operator: Any, key: str, body: Callable[[Body], Body]) -> None:  # noqa: ANN401
+        torch = loaded_torch()
+        self.name: str = operator._name
+        self.key = key
+        with _LOCK:
+            self._registered = check(operator, key) + 1
+            try:
+                # both are held: the operator's, since it is called; ours, see `_RETIRED`
+                self.original = torch.library.get_kernel(operator, key)
+                self._library = torch.library.Library(operator.namespace, "IMPL")
+                self._library.impl(operator, body(self.original.call_boxed), key, with_keyset=True)
+                self._held = torch.library.get_kernel(operator, key)
+            except _MISSING as error:
+                self._abandon()
+                raise Refused("library-refused", detail=f"{self.name}: {error}"[:400]) from error
+            _OWNED[self.name, key] = self
+
+    @property
+    def active(self) -> bool:
+        """Whether launches come here: nobody has overridden the operator since."""
+        if self._library is None:
+            return False
+        lines = registrations(loaded_torch()._C._dispatch_dump(self.name)).get(self.key, [])
+        return len(lines) == self._registered
+
+    def destroy(self) -> None:
+        """Give the operator back; again does nothing."""
+        with _LOCK:
+            if self._library is not None:
+                _RETIRED.append(self._held)
+                self._abandon()
+                del _OWNED[self.name, self.key]
+
+    def _abandon(self) -> None:
+        library, self._library = getattr(self, "_library", None), None
+        if library is not None:
+            library._destroy()
+
+
+_LOCK = threading.RLock()
+_OWNED: dict[tuple[str, str], Override] = {}
+_RETIRED: list[Any] = []
+"""Kernels of ours that are registered no more, for good: a launch that was about to enter one when
+it was taken away would else find memory that is somebody else's. A server makes a dozen."""
+
+
+def owned() -> list[Override]:
+    """Return the operators of this process that are taken over."""
+    return list(_OWNED.values())
+
+
+def _new_lock() -> None:
+    """Replace what another thread of the parent may have held when this child was forked."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
+
+
+class Arguments:
+    """Where an operator has what.
+
+    Parameters
+    ----------
+    binding
+        What the arguments are.
+    schema
+        Of the operator.
+
+    Raises
+    ------
+    Refused
+        ``binding-invalid``: a mistake in the binding.
+    """
+
+    def __init__(self, binding: Binding, schema: Any) -> None:  # noqa: ANN401 - torch._C.FunctionSchema
+        self.binding = binding
+        self._all = list(schema.arguments)
+        self._names = [each.name for each in self._all]
+        self._defaults = [each.default_value for each in self._all]
+        self._positional = sum(not each.kwarg_only for each in self._all)
+        self._returns = [_place_of(each, self._all) for each in schema.returns]
+        self._check()
+        place = {name: index for index, name in enumerate(self._names)}
+        self._inputs = [(place[each.argument], each) for each in binding.inputs]
+        self._outputs = [
+            (place[each.argument] if each.argument else None, each) for each in binding.outputs
+        ]
+        tensors = {index for index, _ in (*self._inputs, *self._outputs)}
+        self.values = tuple(index for index in range(len(self._all)) if index not in tensors)
+        """Positions of the numbers."""
+        self.shown = tuple(place[name] for name in binding.shown())
+        """Positions of the tensors that tell launches apart."""
+        self.typed = next(index for index, each in self._inputs if not each.dtype)
+        """Position of the tensor whose element type is the form's."""
+        self.weight = next((index for index, each in self._inputs if each.constant), None)
+        """Position of the first weight."""
+        self.varied = any(each.has_default_value() or each.kwarg_only for each in self._all)
+        """Whether calls come in several forms."""
+        self._in_place = binding.in_place
+        self._both = tuple(each.argument in self._in_place for each in binding.outputs)
+        self.bound = self._inputs, self._outputs
+        """Positions of the definition's tensors."""
+
+    def _check(self) -> None:
+        """Every tensor of the operator must be bound, and all that it writes be an output."""
+        binding = self.binding
+        written = {each.argument for each in binding.outputs if each.argument}
+        said = {each.argument for each in binding.inputs} | written
+        said |= {name for name, _ in binding.equal} | {name for _, name in binding.sized}
+        tensors = {each.name for each in self._all if "Tensor" in str(each.type)}
+        writes = {each.name for each in self._all if each.alias_info and each.alias_info.is_write}
+        returned = [each for each in binding.outputs if not each.argument]
+        problems = {
+            "no argument of it": said - {*self._names},
+            "not bound": tensors - said,
+            "written, or not": written ^ writes,
+            "returned in another form": {e.name for e in returned if e.view is not View.EXACT},
+        }
+        if len(returned) != self._returns.count(None):
+            problems["returned"] = {each.name for each in returned}
+        if all(each.dtype for each in binding.inputs):
+            problems["of no form"] = {each.name for each in binding.inputs}
+        found = "; ".join(f"{what}: {sorted(which)}" for what, which in problems.items() if which)
+        if found:
+            raise Refused("binding-invalid", detail=f"{binding.operator}: {found}")
+
+    def caller(self, boxed: Body) -> Call:
+        """Return what calls a kernel with every argument."""
+        count, names = self._positional, self._names[self._positional :]
+        if not names:
+            return lambda keyset, args: boxed(keyset, *args)
+        return lambda keyset, args: boxed(
+            keyset, *args[:count], **dict(zip(names, args[count:], strict=True))
+        )
+
+    def filled(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return every argument, given those that are not at their defaults."""
+        count = self._positional
+        full = (*args, *self._defaults[len(args) : count])
+        if count == len(self._names):
+            return full
+        rest = zip(self._names[count:], self._defaults[count:], strict=True)
+        return (*full, *[named.get(name, default) for name, default in rest])
+
+    def read(self, args: Sequence[Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+        """Return lengths of the tensors and the other values; refuses other element types."""
+        form = self.dtype_of(args)
+        wanted_of = {index: each.dtype or form for index, each in self._inputs}
+        wanted_of |= {index: form for index, _ in self._outputs if index is not None}
+        names, shapes = self._names, {}
+        for index, wanted in wanted_of.items():
+            value = args[index]
+            if not hasattr(value, "shape") or str(value.dtype) != f"torch.{wanted}":
+                raise Refused("dtype-differs", detail=f"{names[index]} is not {wanted}")
+            shapes[names[index]] = tuple(value.shape)
+        return shapes, {names[index]: args[index] for index in self.values}
+
+    def dtype_of(self, args: Sequence[Any]) -> str:
+        """Return the element type of the form."""
+        return str(args[self.typed].dtype).removeprefix("torch.")
+
+    def frame(self, plan: Plan, keyset: Keyset, args: Sequence[Any]) -> Frame:
+        """Begin a launch; raises RuntimeError where memory does not lie as a definition needs."""
+        return Frame(plan, keyset, args, in_place=self._both)
+
+    def outputs(self, own: Sequence[Tensor | None], raw: Any) -> Any:  # noqa: ANN401
+        """Return the definition's outputs, after the operator has run."""
+        results = [] if raw is None else list(as_outputs(raw))
+        fresh = iter([r for r, at in zip(results, self._returns, strict=True) if at is None])
+        made = tuple(next(fresh) if each is None else each for each in own)
+        return made[0] if len(made) == 1 else made
+
+    def answer(self, args: Sequence[Any], outputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
+        """Return what the operator would have returned."""
+        if not self._returns:
+            return None
+        fresh = iter([v for v, (at, _) in zip(outputs, self._outputs, strict=True) if at is None])
+        values = tuple(next(fresh) if at is None else args[at] for at in self._returns)
+        return values[0] if len(values) == 1 else values
+
+    def pattern(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the numbers of a launch in their places, to call the original with later."""
+        return tuple(args[i] if i in self.values else None for i in range(len(self._names)))
+
+    def aside(
+        self,
+        call: Call,
+        keyset: Keyset,
+        pattern: Sequence[Any],
+        inputs: Sequence[Tensor],
+        spec: Spec,
+    ) -> Any:  # noqa: ANN401 - the outputs
+        """Run the original on inputs of the definition, with outputs of its own."""
+        args, taken = list(pattern), dict[int, Tensor]()
+        lengths = {axis: length for axis, length in spec.axes if length is not None}
+        for (place, each), value in zip(self._inputs, inputs, strict=True):
+            lengths.update(zip(each.shape, value.shape, strict=True))
+            taken[place] = value.detach().clone() if each.argument in self._in_place else value
+            args[place] = _flat(taken[place], each)
+        like, own = taken[self.typed], list[Tensor | None]()
+        for index, made in self._outputs:
+            if index is not None and index not in taken:
+                taken[index] = like.new_empty([lengths[axis] for axis in made.shape])
+                args[index] = _flat(taken[index], made)
+            own.append(None if index is None else taken[index])
+        return self.outputs(own, call(keyset, args))
+
+
+def plan_of(arguments: Arguments, lengths: Mapping[str, int], args: Sequence[Any]) -> Plan:
+    """Return how launches like this one become tensors of the definition."""
+
+    def target(index: int, each: InputBinding | OutputBinding) -> Target:
+        return index, tuple(lengths[axis] for axis in each.shape)
+
+    def size(index: int | None, each: InputBinding | OutputBinding) -> int:
+        if index is None:
+            return 0
+        return int(prod(target(index, each)[1]) * args[index].element_size())
+
+    inputs, outputs = arguments.bound
+    return Plan(
+        inputs=tuple(target(index, each) for index, each in inputs),
+        outputs=tuple(None if index is None else target(index, each) for index, each in outputs),
+        input_bytes=tuple(size(index, each) for index, each in inputs),
+        output_bytes=tuple(size(index, each) for index, each in outputs),
+    )
+
+
+def _flat(value: Tensor, each: InputBinding | OutputBinding) -> Tensor:
+    """Return a tensor of the definition as the operator takes it."""
+    return value.reshape(value.shape[0], -1) if each.view is View.HEADS else value
+
+
+def _place_of(result: Any, arguments: Sequence[Any]) -> int | None:  # noqa: ANN401 - of a schema
+    """Return which argument an operator gives back; None for a new tensor."""
+    if result.alias_info is None:
+        return None
+    for index, each in enumerate(arguments):
+        if (
+            each.alias_info is not None
+            and each.alias_info.before_set & result.alias_info.before_set
+        ):
+            return index
+    return None

@@ -1,0 +1,146 @@
+"""Orders on tuned-config files as they arrive on the control socket, signed like artifacts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retuned.runtime.artifacts.trust import Trust
+from retuned.runtime.schema import Refused
+from retuned.runtime.tuned_files.changes import Change, parse_change
+from retuned.runtime.tuned_files.strict import json_object
+
+MAX_CHANGE_BYTES = 192 << 10
+"""Longest text of a change; a request has 256 KiB."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_MAX_EPOCH = 2**53
+_MAX_OLDER = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedOrder:
+    """One epoch of one file."""
+
+    id: str
+    """Identity; carrying out the same id twice is the same as once."""
+    kind: str
+    """``swap`` or ``rollback``."""
+    undoes: str
+    """Id of the swap that a rollback takes back; empty for a swap."""
+    definition: str
+    """Kernel that it is for, as the daemon calls it."""
+    target: str
+    """Server that it was made for."""
+    who: str
+    """For the provenance: a daemon's or a person's name."""
+    when: str
+    """When it was ordered, UTC."""
+    epoch: int
+    """Grows with every order for a file."""
+    change: Change
+    """What to change; of a rollback, what was changed."""
+    before: str | None
+    """Digest of the file that the change was made for; None is no file."""
+    artifact: str = ""
+    """What the daemon calls what is in force once it is carried out; empty is the original."""
+    older: tuple[str, ...] = ()
+    """Further swaps that a rollback takes back after `undoes`, the newest first; `change` and
+    `before` are then of the last of them."""
+    leaves: bool = False
+    """Whether a rollback ends where others have changed the file since: what lies there is theirs
+    and stays. Else it is refused."""
+
+
+def parse_tuned_order(request: Mapping[str, Any], *, trust: Trust) -> TunedOrder:
+    """Read an order, and check the signature over what a swap changes.
+
+    The signature is over the text of the change, as it is over the manifest of an artifact: which
+    file, rows, guard. A way back needs none; it can only put back what was there.
+
+    Raises
+    ------
+    Refused
+        ``order-invalid``, ``digest-mismatch``, as `Trust.check`, or as `parse_change`.
+    """
+    body = request.get("order")
+    if not isinstance(body, Mapping):
+        raise _invalid("order", "is no object")
+    kind = body.get("kind")
+    if kind not in ("swap", "rollback"):
+        raise _invalid("kind", "is neither swap nor rollback")
+    text = body.get("change")
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_CHANGE_BYTES:
+        raise _invalid("change", f"is no text of at most {MAX_CHANGE_BYTES} characters")
+    definition, target = _text(body, "definition"), _text(body, "target", empty=True)
+    if kind == "swap":
+        _check(request, text, trust=trust, definition=definition, target=target)
+    parsed = _parsed(text)
+    before = parsed.get("before", "")
+    if before is not None and not (isinstance(before, str) and _DIGEST.match(before)):
+        raise _invalid("before", "is no sha256 digest, and not null for no file")
+    epoch = body.get("epoch")
+    if type(epoch) is not int or not 1 <= epoch <= _MAX_EPOCH:
+        raise _invalid("epoch", f"is no whole number from 1 to {_MAX_EPOCH}")
+    return TunedOrder(
+        id=_text(body, "id"),
+        kind=str(kind),
+        undoes=_text(body, "undoes") if kind == "rollback" else "",
+        definition=definition,
+        target=target,
+        who=_text(body, "who", empty=True),
+        when=_text(body, "when", empty=True),
+        epoch=epoch,
+        change=parse_change(parsed),
+        before=before,
+        artifact=_text(body, "artifact", empty=True),
+        older=_older(body) if kind == "rollback" else (),
+        leaves=kind == "rollback" and body.get("leaves") is True,
+    )
+
+
+def _older(body: Mapping[str, Any]) -> tuple[str, ...]:
+    listed = body.get("older", [])
+    if not isinstance(listed, list) or len(listed) > _MAX_OLDER:
+        raise _invalid("older", f"is no list of at most {_MAX_OLDER} orders")
+    return tuple(_text({"older": each}, "older") for each in listed)
+
+
+def _check(
+    request: Mapping[str, Any], text: str, *, trust: Trust, definition: str, target: str
+) -> None:
+    signature = request.get("signature")
+    if signature is not None and not isinstance(signature, str):
+        raise _invalid("signature", "is no text")
+    data = text.encode("utf-8", "surrogatepass")
+    digest = "sha256:" + hashlib.sha256(data).hexdigest()
+    said = request.get("digest")
+    if said is not None and said != digest:
+        raise Refused("digest-mismatch", detail=f"the change is {digest}, not {said!r:.80}")
+    trust.check(
+        data,
+        signature=signature.encode("utf-8", "surrogatepass") if signature else None,
+        artifact=digest,
+        definition=definition,
+        target=target,
+    )
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return json_object(text)
+    except ValueError as error:
+        raise _invalid("change", f"is no JSON of ours: {error}"[:200]) from error
+
+
+def _text(body: Mapping[str, Any], field: str, *, empty: bool = False) -> str:
+    value = body.get(field, "" if empty else None)
+    if not isinstance(value, str) or len(value) > 256 or not (value or empty):
+        raise _invalid(field, "is no text of 1 to 256 characters")
+    return value
+
+
+def _invalid(field: str, problem: str) -> Refused:
+    return Refused("order-invalid", detail=f"'{field}' {problem}")

@@ -1,0 +1,76 @@
+"""What every reader of a tuned-config file is strict about; names of places for its messages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from retuned.runtime.schema import Refused
+
+MAX_FILE_BYTES = 8 << 20
+"""Largest file; the largest of the day have 1 MiB."""
+MAX_ROWS = 50_000
+"""Most rows of a file."""
+MAX_CELL = 2_000
+"""Longest cell or value, characters; mangled kernel names are long."""
+MAX_M = 2**31 - 1
+"""Largest batch size; stands for all that follow, too."""
+
+
+def invalid(name: str, place: str, problem: str) -> Refused:
+    """Return the refusal of a file: which, where, and what to do."""
+    detail = f"{name}, {place}: {problem}; repair the file or write it anew, nothing was changed"
+    return Refused("tuned-invalid", detail=detail[:1000])
+
+
+def text_of(name: str, data: bytes) -> str:
+    """Return the text of a file.
+
+    Raises
+    ------
+    Refused
+        ``tuned-invalid``: too large, or not plain ASCII. A server reads it in the encoding of its
+        locale; only ASCII is the same in all.
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise invalid(name, "the whole", f"it has more than {MAX_FILE_BYTES} bytes")
+    try:
+        text = data.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise invalid(name, f"byte {error.start}", "is no ASCII character") from error
+    if "\0" in text:
+        raise invalid(name, f"byte {text.index(chr(0))}", "is a zero")
+    return text
+
+
+def digest_of(data: bytes | None) -> str | None:
+    """Return the digest of a file's bytes; None of a file that is not there."""
+    return None if data is None else "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """Return an object from JSON that says everything once, and only numbers of JSON.
+
+    Raises
+    ------
+    ValueError
+        With what is wrong.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key stands there twice")
+        return found
+
+    def number(word: str) -> float:
+        raise ValueError(f"{word} is no number of JSON")
+
+    try:
+        body = json.loads(text, object_pairs_hook=once, parse_constant=number)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(body, dict):
+        raise ValueError("it is no object")
+    return body

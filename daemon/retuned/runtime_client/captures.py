@@ -1,0 +1,191 @@
+"""Samples of inputs over the runtime's control socket, process by process; and the fake beside it.
+
+What a server says of a sample is checked against the definition before a byte of it is asked for,
+and what comes is counted against the budget whatever was said.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retuned.contract import Definition
+from retuned.errors import CandidateError, TemporaryError
+from retuned.lab.subject import numpy_dtype, shape_of
+from retuned.ports import CapturedInputs, CapturedTensor, CaptureRule
+from retuned.runtime_client.client import RuntimeSocket
+
+__all__ = ["FakeInputTap", "RuntimeCaptures"]
+
+log = logging.getLogger(__name__)
+
+MOST_SAMPLES = 256
+"""Samples of one process that are looked at."""
+_RETRY_S = 1.0
+
+
+class RuntimeCaptures:
+    """An `InputTap` over the sockets of a server.
+
+    Parameters
+    ----------
+    path
+        A socket, or a folder of ``<pid>.sock``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._server = RuntimeSocket(path)
+
+    def listen(self, definition: str, rule: CaptureRule | None) -> None:
+        """Tell every process; see `InputTap.listen`."""
+        said = None if rule is None else asdict(rule)
+        self._server.ask({"op": "capture", "definition": definition, "rule": said})
+
+    def captured(self, definition: Definition, *, max_bytes: int) -> Sequence[CapturedInputs]:
+        """Fetch from every process; see `InputTap.captured`."""
+        left = max_bytes
+        found: list[CapturedInputs] = []
+        for path in self._server.processes():
+            process = RuntimeSocket(path)
+            request = {"op": "captured", "definition": definition.name}
+            (answer,) = process.ask(request)
+            for said in _entries(answer):
+                sample = _described(said, definition)
+                if sample is None or sample.size > left:
+                    continue
+                fetched = _fetched(process, definition, sample)
+                if fetched is not None:
+                    left -= sample.size
+                    found.append(fetched)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    """A sample that fits the definition, as far as words go."""
+
+    id: str
+    axes: dict[str, int]
+    tensors: dict[str, tuple[str, tuple[int, ...], int]]
+    """Element type, shape and bytes."""
+
+    @property
+    def size(self) -> int:
+        return sum(size for *_, size in self.tensors.values())
+
+
+def _entries(answer: Mapping[str, Any]) -> list[Any]:
+    entries = answer.get("samples")
+    return entries[:MOST_SAMPLES] if isinstance(entries, list) else []
+
+
+def _described(said: object, definition: Definition) -> _Described | None:
+    """Read what a server says of a sample; None if it does not fit the definition."""
+    try:
+        if not isinstance(said, dict):
+            raise TypeError("it is no object")
+        key = [_length(length) for length in said["key"]]
+        axes = dict(zip(definition.variable_axes, key, strict=True))
+        lengths = definition.lengths(axes)
+        sizes = {}
+        for name, spec in definition.inputs.items():
+            if spec.constant:
+                continue
+            shape = shape_of(spec, lengths)
+            size = math.prod(shape) * numpy_dtype(spec).itemsize
+            sizes[name] = (str(spec.dtype), shape, size)
+        told = {
+            str(t["name"]): (str(t["dtype"]), tuple(t["shape"]) or (1,)) for t in said["tensors"]
+        }
+        if told != {name: each[:2] for name, each in sizes.items()}:
+            return None
+        return _Described(id=str(said["id"])[:64], axes=axes, tensors=sizes)
+    except (KeyError, TypeError, ValueError) as error:
+        log.warning("%s: a sample is left out: %r", definition.name, error)
+        return None
+
+
+def _length(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**40:
+        raise ValueError(f"{value!r:.40} is no length")
+    return value
+
+
+def _fetched(
+    process: RuntimeSocket, definition: Definition, sample: _Described
+) -> CapturedInputs | None:
+    """Fetch the bytes; None if the sample was replaced meanwhile, or is not what was said."""
+    tensors = {}
+    for name, (dtype, shape, size) in sample.tensors.items():
+        data = b""
+        while len(data) < size:
+            request = {
+                "op": "captured-tensor",
+                "definition": definition.name,
+                "sample": sample.id,
+                "tensor": name,
+                "offset": len(data),
+            }
+            try:
+                (answer,) = process.ask(request)
+                part = base64.b64decode(str(answer.get("data")), validate=True)
+            except (CandidateError, binascii.Error, ValueError) as error:
+                log.info("%s: a sample is gone: %s", definition.name, error)
+                return None
+            if not part or len(data) + len(part) > size:
+                log.warning("%s: a sample has not the bytes that were said", definition.name)
+                return None
+            data += part
+        tensors[name] = CapturedTensor(dtype=dtype, shape=shape, data=data)
+    return CapturedInputs(axes=sample.axes, tensors=tensors)
+
+
+@dataclass(slots=True)
+class FakeInputTap:
+    """Hands out what a test put there, once somebody listens."""
+
+    samples: dict[str, list[CapturedInputs]] = field(default_factory=dict)
+    """By slot."""
+    slots: Sequence[str] = ()
+    """Its slots."""
+    away: bool = False
+    """Whether the server does not answer."""
+    forbidden: bool = False
+    """Whether the server's owner forbids it."""
+    listening: dict[str, CaptureRule] = field(default_factory=dict)
+    """What was asked for."""
+
+    def listen(self, definition: str, rule: CaptureRule | None) -> None:
+        """Remember; see `InputTap.listen`."""
+        self._check(definition)
+        if rule is None:
+            self.listening.pop(definition, None)
+            return
+        if self.forbidden:
+            raise CandidateError("capture-forbidden", detail="as the test wished")
+        self.listening[definition] = rule
+
+    def captured(self, definition: Definition, *, max_bytes: int) -> Sequence[CapturedInputs]:
+        """Return what is there, while somebody listens; see `InputTap.captured`."""
+        self._check(definition.name)
+        if definition.name not in self.listening:
+            return []
+        found, left = [], max_bytes
+        for sample in self.samples.get(definition.name, []):
+            size = sum(len(tensor.data) for tensor in sample.tensors.values())
+            if size <= left:
+                found.append(sample)
+                left -= size
+        return found
+
+    def _check(self, definition: str) -> None:
+        if self.away:
+            raise TemporaryError("the fake server is away", delay_s=_RETRY_S)
+        if definition not in self.slots:
+            raise CandidateError("unknown-slot", detail=definition)

@@ -1,0 +1,333 @@
+"""The runtime's control socket as a `Swapper`, for one process or for all workers of a server.
+
+Every request opens a connection of its own: nothing has to be reconnected after either side
+restarts. Several processes are driven alike (`runtime_processes`) and reported as one: counts are
+added, and of what differs the state furthest behind is told, so that an order is repeated until
+every process has it. What was counted is that of the processes that have the newest order; the
+others count as idle. Reports are made of the answers that come, as long as one does.
+
+What a server's process says of itself, read as a stranger's answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retuned.errors import CandidateError, PartialCommit, RetunedError, TemporaryError
+from retuned.ports import SlotState
+from retuned.runtime_client.connection import RETRY_S, told
+from retuned.runtime_client.delivery import Delivery
+from retuned.runtime_client.processes import RuntimeProcesses, worst_first
+from retuned.runtime_client.reports import (
+    entries,
+    merge_samples,
+    merge_states,
+    sample_of,
+    slot_state,
+)
+from retuned.stages.swap import (
+    NOT_YET,
+    Outcome,
+    Phase,
+    PhaseReason,
+    Rank,
+    RankState,
+    SwapKind,
+    SwapOrder,
+    decide,
+    outcome_of,
+)
+from retuned.stages.verdict import ServerEnvironment
+from retuned.stages.watch import WatchSample
+
+_RETRY_S = 1.0
+_FACTS = ("cpu", "device", "device_name", "driver", "runtime", "torch", "triton")
+_LONGEST = 200
+"""Longest fact that is taken, characters."""
+_MOST = 64
+"""Most switches that are taken."""
+
+
+def server_environment(answer: Mapping[str, Any]) -> ServerEnvironment:
+    """Read an answer to ``hello``; what an older runtime leaves out is not known.
+
+    Raises
+    ------
+    TemporaryError
+        If it says nothing of the kind.
+    """
+    facts = answer.get("environment")
+    if not isinstance(facts, Mapping):
+        raise TemporaryError("the runtime does not say what it runs on", delay_s=_RETRY_S)
+    switches = facts.get("numerics")
+    rows = list(switches.items())[:_MOST] if isinstance(switches, Mapping) else []
+    said = {name: str(facts.get(name, ""))[:_LONGEST] for name in _FACTS}
+    return ServerEnvironment(
+        process=str(answer.get("pid"))[:_LONGEST],
+        cpu=said["cpu"],
+        device=said["device"],
+        device_name=said["device_name"],
+        driver=said["driver"],
+        runtime=said["runtime"],
+        torch=said["torch"],
+        triton=said["triton"],
+        numerics={str(name)[:_LONGEST]: str(value)[:_LONGEST] for name, value in rows},
+    )
+
+
+log = logging.getLogger(__name__)
+
+_CLAIM_S = 0.5
+"""Longest wait for the terms that processes know of, before a way back is told."""
+_REMEMBERED = 64
+"""Orders whose prepared processes are remembered."""
+_HELLO = {"op": "hello"}
+_MAX_TERM = 2**52
+
+
+class RuntimeSocket:
+    """Talks to every runtime behind a path.
+
+    Parameters
+    ----------
+    path
+        A socket, or a folder of ``<pid>.sock``.
+    timeout_s
+        Longest wait for an ordinary answer, seconds.
+    prepare_timeout_s
+        Longest wait for a prepare, which loads, repacks and checks, seconds.
+    key
+        Returns the public key that artifacts are signed with, 64 hex digits: shown to processes
+        that pin the first they see. None shows none.
+    """
+
+    PROCESSES = RuntimeProcesses
+    """Finds the sockets and tells them things."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout_s: float = 5.0,
+        prepare_timeout_s: float = 120.0,
+        key: Callable[[], str] | None = None,
+    ) -> None:
+        self._processes = self.PROCESSES(path, timeout_s=timeout_s)
+        self._timeout_s = timeout_s
+        self._prepare_timeout_s = prepare_timeout_s
+        self._key = key
+        self._term = 0
+        self._prepared: OrderedDict[str, dict[str, str]] = OrderedDict()
+
+    def hello(self) -> Sequence[Mapping[str, Any]]:
+        """Return pid, protocol version, server name and environment of every process."""
+        return list(self._processes.reports(_HELLO, _hello).values())
+
+    def slots(self) -> Sequence[SlotState]:
+        """Report every slot; see `Swapper.slots`."""
+        found: dict[str, list[SlotState]] = defaultdict(list)
+        parse = entries("slots", slot_state)
+        for states in self._processes.reports({"op": "slots"}, parse).values():
+            for state in states:
+                found[state.definition].append(state)
+        return [merge_states(states) for states in found.values()]
+
+    def samples(self) -> Sequence[WatchSample]:
+        """Return what was counted per slot; see `Swapper.samples`."""
+        found: dict[str, dict[str, WatchSample]] = defaultdict(dict)
+        parse = entries("samples", sample_of)
+        for process, samples in self._processes.reports({"op": "samples"}, parse).items():
+            for sample in samples:
+                found[sample.definition][process] = sample
+        return [merge_samples(samples) for samples in found.values()]
+
+    def environments(self) -> Sequence[ServerEnvironment]:
+        """Return what each process runs on; see `Swapper.environments`.
+
+        A process that listens and does not say is no process that agrees: it gets the order too.
+        """
+        found = self._processes.reports(_HELLO, server_environment, complete=True)
+        return list(found.values())
+
+    def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
+        """Prepare in every process, or in none that is refused for good; see `Swapper.prepare`.
+
+        A process that cannot read the folder gets the artifact over the socket.
+        """
+        request = {"op": "prepare", "order": order.model_dump(mode="json"), "term": self._claim()}
+        delivery = Delivery(request, folder=artifact_dir, key=self._key)
+        answers, errors = self._processes.each(
+            lambda path: delivery.prepare(path, timeout_s=self._prepare_timeout_s)
+        )
+        for error in worst_first(errors):
+            if isinstance(error, CandidateError) and error.reason not in NOT_YET:
+                self.abort(order)
+            raise error
+        self._remember(order, {name: str(a.get("instance", "")) for name, a in answers.items()})
+
+    def commit(self, order: SwapOrder) -> int:
+        """Commit in every process; return the slowest flip, ns; see `Swapper.commit`.
+
+        A swap is first asked about: unless every process stands prepared, none is told.
+        """
+        if order.kind is SwapKind.SWAP:
+            self._vote(order)
+        request = {"op": "commit", "order": order.model_dump(mode="json"), "term": self._claim()}
+        voters = self._prepared.get(order.id, {})
+        answers, errors = self._processes.tell(request)
+        lost = sorted(voters.keys() - answers.keys()) if order.kind is SwapKind.SWAP else []
+        if lost and not errors:
+            message = f"{lost} had prepared {order.definition} and are gone"
+            errors.append(TemporaryError(message, delay_s=RETRY_S))
+        outcome = outcome_of([True] * len(answers) + [False] * len(errors))
+        for error in worst_first(errors):
+            if outcome is Outcome.PARTIAL:
+                message = f"epoch {order.epoch}: {sorted(answers)} have it, others not: {error}"
+                raise PartialCommit(message[:1000], cause=error, delay_s=RETRY_S) from error
+            raise error
+        return max(int(answer.get("flip_ns", 0)) for answer in answers.values())
+
+    def abort(self, order: SwapOrder) -> None:
+        """Drop what was prepared for an order that will not be committed; see `Swapper.abort`."""
+        self._prepared.pop(order.id, None)
+        request = {"op": "abort", "order": order.model_dump(mode="json"), "term": self._claim()}
+        _, errors = self._processes.tell(request)
+        for error in errors:
+            log.info("not told to drop %s: %s", order.definition, error)
+
+    def ranks(self, order: SwapOrder) -> list[Rank]:
+        """Ask every process that listens where it stands with an order."""
+        request = {"op": "standing", "order": order.model_dump(mode="json")}
+        found = []
+        heard = self._processes.say(lambda path: told(path, request, timeout_s=self._timeout_s))
+        for path, said in heard:
+            if said is not None:
+                found.append(_rank(path.name, said))
+        return found
+
+    def _vote(self, order: SwapOrder) -> None:
+        """Make sure that every process can commit.
+
+        Raises
+        ------
+        CandidateError
+            ``not-prepared`` or ``stale-epoch``.
+        TemporaryError
+            If one is silent, or died since it prepared: then what was prepared is dropped.
+        """
+        ranks = self.ranks(order)
+        decision = decide(order.kind, ranks, prepared=self._prepared.get(order.id, {}))
+        if decision.phase is Phase.COMMIT:
+            return
+        if decision.phase is Phase.ABORT:
+            self.abort(order)
+        detail = "; ".join(rank.detail for rank in ranks if rank.name in decision.ranks)
+        message = f"{order.definition}: {decision.reason} {list(decision.ranks)} {detail}"[:1000]
+        if decision.reason is PhaseReason.RANK_AHEAD:
+            raise CandidateError("stale-epoch", detail=message)
+        if decision.reason in (PhaseReason.RANK_JOINED, PhaseReason.RANK_RESTARTED):
+            raise CandidateError("not-prepared", detail=message)
+        raise TemporaryError(message, delay_s=RETRY_S)
+
+    def _claim(self) -> int:
+        """Return this daemon's term: later than any that a process of the server has heard of.
+
+        Processes that do not say are left out: a term is not before the time it began, so it comes
+        after that of a daemon that began earlier.
+        """
+        if not self._term:
+            known = [0]
+            for _, said in self._processes.say(lambda path: told(path, _HELLO, timeout_s=_CLAIM_S)):
+                term = said.get("term") if isinstance(said, dict) else None
+                if isinstance(term, int) and 0 <= term < _MAX_TERM:
+                    known.append(term)
+            self._term = max(1 + max(known), time.time_ns() // 1_000_000)
+        return self._term
+
+    def _remember(self, order: SwapOrder, instances: dict[str, str]) -> None:
+        self._prepared[order.id] = instances
+        while len(self._prepared) > _REMEMBERED:
+            self._prepared.popitem(last=False)
+
+    def bypass(self, definition: str, *, on: bool) -> None:
+        """Serve the original for a while (`on`), or the order in force again.
+
+        The order, its epoch and its counts stay: this is for comparing the two.
+
+        Raises
+        ------
+        CandidateError
+            ``unknown-slot``.
+        TemporaryError
+            If the server does not answer.
+        """
+        self.ask({"op": "bypass", "definition": definition, "on": on})
+
+    def ramp(
+        self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Change the share of launches that run an order; see `Swapper.ramp`."""
+        request = {"op": "ramp", "definition": order.definition, "epoch": order.epoch}
+        request["artifact"] = order.artifact
+        spread = {"fraction": fraction, "excluded": [list(bucket) for bucket in excluded]}
+        self.ask(request | spread | {"term": self._claim()})
+
+    def rearm(self, definition: str | None) -> bool:
+        """Close the breakers of a slot, or of whole processes with None; True if one was open.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer.
+        """
+        request = {"op": "rearm", "definition": definition, "term": self._claim()}
+        return any(answer.get("was_open") is True for answer in self.ask(request))
+
+    def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Tell every process one request and return their answers.
+
+        Raises
+        ------
+        CandidateError
+            If one refuses.
+        TemporaryError
+            If one does not answer, or nobody listens.
+        """
+        answers, errors = self._processes.tell(request)
+        for error in worst_first(errors):
+            raise error
+        return list(answers.values())
+
+    def term(self) -> int:
+        """Return this daemon's term, as all it tells a server carries it."""
+        return self._claim()
+
+    def processes(self) -> list[Path]:
+        """Return the sockets there are.
+
+        Raises
+        ------
+        TemporaryError
+            If the folder cannot be read.
+        """
+        return self._processes.sockets()
+
+
+def _rank(name: str, said: dict[str, Any] | RetunedError) -> Rank:
+    """Read where a process stands; one that talks nonsense does not say."""
+    if isinstance(said, RetunedError):
+        return Rank(name=name, standing=RankState.SILENT, detail=str(said)[:300])
+    try:
+        standing = RankState(str(said.get("standing")))
+    except ValueError:
+        return Rank(name=name, standing=RankState.SILENT, detail="its answer cannot be read")
+    return Rank(name=name, instance=str(said.get("instance", ""))[:200], standing=standing)
+
+
+def _hello(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    return answer

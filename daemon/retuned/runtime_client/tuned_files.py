@@ -1,0 +1,547 @@
+"""What a server says of its tuned-config files, asked of each of its processes over its socket.
+
+Orders on tuned-config files over the control socket, behind the port that swaps kernels.
+
+An order on a tuned-config file as a server's process reads it, and what its answer means.
+
+What the processes of a server say of tuned-config files, read as a stranger's answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from retuned.contract import Digest
+from retuned.errors import CandidateError, PartialCommit, RetunedError, TemporaryError
+from retuned.ports import SlotState, Swapper
+from retuned.runtime.artifacts.trust import SIGNATURE_FILE
+from retuned.runtime_client.client import RuntimeSocket
+from retuned.runtime_client.connection import RETRY_S, Said, told
+from retuned.runtime_client.delivery import show_key
+from retuned.runtime_client.reports import merge_states
+from retuned.stages.swap import (
+    Outcome,
+    Phase,
+    PhaseReason,
+    Rank,
+    RankState,
+    SwapKind,
+    SwapOrder,
+    decide,
+    outcome_of,
+)
+from retuned.stages.verdict import ServerEnvironment
+from retuned.stages.watch import WatchSample
+from retuned.store.artifact_folder import MANIFEST
+from retuned.tuned_files.formats import FORMATS, FileChange, Format, Look, read_look
+
+_Text = Annotated[str, Field(max_length=2000)]
+
+
+class FileReport(BaseModel):
+    """How one kernel's file stands in one process; what a newer runtime adds is left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    definition: _Text
+    order: _Text
+    artifact: Digest | None
+    epoch: int = Field(ge=0)
+    state: Literal["engaged", "needs-restart", "lost"]
+    reason: _Text = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process of a server that takes orders on files."""
+
+    path: Path
+    """Its socket."""
+    formats: frozenset[Format]
+    """Files that it reads."""
+    prepared: frozenset[str]
+    """Orders that it could carry out at once."""
+    entries: Mapping[str, FileReport]
+    """By kernel, what the last order left."""
+
+
+def process_of(path: Path, said: Mapping[str, Any]) -> Process:
+    """Read what a process says.
+
+    Raises
+    ------
+    TemporaryError
+        If it is nonsense: a server to ask again.
+    """
+    try:
+        entries = [FileReport.model_validate(each) for each in said.get("files", ())]
+        servers = said["servers"]
+        return Process(
+            path=path,
+            formats=frozenset(each for each in FORMATS if servers.get(each)),
+            prepared=frozenset(str(each) for each in said["prepared"]),
+            entries={entry.definition: entry for entry in entries},
+        )
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        first = str(error).splitlines()[0][:200]
+        message = f"{path}: what the runtime says of files cannot be read: {first}"
+        raise TemporaryError(message, delay_s=RETRY_S) from error
+
+
+def entry_state(definition: str, process: Process, _name: str) -> SlotState:
+    """Return a kernel that a file configures as a slot; one without an order is at epoch 0."""
+    entry = process.entries.get(definition)
+    return SlotState(
+        definition=definition,
+        active=entry.artifact if entry is not None else None,
+        epoch=entry.epoch if entry is not None else 0,
+        launches={},
+        tripped=_tripped(entry),
+        counted=False,
+    )
+
+
+def entry_sample(definition: str, process: Process, name: str) -> WatchSample:
+    """Return what is proven of a kernel that a file configures, in one process."""
+    entry = process.entries.get(definition)
+    return WatchSample(
+        definition=definition,
+        artifact=entry.artifact if entry is not None else None,
+        epoch=entry.epoch if entry is not None else 0,
+        swapped_launches=0,
+        fallback_launches=0,
+        shadow_checks=0,
+        shadow_mismatches=0,
+        shadow_nonfinite=0,
+        worst_ratio=0.0,
+        errors=0,
+        tripped=_tripped(entry),
+        members=(name,),
+        configured="needs-restart" if entry and entry.state == "needs-restart" else "engaged",
+    )
+
+
+def merged(samples: Sequence[WatchSample]) -> WatchSample:
+    """Put processes together: one that is behind, or that lost the row, is what counts."""
+    epoch = max(sample.epoch for sample in samples)
+    newest = [sample for sample in samples if sample.epoch == epoch]
+    behind = tuple(name for s in samples if s.epoch != epoch for name in s.members)
+    worst = next((sample for sample in newest if sample.tripped), newest[0])
+    waits = any(sample.configured == "needs-restart" for sample in newest)
+    return worst.model_copy(
+        update={
+            "processes": len(samples),
+            "idle_processes": len(behind),
+            "members": tuple(sorted(name for s in samples for name in s.members)),
+            "idle_members": behind,
+            "configured": "needs-restart" if waits else "engaged",
+        }
+    )
+
+
+def _tripped(entry: FileReport | None) -> str:
+    """Return why a row is no longer what the server picks; empty while it is."""
+    if entry is None or entry.artifact is None or entry.state != "lost":
+        return ""
+    return f"file-{entry.reason or 'lost'}"
+
+
+_ELSEWHERE = frozenset({"unknown-op", "tuned-off", "server-not-here"})
+"""Refusals of a process that reads no such file."""
+_BUSY = "tuned-busy"
+"""Somebody else writes at this moment."""
+_TIMEOUT_S = 20.0
+
+
+class FileTap(Protocol):
+    """What a server says of its files; nothing changes."""
+
+    def formats(self) -> frozenset[Format]:
+        """Return the files that some process of the server reads.
+
+        Raises
+        ------
+        TemporaryError
+            If the server does not answer.
+        """
+        ...
+
+    def look(self, format: Format, lookup: Mapping[str, Any]) -> Look:
+        """Return what is picked today.
+
+        Raises
+        ------
+        CandidateError
+            With the server's reason, or ``processes-differ``.
+        TemporaryError
+            If the server does not answer.
+        UnreadableInput
+            If its answer cannot be read.
+        """
+        ...
+
+
+class RuntimeFiles:
+    """A `FileTap` over the sockets of a server.
+
+    Parameters
+    ----------
+    path
+        A socket, or a folder of ``<pid>.sock``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._server = RuntimeSocket(path)
+
+    def processes(self) -> dict[str, Process]:
+        """Return what each process says that takes orders on files, by its socket's name.
+
+        Raises
+        ------
+        TemporaryError
+            If one that listens does not answer, or nonsense.
+        """
+        found = {}
+        for path in self._server.processes():
+            said = self.tell(path, {"op": "tuned"})
+            if said is not None and said.get("on") is True:
+                found[path.name] = process_of(path, said)
+        return found
+
+    def tell(self, path: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Ask one process; None where it is gone, or reads no such file.
+
+        Raises
+        ------
+        CandidateError
+            If it refuses.
+        TemporaryError
+            If it does not answer.
+        """
+        said: Said = told(path, request, timeout_s=_TIMEOUT_S)
+        if isinstance(said, CandidateError) and said.reason in _ELSEWHERE:
+            return None
+        if isinstance(said, CandidateError) and said.reason == _BUSY:
+            raise TemporaryError(said.detail, delay_s=RETRY_S)
+        if isinstance(said, RetunedError):
+            raise said
+        return said
+
+    def formats(self) -> frozenset[Format]:
+        """Return the files that are read; see `FileTap.formats`."""
+        processes = self.processes().values()
+        return frozenset(each for each in FORMATS if any(each in p.formats for p in processes))
+
+    def look(self, format: Format, lookup: Mapping[str, Any]) -> Look:
+        """Return what is picked; see `FileTap.look`."""
+        request = {"op": "tuned-look", "format": format, "lookup": dict(lookup)}
+        looks = []
+        for process in self.processes().values():
+            said = self.tell(process.path, request) if format in process.formats else None
+            if said is not None:
+                looks.append(read_look(said))
+        if not looks:
+            raise TemporaryError(f"no process of the server reads {format} files", delay_s=RETRY_S)
+        if any(look != looks[0] for look in looks):
+            detail = f"processes of the server pick differently from {looks[0].path}"
+            raise CandidateError("processes-differ", detail=detail[:500])
+        return looks[0]
+
+
+log = logging.getLogger(__name__)
+
+
+def body_of(order: SwapOrder, change: FileChange, *, artifact: str) -> dict[str, Any]:
+    """Return an order as the server reads it; one proposal is one change, whatever its epoch."""
+    return {
+        "id": order.proposal,
+        "kind": str(order.kind),
+        "definition": order.definition,
+        "target": order.target,
+        "who": "retuned",
+        "when": "",
+        "epoch": order.epoch,
+        "change": change.text,
+        "artifact": artifact,
+    }
+
+
+def standing_of(order: SwapOrder, process: Process) -> RankState:
+    """Return where a process is with an order."""
+    entry = process.entries.get(order.definition)
+    if entry is not None and entry.order == order.proposal and entry.artifact == order.artifact:
+        return RankState.COMMITTED
+    return RankState.PREPARED if order.proposal in process.prepared else RankState.UNPREPARED
+
+
+def check_engaged(said: Mapping[str, Any], order: SwapOrder) -> None:
+    """Make sure that a process picks what it should after an order; say what that reaches.
+
+    Raises
+    ------
+    CandidateError
+        ``not-engaged``.
+    TemporaryError
+        If it still picks what is to be taken back.
+    """
+    outcome, reason = str(said.get("outcome")), str(said.get("reason") or "")
+    reach = str(said.get("reach"))
+    if outcome == "not-engaged":
+        detail = f"{reason}: {said.get('mismatches')}"[:1000]
+        if order.kind is SwapKind.ROLLBACK:
+            raise TemporaryError(f"the server still picks the row: {detail}", delay_s=RETRY_S)
+        raise CandidateError("not-engaged", detail=detail)
+    level = logging.INFO if (outcome, reach) == ("engaged", "all") else logging.WARNING
+    log.log(level, "%s of %s: %s, reaches %s", order.kind, order.definition, outcome, reach)
+
+
+T = TypeVar("T")
+
+_MOST_CHAIN = 16
+_REMEMBERED = 64
+"""Orders whose prepared processes are remembered."""
+
+
+class Changes(Protocol):
+    """What the loop has decided about files."""
+
+    def of(self, proposal: str) -> FileChange | None:
+        """Return what a proposal writes; None where it swaps a kernel."""
+        ...
+
+    def known(self) -> Mapping[str, Format]:
+        """Return the kernels that files configure, with whose files they are."""
+        ...
+
+
+class FilesSwapper:
+    """A `Swapper` that takes orders on files to where they belong, and all others on.
+
+    Parameters
+    ----------
+    kernels
+        Swaps kernels.
+    path
+        The server's socket, or the folder of them.
+    changes
+        What is decided about files.
+    term
+        Returns this daemon's term, as `RuntimeSocket.term`.
+    key
+        Returns the public key that changes are signed with; None shows none.
+    """
+
+    def __init__(
+        self,
+        kernels: Swapper,
+        path: Path,
+        *,
+        changes: Changes,
+        term: Callable[[], int] = lambda: 0,
+        key: Callable[[], str] | None = None,
+    ) -> None:
+        self._kernels = kernels
+        self._files = RuntimeFiles(path)
+        self._changes = changes
+        self._term = term
+        self._key = key
+        self._prepared: dict[str, frozenset[str]] = {}
+        self._requests: dict[str, dict[str, Any]] = {}
+
+    def slots(self) -> Sequence[SlotState]:
+        """Report every slot; see `Swapper.slots`."""
+        return [*self._kernels.slots(), *(merge_states(s) for s in self._entries(entry_state))]
+
+    def samples(self) -> Sequence[WatchSample]:
+        """Return what was counted, or proven, per slot; see `Swapper.samples`."""
+        return [*self._kernels.samples(), *(merged(s) for s in self._entries(entry_sample))]
+
+    def environments(self) -> Sequence[ServerEnvironment]:
+        """Return what each process runs on; see `Swapper.environments`."""
+        return self._kernels.environments()
+
+    def prepare(self, order: SwapOrder, *, artifact_dir: Path) -> None:
+        """Have every process check a change; see `Swapper.prepare`. Nothing is written yet."""
+        change = self._changes.of(order.proposal)
+        if change is None:
+            self._kernels.prepare(order, artifact_dir=artifact_dir)
+            return
+        text = (artifact_dir / MANIFEST).read_text("utf-8")
+        if text != change.text:
+            raise CandidateError("digest-mismatch", detail="the folder has another change")
+        request = self._swap(order, change, artifact_dir=artifact_dir)
+        processes = self._taking_part(change.format)
+        for process in processes.values():
+            if self._key is not None:
+                problem = show_key(process.path, self._key, term=self._term())
+                if problem is not None:
+                    raise problem
+            self._files.tell(process.path, request)
+        while len(self._prepared) >= _REMEMBERED:
+            self._forget(next(iter(self._prepared)))
+        self._prepared[order.proposal] = frozenset(processes)
+        self._requests[order.proposal] = request
+
+    def commit(self, order: SwapOrder) -> int:
+        """Write, or put back, in every process; see `Swapper.commit`.
+
+        Returns how long that took, ns.
+        """
+        change = self._changes.of(order.proposal)
+        if change is None:
+            return self._kernels.commit(order)
+        begin = time.perf_counter_ns()
+        processes = self._taking_part(change.format)
+        if order.kind is SwapKind.SWAP:
+            request = self._requests.get(order.proposal)
+            if request is None:  # another daemon has prepared it
+                raise CandidateError("not-prepared", detail="this daemon has not prepared it")
+            self._vote(order, processes)
+            self._each(processes, {**request, "op": "tuned-commit"}, order)
+        else:
+            self._each(processes, self._back(order, change), order)
+        return time.perf_counter_ns() - begin
+
+    def abort(self, order: SwapOrder) -> None:
+        """Forget what was prepared; see `Swapper.abort`. Processes drop a file's by themselves."""
+        if self._changes.of(order.proposal) is None:
+            self._kernels.abort(order)
+        self._forget(order.proposal)
+
+    def _forget(self, proposal: str) -> None:
+        self._prepared.pop(proposal, None)
+        self._requests.pop(proposal, None)
+
+    def bypass(self, definition: str, *, on: bool) -> None:
+        """Serve the original for a while; see `Swapper.bypass`. A file cannot be switched so.
+
+        Raises
+        ------
+        CandidateError
+            ``not-switchable``.
+        """
+        if definition in self._changes.known():
+            detail = f"{definition} is configured by a file, which is not switched to and fro"
+            raise CandidateError("not-switchable", detail=detail)
+        self._kernels.bypass(definition, on=on)
+
+    def ramp(
+        self, order: SwapOrder, *, fraction: float, excluded: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Change the share of launches; see `Swapper.ramp`. A row is picked by all or by none.
+
+        Raises
+        ------
+        CandidateError
+            ``not-switchable``.
+        """
+        if self._changes.of(order.proposal) is not None:
+            detail = f"{order.definition} is configured by a file, which has no share of launches"
+            raise CandidateError("not-switchable", detail=detail)
+        self._kernels.ramp(order, fraction=fraction, excluded=excluded)
+
+    # --- files --------------------------------------------------------------------------------
+
+    def _entries(self, read: Callable[[str, Process, str], T]) -> list[list[T]]:
+        """Return what each process says of each kernel that a file configures."""
+        known = self._changes.known()
+        processes = self._files.processes() if known else {}
+        found = []
+        for definition, kind in known.items():
+            mine = {n: p for n, p in processes.items() if kind in p.formats}
+            if mine:
+                found.append([read(definition, each, name) for name, each in mine.items()])
+        return found
+
+    def _taking_part(self, kind: Format) -> dict[str, Process]:
+        found = {n: p for n, p in self._files.processes().items() if kind in p.formats}
+        if not found:
+            raise TemporaryError(f"no process of the server reads {kind} files", delay_s=RETRY_S)
+        return found
+
+    def _swap(self, order: SwapOrder, change: FileChange, *, artifact_dir: Path) -> dict[str, Any]:
+        signature = artifact_dir / SIGNATURE_FILE
+        request: dict[str, Any] = {"op": "tuned-prepare", "digest": change.digest}
+        request["order"] = body_of(order, change, artifact=order.artifact or "")
+        request["term"] = self._term()
+        if signature.exists():
+            request["signature"] = signature.read_text("utf-8")
+        return request
+
+    def _back(self, order: SwapOrder, change: FileChange) -> dict[str, Any]:
+        """Return the way back: of one change, or of all where the original is wanted."""
+        eldest = change
+        older: list[str] = []
+        while order.artifact is None and eldest.under and len(older) < _MOST_CHAIN:
+            below = self._changes.of(eldest.under)
+            if below is None:
+                break
+            older.append(eldest.under)
+            eldest = below
+        body = body_of(order, eldest, artifact=order.artifact or "")
+        body |= {"id": f"{order.proposal}:back:{order.artifact or ''}"[:256]}
+        body |= {"undoes": order.proposal, "older": older, "leaves": True}
+        return {"op": "tuned-rollback", "order": body, "term": self._term()}
+
+    def _vote(self, order: SwapOrder, processes: Mapping[str, Process]) -> None:
+        """Make sure that every process can write, before the first does.
+
+        Raises
+        ------
+        CandidateError
+            ``not-prepared``.
+        TemporaryError
+            If one is gone that has prepared.
+        """
+        ranks = [
+            Rank(name=name, standing=standing_of(order, process))
+            for name, process in processes.items()
+        ]
+        voters = dict.fromkeys(self._prepared.get(order.proposal, ()), "")
+        decision = decide(order.kind, ranks, prepared=voters)
+        if decision.phase is Phase.COMMIT:
+            return
+        message = f"{order.definition}: {decision.reason} {list(decision.ranks)}"[:1000]
+        if decision.reason is PhaseReason.RANK_JOINED:
+            raise CandidateError("not-prepared", detail=message)
+        raise TemporaryError(message, delay_s=RETRY_S)
+
+    def _each(
+        self, processes: Mapping[str, Process], request: Mapping[str, Any], order: SwapOrder
+    ) -> None:
+        """Tell one after the other: they write one file. All are told, whatever one says.
+
+        Raises
+        ------
+        CandidateError
+            With the server's reason, or ``not-engaged``.
+        PartialCommit
+            If some have it and others have not.
+        TemporaryError
+            If one does not answer, or still picks what it should not.
+        """
+        had: list[str] = []
+        errors: list[CandidateError | TemporaryError] = []
+        for name, process in processes.items():
+            try:
+                said = self._files.tell(process.path, request)
+                if said is None:
+                    raise TemporaryError(f"{name} is gone", delay_s=RETRY_S)
+                check_engaged(said, order)
+                had.append(name)
+            except (CandidateError, TemporaryError) as error:
+                errors.append(error)
+        if not errors:
+            return
+        worst = min(errors, key=lambda each: not isinstance(each, CandidateError))
+        if outcome_of([True] * len(had) + [False] * len(errors)) is Outcome.PARTIAL:
+            message = f"epoch {order.epoch}: {had} have it, others not: {worst}"[:1000]
+            raise PartialCommit(message, cause=worst, delay_s=RETRY_S) from worst
+        raise worst

@@ -1,0 +1,26 @@
+"""What a pod's orders come to, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retuned.sidecar.context import Context
+from retuned.sidecar.order_store import latest
+from retuned.telemetry.labels import SwapLabels, failing_rows
+
+
+def stuck(ctx: Context) -> None:
+    """Show which slots the server does not lead back to the original, while their orders stand."""
+    refused = ctx.standing.stuck
+    orders = [kept.order for kept in latest(ctx).values()] if refused else []
+    found: dict[SwapLabels, Sequence[str]] = {
+        SwapLabels(
+            namespace="",  # the scrape says it, as for all that a pod shows
+            proposal="",
+            target=ctx.target.rpartition("/")[2],
+            kernel=order.definition,
+        ): (ctx.pod.name,)
+        for order in orders
+        if refused.get(order.definition) == order.id
+    }
+    ctx.telemetry.table("retuned_swap_rollback_failed", failing_rows(found))

@@ -1,0 +1,229 @@
+"""Once a day: what nobody needs any more goes, of ended experiments and of windows.
+
+Safe to kill anywhere. What is removed can be made again from the records, or is a document whose
+absence every reader takes for missing evidence, which promotes nothing. Files go first, and only
+then it is written that an experiment has none any more: a kill in between removes the rest the next
+day. Nothing is decided from an earlier day's plan; what is needed is found anew each time.
+
+It runs on the thread of the experiments, while none runs: no lab uses what is removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from retuned.contract import Digest
+from retuned.errors import RetunedError
+from retuned.ports import Event
+from retuned.stages.proposal import Proposal
+from retuned.standalone.context import Context, RecordKind
+from retuned.standalone.orders import STANDING, in_phases, orders, retire
+from retuned.standalone.retention import (
+    LabArtifactType,
+    LabFile,
+    RetainedIds,
+    expendable,
+    expendable_evidence,
+    pins_of,
+    windows_of,
+)
+
+log = logging.getLogger(__name__)
+
+EVERY = timedelta(days=1)
+"""How often it is looked for what may go."""
+STATE = "daily"
+"""Id of the record of the last time."""
+_ENDED = ("done", "proposed", "refused", "failed")
+"""Phases of experiments that are over; a win that waits is in none of them."""
+_NEEDED = (
+    "awaiting",
+    "approved",
+    "swapping",
+    "watching",
+    "promoted",
+    "rolling-back",
+    "rollback-failed",
+)
+"""Phases of proposals whose artifact and evidence are needed."""
+_ASKED = ("new", "explained", "answered")
+"""Phases of drift reports that asked for something."""
+_OVER = ("judged", "skipped")
+"""Phases of windows that nobody looks at again but people."""
+_GOING = ".going-"
+"""Beginning of the name of a folder that is being removed."""
+
+
+def keep_house(ctx: Context) -> Counter[str]:
+    """Remove what may go if that was not done today; return how many of each sort went."""
+    last = ctx.store.get(RecordKind.HOUSEKEEPING, STATE)
+    now = ctx.clock.now()
+    if last is not None and now - last.updated_at < EVERY:
+        return Counter()
+    gone = Counter({str(RecordKind.WINDOW): _forget_windows(ctx)})
+    retire(ctx)
+    try:
+        pins = pins_now(ctx)
+    except (RetunedError, ValidationError) as error:
+        # a record that cannot be read may be what says that something is needed
+        log.error("nothing of experiments is cleared away: %s", error)
+        return gone
+    if ctx.lab is not None:
+        gone += _clear_lab(ctx, ctx.lab, pins)
+    gone[str(RecordKind.FINDING)] = _clear_evidence(ctx, pins)
+    body = {"removed": dict(gone)}
+    if not ctx.store.add(RecordKind.HOUSEKEEPING, STATE, body, phase="current"):
+        ctx.store.advance(RecordKind.HOUSEKEEPING, STATE, expect="current", to="current", body=body)
+    if gone.total():
+        log.info("cleared away: %s", ", ".join(f"{n} {what}" for what, n in gone.items() if n))
+    return gone
+
+
+def pins_now(ctx: Context) -> RetainedIds:
+    """Return what must stay at this moment.
+
+    Raises
+    ------
+    ValidationError
+        If a proposal or order that may be needed cannot be read.
+    """
+    kept = orders(ctx)
+    readable = {each.order.id for each in kept}
+    for phase in STANDING:
+        for id in ctx.store.ids(RecordKind.ORDER, phase=phase):
+            if id not in readable:
+                raise RetunedError(f"order {id} cannot be read, so nobody knows what it needs")
+    needed = in_phases(ctx, _NEEDED)
+    carried = (ctx.store.get(RecordKind.PROPOSAL, each.order.proposal) for each in kept)
+    proposals = [
+        Proposal.model_validate(each.body)
+        for each in (*needed, *(found for found in carried if found is not None))
+    ]
+    open_phases = ("running", "done", "won", "lapsed")
+    incumbents = [
+        str(each.body["incumbent"])
+        for phase in open_phases
+        for each in ctx.store.list(RecordKind.EXPERIMENT, phase=phase)
+    ]
+    return pins_of([each.order for each in kept], proposals, incumbents=incumbents)
+
+
+def _clear_lab(ctx: Context, root: Path, pins: RetainedIds) -> Counter[str]:
+    """Remove compiled variants and raw numbers."""
+    gone: Counter[str] = Counter()
+    _finish(root)
+    for thing in expendable(
+        list(_things(root, now_s=ctx.clock.now().timestamp())),
+        pins=pins,
+        retention=ctx.settings.retention,
+    ):
+        try:
+            _remove(root / thing.sort / thing.name)
+        except OSError as error:  # tried again tomorrow
+            log.warning("%s %s stays: %s", thing.sort, thing.name, error.strerror)
+        else:
+            gone[thing.sort] += 1
+    return gone
+
+
+def _things(root: Path, *, now_s: float) -> Iterator[LabFile]:
+    """Yield what lies in the lab's folders; work in progress has names that begin with a dot."""
+    for sort in LabArtifactType:
+        try:
+            entries = sorted(os.scandir(root / sort), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            if entry.name.startswith(".") or entry.is_symlink():
+                continue
+            age_s = max(0.0, now_s - entry.stat(follow_symlinks=False).st_mtime)
+            yield LabFile(sort=sort, name=entry.name, age=timedelta(seconds=age_s))
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder so that no half of it is ever seen under its name."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    going = path.with_name(_GOING + path.name)
+    path.rename(going)
+    shutil.rmtree(going)
+
+
+def _finish(root: Path) -> None:
+    """Remove the rest of folders whose removal was interrupted."""
+    for sort in LabArtifactType:
+        for left in (root / sort).glob(f"{_GOING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _forget_windows(ctx: Context) -> int:
+    """Forget old windows, and reports that asked for nothing; return how many windows went."""
+    before = ctx.clock.now() - ctx.settings.retention.windows
+    asked = {id for phase in _ASKED for id in ctx.store.ids(RecordKind.DRIFT, phase=phase)}
+    keep = windows_of(asked, windows=ctx.store.ids(RecordKind.WINDOW))
+    ctx.store.forget(RecordKind.DRIFT, phase="noted", before=before)
+    return sum(
+        ctx.store.forget(RecordKind.WINDOW, phase=phase, before=before, keep=keep)
+        for phase in _OVER
+    )
+
+
+def _clear_evidence(ctx: Context, pins: RetainedIds) -> int:
+    """Remove signed documents of experiments that ended long ago; return how many went."""
+    cleared = set(ctx.store.ids(RecordKind.HOUSEKEEPING, phase="cleared"))
+    now, retention = ctx.clock.now(), ctx.settings.retention
+    oldest = max(retention.evidence, retention.things)
+    gone = 0
+    for phase in _ENDED:
+        for id in ctx.store.ids(RecordKind.EXPERIMENT, phase=phase):
+            stored = ctx.store.get(RecordKind.EXPERIMENT, id) if id not in cleared else None
+            if stored is None or now - stored.created_at <= oldest:
+                continue
+            named = _named(ctx, id)
+            doomed = expendable_evidence(
+                named, age=now - stored.created_at, pins=pins, retention=retention
+            )
+            for digest in doomed:
+                gone += ctx.store.drop_blob(digest)
+            if len(doomed) == len(named):
+                _cleared(ctx, id, count=len(doomed))
+    return gone
+
+
+def _named(ctx: Context, experiment: str) -> set[Digest]:
+    """Return the documents that an experiment's findings name."""
+    found = set()
+    for stored in ctx.store.list(RecordKind.FINDING, prefix=f"{experiment}/"):
+        verdict = stored.body.get("verdict")
+        digest = verdict.get("evidence") if isinstance(verdict, dict) else None
+        if isinstance(digest, str):
+            found.add(digest)
+    return found
+
+
+def _cleared(ctx: Context, experiment: str, *, count: int) -> None:
+    """Write that an experiment has no evidence any more; people who look for it find this."""
+    with ctx.store.transaction():
+        if ctx.store.add(RecordKind.HOUSEKEEPING, experiment, {"evidence": count}, phase="cleared"):
+            ctx.store.record(
+                Event(
+                    at=ctx.clock.now(),
+                    kind=RecordKind.EXPERIMENT,
+                    id=experiment,
+                    what="evidence-removed",
+                    who="retuned",
+                    detail={
+                        "documents": count,
+                        "after_days": ctx.settings.retention.evidence.total_seconds() / 86_400,
+                    },
+                )
+            )

@@ -1,0 +1,276 @@
+"""What the steps of the loop share: the ports, and the names under which records are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from retuned.contract import Definition, Digest, Solution
+from retuned.lifting.lift import Lifted
+from retuned.node import context as observing
+from retuned.ports import (
+    Bench,
+    Clock,
+    Devices,
+    EndToEnd,
+    InputTap,
+    KernelTap,
+    Notary,
+    Spans,
+    Store,
+    Swapper,
+    Telemetry,
+    TraceSource,
+)
+from retuned.runtime_client.tuned_files import FileTap
+from retuned.stages.drift import DriftSettings
+from retuned.stages.experiment import Budget
+from retuned.stages.gate import KernelTuningPolicy
+from retuned.stages.hypothesis import HypothesisSettings
+from retuned.stages.profile import ProfileSettings
+from retuned.stages.swap import MixedEpochs
+from retuned.stages.watch import EndToEndSettings, WatchSettings
+from retuned.standalone.retention import Retention
+from retuned.telemetry.spans import NoSpans
+from retuned.tuned_files.formats import Format, Look
+
+
+class RecordKind(StrEnum):
+    """Kinds of records in the store."""
+
+    BATCH = observing.BATCH
+    """One trace file, folded: new -> folded."""
+    WINDOW = observing.WINDOW
+    """One window of the workload: new -> baseline | judged | skipped."""
+    DETECTOR = observing.DETECTOR
+    """State of the drift detector: current."""
+    DRIFT = observing.DRIFT
+    """One drift report: new -> explained | noted."""
+    HYPOTHESIS = "hypothesis"
+    """open -> testing -> tested | refined | abandoned; open -> outdated by a newer belief."""
+    EXPERIMENT = "experiment"
+    """running -> done -> won -> proposed | refused; running -> failed.
+
+    Where the proposal expired: proposed -> lapsed -> proposed | refused.
+    """
+    FINDING = "finding"
+    """One candidate's verdict in one experiment: final."""
+    TURNS = "turns"
+    """Who was asked for the candidates of one experiment, under the experiment's id: final."""
+    PROPOSAL = "proposal"
+    """awaiting <-> approved -> swapping -> watching -> promoted -> superseded.
+
+    From swapping, watching and promoted: rolling-back (rollback-failed while it is tried again) ->
+    rolled-back; what comes back into force by that is watching again. Other ends: rejected,
+    expired, aborted, refused, superseded. A swap called off before delivery is awaiting again.
+    """
+    GATE = "gate"
+    """What the policy said of a proposal last: current."""
+    ORDER = "order"
+    """One epoch of one slot: new -> prepared -> done | refused | superseded; new -> withdrawn.
+
+    While it is new no process has been told to commit it.
+    """
+    DECISION = "decision"
+    """What a person said; immutable."""
+    FREEZE = "freeze"
+    """active -> lifted."""
+    REQUEST = "request"
+    """Rollback or abort asked for by a person: new -> done."""
+    END_TO_END = "end-to-end"
+    """Gate G7 on a proposal's swap, under its id: measuring -> pass | fail | not-measured."""
+    QUARANTINE = "quarantine"
+    """A digest that the watch rolled back: current, renewed by another rollback."""
+    LIFTED = "lifted"
+    """A live kernel: lifted <-> outdated, with its definition; or kept, with the reason, ->
+    settled. When what was seen changed last: seen."""
+    FILE = "file"
+    """A kernel that the server configures by a file, under its definition: tuned, with the step
+    that experiments are about, <-> left, with the reason."""
+    FILE_CHANGE = "file-change"
+    """What a proposal writes into such a file, under the proposal's id: current."""
+    HOUSEKEEPING = "housekeeping"
+    """When old things were cleared away last: current; experiments whose evidence went: cleared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """Numbers of the loop; everything a person may set is in `retuned.settings`."""
+
+    target: str
+    """Name of the server that is watched."""
+    window: timedelta
+    """Length of a window."""
+    kernel_bounds: Mapping[str, Mapping[str, tuple[int, int | str]]] = field(default_factory=dict)
+    """By live kernel and parameter: least and largest of numbers that are places."""
+    settle: timedelta
+    """How long after a window's end its files may still land."""
+    baseline_windows: int
+    """Windows that make the baseline."""
+    explain_windows: int = 2
+    """Windows after a drift report that show what the new traffic is."""
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
+    """How launches are folded."""
+    drift: DriftSettings = field(default_factory=DriftSettings)
+    """The detector."""
+    budget: Budget = field(default_factory=Budget)
+    """Of one experiment."""
+    generators: tuple[str, ...] = ("search",)
+    """Who proposes variants."""
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    """When to keep and when to roll back."""
+    end_to_end: EndToEndSettings = field(default_factory=EndToEndSettings)
+    """How much is measured on the whole server."""
+    end_to_end_time: timedelta = timedelta(minutes=30)
+    """Most time that this may take for one swap."""
+    observes_only: str = ""
+    """Why no experiment begins here at all; empty where they do."""
+    experiments_per_day: int = 24
+    """Most experiments that begin within 24 hours."""
+    experiment_s_per_day: float = 4 * 3600.0
+    """No experiment begins when those of the last 24 hours took so long, seconds."""
+    hypothesis: HypothesisSettings = field(default_factory=HypothesisSettings)
+    """How gains are guessed, and when trying again no longer pays."""
+    shadow_every: int = 50
+    """One swapped launch in so many is checked."""
+    shadow_later: tuple[tuple[float, int], ...] = ((600.0, 1_000), (86_400.0, 10_000))
+    """(From this age of a shape bucket in seconds, one in so many); never more than at first."""
+    min_saving: float = 0.002
+    """Smallest share of all GPU time that a swap must save to be proposed."""
+    proposal_ttl: timedelta = timedelta(hours=24)
+    """After this an undecided proposal expires; it rests as long before it is proposed again."""
+    max_proposals: int = 3
+    """How often a win is proposed before a new experiment has to find it again."""
+    evidence_max_age: timedelta = timedelta(days=7)
+    """What was measured longer ago than this is not proposed again."""
+    quarantine: timedelta = timedelta(days=7)
+    """How long a rolled-back digest may not be proposed again."""
+    environment_mismatch: Literal["refuse", "warn"] = "refuse"
+    """What happens where a server runs on something else than what was measured."""
+    mixed_epochs: MixedEpochs = MixedEpochs.REFUSE
+    """Whether processes of one server may differ in what they run."""
+    catch_up_s: float = 300.0
+    """How long a process that came late may take to follow, before all go back, seconds."""
+    retention: Retention = field(default_factory=Retention)
+    """How long what nobody needs any more is kept."""
+
+
+class KernelCatalog(Protocol):
+    """What the loop asks about kernels."""
+
+    def recognise(
+        self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+    ) -> tuple[str, Mapping[str, int]] | None:
+        """Return definition and variable axes of a launch; None if nobody knows it."""
+        ...
+
+    def incumbent(self, definition: str) -> Solution:
+        """Return the variant that the server comes with."""
+        ...
+
+    def family(self, definition: str) -> str:
+        """Return the operator type: what is learned on one of its sizes helps the others."""
+        ...
+
+    def audited(self, definition: str) -> tuple[str, ...]:
+        """Return structures whose source runs in production: tried first, by parameters."""
+        ...
+
+    def structures(self, definition: str) -> tuple[str, ...]:
+        """Return all source structures."""
+        ...
+
+    def floor_ns(self, definition: str, axes: Mapping[str, int]) -> int:
+        """Return the roofline time; 0 where unknown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captures:
+    """What the loop samples inputs with; part of a `Context`."""
+
+    tap: InputTap
+    """The server's end."""
+    folder: Path
+    """Where experiments find them, a folder per plan."""
+    definition: Callable[[str], Definition | None]
+    """What a kernel computes; None where nobody knows it."""
+    enabled: bool = False
+    """Whether this machine's owner permits it at all."""
+    every: int = 100_000
+    """One launch in so many, per shape."""
+    max_bytes: int = 64 << 20
+    """Most bytes of one kernel, whatever a policy permits."""
+    keep: timedelta = timedelta(days=1)
+    """Longest time that an experiment's samples are kept, whatever a policy permits."""
+    told: dict[str, bool] = field(default_factory=dict)
+    """Slots that were told not to sample: once is enough, a new server does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What the loop asks about files that a server configures kernels by; part of a `Context`."""
+
+    tap: FileTap
+    """The server's end."""
+    folder: Path
+    """Where changes are put down, signed, for the server."""
+    measured: frozenset[Format] = frozenset({"moe-vllm", "moe-sglang"})
+    """Files whose rows the lab can measure. Rows of tables name solutions of the server's own
+    libraries, which no lab of ours launches: such files are looked at, and left."""
+
+    def formats(self) -> frozenset[Format]:
+        """Return the files that the server reads; see `FileTap.formats`."""
+        return self.tap.formats()
+
+    def look(self, format: Format, lookup: Mapping[str, Any]) -> Look:
+        """Return what is picked today; see `FileTap.look`."""
+        return self.tap.look(format, lookup)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Ports and settings, passed to every step."""
+
+    store: Store
+    clock: Clock
+    telemetry: Telemetry
+    traces: TraceSource
+    swapper: Swapper
+    bench: Bench
+    notary: Notary
+    """Signs evidence, and verifies it before anything is built on it."""
+    settings: LoopSettings
+    environment: Digest
+    """Digest of this machine's Environment."""
+    catalog: KernelCatalog
+    """What is known of each definition."""
+    policies: Callable[[], Sequence[KernelTuningPolicy]]
+    """Gate policies in force; an invalid file gives none, and none means wait."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the target, for policy selectors."""
+    spans: Spans = field(default_factory=NoSpans)
+    """What is being done, for traces and logs."""
+    lab: Path | None = None
+    """Folder of the lab, whose old things are cleared away; None clears nothing."""
+    end_to_end: EndToEnd | None = None
+    """The server as its users see it; None where nobody said where it is."""
+    captures: Captures | None = None
+    """What inputs are sampled with; None samples none."""
+    kernels: KernelTap | None = None
+    """Shows what is launched in the server; None lifts no live kernel."""
+    structures: Callable[[Lifted], Lifted] | None = None
+    """Adds the catalog's structures to a live kernel that computes what the catalog knows, by
+    asking the kernel; None adds none."""
+    files: Files | None = None
+    """Files that the server configures kernels by; None changes none."""
+    devices: Devices | None = None
+    """Shows the accelerators; None where nobody can."""
+    server_processes: Callable[[], frozenset[int]] = frozenset
+    """Processes of the watched servers, as far as they can be seen."""
+    behind: dict[str, float] = field(default_factory=dict)
+    """Orders that some process of the server has not followed, and since when, monotonic s."""

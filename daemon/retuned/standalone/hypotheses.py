@@ -1,0 +1,299 @@
+"""Stage 4 on one machine: from a drift report to beliefs about kernels, and when it is answered.
+
+What slots counted, as costs of shapes: those that no trace saw have a guessed time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from retuned.contract import Digest, Workload, digest_of
+from retuned.control.outcome import lower_bound
+from retuned.lifting.store_records import Geometries
+from retuned.ports import Event, Stored
+from retuned.stages import drift as drift_stage
+from retuned.stages import hypothesis as hypothesis_stage
+from retuned.stages.drift import DetectorState, DriftReport
+from retuned.stages.hypothesis import Hypothesis, ShapeCost
+from retuned.stages.profile import (
+    Counts,
+    SignatureStat,
+    WorkloadProfile,
+    bucket_middle,
+    merge,
+    together,
+)
+from retuned.standalone import kernels as lifting
+from retuned.standalone.context import Context, RecordKind
+from retuned.standalone.findings import winners
+from retuned.standalone.orders import in_force, live_guard
+
+__all__ = ["Counts", "floor_ns", "together", "unseen"]
+
+
+def floor_ns(ctx: Context, workload: Workload) -> int:
+    """Return the roofline in the middle of a bucket: at its edge it would promise too little."""
+    axes = {name: bucket_middle(n, ctx.settings.profile) for name, n in workload.axes.items()}
+    return ctx.catalog.floor_ns(workload.definition, axes)
+
+
+def unseen(ctx: Context, known: Sequence[ShapeCost], counts: Mapping[str, int]) -> list[ShapeCost]:
+    """Return shapes that were counted but in no trace; see `hypothesis_stage.unseen`."""
+    return hypothesis_stage.unseen(
+        known,
+        counts,
+        floor_ns=lambda workload: floor_ns(ctx, workload),
+        overhead_ns=ctx.settings.hypothesis.launch_ns,
+    )
+
+
+log = logging.getLogger(__name__)
+
+BUDGET = "daily-budget"
+"""Id of the event that says that no experiment begins for a while."""
+_UNTESTED = ("open", "outdated", "abandoned")
+"""Phases of beliefs that may be believed again."""
+
+
+def explain(ctx: Context) -> None:
+    """Turn each drift report that is worth it into hypotheses; the same belief is added once."""
+    for stored in ctx.store.list(RecordKind.DRIFT, phase="new"):
+        with ctx.spans.span("hypothesis", after=stored.traceparent, about={"drift": stored.id}):
+            if not _explain(ctx, stored):
+                return  # the window that raised it is half old traffic, half new
+
+
+def _explain(ctx: Context, stored: Stored) -> bool:
+    """Believe something of one report; False while too little of the new traffic was seen."""
+    since = ctx.store.list(RecordKind.WINDOW, phase="judged", above=stored.id)
+    if len(since) < ctx.settings.explain_windows:
+        return False
+    profile = merge([WorkloadProfile.model_validate(w.body["profile"]) for w in since])
+    counts = together(w.body["counts"] for w in since)
+    shapes, total_ns = bind(ctx, profile, counts=counts)
+    hypotheses = hypothesis_stage.hypothesize(
+        shapes,
+        report=DriftReport.model_validate(stored.body),
+        total_gpu_time_ns=total_ns,
+        observed_ns=profile.observed_ns,
+        known=_answered(ctx),
+        priors=gains(ctx, shapes),
+        start={name: first_structures(ctx, name) for name in shapes},
+        worlds={name: digest_of([live_baseline(ctx, name), ctx.environment]) for name in shapes},
+        settings=ctx.settings.hypothesis,
+    )
+    with ctx.store.transaction():
+        for hypothesis in _news(ctx, hypotheses):
+            open_belief(ctx, hypothesis)
+        ctx.store.advance(RecordKind.DRIFT, stored.id, expect="new", to="explained")
+    return True
+
+
+def settle(ctx: Context) -> None:
+    """Call the mix tuned once everything believed of its drift was answered and acted on.
+
+    What is adopted are windows after the last swap: a kernel made faster raises the shares of all
+    others, and whoever swapped it has to say so, else the swap itself looks like drift. While what
+    is believed waits for the next day's budget the mix is adopted too, and the drift stays open.
+    """
+    explained = ctx.store.list(RecordKind.DRIFT, phase="explained")
+    stored = ctx.store.get(RecordKind.DETECTOR, "state")
+    busy = _busy(ctx)
+    if not explained or stored is None or (busy and not _waits_for_budget(ctx)):
+        return
+    acted = [s.updated_at for s in ctx.store.list(RecordKind.ORDER, phase="done")]
+    since = max([explained[-1].updated_at, *acted])
+    windows = ctx.store.list(RecordKind.WINDOW, phase="judged", above=explained[-1].id)
+    after = [window for window in windows if window.created_at > since]
+    # the first of them began before the swap
+    if len(after) <= ctx.settings.baseline_windows:
+        return
+    state = DetectorState.model_validate(stored.body)
+    for window in after[1:]:
+        profile = WorkloadProfile.model_validate(window.body["profile"])
+        state = drift_stage.adopt(state, profile, tuned=True, settings=ctx.settings.drift)
+    with ctx.store.transaction():
+        ctx.store.advance(
+            RecordKind.DETECTOR,
+            "state",
+            expect="current",
+            to="current",
+            body=state.model_dump(mode="json"),
+        )
+        for report in explained:  # of one that waits only the date changes
+            to = "explained" if busy else "answered"
+            ctx.store.advance(RecordKind.DRIFT, report.id, expect="explained", to=to)
+        if not busy:
+            _tell_adopted(ctx, explained, windows=len(after) - 1, swaps=len(acted))
+
+
+def _tell_adopted(ctx: Context, explained: Sequence[Stored], *, windows: int, swaps: int) -> None:
+    """Say that drift is over because it was answered: else it seems to heal by itself."""
+    sentence = (
+        "Everything that was believed of the drift was tried and decided: "
+        f"the last {windows} windows are what is normal now."
+    )
+    log.info("drift answered: %s", sentence)
+    ctx.store.record(
+        Event(
+            at=ctx.clock.now(),
+            kind=RecordKind.DRIFT,
+            id=explained[-1].id,
+            what="traffic-adopted",
+            who="retuned",
+            detail={"sentence": sentence, "swaps_so_far": swaps},
+        )
+    )
+
+
+def bind(
+    ctx: Context, profile: WorkloadProfile, *, counts: Counts
+) -> tuple[dict[str, list[ShapeCost]], int]:
+    """Group a window by definition: cost per shape, launches per second; and the window's GPU time.
+
+    Shapes that slots counted but no trace saw are added, so that a rare one is not forgotten.
+    """
+    bound: dict[str, list[ShapeCost]] = defaultdict(list)
+    live = lifting.geometries(ctx)
+    for stat in profile.stats:
+        signature = stat.signature
+        named = ctx.catalog.recognise(signature.kernel, signature.dims, signature.dtypes)
+        if named is not None:
+            workload = Workload(definition=named[0], axes=dict(named[1]), weight=stat.launches)
+            cost = ShapeCost(
+                workload=workload,
+                gpu_time_ns=stat.gpu_time_ns,
+                median_ns=stat.median_ns,
+                floor_ns=floor_ns(ctx, workload),
+            )
+            bound[workload.definition].append(cost)
+            continue
+        for cost in _lifted(ctx, stat, live):
+            bound[cost.workload.definition].append(cost)
+    total_ns = profile.gpu_time_ns
+    for definition, shapes in bound.items():
+        missing = unseen(ctx, shapes, counts.get(definition, {}))
+        total_ns += sum(cost.gpu_time_ns for cost in missing)
+        shapes += missing
+    per_s = 1e9 / max(profile.observed_ns, 1)
+    return {
+        definition: [_per_second(cost, per_s) for cost in shapes if _served(ctx, cost.workload)]
+        for definition, shapes in bound.items()
+    }, total_ns
+
+
+def _lifted(ctx: Context, stat: SignatureStat, live: Geometries) -> list[ShapeCost]:
+    """Bind launches of which a trace shows name and grid to the live kernels that were lifted."""
+    return [
+        ShapeCost(
+            workload=share.workload,
+            gpu_time_ns=round(stat.gpu_time_ns * share.part),
+            median_ns=stat.median_ns,
+            floor_ns=floor_ns(ctx, share.workload),
+        )
+        for share in live.shares_of(stat)
+    ]
+
+
+def _served(ctx: Context, workload: Workload) -> bool:
+    """Whether the live baseline serves this shape: a slot holds one variant beside the original."""
+    guard = live_guard(ctx, workload.definition)
+    return guard is None or guard.allows(workload.axes)
+
+
+def _per_second(cost: ShapeCost, per_s: float) -> ShapeCost:
+    workload = cost.workload.model_copy(update={"weight": cost.workload.weight * per_s})
+    return replace(cost, workload=workload)
+
+
+def live_baseline(ctx: Context, definition: str) -> Digest:
+    """Digest of what runs in production: the last variant swapped in, else the server's own."""
+    return in_force(ctx, definition) or ctx.catalog.incumbent(definition).digest
+
+
+def share_of(ctx: Context, hypothesis: str) -> float:
+    """Share of GPU time that a hypothesis is about; 0 where it is unknown."""
+    stored = ctx.store.get(RecordKind.HYPOTHESIS, hypothesis)
+    return float(stored.body["share"]) if stored is not None else 0.0
+
+
+def _answered(ctx: Context) -> set[str]:
+    """Return beliefs that were tested, or are being tested; others may be believed again."""
+    again = [id for phase in _UNTESTED for id in ctx.store.ids(RecordKind.HYPOTHESIS, phase=phase)]
+    return set(ctx.store.ids(RecordKind.HYPOTHESIS)).difference(again)
+
+
+def _news(ctx: Context, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Leave out kernels that are being experimented on; replace beliefs nobody has tested yet."""
+    tested = {s.body["definition"] for s in ctx.store.list(RecordKind.HYPOTHESIS, phase="testing")}
+    news = [h for h in hypotheses if h.definition not in tested]
+    kernels = {h.definition for h in news}
+    for stored in ctx.store.list(RecordKind.HYPOTHESIS, phase="open"):
+        if stored.body["definition"] in kernels and not stored.body["attempts"]:
+            ctx.store.advance(RecordKind.HYPOTHESIS, stored.id, expect="open", to="outdated")
+    refined = {s.body["definition"] for s in ctx.store.list(RecordKind.HYPOTHESIS, phase="open")}
+    return [h for h in news if h.definition not in refined]
+
+
+def _busy(ctx: Context) -> bool:
+    """Whether an answer to a belief is still to come."""
+    unfinished = (
+        (RecordKind.HYPOTHESIS, ("open", "testing")),
+        (RecordKind.EXPERIMENT, ("running", "won")),
+        (RecordKind.PROPOSAL, ("awaiting", "approved", "swapping")),
+    )
+    return any(ctx.store.ids(kind, phase=phase) for kind, phases in unfinished for phase in phases)
+
+
+def _waits_for_budget(ctx: Context) -> bool:
+    """Whether all that is missing are experiments, and none may begin today."""
+    unfinished = (
+        (RecordKind.HYPOTHESIS, ("testing",)),
+        (RecordKind.EXPERIMENT, ("running", "won")),
+        (RecordKind.PROPOSAL, ("awaiting", "approved", "swapping")),
+    )
+    if any(ctx.store.ids(kind, phase=phase) for kind, phases in unfinished for phase in phases):
+        return False
+    said = ctx.store.events(id=BUDGET, limit=1)
+    return bool(said) and ctx.clock.now() - said[-1].at < timedelta(days=1)
+
+
+def first_structures(ctx: Context, definition: str) -> tuple[str, ...]:
+    """Say where to begin: where the family was won, else with the source that runs.
+
+    What was tried on the way to a variant in force is not tried again; empty means everywhere.
+    """
+    if in_force(ctx, definition) is not None:
+        tried = _tried(ctx, definition)
+        return tuple(name for name in ctx.catalog.structures(definition) if name not in tried)
+    won = max(winners(ctx, definition), key=lower_bound, default=None)
+    return (won.solution.structure,) if won else ctx.catalog.audited(definition)
+
+
+def _tried(ctx: Context, definition: str) -> set[str]:
+    plans = [s.body for s in ctx.store.list(RecordKind.EXPERIMENT)]
+    return {name for p in plans if p["definition"] == definition for name in p["structures"]}
+
+
+def gains(ctx: Context, definitions: Iterable[str]) -> dict[str, float]:
+    """Return the gain that earlier experiments found per definition, by family.
+
+    A kernel with a variant in force has had that gain already.
+    """
+    won = {name: winners(ctx, name) for name in definitions if in_force(ctx, name) is None}
+    return {name: max(map(lower_bound, found)) for name, found in won.items() if found}
+
+
+def open_belief(ctx: Context, hypothesis: Hypothesis) -> None:
+    """Write a belief that waits for an experiment, again where it was dropped untested."""
+    body = hypothesis.model_dump(mode="json")
+    if ctx.store.add(RecordKind.HYPOTHESIS, hypothesis.id, body, phase="open") or any(
+        ctx.store.advance(RecordKind.HYPOTHESIS, hypothesis.id, expect=phase, to="open", body=body)
+        for phase in _UNTESTED[1:]
+    ):
+        log.info("hypothesis: %s", hypothesis.because)
+        ctx.telemetry.count("retuned_hypotheses_total")

@@ -1,0 +1,376 @@
+"""Kernels that the server configures by a file: what is tuned of them, and what a win writes.
+
+The steps of the loop stay what they are. A step of a server's file is a kernel of the catalog with
+the row as its incumbent; what a proposal writes is kept under its id, and its order goes the way of
+all orders, by `adapters.files_swapper`. What the server picks is asked before anything rests on it.
+
+Steps of a server's files as kernels of the catalog, and what is decided of them, as stored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from retuned.contract import Digest, Solution
+from retuned.errors import CandidateError, RetunedError, TemporaryError, UsageError
+from retuned.ports import Event, Store
+from retuned.stages.gate import EndToEndRule
+from retuned.stages.profile import ProfileSettings, WorkloadProfile, bucket_low
+from retuned.stages.proposal import Proposal, Refusal, RefusalReason
+from retuned.stages.swap import SwapKind, SwapOrder
+from retuned.stages.verdict import EvidenceFault
+from retuned.standalone import gate_requests
+from retuned.standalone.context import Context, KernelCatalog, RecordKind
+from retuned.standalone.evidence import check_before_load
+from retuned.standalone.orders import in_force, latest, owner, say
+from retuned.store.artifact_folder import MANIFEST, sign_artifact
+from retuned.tuned_files.changes import Cost, change_of, choose, inside
+from retuned.tuned_files.formats import FileChange, Format, TunedFileStep
+from retuned.tuned_files.launches import Launch, incumbent_of, read_launch, structure_of
+
+log = logging.getLogger(__name__)
+
+
+class StoredChanges:
+    """What is decided about files, read from the store; the `Changes` of a swapper."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def of(self, proposal: str) -> FileChange | None:
+        """Return what a proposal writes; None where it swaps a kernel."""
+        stored = self._store.get(RecordKind.FILE_CHANGE, proposal)
+        return FileChange.model_validate(stored.body) if stored is not None else None
+
+    def known(self) -> Mapping[str, Format]:
+        """Return the kernels that files configure, with whose files they are."""
+        return {subject.definition: subject.format for subject in subjects(self._store)}
+
+
+class ConfiguredKernels:
+    """A catalog in which steps of a server's files are kernels, beside all others.
+
+    Parameters
+    ----------
+    kernels
+        All others.
+    store
+        Where the steps are kept.
+    buckets
+        How traces round lengths up.
+    """
+
+    def __init__(self, kernels: KernelCatalog, store: Store, *, buckets: ProfileSettings) -> None:
+        self._kernels = kernels
+        self._store = store
+        self._buckets = buckets
+
+    def recognise(
+        self, kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+    ) -> tuple[str, Mapping[str, int]] | None:
+        """Return definition and axes of a launch; of a file's kernel, where its step is tuned."""
+        named = self._kernels.recognise(kernel, dims, dtypes)
+        launch = read_launch(kernel, dims, dtypes) if named is None else None
+        subject = subject_of(self._store, launch.definition) if launch is not None else None
+        if launch is None or subject is None:
+            return named
+        low = bucket_low(launch.tokens, self._buckets)
+        if not inside(subject.run, low=low, high=launch.tokens):
+            return None
+        return launch.definition, {"M": launch.tokens}
+
+    def incumbent(self, definition: str) -> Solution:
+        """Return the variant that the server comes with: of a file's kernel, its row."""
+        subject = subject_of(self._store, definition)
+        if subject is None:
+            return self._kernels.incumbent(definition)
+        return incumbent_of(definition, subject.run.row, format=subject.format)
+
+    def family(self, definition: str) -> str:
+        """Return the operator type."""
+        return self._kernels.family(definition)
+
+    def audited(self, definition: str) -> tuple[str, ...]:
+        """Return the structure that runs in production."""
+        subject = subject_of(self._store, definition)
+        if subject is not None:
+            return (structure_of(subject.format),)
+        return self._kernels.audited(definition)
+
+    def structures(self, definition: str) -> tuple[str, ...]:
+        """Return all structures: a row can say no other than the one that runs."""
+        subject = subject_of(self._store, definition)
+        if subject is not None:
+            return (structure_of(subject.format),)
+        return self._kernels.structures(definition)
+
+    def floor_ns(self, definition: str, axes: Mapping[str, int]) -> int:
+        """Return the roofline time; 0 where unknown."""
+        return self._kernels.floor_ns(definition, axes)
+
+
+def subjects(store: Store) -> Iterator[TunedFileStep]:
+    """Yield the steps that are tuned, oldest first."""
+    for stored in store.list(RecordKind.FILE, phase="tuned"):
+        try:
+            yield TunedFileStep.model_validate(stored.body)
+        except ValidationError as error:
+            log.warning("%s is left out: %d fields are wrong", stored.id, error.error_count())
+
+
+def subject_of(store: Store, definition: str) -> TunedFileStep | None:
+    """Return the step that is tuned as a definition; None where no file configures it."""
+    stored = store.get(RecordKind.FILE, definition)
+    if stored is None or stored.phase != "tuned":
+        return None
+    try:
+        return TunedFileStep.model_validate(stored.body)
+    except ValidationError:
+        return None
+
+
+def incumbent_named(store: Store, digest: Digest) -> Solution | None:
+    """Return a server's row as a variant, by its digest; None where it is nobody's."""
+    for subject in subjects(store):
+        try:
+            row, kind = subject.run.row, subject.format
+            found = incumbent_of(subject.definition, row, format=kind)
+        except (CandidateError, UsageError) as error:
+            log.warning("%s is left out: %s", subject.definition, error)
+            continue
+        if found.digest == digest:
+            return found
+    return None
+
+
+MOST_LOOKED_AT = 64
+"""Definitions that one look asks the server about."""
+_WINDOWS = 2
+_RETRY_S = 1.0
+_UNDER_WAY = {
+    RecordKind.HYPOTHESIS: ("open", "testing"),
+    RecordKind.EXPERIMENT: ("running", "won"),
+    RecordKind.PROPOSAL: ("awaiting", "approved", "swapping", "rolling-back", "rollback-failed"),
+}
+
+
+def observe(ctx: Context) -> None:
+    """Find the kernels of the last windows that a file configures, and ask what it says today.
+
+    A step stays what is tuned while anything about it is under way or in force: what experiments
+    and proposals rest on does not move under them.
+    """
+    if ctx.files is None:
+        return
+    launched = _launched(ctx)
+    if not launched:
+        return
+    try:
+        formats = ctx.files.formats()
+        for definition, (launch, costs) in list(launched.items())[:MOST_LOOKED_AT]:
+            if not _is_under_way(ctx, definition):
+                here = [each for each in launch.formats if each in formats]
+                _look(ctx, definition, launch.lookup, costs, formats=here)
+    except RetunedError as error:
+        log.info("files are looked at later: %s", error)
+
+
+def _launched(ctx: Context) -> dict[str, tuple[Launch, list[Cost]]]:
+    """Return what the last windows spent on kernels that a file configures."""
+    found: dict[str, tuple[Launch, list[Cost]]] = {}
+    for window in ctx.store.list(RecordKind.WINDOW, limit=_WINDOWS):
+        for stat in WorkloadProfile.model_validate(window.body["profile"]).stats:
+            signature = stat.signature
+            launch = read_launch(signature.kernel, signature.dims, signature.dtypes)
+            if launch is None:
+                continue
+            cost = Cost(
+                low=bucket_low(launch.tokens, ctx.settings.profile),
+                high=launch.tokens,
+                gpu_time_ns=stat.gpu_time_ns,
+            )
+            found.setdefault(launch.definition, (launch, []))[1].append(cost)
+    return found
+
+
+def _is_under_way(ctx: Context, definition: str) -> bool:
+    return in_force(ctx, definition) is not None or any(
+        stored.body.get("definition") == definition
+        for kind, phases in _UNDER_WAY.items()
+        for phase in phases
+        for stored in ctx.store.list(kind, phase=phase)
+    )
+
+
+def _look(
+    ctx: Context,
+    definition: str,
+    lookup: dict[str, object],
+    costs: list[Cost],
+    *,
+    formats: list[Format],
+) -> None:
+    assert ctx.files is not None, "somebody asked for it"
+    tested = {
+        str(stored.body["incumbent"])
+        for stored in ctx.store.list(RecordKind.EXPERIMENT)
+        if stored.body.get("definition") == definition
+    }
+    problem: CandidateError | None = None
+    for kind in formats:
+        if kind not in ctx.files.measured:  # then nobody needs to ask the server either
+            detail = f"no lab here has the library that carries out rows of {kind} files"
+            problem = CandidateError("not-measurable", detail=detail)
+            continue
+        try:
+            look = ctx.files.look(kind, lookup)
+            chosen = choose(definition, look, costs, format=kind, lookup=lookup, tested=tested)
+        except CandidateError as error:  # another server's file may be read here, too
+            problem = error
+            continue
+        _keep(ctx, definition, chosen.model_dump(mode="json"), phase="tuned")
+        return
+    if problem is not None:
+        body = {"reason": problem.reason, "detail": problem.detail[:500]}
+        _keep(ctx, definition, body, phase="left")
+
+
+def _keep(ctx: Context, definition: str, body: Mapping[str, object], *, phase: str) -> None:
+    """Write what a look found; only what is new is told."""
+    known = ctx.store.get(RecordKind.FILE, definition)
+    if known is not None and (known.phase, dict(known.body)) == (phase, dict(body)):
+        return
+    with ctx.store.transaction():
+        if known is None:
+            ctx.store.add(RecordKind.FILE, definition, body, phase=phase)
+        else:
+            ctx.store.advance(RecordKind.FILE, definition, expect=known.phase, to=phase, body=body)
+        what = "file-tuned" if phase == "tuned" else "file-left"
+        detail = {name: body[name] for name in ("path", "reason", "detail") if name in body}
+        ctx.store.record(
+            Event(
+                at=ctx.clock.now(),
+                kind=RecordKind.FILE,
+                id=definition,
+                what=what,
+                who="retuned",
+                detail=detail,
+            )
+        )
+
+
+def generators_for(ctx: Context, definition: str) -> tuple[str, ...]:
+    """Return who proposes variants: of a file's kernel only what searches parameters."""
+    named = ctx.settings.generators
+    if subject_of(ctx.store, definition) is None:
+        return named
+    return tuple(name for name in named if name == "search") or ("search",)
+
+
+def with_change(ctx: Context, answer: Proposal | Refusal, solution: Solution) -> Proposal | Refusal:
+    """Return a proposal with what it writes, or why it can write nothing; others as they are.
+
+    Raises
+    ------
+    RetunedError
+        If the server does not say what it picks: the win is weighed again.
+    """
+    if not isinstance(answer, Proposal):
+        return answer
+    subject = subject_of(ctx.store, answer.definition)
+    if subject is None:
+        return answer
+    if ctx.files is None:
+        raise TemporaryError("nobody can look at the server's files", delay_s=_RETRY_S)
+    standing = latest(ctx).get(answer.definition)
+    below = owner(ctx, standing.order) if standing is not None else None
+    try:
+        look = ctx.files.look(subject.format, subject.lookup)
+        change = change_of(subject, solution, answer.guard, look=look, under=below or "")
+    except CandidateError as error:
+        known = {each.value for each in RefusalReason}
+        reason = error.reason if error.reason in known else RefusalReason.FILE_UNUSABLE
+        return Refusal(reason=RefusalReason(reason), detail=error.detail[:1000])
+    proposal = answer.model_copy(update={"change": change.digest})
+    if ctx.store.get(RecordKind.PROPOSAL, proposal.id) is None:  # else it is decided on already
+        body = change.model_dump(mode="json")
+        if ctx.store.add(RecordKind.FILE_CHANGE, proposal.id, body, phase="current"):
+            said = json.loads(change.text)
+            wanted = ("guard", "rows", "before")
+            about = {name: said[name] for name in wanted}
+            say(ctx, proposal.id, "writes-file", path=change.path, change=change.digest, **about)
+        else:
+            ctx.store.advance(
+                RecordKind.FILE_CHANGE, proposal.id, expect="current", to="current", body=body
+            )
+    return proposal
+
+
+def is_change(ctx: Context, proposal: str) -> bool:
+    """Whether a proposal writes a file."""
+    return ctx.files is not None and ctx.store.get(RecordKind.FILE_CHANGE, proposal) is not None
+
+
+def prepare(ctx: Context, order: SwapOrder) -> None:
+    """Have a server check what an order writes; a way back needs nothing but the file's own past.
+
+    Raises
+    ------
+    CandidateError
+        As `check_before_load`, and if the change is not what was proposed; or the server's reason.
+    TemporaryError
+        If the server does not answer.
+    OSError
+        If the change cannot be put down for it.
+    """
+    if order.kind is SwapKind.ROLLBACK:
+        return
+    check_before_load(ctx, order)
+    change = StoredChanges(ctx.store).of(order.proposal)
+    stored = ctx.store.get(RecordKind.PROPOSAL, order.proposal)
+    if change is None or stored is None or stored.body.get("change") != change.digest:
+        detail = "what would be written is not what was proposed"
+        raise CandidateError(EvidenceFault.CONTRADICTED, detail=detail)
+    assert ctx.files is not None, "it was asked before"
+    folder = _published(ctx, ctx.files.folder, order, change)
+    ctx.swapper.prepare(order, artifact_dir=folder)
+
+
+def _published(ctx: Context, root: Path, order: SwapOrder, change: FileChange) -> Path:
+    folder = root / change.digest.removeprefix("sha256:")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / MANIFEST).write_text(change.text, "utf-8")
+    sign_artifact(
+        folder,
+        notary=ctx.notary,
+        artifact=change.digest,
+        definition=order.definition,
+        target=order.target,
+    )
+    return folder
+
+
+def unfit(ctx: Context, proposal: Proposal) -> bool:
+    """Keep a change of a file waiting whose policy wants what a file cannot give; said once.
+
+    All launches pick a row or none does, and nobody can switch it to and fro to measure it.
+    """
+    if not is_change(ctx, proposal.id):
+        return False
+    limits = gate_requests.policy_limits(ctx, proposal.definition)
+    wants = {
+        "end-to-end-not-switchable": limits is not None
+        and limits.end_to_end is EndToEndRule.REQUIRED,
+        "canary-not-possible": limits is not None
+        and bool(limits.canary.steps or limits.canary.shadow_first),
+    }
+    reasons = [name for name, wanted in wants.items() if wanted]
+    if reasons and not any(event.what == "waits" for event in ctx.store.events(id=proposal.id)):
+        detail = "the policy demands what a change of a file cannot do; change the policy for it"
+        say(ctx, proposal.id, "waits", reason=reasons[0], detail=detail)
+    return bool(reasons)

@@ -1,0 +1,347 @@
+"""Metrics of what is changed: proposals, gates, swaps, and what is watched of them.
+
+Metrics of the channels by which people are told.
+
+Metrics of what is tried: experiments, verdicts, and the whole server measured.
+"""
+
+from __future__ import annotations
+
+from retuned.api.agent import Outcome
+from retuned.stages.proposal import RefusalReason
+from retuned.stages.swap import SwapKind
+from retuned.stages.watch import EndToEndOutcome, EndToEndReason
+from retuned.telemetry.labels import (
+    ALL,
+    BESIDE,
+    CANARY,
+    CHANNEL,
+    DAEMON,
+    DECISION,
+    EXPERIMENT_OUTCOMES,
+    EXPERIMENT_PHASES,
+    GATE_REASON,
+    GOING_BACK,
+    JUDGES,
+    KERNEL,
+    NAMESPACE,
+    OPERATOR,
+    PHASE,
+    PROPOSAL,
+    RISK,
+    SIDECAR,
+    TARGET,
+    VERDICT,
+    closed,
+    words,
+)
+from retuned.telemetry.metric_types import Label, Metric, Stage, Unit
+from retuned.telemetry.metrics_table import LONG, QUICK, Book
+
+PENDING_ROWS = 200
+"""Most proposals that wait and are told apart."""
+_OPEN = (NAMESPACE, PROPOSAL)
+_SUBJECT = (NAMESPACE, PROPOSAL, TARGET, KERNEL)
+_DIGEST = Label(name="digest", most=256, meaning="artifact; every decision names it")
+_PROPOSED = Book(Stage.PROPOSAL, JUDGES)
+_GATE = Book(Stage.GATE, JUDGES)
+_SWAP = Book(Stage.SWAP, BESIDE)
+_WATCH = Book(Stage.WATCH, BESIDE)
+
+PROPOSED: tuple[Metric, ...] = (
+    _PROPOSED.table("retuned_proposals", "Proposals there are, by phase.", PHASE, most_rows=32),
+    _PROPOSED.counter("retuned_swap_phases_total", "Changes of phase of proposals.", PHASE),
+    _PROPOSED.counter(
+        "retuned_proposals_refused_total",
+        "Wins that were not proposed, by why.",
+        closed("reason", words(RefusalReason)),
+        by=DAEMON,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_awaiting_approval",
+        "1 for each proposal that waits for a person; it is there only while it waits.",
+        *_SUBJECT,
+        Label(name="gpu_model", most=64, meaning="accelerator that it was measured on"),
+        _DIGEST,
+        RISK,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_approvals_missing",
+        "Approvals that are still missing, while a proposal waits.",
+        *_OPEN,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_created_timestamp_seconds",
+        "When a proposal that waits was made.",
+        *_OPEN,
+        unit=Unit.TIMESTAMP,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_expires_timestamp_seconds",
+        "When a proposal that waits expires.",
+        *_OPEN,
+        unit=Unit.TIMESTAMP,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_speedup_ratio",
+        "How often faster the proposed variant is, weighted by production.",
+        *_OPEN,
+        closed("bound", ("lower", "point", "upper"), "of the interval of confidence"),
+        unit=Unit.RATIO,
+        most_rows=3 * PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_gpu_time_ratio",
+        "Share of device time at the shapes that a waiting proposal is for: its blast radius.",
+        *_OPEN,
+        unit=Unit.RATIO,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_saving_ratio",
+        "Share of device time that a waiting proposal would save, at least.",
+        *_OPEN,
+        unit=Unit.RATIO,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_proposal_pods",
+        "Server pods that a waiting proposal would change.",
+        *_OPEN,
+        by=OPERATOR,
+        most_rows=PENDING_ROWS,
+    ),
+    _PROPOSED.table(
+        "retuned_swap_in_force_saving_ratio",
+        "Share of device time that variants in force were proven to save, at least.",
+        NAMESPACE,
+        TARGET,
+        KERNEL,
+        unit=Unit.RATIO,
+        most_rows=256,
+    ),
+)
+
+GATED: tuple[Metric, ...] = (
+    _GATE.table("retuned_gate_standing", "Open proposals, by what the gate says.", GATE_REASON),
+    _GATE.counter(
+        "retuned_swap_decisions_total", "Decisions of people, by what and how.", DECISION, CHANNEL
+    ),
+    _GATE.table(
+        "retuned_policy_valid",
+        "1 for a policy that can be used, 0 for one that cannot: nothing moves under it.",
+        NAMESPACE,
+        Label(name="policy", most=256),
+        most_rows=256,
+    ),
+    _GATE.table(
+        "retuned_freeze_since_timestamp_seconds",
+        "When a freeze that stands was put up; it is there only while it stands.",
+        Label(name="freeze", most=256),
+        unit=Unit.TIMESTAMP,
+    ),
+)
+
+SWAPPED: tuple[Metric, ...] = (
+    _SWAP.counter(
+        "retuned_swaps_total",
+        "Orders that a server carried out, by which way.",
+        closed("kind", words(SwapKind)),
+    ),
+    _SWAP.histogram(
+        "retuned_swap_flip_seconds",
+        "Time that a server needed to change one slot over.",
+        buckets=QUICK,
+    ),
+    _SWAP.counter(
+        "retuned_orders_total",
+        "Orders of the operator, by what became of them here and why.",
+        closed("outcome", words(Outcome)),
+        Label(name="reason", most=64, meaning="empty where it was carried out"),
+        by=SIDECAR,
+    ),
+    _SWAP.counter("retuned_canary_steps_total", "Steps of canaries, by what was done.", CANARY),
+    _SWAP.counter(
+        "retuned_rollbacks_total", "Ways back that were begun, by why.", GOING_BACK, by=ALL
+    ),
+    _SWAP.counter(
+        "retuned_rollbacks_failed_total",
+        "Ways back that the server refused, by why; each is tried again and again.",
+        GOING_BACK,
+        by=ALL,
+    ),
+    _SWAP.table(
+        "retuned_swap_rolled_back",
+        "1 for each swap that was taken back not long ago, for a quarter of an hour, by why.",
+        *_SUBJECT,
+        GOING_BACK,
+        by=JUDGES,
+        most_rows=PENDING_ROWS,
+    ),
+    _SWAP.table(
+        "retuned_swap_rollback_failed",
+        "1 for each server whose way back fails; a sidecar knows no proposal's name.",
+        *_SUBJECT,
+        Label(name="server", most=256, meaning="pod; empty on one machine"),
+        by=ALL,
+        most_rows=PENDING_ROWS,
+    ),
+    _SWAP.table(
+        "retuned_swap_paused",
+        "1 for each rollout that is paused: a person has to say how to go on.",
+        *_SUBJECT,
+        _DIGEST,
+        by=OPERATOR,
+        most_rows=PENDING_ROWS,
+    ),
+    _SWAP.counter(
+        "retuned_pages_total",
+        "What somebody was to be woken for, by why.",
+        closed("reason", ("rollback-failed",)),
+        by=OPERATOR,
+    ),
+)
+
+WATCHED: tuple[Metric, ...] = (
+    _WATCH.totals(
+        "retuned_slot_launches_total",
+        "Launches of slots since the last order, by who served them; the server counts.",
+        KERNEL,
+        closed("served_by", ("variant", "original")),
+    ),
+    _WATCH.totals(
+        "retuned_shadow_checks_total", "Launches that were compared with the original.", KERNEL
+    ),
+    _WATCH.totals(
+        "retuned_shadow_mismatches_total",
+        "Comparisons in which a variant differed by more than it may, NaN and Inf included.",
+        KERNEL,
+    ),
+    _WATCH.totals(
+        "retuned_shadow_seconds_total", "Time that comparisons took.", KERNEL, unit=Unit.SECONDS
+    ),
+    _WATCH.totals(
+        "retuned_variant_errors_total", "Launches of a variant that raised and fell back.", KERNEL
+    ),
+    _WATCH.table(
+        "retuned_shadow_worst_ratio",
+        "Largest difference that was seen, over the one that is allowed.",
+        KERNEL,
+        unit=Unit.RATIO,
+    ),
+    _WATCH.table(
+        "retuned_variant_slowdown_ratio",
+        "Time of the variant over the original's in the last timed comparison; below 1 is faster.",
+        KERNEL,
+        unit=Unit.RATIO,
+    ),
+    _WATCH.table(
+        "retuned_engaged_processes_ratio",
+        "Share of the server's processes in which a launch has run the variant in force.",
+        KERNEL,
+        unit=Unit.RATIO,
+    ),
+    _WATCH.table(
+        "retuned_variant_ratio",
+        "Share of launches that are to run the variant in force: 1 is all.",
+        KERNEL,
+        unit=Unit.RATIO,
+    ),
+    _WATCH.table(
+        "retuned_slot_tripped",
+        "1 where the server has taken a variant back by itself.",
+        KERNEL,
+    ),
+)
+
+SINKS = ("slack", "pagerduty", "opsgenie", "alertmanager", "webhook")
+"""Channels that messages go to."""
+
+_TOLD = Book(Stage.GATE, JUDGES)
+_SINK = closed("channel", SINKS, "where messages go")
+
+TOLD: tuple[Metric, ...] = (
+    _TOLD.counter(
+        "retuned_channel_messages_total",
+        "Messages to a channel, by what became of each try: taken, not taken and tried again, or "
+        "of no use any more before it was taken.",
+        _SINK,
+        closed("outcome", ("sent", "failed", "given-up")),
+    ),
+    _TOLD.table(
+        "retuned_channel_messages_waiting",
+        "Messages that a channel has not taken yet.",
+        _SINK,
+    ),
+    _TOLD.table(
+        "retuned_channel_oldest_waiting_timestamp_seconds",
+        "When the oldest message that a channel has not taken was written; none while none waits.",
+        _SINK,
+        unit=Unit.TIMESTAMP,
+    ),
+    _TOLD.counter(
+        "retuned_channel_arrivals_total",
+        "What came from Slack and Alertmanager, by whether it was taken, refused, or is to come "
+        "again because it could not be kept.",
+        closed("channel", ("slack", "alertmanager"), "where it came from"),
+        closed("outcome", ("taken", "refused", "again")),
+    ),
+)
+
+_TRIAL = Book(Stage.EXPERIMENT, JUDGES)
+_VERDICT = Book(Stage.VERDICT, DAEMON)
+
+TRIED: tuple[Metric, ...] = (
+    _TRIAL.counter("retuned_experiments_started_total", "Experiments that were begun."),
+    _TRIAL.counter(
+        "retuned_experiments_ended_total",
+        "Experiments that came to an end, by how.",
+        closed("outcome", EXPERIMENT_OUTCOMES),
+    ),
+    _TRIAL.histogram(
+        "retuned_experiment_duration_seconds",
+        "Time from the begin of an experiment to its end.",
+        closed("outcome", EXPERIMENT_OUTCOMES),
+        buckets=LONG,
+    ),
+    _TRIAL.counter(
+        "retuned_experiment_gpu_seconds_total",
+        "Time that experiments held a device: candidates on one machine, Jobs in a cluster.",
+        unit=Unit.SECONDS,
+    ),
+    _TRIAL.table(
+        "retuned_experiments",
+        "Experiments there are, by how far they are.",
+        closed("phase", EXPERIMENT_PHASES),
+    ),
+    _TRIAL.gauge(
+        "retuned_experiments_waiting", "What could be tried and has not begun: beliefs or objects."
+    ),
+    _TRIAL.counter(
+        "retuned_experiment_phases_total",
+        "Changes of phase of experiments.",
+        closed("phase", EXPERIMENT_PHASES),
+        by=OPERATOR,
+    ),
+    _VERDICT.counter(
+        "retuned_candidates_total",
+        "Candidates that were judged, by reason of the verdict.",
+        VERDICT,
+    ),
+    _VERDICT.counter(
+        "retuned_candidate_seconds_total",
+        "Time that candidates cost, by reason of the verdict.",
+        VERDICT,
+        unit=Unit.SECONDS,
+    ),
+    _VERDICT.counter(
+        "retuned_end_to_end_total",
+        "Swaps that were measured on the whole server, by what was found.",
+        closed("outcome", words(EndToEndOutcome)),
+        closed("reason", words(EndToEndReason)),
+    ),
+)

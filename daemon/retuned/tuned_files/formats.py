@@ -1,0 +1,391 @@
+"""What a server says of its file, what is tuned of it, and what an order changes.
+
+A row of a fused-MoE file as a variant of the lab's kernel, and back.
+
+Matrix products that a library carries out as a table says: launches, rows as variants, changes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from retuned import catalog
+from retuned.contract import Digest, Language, Name, Record, Solution, SourceFile, TrustClass
+from retuned.errors import CandidateError, UnreadableInput
+
+Format = Literal["moe-vllm", "moe-sglang", "aiter", "tunable-op"]
+"""Files that the daemon orders changes of."""
+FORMATS: tuple[Format, ...] = ("moe-vllm", "moe-sglang", "aiter", "tunable-op")
+MAX_M = 2**31 - 1
+"""Stands for all batch sizes that follow, as in the runtime."""
+MOST_RUNS = 2048
+"""Most steps of a file; the runtime reads 1024 rows, and each may be two steps."""
+
+Value = Annotated[int, Field(strict=True, ge=-(2**31), le=2**31)] | bool | str
+"""What a row says of one parameter."""
+Row = dict[Annotated[str, Field(max_length=64)], Value]
+"""Launch parameters as the file spells them."""
+
+
+class PickedRun(Record):
+    """Batch sizes from `first` to `last`, both included, for which a server picks one row."""
+
+    first: int = Field(ge=1, le=MAX_M)
+    """Least."""
+    last: int = Field(ge=1, le=MAX_M)
+    """Largest; `MAX_M` is without end."""
+    row: Row = Field(max_length=64)
+    """What is picked; of a table empty where it has no row, and the server takes its default."""
+
+
+class Look(Record):
+    """What a server picks today, for every batch size."""
+
+    path: str = Field(max_length=4096)
+    """The file that may be written; a stranger's text, for people only."""
+    digest: Digest | None
+    """Of the file that is read now; None where there is none and the server takes its defaults."""
+    runs: tuple[PickedRun, ...] = Field(min_length=1, max_length=MOST_RUNS)
+    """Steps, from size 1 without a gap to `MAX_M`."""
+    reload: Literal["now", "at-restart"] = "now"
+    """When the server reads what is written."""
+    rule: Annotated[str, Field(max_length=64)] = ""
+    """How AITER pads batch sizes; empty for others."""
+    cells: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
+        Field(default_factory=dict, max_length=64)
+    )
+    """Of a table: what new rows have beside what is chosen."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Look:
+        at = 1
+        for run in self.runs:
+            if run.first != at or run.last < run.first:
+                raise ValueError(f"the steps have a gap or overlap at M={at}")
+            at = run.last + 1
+        if at != MAX_M + 1:
+            raise ValueError(f"the steps end at M={at - 1}")
+        return self
+
+
+class TunedFileStep(Record):
+    """One step of a file, as a kernel that experiments are about."""
+
+    definition: Name
+    """Kernel of the catalog that stands for the server's in the lab."""
+    format: Format
+    """Whose file it is."""
+    lookup: dict[str, Any] = Field(max_length=16)
+    """What the server's own lookup is asked with."""
+    path: str = Field(max_length=4096)
+    """The file, for people."""
+    digest: Digest | None
+    """Of the file that the step was read from; None is no file."""
+    run: PickedRun
+    """The step: its batch sizes and its row."""
+    choices: tuple[Row, ...] = Field(default=(), max_length=64)
+    """Of a table: rows that it has for this product, which are all that may be tried."""
+
+
+class FileChange(Record):
+    """What a proposal writes into a server's file; kept under the proposal's id."""
+
+    definition: Name
+    """Kernel."""
+    format: Format
+    """Whose file it is."""
+    digest: Digest
+    """Of `text`; what is signed, and what the proposal names."""
+    text: str = Field(max_length=192 << 10)
+    """The change as the server gets it, JSON: guard, rows, lookup, and the file's digest before."""
+    path: str = Field(max_length=4096)
+    """The file, for people."""
+    under: str = ""
+    """Proposal whose change the file has already, which this one is made on; empty is none."""
+
+
+def read_look(answer: Mapping[str, Any]) -> Look:
+    """Read what a server said.
+
+    Raises
+    ------
+    UnreadableInput
+        ``look-invalid``: it says something else than it should.
+    """
+    try:
+        return Look.model_validate(
+            {
+                "path": answer.get("path"),
+                "digest": answer.get("digest"),
+                "reload": answer.get("reload", "now"),
+                "rule": answer.get("rule", ""),
+                "cells": answer.get("cells", {}),
+                "runs": [_run(each) for each in _list(answer.get("runs"))],
+            }
+        )
+    except (ValidationError, TypeError, ValueError) as error:
+        first = str(error).splitlines()[0][:200]
+        raise UnreadableInput(
+            "look-invalid", where="the server's runtime", message=f"{first}; update the runtime"
+        ) from error
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list) or len(value) > MOST_RUNS:
+        raise TypeError(f"'runs' is no list of at most {MOST_RUNS}")
+    return value
+
+
+def _run(each: object) -> dict[str, Any]:
+    if not isinstance(each, list) or len(each) != 3:
+        raise TypeError("a step is no list of first, last and row")
+    return {"first": each[0], "last": each[1], "row": each[2]}
+
+
+STAGES = "stages"
+"""Structure of the catalog that is what servers launch."""
+NAMES: Mapping[str, str] = {
+    "BLOCK_SIZE_M": "BLOCK_M",
+    "BLOCK_SIZE_N": "BLOCK_N",
+    "BLOCK_SIZE_K": "BLOCK_K",
+    "num_warps": "num_warps",
+    "num_stages": "num_stages",
+}
+"""Parameter of a row -> parameter of the lab's kernel."""
+USUAL: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
+"""What Triton launches with where a row does not say."""
+_LEAST, _MOST = 16, 512
+_MOST_STAGES = 10
+AUTHOR = "row of a file"
+
+
+def incumbent_of(definition: str, row: Mapping[str, Value]) -> Solution:
+    """Return what a server's row is in the lab.
+
+    Raises
+    ------
+    CandidateError
+        ``row-does-not-map``: it lacks a parameter, or has one that no such kernel has.
+    UsageError
+        If the catalog has no such definition.
+    """
+    entry = catalog.get(definition, language=Language.TRITON)
+    if entry.incumbent.structure != STAGES:
+        raise CandidateError("row-does-not-map", detail=f"{definition} has no {STAGES}")
+    params = {ours: _number(row, theirs) for theirs, ours in NAMES.items()}
+    point = "-".join(f"{name.lower()}{value}" for name, value in params.items())
+    return entry.incumbent.model_copy(
+        update={
+            "name": f"{entry.definition.op_type}.row.{point}"[:128],
+            "params": {**entry.incumbent.params, **params},
+            "author": AUTHOR,
+        }
+    )
+
+
+def stages_row(solution: Solution, *, today: Mapping[str, Value]) -> Row:
+    """Return the row that says what a variant is.
+
+    Parameters
+    ----------
+    solution
+        From an experiment on the row's definition.
+    today
+        What the server picks now; has all that the lab's kernel does not know.
+
+    Raises
+    ------
+    CandidateError
+        ``not-a-row``: it is another algorithm, or other source, which no row can say.
+    """
+    entry = catalog.get(solution.definition, language=Language.TRITON)
+    ours = entry.incumbent
+    known = {*NAMES.values()}
+    same = (
+        solution.structure == STAGES
+        and (solution.sources, solution.steps, solution.scratch)
+        == (ours.sources, ours.steps, ours.scratch)
+        and solution.trust is TrustClass.PARAMETERS
+        and {n: v for n, v in solution.params.items() if n not in known}
+        == {n: v for n, v in ours.params.items() if n not in known}
+    )
+    if not same or not known <= solution.params.keys():
+        detail = f"{solution.name} is not {STAGES} with other parameters, so no row says it"
+        raise CandidateError("not-a-row", detail=detail)
+    said = {theirs: solution.params[mine] for theirs, mine in NAMES.items()}
+    row: Row = {**today}
+    for name, value in said.items():
+        row[name] = _whole(name, value)
+    return row
+
+
+def _number(row: Mapping[str, Value], name: str) -> int:
+    value = row.get(name, USUAL.get(name))
+    return _whole(name, value)
+
+
+def _whole(name: str, value: object) -> int:
+    if type(value) is not int:
+        raise CandidateError("row-does-not-map", detail=f"{name} is {value!r:.40}, no whole number")
+    power = value > 0 and value & (value - 1) == 0
+    fits = {
+        "num_warps": power and value <= 32,
+        "num_stages": 1 <= value <= _MOST_STAGES,
+    }.get(name, power and _LEAST <= value <= _MOST)
+    if not fits:
+        detail = f"{name} is {value}, which the lab's kernel cannot be launched with"
+        raise CandidateError("row-does-not-map", detail=detail)
+    return value
+
+
+TABLES: tuple[Format, ...] = ("aiter", "tunable-op")
+"""Files that are tables of libraries' solutions."""
+TABLE_ROW = "row"
+"""Structure of such a variant."""
+KERNEL = re.compile(r"(Cijk_|bf16gemm_)")
+"""Names of the kernels that hipBLASLt, rocBLAS and AITER's own products launch."""
+MOST_CHOICES = 64
+"""Most rows of a table that an experiment may try."""
+_OPERATOR = "retuned::gemm_bf16"
+_TYPES = ("bfloat16", "bfloat16")
+_BF16 = frozenset({"bfloat16", "bf16", "c10::bfloat16"})
+_FILE = "row.json"
+_TOP = 1 << 17
+"""Largest batch size that a change of AITER's table may be for; as in the runtime."""
+_MOST_ROWS = 256
+_UNTIMED = "0.0"
+
+
+def read_product(
+    kernel: str, dims: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+) -> tuple[str, int] | None:
+    """Return definition and tokens of a plain product in bfloat16; None for any other launch.
+
+    Parameters
+    ----------
+    kernel
+        Name of the kernel as a trace has it.
+    dims
+        Tensors of the operator that launched it: tokens, then weights in either order of axes.
+    dtypes
+        Element type of each.
+
+    Examples
+    --------
+    >>> read_product("Cijk_Ailk_Bljk_BBS_BH", ((16, 256), (256, 512)), ("bfloat16", "bfloat16"))
+    ('gemm_bf16_n512_k256', 16)
+    """
+    plain = [each.lower().removeprefix("torch.") for each in dtypes]
+    if not KERNEL.match(kernel) or len(dims) != len(plain) or len(dims) != len(_TYPES):
+        return None
+    if not all(each in _BF16 for each in plain) or any(len(each) != len(_TYPES) for each in dims):
+        return None
+    tokens, weights = dims
+    if weights[0] == tokens[1]:  # as a plain matrix product has them
+        weights = (weights[1], weights[0])
+    bound = catalog.recognise(_OPERATOR, (tokens, weights), _TYPES)
+    return (bound.definition, bound.axes["M"]) if bound is not None else None
+
+
+def lookup_of(definition: str) -> dict[str, Any]:
+    """Return what a table is looked up with for a product of the catalog.
+
+    Raises
+    ------
+    UsageError
+        If the catalog has no such definition.
+    """
+    lengths = catalog.get(definition).definition.lengths({"M": 1})
+    return {"N": lengths["N"], "K": lengths["K"]}
+
+
+def variant_of(definition: str, row: Mapping[str, Value]) -> Solution:
+    """Return what a row is in the lab: a variant whose only source is the row.
+
+    Raises
+    ------
+    CandidateError
+        ``row-does-not-map``: there is no row, and the server's own default has no name.
+    """
+    if not row:
+        detail = f"no row is picked for {definition}: what the server does by itself has no name"
+        raise CandidateError("row-does-not-map", detail=detail)
+    text = json.dumps(dict(row), sort_keys=True)
+    return Solution(
+        name=f"{definition}.row"[:128],
+        definition=definition,
+        language=Language.LIBRARY,
+        entry="row",
+        sources=(SourceFile(path=_FILE, content=text),),
+        structure=TABLE_ROW,
+        trust=TrustClass.PARAMETERS,
+        author="row of a table",
+    )
+
+
+def choices_of(runs: Sequence[PickedRun]) -> tuple[Row, ...]:
+    """Return the different rows of a table for one product, in the order of its batch sizes."""
+    found: list[Row] = []
+    for run in runs:
+        if run.row and run.row not in found:
+            found.append(run.row)
+    return tuple(found[:MOST_CHOICES])
+
+
+def table_row(solution: Solution, subject: TunedFileStep) -> Row:
+    """Return the row that a variant is.
+
+    Raises
+    ------
+    CandidateError
+        ``not-a-row``: it is no row that the table had when it was looked at.
+    """
+    for row in subject.choices:
+        if variant_of(subject.definition, row).digest == solution.digest:
+            return row
+    detail = f"{solution.name} is no row that {subject.path} has for another batch size"
+    raise CandidateError("not-a-row", detail=detail[:500])
+
+
+def body_of(subject: TunedFileStep, row: Row, *, look: Look, low: int, high: int) -> dict[str, Any]:
+    """Return what a change says, without the file's digest.
+
+    Parameters
+    ----------
+    subject
+        The step that was tuned.
+    row
+        What won.
+    look
+        What the server picks at this moment.
+    low, high
+        Batch sizes that it is for.
+
+    Raises
+    ------
+    CandidateError
+        ``guard-beyond-step`` where it is for more sizes than such a table takes.
+    """
+    cells = dict(look.cells)
+    if subject.format == "aiter":
+        if high > _TOP:
+            detail = f"a change of AITER's table ends at M={_TOP}, not at {high}"
+            raise CandidateError("guard-beyond-step", detail=detail)
+        rows: list[Any] = [{**cells, **row, "M": str(high)}]
+        more = {"guard": [[low, high]], "rule": look.rule}
+    else:
+        if high >= MAX_M or high - low >= _MOST_ROWS:
+            detail = f"{low} to {high} are more sizes than the {_MOST_ROWS} rows of a change"
+            raise CandidateError("guard-beyond-step", detail=detail)
+        before, after = cells.get("before", ""), cells.get("after", "")
+        rows = [
+            [cells.get("operator", ""), f"{before}{m}{after}", row["solution"], _UNTIMED]
+            for m in range(low, high + 1)
+        ]
+        more = {"guard": [[low, high]]}  # for people: PyTorch matches every size exactly
+    return {"format": subject.format, "rows": rows, "lookup": subject.lookup, **more}

@@ -1,0 +1,79 @@
+"""Artifacts on the wire: one line that says what follows, and the bytes. Checked before they go.
+
+The signature in the bundle is what a server believes; the checks here keep a damaged store from
+being a puzzle in a thousand pods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+
+from pydantic import ValidationError
+
+from retuned.api.agent import MAX_ARTIFACT_BYTES, MAX_ARTIFACT_FILES, Bundle, BundleFile
+from retuned.contract import Digest
+from retuned.errors import Refused, UnreadableInput
+
+MANIFEST = "artifact.json"
+"""The file that says what the others are."""
+_PIECE_BYTES = 256 << 10
+
+
+def bundle_of(digest: Digest, files: Mapping[str, bytes]) -> Bundle:
+    """Return the first line of an artifact, once its files are what they should be.
+
+    Raises
+    ------
+    UnreadableInput
+        ``artifact-damaged``: it is another's, or a file is not as the manifest says.
+    Refused
+        ``artifact-too-large``.
+    """
+    size = sum(len(data) for data in files.values())
+    if size > MAX_ARTIFACT_BYTES or len(files) > MAX_ARTIFACT_FILES:
+        error = Refused(f"{digest} has {len(files)} files and {size} bytes")
+        error.code = "artifact-too-large"
+        raise error
+    _check(digest, files)
+    try:
+        return Bundle(
+            digest=digest,
+            files={
+                name: BundleFile(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+                for name, data in files.items()
+            },
+        )
+    except ValidationError as error:
+        raise _damaged(digest, "a file has a name that no artifact has") from error
+
+
+def pieces(bundle: Bundle, files: Mapping[str, bytes]) -> Iterator[bytes]:
+    """Yield what goes over the wire."""
+    yield bundle.model_dump_json().encode() + b"\n"
+    for name in bundle.files:
+        data = memoryview(files[name])
+        for start in range(0, len(data), _PIECE_BYTES):
+            yield bytes(data[start : start + _PIECE_BYTES])
+
+
+def _check(digest: Digest, files: Mapping[str, bytes]) -> None:
+    try:
+        manifest = json.loads(files[MANIFEST])
+        named, binary, expected = (
+            manifest["digest"],
+            files[manifest["binary"]],
+            str(manifest["binary_sha256"]).removeprefix("sha256:"),
+        )
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(digest, f"its manifest does not say what it is ({error!r:.80})") from error
+    if named != digest:
+        raise _damaged(digest, "its manifest names another")
+    if hashlib.sha256(binary).hexdigest() != expected:
+        raise _damaged(digest, "its binary is not the one that the manifest names")
+
+
+def _damaged(digest: Digest, what: str) -> UnreadableInput:
+    message = f"{what}; build it again from its experiment"
+    return UnreadableInput("artifact-damaged", where=digest, message=message)

@@ -1,0 +1,115 @@
+"""What the agent API needs of the cluster and of the operator, as small Protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from retuned.api.agent import DefinitionPost, DriftPost, Hello, OrderDone, ProfileReport, WatchPost
+from retuned.contract import Digest
+from retuned.stages.swap import SwapOrder
+
+Said = Hello | ProfileReport | DriftPost | DefinitionPost | WatchPost | OrderDone
+"""All that a sidecar tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecord:
+    """A pod, as the cluster knows it."""
+
+    namespace: str
+    """Its namespace."""
+    name: str
+    """Its name."""
+    uid: str
+    """Its uid."""
+    target: str
+    """TuningTarget whose selector it matches, as ``namespace/name``; empty where none does."""
+    gpus: int = 1
+    """Accelerators that it requests; 1 where it requests none that are known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Who said something, and when it came."""
+
+    pod: PodRecord
+    """Proven by the token, not by what was said."""
+    at: datetime
+    """By the operator's clock."""
+    traceparent: str = ""
+    """Span of the pod in which what it says was found; empty where it names none."""
+
+
+class Tokens(Protocol):
+    """The API server's word on tokens."""
+
+    def review(self, token: str, *, audience: str) -> Mapping[str, Any]:
+        """Return the answer of a TokenReview. Called on a worker thread.
+
+        Raises
+        ------
+        TemporaryError
+            If the API server does not answer.
+        RetunedError
+            If it refuses to answer.
+        """
+        ...
+
+
+class PodDirectory(Protocol):
+    """Pods, what they are to have, and artifacts. Safe for threads."""
+
+    def pod(self, namespace: str, name: str) -> PodRecord | None:
+        """Return a pod that exists now; from memory, because every request asks.
+
+        Raises
+        ------
+        TemporaryError
+            If it is not known whether a target selects it: one that none selects goes back.
+        """
+        ...
+
+    def orders(self, pod: PodRecord) -> Sequence[SwapOrder]:
+        """Return the newest order of each slot; from memory.
+
+        Raises
+        ------
+        TemporaryError
+            If that is not known now: a pod is then told nothing, rather than that it has none.
+        """
+        ...
+
+    def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
+        """Return the files of an artifact by name; None where there is none. On a worker thread.
+
+        Raises
+        ------
+        TemporaryError
+            If the store does not answer.
+        UnreadableInput
+            If it is damaged.
+        """
+        ...
+
+    def key(self) -> str:
+        """Return the public key that artifacts are signed with, hex; empty where there is none."""
+        ...
+
+
+class Inbox(Protocol):
+    """Takes what sidecars say; telling it again changes nothing. Called on worker threads."""
+
+    def take(self, receipt: Receipt, said: Said) -> None:
+        """Keep what was said.
+
+        Raises
+        ------
+        TemporaryError
+            If it cannot be kept now, as where a disk is full: the sidecar tells it again.
+        Refused
+            If it has no meaning here.
+        """
+        ...

@@ -1,0 +1,230 @@
+"""What each pod said last, in memory, and what the state machines read of it.
+
+Windows and drift go on to an archive that lasts; how slots stand is told anew every few seconds, so
+an operator that starts knows it soon, and until then knows nothing of it, which starts nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from retuned.api.agent import (
+    DefinitionPost,
+    DriftPost,
+    Hello,
+    OrderDone,
+    ProfileReport,
+    SlotWatch,
+    WatchPost,
+)
+from retuned.control.facts import HeldFact, PodFact
+from retuned.stages.watch import WatchAction, WatchReport
+from retuned_operator.agent_api.ports import Inbox, PodRecord, Receipt, Said
+
+FRESH = timedelta(seconds=60)
+"""How long what a pod said of its slots is news; harm that it told stays."""
+MAX_PODS = 20_000
+"""Most pods that are remembered, those heard of last."""
+_MAX_DONE = 64
+_MAX_SPANS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSaid:
+    """What one pod said last."""
+
+    pod: PodRecord
+    """Which."""
+    heard_at: datetime
+    """When it last said anything."""
+    hello: Hello | None = None
+    """Who it is; None before."""
+    watch: WatchPost | None = None
+    """How its slots stand; None before."""
+    watched_at: datetime | None = None
+    """When that came; None before."""
+    done: tuple[OrderDone, ...] = ()
+    """What became of its last orders, oldest first."""
+    profiled_at: datetime | None = None
+    """When its last window came; None before."""
+    kernels: int = 0
+    """Kernels in that window."""
+    spans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By proposal: the pod's last spans in which something became of an order of it, each a
+    ``traceparent``, oldest first."""
+
+
+class Reports:
+    """The `Inbox` of the operator.
+
+    Parameters
+    ----------
+    archive
+        Takes windows and drift, for good.
+    changed
+        Called with the target of a pod that said something new which decisions read.
+    """
+
+    def __init__(self, archive: Inbox, *, changed: Callable[[str], None] = lambda _: None) -> None:
+        self._archive = archive
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._said: OrderedDict[str, PodSaid] = OrderedDict()
+
+    def take(self, receipt: Receipt, said: Said) -> None:
+        """Keep what was said; see `Inbox.take`."""
+        if isinstance(said, ProfileReport | DriftPost | DefinitionPost):
+            self._archive.take(receipt, said)  # first: what cannot be kept is told again
+        with self._lock:
+            before = self._said.get(receipt.pod.uid)
+            known = before or PodSaid(pod=receipt.pod, heard_at=receipt.at)
+            after = replace(_with(known, receipt, said), pod=receipt.pod, heard_at=receipt.at)
+            self._said[receipt.pod.uid] = after
+            self._said.move_to_end(receipt.pod.uid)
+            while len(self._said) > MAX_PODS:
+                self._said.popitem(last=False)
+        if _is_news(before, after, said):
+            self._changed(receipt.pod.target)
+
+    def of(self, uid: str) -> PodSaid | None:
+        """Return what a pod said last; None where nothing was heard of it."""
+        with self._lock:
+            return self._said.get(uid)
+
+    def has_heard(self, pod: PodRecord) -> bool:
+        """Whether a pod has said who it is since this process began."""
+        said = self.of(pod.uid)
+        return said is not None and said.hello is not None
+
+    def forget_all_but(self, uids: Collection[str]) -> None:
+        """Drop pods that are gone."""
+        with self._lock:
+            for uid in self._said.keys() - set(uids):
+                del self._said[uid]
+
+
+def _with(known: PodSaid, receipt: Receipt, said: Said) -> PodSaid:
+    match said:
+        case Hello():
+            return replace(known, hello=said)
+        case WatchPost():
+            return replace(known, watch=said, watched_at=receipt.at)
+        case OrderDone():
+            others = tuple(
+                each
+                for each in known.done
+                if (each.order, each.outcome) != (said.order, said.outcome)
+            )
+            done = (*others, said)[-_MAX_DONE:]
+            named = {each.proposal for each in done}
+            spans = {key: found for key, found in known.spans.items() if key in named}
+            if receipt.traceparent:
+                found = dict.fromkeys((*spans.get(said.proposal, ()), receipt.traceparent))
+                spans[said.proposal] = tuple(found)[-_MAX_SPANS:]
+            return replace(known, done=done, spans=spans)
+        case ProfileReport():
+            kernels = {stat.signature.kernel for stat in said.profile.stats}
+            return replace(known, profiled_at=receipt.at, kernels=len(kernels))
+        case DriftPost() | DefinitionPost():
+            return known
+
+
+def _is_news(before: PodSaid | None, after: PodSaid, said: Said) -> bool:
+    """Whether a decision could read what it did not before.
+
+    How slots stand is told every few seconds by every pod, and is mostly as it was.
+    """
+    if not isinstance(said, WatchPost) or before is None or before.pod != after.pod:
+        return True
+    if before.watch is None or before.watched_at is None:
+        return True
+    stale = after.heard_at - before.watched_at > FRESH
+    return stale or _essence(before.watch) != _essence(said)
+
+
+def _essence(watch: WatchPost) -> object:
+    """Return what decisions read of a post: no counts, and no words for people."""
+    slots = [
+        (s.definition, s.active, s.epoch, s.newest_epoch, s.tripped, s.proposal)
+        + ((s.report.action, s.report.reason) if s.report is not None else ())
+        for s in watch.slots
+    ]
+    return slots, [(each.order, each.final, each.reason) for each in watch.held]
+
+
+def pod_fact(
+    said: PodSaid | None,
+    *,
+    name: str,
+    uid: str,
+    ready: bool,
+    kernel: str,
+    proposal: str,
+    now: datetime,
+    ends: int = 0,
+) -> PodFact:
+    """Return what a step of a proposal reads of one pod.
+
+    Parameters
+    ----------
+    said
+        What it said last; None where it never did.
+    name, uid, ready, ends
+        As the cluster knows it.
+    kernel
+        Slot that the proposal is about.
+    proposal
+        Id of the stage's record, see `SwapProposal.stage_proposal`: what the pod says of another
+        proposal in the same slot says nothing of this one.
+    now
+        The operator's time.
+    """
+    slot = _slot(said, kernel)
+    held = held_fact(said, kernel=kernel, proposal=proposal)
+    if said is None or slot is None:
+        return PodFact(name=name, uid=uid, ready=ready, ends=ends, held=held)
+    return PodFact(
+        name=name,
+        uid=uid,
+        ready=ready,
+        active=slot.active,
+        epoch=slot.epoch,
+        newest_epoch=slot.newest_epoch,
+        tripped=slot.tripped if slot.proposal in ("", proposal) else "",
+        ends=ends,
+        report=_report(said, slot, proposal=proposal, now=now),
+        held=held,
+    )
+
+
+def held_fact(said: PodSaid | None, *, kernel: str, proposal: str) -> HeldFact | None:
+    """Return why a pod has not carried out its newest order of a proposal; None where it has.
+
+    Parameters
+    ----------
+    said
+        What it said last; None where it never did.
+    kernel, proposal
+        As of `pod_fact`. The server may not have the slot yet.
+    """
+    told = said.watch.held if said is not None and said.watch is not None else ()
+    held = next((e for e in told if (e.definition, e.proposal) == (kernel, proposal)), None)
+    if held is None:
+        return None
+    return HeldFact(epoch=held.epoch, final=held.final, reason=held.reason, detail=held.detail)
+
+
+def _slot(said: PodSaid | None, kernel: str) -> SlotWatch | None:
+    slots = said.watch.slots if said is not None and said.watch is not None else ()
+    return next((each for each in slots if each.definition == kernel), None)
+
+
+def _report(said: PodSaid, slot: SlotWatch, *, proposal: str, now: datetime) -> WatchReport | None:
+    if slot.report is None or slot.proposal != proposal or said.watched_at is None:
+        return None
+    fresh = now - said.watched_at <= FRESH
+    return slot.report if fresh or slot.report.action is WatchAction.ROLLBACK else None

@@ -1,0 +1,276 @@
+"""What a step of a proposal looks at, gathered from the caches and from what sidecars say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from retuned.api.proposal import PodOrder, PodState
+from retuned.contract import Digest
+from retuned.control import PodFact, RolloutFacts, gate_facts, waves
+from retuned.control.analysis import Compared
+from retuned.control.facts import PolicyFact
+from retuned.errors import TemporaryError
+from retuned.ports import Clock
+from retuned.stages.verdict import ServerEnvironment
+from retuned_operator.agent_api.reports import held_fact, pod_fact
+from retuned_operator.controllers import objects
+from retuned_operator.controllers.objects import PodSeen
+from retuned_operator.controllers.ports import (
+    BY_LABEL,
+    BY_PROPOSAL,
+    BY_TARGET,
+    Caches,
+    EventSubject,
+    Kernels,
+    Ledger,
+    Reports,
+    Signals,
+)
+from retuned_operator.kube.resources import (
+    DECISIONS,
+    FREEZES,
+    PODS,
+    POLICIES,
+    PROPOSALS,
+    TARGETS,
+    Obj,
+)
+from retuned_operator.schema import SwapProposal, TuningTarget, read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """Everything that is observed, by way of ports."""
+
+    caches: Caches
+    """Objects of the API server."""
+    reports: Reports
+    """What sidecars say."""
+    signals: Signals
+    """What monitoring says."""
+    ledger: Ledger
+    """The operator's store."""
+    kernels: Kernels
+    """The catalog."""
+    clock: Clock
+    """Time."""
+    environment: str = ""
+    """Value of the label ``env`` of targets that have none."""
+    generators: tuple[str, ...] = ("search",)
+    """Who proposes variants of kernels that have a reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """One target with all its proposals, as they are at one moment."""
+
+    target: TuningTarget | None
+    """The servers; None where there is no such target."""
+    proposals: tuple[SwapProposal, ...]
+    """Those that can be read, oldest first."""
+    unreadable: tuple[str, ...]
+    """Why others cannot be read; any of them may be under way."""
+    pods: tuple[PodSeen, ...]
+    """Server pods with a sidecar."""
+
+
+def rollouts_of(world: ClusterView, key: str) -> Rollouts | None:
+    """Return a target with its proposals; None while that is not known.
+
+    Raises
+    ------
+    UnreadableInput
+        If the target itself cannot be read.
+    """
+    bodies = world.caches.by(PROPOSALS, BY_TARGET, key)
+    target = target_of(world, key)
+    pods = () if target is None else pods_of(world, target)
+    if bodies is None or pods is None or not world.caches.knows(TARGETS):
+        return None
+    found, faults = objects.all_of(SwapProposal, bodies)
+    ordered = sorted(found, key=lambda each: (_made(each), each.metadata.name))
+    return Rollouts(target=target, proposals=tuple(ordered), unreadable=faults, pods=pods)
+
+
+def _made(resource: SwapProposal) -> str:
+    at = resource.metadata.creation_timestamp
+    return at.isoformat() if at else ""
+
+
+def target_of(world: ClusterView, key: str) -> TuningTarget | None:
+    """Return a target; None where there is none, or it is on its way out.
+
+    Raises
+    ------
+    UnreadableInput
+        If it cannot be read.
+    """
+    body = world.caches.get(TARGETS, key)
+    found = None if body is None else read(TuningTarget, body)
+    if found is None or found.metadata.deletion_timestamp:
+        return None
+    labels = {"env": world.environment, **found.metadata.labels} if world.environment else None
+    if labels is None:
+        return found
+    metadata = found.metadata.model_copy(update={"labels": labels})
+    return found.model_copy(update={"metadata": metadata})
+
+
+def server_pods(caches: Caches, target: TuningTarget) -> Sequence[Obj] | None:
+    """Return the pods that a target selects; None while they are not known."""
+    labels = target.spec.selector.match_labels
+    if not labels:
+        return ()
+    first = next(f"{target.metadata.namespace}/{k}={v}" for k, v in sorted(labels.items()))
+    bodies = caches.by(PODS, BY_LABEL, first)
+    return None if bodies is None else [b for b in bodies if objects.selected(b, labels)]
+
+
+def pods_of(world: ClusterView, target: TuningTarget) -> tuple[PodSeen, ...] | None:
+    """Return the server pods of a target that have a sidecar; None while they are not known."""
+    bodies = server_pods(world.caches, target)
+    if bodies is None:
+        return None
+    seen = [objects.pod_seen(body, container=target.spec.container) for body in bodies]
+    return tuple(pod for pod in seen if pod is not None)
+
+
+def facts_of(world: ClusterView, rollouts: Rollouts, resource: SwapProposal) -> RolloutFacts:
+    """Return all that a step of one proposal looks at."""
+    namespace, name = resource.metadata.namespace, resource.metadata.name
+    target, now = rollouts.target, world.clock.now()
+    policies = objects.policies(world.caches.list(POLICIES, namespace=namespace))
+    said = _together(
+        world.caches.by(DECISIONS, BY_PROPOSAL, f"{namespace}/{name}"),
+        world.caches.by(DECISIONS, BY_PROPOSAL, f"{namespace}/?"),
+    )
+    kernel = resource.spec.kernel
+    is_live = target is not None and world.kernels.is_live(kernel, target=target)
+    checked, fault = _evidence(world, rollouts, resource)
+    return RolloutFacts(
+        target=target,
+        pods=tuple(_pod(world, resource, pod, now=now, is_live=is_live) for pod in rollouts.pods),
+        policies=None if rollouts.unreadable else policies,
+        decisions=objects.decisions(said),
+        freezes=objects.freezes(world.caches.list(FREEZES)),
+        others=tuple(o for o in rollouts.proposals if o.metadata.uid != resource.metadata.uid),
+        live_baseline=None if target is None else baseline(world, target, kernel),
+        evidence_fault=fault,
+        evidence_checked=checked,
+        metrics=_metrics(world, policies, resource, target, now=now),
+        slo_firing=None if target is None else world.signals.slo_firing(target),
+    )
+
+
+def baseline(world: ClusterView, target: TuningTarget, kernel: str) -> Digest | None:
+    """Return what ought to run in a slot now, the original included; None where nobody knows."""
+    entries = target.status.active_kernels
+    active = next((each.digest for each in entries if each.kernel == kernel), None)
+    if active is not None:
+        return active
+    original = world.kernels.incumbent(kernel, target=target)
+    return None if original is None else original.digest
+
+
+def _together(first: Sequence[Obj] | None, second: Sequence[Obj] | None) -> Sequence[Obj] | None:
+    return None if first is None or second is None else [*first, *second]
+
+
+def _evidence(
+    world: ClusterView, rollouts: Rollouts, resource: SwapProposal
+) -> tuple[bool, str | None]:
+    """Return whether evidence was looked at, and what is wrong with it; only before a swap."""
+    if not resource.status.phase.is_before_swap:
+        return True, None
+    servers = servers_of(world, rollouts.pods)
+    if not servers:
+        return False, None  # nobody knows yet what it would run on
+    try:
+        fault = world.ledger.doubt(resource.stage_proposal(), servers=servers)
+    except TemporaryError:
+        return False, None
+    return True, None if fault is None else str(fault)
+
+
+def servers_of(world: ClusterView, pods: Sequence[PodSeen]) -> tuple[ServerEnvironment, ...]:
+    """Return what the processes of pods say that they run on."""
+    said = [world.reports.of(pod.uid) for pod in pods]
+    hellos = [each.hello for each in said if each is not None and each.hello is not None]
+    return tuple(process.environment() for hello in hellos for process in hello.environments)
+
+
+def _metrics(
+    world: ClusterView,
+    policies: tuple[PolicyFact, ...] | None,
+    resource: SwapProposal,
+    target: TuningTarget | None,
+    *,
+    now: datetime,
+) -> Mapping[str, Compared]:
+    """Ask for the metrics of the policy, where a look is due; nobody asks for more."""
+    rollout = resource.status.rollout
+    if policies is None or target is None or rollout is None:
+        return {}
+    labels = gate_facts.labels_of(target)
+    chosen, _ = gate_facts.choose(policies, resource.spec.kernel, labels=labels)
+    rule = chosen.policy.spec.rollout if chosen else None
+    if rule is None or not rule.analysis.metrics:
+        return {}
+    if not waves.look_is_due(resource.status, rule, now=now):
+        return {}
+    about = EventSubject(
+        namespace=target.metadata.namespace,
+        target=target.metadata.name,
+        pods=tuple(sorted(told.name for told in rollout.pods if told.wants is PodState.SWAP)),
+    )
+    return world.signals.compare(rule.analysis.metrics, about=about, since=rollout.started_at)
+
+
+def _pod(
+    world: ClusterView, resource: SwapProposal, pod: PodSeen, *, now: datetime, is_live: bool
+) -> PodFact:
+    rollout, kernel = resource.status.rollout, resource.spec.kernel
+    orders: Mapping[str, PodOrder] = {o.uid: o for o in rollout.pods} if rollout else {}
+    said, told = world.reports.of(pod.uid), orders.get(pod.uid)
+    slots = said.watch.slots if said is not None and said.watch is not None else ()
+    proposal = resource.stage_proposal().id
+    if all(slot.definition != kernel for slot in slots):
+        held = held_fact(said, kernel=kernel, proposal=proposal)
+        fact = presumed(resource, pod, told)
+        if is_live and said is not None and said.watch is not None:
+            # its slot comes with the first variant: until then, and after a restart, it has none
+            fact = PodFact(name=pod.name, uid=pod.uid, ready=pod.ready)
+        return replace(fact, ends=pod.ends, held=held)
+    return pod_fact(
+        said,
+        name=pod.name,
+        uid=pod.uid,
+        ready=pod.ready,
+        kernel=kernel,
+        proposal=proposal,
+        now=now,
+        ends=pod.ends,
+    )
+
+
+def presumed(resource: SwapProposal, pod: PodSeen, told: PodOrder | None) -> PodFact:
+    """Return a pod that has not said anything to this process, as the status has it last.
+
+    An operator that has just begun must not take the silence for a swap that never was. A pod of
+    which nothing is known is not told anything: it counts as one that does not serve yet.
+    """
+    if told is None or not told.done:
+        return PodFact(name=pod.name, uid=pod.uid, ready=False)
+    rollout = resource.status.rollout
+    previous = rollout.previous.digest if rollout and rollout.previous else None
+    active = resource.spec.artifact.digest if told.wants is PodState.SWAP else previous
+    return PodFact(
+        name=pod.name,
+        uid=pod.uid,
+        ready=pod.ready,
+        active=active,
+        epoch=told.epoch,
+        newest_epoch=told.epoch,
+    )

@@ -1,0 +1,261 @@
+"""From drift to experiments: what sidecars report, through stages 4 and 5, to KernelExperiments."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from retuned.api.experiment import Drift
+from retuned.api.target import TargetMode
+from retuned.api.values import API_VERSION
+from retuned.contract import Workload, digest_of
+from retuned.control import PolicyFact, gate_facts
+from retuned.ports import Telemetry
+from retuned.stages.experiment import Budget, ExperimentPlan, plan
+from retuned.stages.gate import Mode
+from retuned.stages.hypothesis import (
+    Hypothesis,
+    HypothesisSettings,
+    ShapeCost,
+    hypothesize,
+    unseen,
+)
+from retuned.stages.profile import Counts, WorkloadProfile, merge
+from retuned_operator.controllers import objects
+from retuned_operator.controllers.cluster_view import ClusterView, baseline, target_of
+from retuned_operator.controllers.ports import BY_TARGET, OpenDrift
+from retuned_operator.controllers.proposal import NOT_KNOWN_S
+from retuned_operator.controllers.writer import ClusterWriter
+from retuned_operator.kube.resources import EXPERIMENTS, POLICIES, TARGETS, Obj
+from retuned_operator.manifests import experiment_name
+from retuned_operator.manifests.names import labels, owner
+from retuned_operator.schema import (
+    ExperimentPhase,
+    KernelExperiment,
+    PolicyRef,
+    TuningTarget,
+    experiment_spec,
+    write,
+)
+
+MIN_WINDOWS = 2
+"""The window that raised a report is half old traffic, half new; so many later ones are needed."""
+UNMADE = frozenset({"gpu-model-unknown", "gpu-resource-unknown", "task-too-large"})
+"""Reasons of a refusal that say nothing of the idea."""
+MAX_BELIEFS = 4
+"""Most experiments that one report leads to."""
+
+
+class HypothesisController:
+    """Controller; its keys are targets, ``namespace/name``.
+
+    Parameters
+    ----------
+    world
+        What is observed.
+    acting
+        What is done.
+    telemetry
+        Numbers.
+    """
+
+    def __init__(self, world: ClusterView, acting: ClusterWriter, *, telemetry: Telemetry) -> None:
+        self._world = world
+        self._acting = acting
+        self._telemetry = telemetry
+
+    def reconcile(self, key: str) -> float | None:
+        """Answer the drift reports of a target; return when to look again, seconds.
+
+        Raises
+        ------
+        RetunedError
+            If something could not be read, or a write was refused.
+        """
+        target = target_of(self._world, key)
+        if target is None or target.spec.mode is TargetMode.OBSERVE:
+            return None
+        ripe = [d for d in self._world.ledger.drifts(key) if len(d.windows) >= MIN_WINDOWS]
+        if not ripe:
+            return None
+        about = {"target": key, "drift": ripe[0].id, "sentence": ripe[0].report.sentence}
+        with self._acting.spans.span("hypothesis", after=ripe[0].traceparent, about=about):
+            done = self._answer(target, ripe[0])
+        if done:  # the next one once its experiments are to be seen
+            self._world.ledger.answered(ripe[0])
+        return NOT_KNOWN_S
+
+    def _answer(self, target: TuningTarget, drifted: OpenDrift) -> bool:
+        """Believe, plan and ask for experiments; False while something is not known."""
+        caches, namespace = self._world.caches, target.metadata.namespace
+        policies = objects.policies(caches.list(POLICIES, namespace=namespace))
+        bodies = caches.by(EXPERIMENTS, BY_TARGET, target.full_name)
+        environment = target.status.environment
+        if policies is None or bodies is None or environment is None:
+            return False
+        earlier, _ = objects.all_of(KernelExperiment, bodies)
+        beliefs = beliefs_of(self._world, target, drifted, earlier=earlier)
+        for belief in beliefs[:MAX_BELIEFS]:
+            chosen = allowing(policies, belief.definition, target)
+            if chosen is None:
+                continue
+            planned = planned_for(self._world, target, belief, chosen)
+            if planned is not None:
+                self._world.ledger.believe(belief)
+                reasons = drifted.report.reasons
+                why = Drift(
+                    reason=str(reasons[0].code) if reasons else "",
+                    sentence=_sentence(drifted)[:2048],
+                )
+                about = {"experiment": planned.id, "kernel": belief.definition}
+                with self._acting.spans.span("experiment", about=about):
+                    self._acting.make(EXPERIMENTS, asked_for(planned, target, chosen, why))
+                self._telemetry.count("retuned_hypotheses_total")
+        return True
+
+
+def _sentence(drifted: OpenDrift) -> str:
+    said = drifted.report.sentence
+    return f"{said} Beside it: {drifted.beside}." if drifted.beside else said
+
+
+def beliefs_of(
+    world: ClusterView,
+    target: TuningTarget,
+    drifted: OpenDrift,
+    *,
+    earlier: Sequence[KernelExperiment],
+) -> tuple[Hypothesis, ...]:
+    """Ask stage 4; kernels that are being experimented on are left out."""
+    profile = merge(list(drifted.windows))
+    shapes, total_ns = costs_of(world, target, profile, counts=drifted.counts)
+    busy = {e.spec.kernel.name for e in earlier if not e.status.phase.is_terminal}
+    found = hypothesize(
+        {name: costs for name, costs in shapes.items() if name not in busy},
+        report=drifted.report,
+        total_gpu_time_ns=total_ns,
+        observed_ns=profile.observed_ns,
+        known={each.spec.hypothesis for each in earlier if not _was_never_made(each)},
+        worlds={
+            name: digest_of([baseline(world, target, name), target.status.environment])
+            for name in shapes
+        },
+    )
+    return tuple(found)
+
+
+def _was_never_made(experiment: KernelExperiment) -> bool:
+    """Whether an experiment was refused before any Job of it was there: it says nothing."""
+    status = experiment.status
+    return status.phase is ExperimentPhase.REFUSED and status.reason in UNMADE
+
+
+def costs_of(
+    world: ClusterView, target: TuningTarget, profile: WorkloadProfile, *, counts: Counts
+) -> tuple[Mapping[str, Sequence[ShapeCost]], int]:
+    """Group a workload by definition: cost per shape that what runs now serves, a second.
+
+    Shapes that slots counted and no trace saw are added with a guessed time; the time of all, with
+    theirs, is the second value, nanoseconds.
+    """
+    found: dict[str, list[ShapeCost]] = defaultdict(list)
+    live_shapes = world.kernels.live_shapes(target=target)
+    for stat in profile.stats:
+        signature = stat.signature
+        named = world.kernels.recognise(
+            signature.kernel, signature.dims, signature.dtypes, target=target
+        )
+        if named is not None:
+            workload = Workload(definition=named[0], axes=dict(named[1]), weight=stat.launches)
+            found[named[0]].append(
+                ShapeCost(workload=workload, gpu_time_ns=stat.gpu_time_ns, median_ns=stat.median_ns)
+            )
+            continue
+        for workload, part in live_shapes(stat):
+            spent_ns = int(stat.gpu_time_ns * part)
+            found[workload.definition].append(
+                ShapeCost(workload=workload, gpu_time_ns=spent_ns, median_ns=stat.median_ns)
+            )
+    total_ns = profile.gpu_time_ns
+    for name, costs in found.items():
+        guessed = unseen(
+            costs,
+            counts.get(name, {}),
+            floor_ns=lambda _: 0,  # nobody told what these accelerators can do
+            overhead_ns=HypothesisSettings().launch_ns,
+        )
+        total_ns += sum(each.gpu_time_ns for each in guessed)
+        costs += guessed
+    guards = {entry.kernel: entry.guard for entry in target.status.active_kernels}
+    per_s = 1e9 / max(profile.observed_ns, 1)
+    return {
+        name: [
+            _per_second(cost, per_s)
+            for cost in costs
+            if name not in guards or guards[name].allows(cost.workload.axes)
+        ]
+        for name, costs in found.items()
+    }, total_ns
+
+
+def _per_second(cost: ShapeCost, per_s: float) -> ShapeCost:
+    workload = cost.workload.model_copy(update={"weight": cost.workload.weight * per_s})
+    return replace(cost, workload=workload)
+
+
+def allowing(
+    policies: tuple[PolicyFact, ...], kernel: str, target: TuningTarget
+) -> PolicyFact | None:
+    """Return the policy that lets a kernel be experimented on; None where none does."""
+    chosen = gate_facts.choose(policies, kernel, labels=gate_facts.labels_of(target))[0]
+    if chosen is None or chosen.policy.spec.mode is Mode.OBSERVE_ONLY:
+        return None
+    return chosen if chosen.policy.spec.experiments.max_concurrent > 0 else None
+
+
+def planned_for(
+    world: ClusterView, target: TuningTarget, belief: Hypothesis, chosen: PolicyFact
+) -> ExperimentPlan | None:
+    """Ask stage 5; None while nobody knows what runs now, or on what."""
+    live, environment = baseline(world, target, belief.definition), target.status.environment
+    if live is None or environment is None:
+        return None
+    budget = Budget()
+    most = chosen.policy.spec.experiments.budget.max_trials
+    if most < budget.max_candidates:
+        budget = budget.model_copy(update={"max_candidates": most})
+    # a server's own kernel goes to nobody, and no other source of it could be judged
+    alone = world.kernels.is_live(belief.definition, target=target)
+    return plan(
+        belief,
+        incumbent=live,
+        environment=environment,
+        budget=budget,
+        generators=("search",) if alone else world.generators,
+    )
+
+
+def asked_for(planned: ExperimentPlan, target: TuningTarget, chosen: PolicyFact, why: Drift) -> Obj:
+    """Return the KernelExperiment of a plan; the same plan has the same name."""
+    policy = chosen.policy
+    ref = PolicyRef(name=policy.metadata.name, generation=chosen.generation, digest=policy.digest)
+    spec = experiment_spec(
+        planned,
+        target=target.metadata.name,
+        gpu_model=target.spec.gpu.model,
+        policy=ref,
+        drift=why,
+    )
+    uid = target.metadata.uid
+    return {
+        "apiVersion": API_VERSION,
+        "kind": EXPERIMENTS.kind,
+        "metadata": {
+            "name": experiment_name(planned.id, target_uid=uid),
+            "namespace": target.metadata.namespace,
+            "labels": labels("experiment"),
+            "ownerReferences": [owner(TARGETS.kind, name=target.metadata.name, uid=uid)],
+        },
+        "spec": write(spec),
+    }

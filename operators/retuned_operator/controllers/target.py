@@ -1,0 +1,195 @@
+"""TuningTargets: which servers there are, and what their sidecars say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from zlib import crc32
+
+from retuned.api.agent import Hello
+from retuned.api.values import with_condition
+from retuned.contract import Digest, digest_of
+from retuned_operator.agent_api.reports import FRESH, PodSaid
+from retuned_operator.controllers.cluster_view import ClusterView, pods_of, target_of
+from retuned_operator.controllers.conditions import condition
+from retuned_operator.controllers.job_requests import no_place
+from retuned_operator.controllers.objects import PodSeen
+from retuned_operator.controllers.proposal import NOT_KNOWN_S
+from retuned_operator.controllers.writer import ClusterWriter
+from retuned_operator.kube.resources import TARGETS
+from retuned_operator.manifests import JobSettings
+from retuned_operator.schema import TuningTarget, TuningTargetStatus
+
+LOOK_AGAIN_S = 60.0
+"""Sidecars fall silent without an event: the longest time between looks, seconds."""
+
+
+class Targets:
+    """Controller; its keys are targets, ``namespace/name``.
+
+    Parameters
+    ----------
+    world
+        What is observed.
+    acting
+        What is done.
+    jobs
+        Which accelerators experiments can be placed on.
+    """
+
+    def __init__(self, world: ClusterView, acting: ClusterWriter, *, jobs: JobSettings) -> None:
+        self._world = world
+        self._acting = acting
+        self._jobs = jobs
+
+    def reconcile(self, key: str) -> float | None:
+        """Write what is seen of a target; return when to look again, seconds.
+
+        Raises
+        ------
+        RetunedError
+            If it could not be read, or the write was refused.
+        """
+        target = target_of(self._world, key)
+        pods = None if target is None else pods_of(self._world, target)
+        if target is None:
+            return None
+        if pods is None:
+            return NOT_KNOWN_S
+        heard = [self._world.reports.of(pod.uid) for pod in pods]
+        now = self._world.clock.now()
+        status = observed(target, pods, heard, now=now)
+        status = with_place(target, status, no_place(target, self._jobs), now=now)
+        self._acting.status(TARGETS, target, status)
+        return again_s(key) if pods else None
+
+
+def again_s(key: str) -> float:
+    """Return when to look at a target again: all that began together are not due together.
+
+    Examples
+    --------
+    >>> [round(again_s(f"serving/t{n}"), 1) for n in range(3)]
+    [52.1, 45.9, 53.8]
+    """
+    return LOOK_AGAIN_S * (0.75 + 0.25 * crc32(key.encode()) / 2**32)
+
+
+def observed(
+    target: TuningTarget,
+    pods: Sequence[PodSeen],
+    heard: Sequence[PodSaid | None],
+    *,
+    now: datetime,
+) -> TuningTargetStatus:
+    """Return the status of a target from what is seen; what swaps have written in it stays.
+
+    Parameters
+    ----------
+    pods
+        Its pods with a sidecar.
+    heard
+        What each of them said last, in the same order.
+    """
+    said = [each for each in heard if each is not None]
+    fresh = [each for each in said if now - each.heard_at <= FRESH]
+    worlds = {environment_of(each.hello) for each in fresh}
+    sampled = max(
+        ((each.profiled_at, each.kernels) for each in said if each.profiled_at), default=None
+    )
+    status = target.status
+    ready, reason, message = readiness(fresh, pods=len(pods))
+    known = condition(
+        "Ready",
+        ready,
+        reason=reason,
+        message=message,
+        generation=target.metadata.generation,
+        now=now,
+    )
+    return status.model_copy(
+        update={
+            "observed_generation": target.metadata.generation,
+            "pods": len(pods),
+            "reporting_pods": len(fresh),
+            "sampled_kernels": sampled[1] if sampled else status.sampled_kernels,
+            "last_sample": sampled[0] if sampled else status.last_sample,
+            "environment": next(iter(worlds)) if ready else None,
+            "quarantine": tuple(each for each in status.quarantine if now < each.until),
+            "conditions": with_condition(status.conditions, known),
+        }
+    )
+
+
+def with_place(
+    target: TuningTarget, status: TuningTargetStatus, why: tuple[str, str] | None, *, now: datetime
+) -> TuningTargetStatus:
+    """Return the status with whether experiments for a target can be placed.
+
+    Parameters
+    ----------
+    why
+        Why they cannot, stable code and a sentence; None where they can.
+    """
+    reason, message = why or ("placeable", "")
+    known = condition(
+        "ExperimentsPlaceable",
+        why is None,
+        reason=reason,
+        message=message,
+        generation=target.metadata.generation,
+        now=now,
+    )
+    return status.model_copy(update={"conditions": with_condition(status.conditions, known)})
+
+
+def readiness(fresh: Sequence[PodSaid], *, pods: int) -> tuple[bool, str, str]:
+    """Return whether a target can be looked after now, why, and a sentence.
+
+    Parameters
+    ----------
+    fresh
+        What those pods said that were heard of not long ago.
+    pods
+        How many there are.
+
+    Examples
+    --------
+    >>> readiness([], pods=2)
+    (False, 'not-reporting', '0 of 2 pods report')
+    >>> readiness([], pods=0)
+    (False, 'no-pods', 'no pod with a sidecar carries the labels of the selector')
+    """
+    if not pods:
+        return False, "no-pods", "no pod with a sidecar carries the labels of the selector"
+    count = f"{len(fresh)} of {pods} pods report"
+    if not fresh:
+        return False, "not-reporting", count
+    silent = sorted(e.pod.name for e in fresh if e.hello is None or not e.hello.environments)
+    if silent:
+        message = f"{count}; the server does not say what it runs on in {_some(silent)}"
+        return False, "server-silent", message
+    apart = sorted(each.pod.name for each in fresh if environment_of(each.hello) is None)
+    if apart:
+        message = f"{count}; processes of one server run on different things in {_some(apart)}"
+        return False, "environments-differ", message
+    if len({environment_of(each.hello) for each in fresh}) > 1:
+        return False, "environments-differ", f"{count}; they run on different things"
+    return True, "reporting", count
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def environment_of(hello: Hello | None) -> Digest | None:
+    """Return the digest of what a server runs on; None while its processes differ or do not say.
+
+    Examples
+    --------
+    >>> environment_of(None) is None
+    True
+    """
+    processes = hello.environments if hello is not None else ()
+    worlds = {digest_of(each.model_dump(mode="json", exclude={"process"})) for each in processes}
+    return worlds.pop() if len(worlds) == 1 else None

@@ -1,0 +1,187 @@
+"""What a person's word is, whether it can have an effect, and what may keep it from counting. Pure.
+
+The gate alone decides, and the API server checks who speaks. What is refused here is what would
+look like a decision and be none.
+"""
+
+from __future__ import annotations
+
+from retuned.api.decision import SwapDecisionSpec
+from retuned.api.proposal import GateStatus, ProposalPhase
+from retuned.api.values import UidRef
+from retuned.errors import Refused, UsageError
+from retuned.stages.gate import Approvals, DecisionKind, Mode, person
+from retuned.text import short_id
+from retuned_operator.kubectl.cluster_session import KubernetesUser, full_name, groups_for
+from retuned_operator.manifests.names import child_name
+from retuned_operator.schema import (
+    API_VERSION,
+    ObjectMeta,
+    PolicyObject,
+    SwapDecision,
+    SwapProposal,
+)
+
+_AGREES = (DecisionKind.APPROVE, DecisionKind.BREAK_GLASS)
+_PREFIX = {
+    DecisionKind.APPROVE: "approve",
+    DecisionKind.REJECT: "reject",
+    DecisionKind.ABORT: "abort",
+    DecisionKind.BREAK_GLASS: "break-glass",
+}
+
+
+def check_phase(proposal: SwapProposal, kind: DecisionKind, *, back: bool = False) -> None:
+    """Refuse a word that comes too late or too early to mean anything.
+
+    Parameters
+    ----------
+    proposal
+        As it stands.
+    kind
+        The word.
+    back
+        Whether a swap is to be taken back, rather than something ended before or in the middle.
+
+    Raises
+    ------
+    Refused
+        With the phase, and what can be done instead.
+    """
+    phase, name = proposal.status.phase, full_name(proposal)
+    swapped = phase.is_under_way or phase.is_going_back or phase is ProposalPhase.PROMOTED
+    if phase.is_going_back and kind not in _AGREES:
+        raise Refused(f"{name} is {phase} already")
+    if back and not swapped:
+        raise Refused(f"{name} is {phase}; there is nothing to take back")
+    if kind in _AGREES and (phase.is_terminal or phase.is_going_back):
+        raise Refused(f"{name} is {phase}; nothing can be approved any more")
+    if kind is DecisionKind.REJECT and not phase.is_before_swap:
+        raise Refused(f"{name} is {phase}; `kubectl retuned rollback` takes a swap back")
+    if kind is DecisionKind.ABORT and phase.is_terminal and not swapped:
+        raise Refused(f"{name} is {phase}; there is nothing to stop")
+
+
+def check_digest(proposal: SwapProposal, digest: str) -> None:
+    """Refuse where the artifact is not the one that the person saw.
+
+    Raises
+    ------
+    Refused
+        With the artifact that it is.
+    """
+    artifact = proposal.spec.artifact.digest
+    if digest and digest.strip().lower().removeprefix("sha256:") != short_id(artifact, length=64):
+        raise Refused(
+            f"the artifact is {artifact}, not {digest[:80]!r}; look again with "
+            "`kubectl retuned show` before you approve"
+        )
+
+
+def check_policy(
+    proposal: SwapProposal, policy: PolicyObject, *, kind: DecisionKind, comment: str
+) -> GateStatus:
+    """Return the gate's answer that an approval is given under, or refuse what has no effect.
+
+    Parameters
+    ----------
+    proposal
+        As it stands.
+    policy
+        As it stands; the operator may have judged by an earlier one.
+    kind
+        ``Approve`` or ``BreakGlass``.
+    comment
+        Why.
+
+    Raises
+    ------
+    Refused
+        If the policy observes only, is another one by now, or has no glass to break.
+    UsageError
+        If it asks for a comment and there is none.
+    """
+    gate, spec = proposal.status.gate, policy.spec
+    seen = (gate.policy_generation, gate.policy_digest) if gate else None
+    if gate is None or seen != (policy.metadata.generation, policy.stage_policy().digest):
+        raise Refused(
+            f"policy {policy.metadata.name} has changed since the operator judged "
+            f"{full_name(proposal)}; look again in a minute with `kubectl retuned show`"
+        )
+    if spec.mode is Mode.OBSERVE_ONLY:
+        raise Refused(f"policy {policy.metadata.name} only observes; an approval has no effect")
+    if kind is DecisionKind.BREAK_GLASS and not spec.break_glass.enabled:
+        raise Refused(f"policy {policy.metadata.name} has no breakGlass")
+    asked = _asked(policy, gate)
+    wants = kind is DecisionKind.BREAK_GLASS or (asked is not None and asked.require_comment)
+    if wants and not comment.strip():
+        raise UsageError(f"policy {policy.metadata.name} asks for a reason: --comment '...'")
+    return gate
+
+
+def doubts(
+    proposal: SwapProposal, policy: PolicyObject, who: KubernetesUser, *, kind: DecisionKind
+) -> tuple[str, ...]:
+    """Say beforehand why the gate may not count an approval; it alone decides."""
+    gate, found = proposal.status.gate, []
+    if person(who.user) == person(proposal.spec.requested_by):
+        found.append("you asked for this swap yourself")
+    entries = {f"user {who.user}"} | {f"group {group}" for group in who.groups}
+    if kind is DecisionKind.APPROVE and gate is not None:
+        if gate.missing_from and not entries & set(gate.missing_from):
+            found.append(
+                f"still asked is {' or '.join(gate.missing_from)}, and you are none of them"
+            )
+        if any(person(who.user) == person(each) for each in gate.received):
+            found.append("your approval counts already; each person counts once")
+    glass = policy.spec.break_glass.group
+    if kind is DecisionKind.BREAK_GLASS and glass not in who.groups:
+        found.append(f"only group {glass} may break glass")
+    if policy.spec.mode is Mode.DRY_RUN:
+        found.append("the policy is a dry run: it is counted, and nothing is swapped")
+    return tuple(found)
+
+
+def decision_of(
+    proposal: SwapProposal,
+    who: KubernetesUser,
+    *,
+    kind: DecisionKind,
+    comment: str,
+    gate: GateStatus | None,
+    channel: str = "kubectl",
+) -> SwapDecision:
+    """Write a person's word; the same word twice is one object.
+
+    An approval that ends a pause is another one than the approval before it.
+    """
+    metadata, spec = proposal.metadata, proposal.spec
+    policy = gate.policy_digest if gate else None
+    paused = proposal.status.phase is ProposalPhase.PAUSED and proposal.status.history
+    since = proposal.status.history[-1].at.isoformat() if paused else ""
+    name = child_name(
+        _PREFIX[kind],
+        *(metadata.uid, spec.artifact.digest, who.user, comment, policy or "", since),
+        gate.policy_generation if gate else 0,
+    )
+    return SwapDecision(
+        api_version=API_VERSION,
+        kind="SwapDecision",
+        metadata=ObjectMeta(name=name, namespace=metadata.namespace),
+        spec=SwapDecisionSpec(
+            proposal_ref=UidRef(name=metadata.name, uid=metadata.uid),
+            digest=spec.artifact.digest,
+            decision=kind,
+            user=who.user,
+            groups=groups_for(who, gate.missing_from if gate else ()),
+            comment=comment,
+            channel=channel,
+            policy_generation=gate.policy_generation if gate else 0,
+            policy_digest=policy,
+        ),
+    )
+
+
+def _asked(policy: PolicyObject, gate: GateStatus) -> Approvals | None:
+    found = next((each for each in policy.spec.gates if each.name == gate.name), None)
+    return found.approvals if found else None

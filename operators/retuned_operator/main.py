@@ -1,0 +1,54 @@
+"""The program: settings in, an operator until somebody ends it, and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from retuned.errors import RetunedError, UsageError
+from retuned.telemetry.logs import log_to_stderr
+from retuned_operator.assembly import Operator
+from retuned_operator.settings import load_settings
+
+log = logging.getLogger(__name__)
+
+_USAGE = "usage: retuned-operator [--config FILE]"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the operator until SIGTERM or SIGINT; return the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        settings = load_settings(_config(words))
+        log_to_stderr(level=settings.log_level, form=settings.log_format)
+        operator = Operator(settings)
+        stop = threading.Event()
+        _until_told(stop)
+        operator.run(stop)
+    except RetunedError as error:
+        sys.stderr.write(f"retuned-operator: {error}\n")
+        return error.exit_code
+    log.info("ended")
+    return 0
+
+
+def _config(words: Sequence[str]) -> Path | None:
+    if not words:
+        return None
+    if len(words) == 2 and words[0] == "--config":
+        return Path(words[1])
+    raise UsageError(_USAGE)
+
+
+def _until_told(stop: threading.Event) -> None:
+    def told(number: int, _: FrameType | None) -> None:
+        log.info("told to end by signal %d", number)
+        stop.set()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, told)

@@ -1,0 +1,376 @@
+"""The operator's store as controllers and the agent API see it: results, evidence, beliefs, code.
+
+Records and signed evidence lie in one SQLite file and a folder of blobs, as on one machine. What
+an experiment's pod left is believed only after it was computed again here and signed; its artifact
+is copied and signed for the target that it is proposed for.
+
+What pods of an experiment are told: the plan, and what those before them have found.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retuned.api.agent import ProfileReport
+from retuned.catalog import own_definition
+from retuned.catalog.user import OwnDefinition
+from retuned.catalog.user.launch_rules import launch_data_of
+from retuned.contract import Digest, Record, Solution, TrustClass
+from retuned.control import ResultFact
+from retuned.errors import TemporaryError, UnreadableInput
+from retuned.experiment.messages import FindingRecord
+from retuned.experiment.pod_task import COMPILE_GATES
+from retuned.lab.evidence_check import wrong_with
+from retuned.ports import Finding, Spans, Store
+from retuned.stages.hypothesis import Hypothesis
+from retuned.stages.proposal import Proposal
+from retuned.stages.verdict import (
+    Claim,
+    EvidenceFault,
+    ServerEnvironment,
+    Status,
+    differences,
+    doubt_of,
+)
+from retuned.store.envelopes import seal, unseal
+from retuned.store.keys import Ed25519Notary
+from retuned.telemetry.spans import NoSpans
+from retuned_operator.agent_api.ports import PodRecord, Receipt, Said
+from retuned_operator.controllers.ports import OpenDrift, VerifiedWin
+from retuned_operator.llm_quota import LlmQuota
+from retuned_operator.manifests.jobs import MAX_TASK_BYTES, WORK_DIR
+from retuned_operator.schema import JobRole, KernelExperiment
+from retuned_operator.store.artifacts import ArtifactFolders, is_bound
+from retuned_operator.store.kernels import LiveKernels
+from retuned_operator.store.reports import HYPOTHESIS, SOLUTION, StoreInbox
+from retuned_operator.store.results import Collector, PodResult, ResultFolder
+
+_MAX_SOLUTIONS = 8
+_NAMES_BYTES = 1024
+"""Of a task, for names of lists that are empty yet."""
+
+
+class Tasks:
+    """Makes tasks.
+
+    Parameters
+    ----------
+    store
+        Variants that earlier experiments won.
+    results
+        What pods have told.
+    live
+        Live kernels of servers.
+    asking
+        How pods ask a model for variants; None where none does.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        results: ResultFolder,
+        *,
+        live: LiveKernels,
+        asking: LlmQuota | None,
+    ) -> None:
+        self._store = store
+        self._results = results
+        self._live = live
+        self._asking = asking
+
+    def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
+        """Return the lab's task; a trusted Job gets the finalists, and nobody's numbers.
+
+        What has no room in a ConfigMap is left out: the search compiles it itself.
+        """
+        plan = experiment.spec.stage_plan()
+        own = self.own(experiment)
+        solutions = [self._solution(plan.incumbent)]
+        if role is JobRole.VERIFY:
+            solutions += self._finalists(experiment)
+        body: dict[str, Any] = {
+            "plan": plan.model_dump(mode="json"),
+            "root": WORK_DIR,
+            "solutions": [each.model_dump(mode="json") for each in solutions if each],
+            "definitions": [] if own is None else [own.model_dump(mode="json")],
+        }
+        if role is not JobRole.VERIFY:
+            body["arch"] = arch
+        if role is JobRole.GENERATE and self._asking is not None:
+            budget = plan.budget.model_copy(update=self._asking.bounds())
+            body["plan"] = plan.model_copy(update={"budget": budget}).model_dump(mode="json")
+            before = sum(ref.role is role for ref in experiment.status.job_refs)
+            attempt = f"{experiment.metadata.uid}/{before}"
+            # who does not know what it writes for would be told of another device
+            body["evolve"] = self._asking.config(attempt) if arch else None
+        if role in (JobRole.COMPILE, JobRole.SEARCH):
+            body["written"] = _fitting(body, self._written(experiment))
+        if role is JobRole.SEARCH:
+            refused = map(FindingRecord.of, self._refused(experiment))
+            body["refused"] = _fitting(body, refused)
+        return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+    def own(self, experiment: KernelExperiment) -> OwnDefinition | None:
+        """Return the definition that a pod cannot know by itself: a live kernel's, or a user's."""
+        name = experiment.spec.kernel.name
+        return self._live.find(target_of(experiment), name) or own_definition(name)
+
+    def told(self, experiment: KernelExperiment, role: JobRole) -> list[Finding]:
+        """Return what the pod of a role has told whose result counts, in its order."""
+        refs = [r for r in experiment.status.job_refs if r.role is role and r.result]
+        return [
+            finding
+            for ref in refs
+            for result in self.of(experiment, ref.name)
+            if result.pod_uid == ref.result
+            for finding in result.findings
+        ]
+
+    def of(self, experiment: KernelExperiment, job: str) -> Sequence[PodResult]:
+        """Return what the pods of a Job have told."""
+        return self._results.of(experiment.metadata.uid, job)
+
+    def _solution(self, digest: Digest) -> Solution | None:
+        """Return a variant that an earlier experiment won; None for one of the catalog."""
+        stored = self._store.get(SOLUTION, digest)
+        return Solution.model_validate(stored.body) if stored is not None else None
+
+    def _written(self, experiment: KernelExperiment) -> list[Solution]:
+        """Return what a model has written; whatever the pod says, a stranger is its author."""
+        return [
+            each.solution.model_copy(update={"trust": TrustClass.GENERATED})
+            for each in self.told(experiment, JobRole.GENERATE)
+            if each.solution.definition == experiment.spec.kernel.name
+        ]
+
+    def _refused(self, experiment: KernelExperiment) -> list[Finding]:
+        """Return what could not be compiled; of anything else a pod that compiles knows nothing."""
+        return [
+            each
+            for each in self.told(experiment, JobRole.COMPILE)
+            if each.verdict.status is Status.REJECT and each.verdict.gate in COMPILE_GATES
+        ]
+
+    def _finalists(self, experiment: KernelExperiment) -> list[Solution]:
+        """Return what the search would promote, best first."""
+        told = self.told(experiment, JobRole.SEARCH)
+        found = [each for each in told if each.verdict.status is Status.PROMOTE]
+        ordered = sorted(
+            found, key=lambda f: -(f.verdict.speedup.lower if f.verdict.speedup else 0)
+        )
+        return [
+            each.solution
+            for each in ordered[: min(_MAX_SOLUTIONS, experiment.spec.budget.finalists)]
+        ]
+
+
+def _fitting(task: Mapping[str, Any], records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return records as JSON, the first ones, as many as there is still room for in a task."""
+    found: list[dict[str, Any]] = []
+    left = MAX_TASK_BYTES - _NAMES_BYTES - len(json.dumps(task))
+    for each in records:
+        body = each.model_dump(mode="json")
+        left -= len(json.dumps(body)) + 1
+        if left < 0:
+            break
+        found.append(body)
+    return found
+
+
+def target_of(experiment: KernelExperiment) -> str:
+    """Return the target of an experiment, ``namespace/name``."""
+    return f"{experiment.metadata.namespace}/{experiment.spec.target_ref.name}"
+
+
+log = logging.getLogger(__name__)
+
+_PASSING = frozenset({"key-unreadable", "blob-unreadable"})
+_RETRY_S = 15.0
+
+
+class StoreLedger:
+    """The `Ledger`, and the `Inbox` that lasts.
+
+    Parameters
+    ----------
+    store
+        Records and blobs.
+    notary
+        Signs evidence and artifacts.
+    artifacts
+        Folder of artifacts by digest.
+    results
+        What pods have told.
+    live
+        Live kernels of servers; made over `store` by default.
+    heard
+        Told of every window that a pod has told for the first time.
+    collector
+        Brings it in; None where somebody else does.
+    spans
+        What is being done, for traces; off by default.
+    asking
+        How pods ask a model for variants; None where none does.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        notary: Ed25519Notary,
+        *,
+        artifacts: Path,
+        results: ResultFolder,
+        collector: Collector | None = None,
+        live: LiveKernels | None = None,
+        heard: Callable[[PodRecord, ProfileReport], None] = lambda _pod, _said: None,
+        spans: Spans | None = None,
+        asking: LlmQuota | None = None,
+    ) -> None:
+        live = live or LiveKernels(store)
+        self._inbox = StoreInbox(store, live=live, heard=heard, spans=spans or NoSpans())
+        self._tasks = Tasks(store, results, live=live, asking=asking)
+        self._store = store
+        self._notary = notary
+        self._artifacts = ArtifactFolders(artifacts, notary)
+        self._results = results
+        self._collector = collector
+
+    # --- what experiments found -------------------------------------------------------------------
+
+    def collect(self, experiment: KernelExperiment) -> None:
+        """Read what came; see `Ledger.collect`."""
+        if self._collector is not None:
+            self._collector.collect(experiment)
+
+    def results(self, experiment: KernelExperiment) -> Sequence[ResultFact]:
+        """Read what came, and return the complete results of all known Jobs; `Ledger.results`."""
+        self.collect(experiment)
+        return tuple(
+            result.fact(ref.role)
+            for ref in experiment.status.job_refs
+            for result in self._tasks.of(experiment, ref.name)
+        )
+
+    def lost(self, experiment: KernelExperiment) -> Mapping[str, str]:
+        """Return the Jobs whose results are gone for good; see `Ledger.lost`."""
+        return self._collector.lost(experiment) if self._collector is not None else {}
+
+    def win(self, experiment: KernelExperiment, *, job: str, pod_uid: str) -> VerifiedWin | None:
+        """Check, sign and keep what a pod proved; see `Ledger.win`."""
+        found = next((r for r in self._tasks.of(experiment, job) if r.pod_uid == pod_uid), None)
+        best = found.best() if found is not None else None
+        if found is None or best is None:
+            return None
+        uid, named = experiment.metadata.uid, best.verdict.evidence
+        raw = self._results.evidence(uid, found, named) if named is not None else None
+        doubt = (
+            wrong_with(raw, experiment.spec.stage_plan(), best, environment=None) if raw else None
+        )
+        if raw is None or doubt is not None:
+            why = doubt.detail if doubt else "it left no evidence"
+            log.error("%s: what %s proved is not believed: %s", uid, pod_uid, why)
+            return None
+        if not self._keep_artifact(experiment, found, best.solution):
+            log.error("%s: %s left no artifact of %s", uid, pod_uid, best.solution.digest)
+            return None
+        digest = self._store.put_blob(seal(raw, notary=self._notary))
+        verdict = best.verdict.model_copy(update={"evidence": digest})
+        return VerifiedWin(verdict=verdict, trust=best.solution.trust)
+
+    def task(self, experiment: KernelExperiment, role: JobRole, *, arch: str = "") -> str:
+        """Return the lab's task; see `Ledger.task` and `Tasks`."""
+        return self._tasks.task(experiment, role, arch=arch)
+
+    def doubt(
+        self, proposal: Proposal, *, servers: Sequence[ServerEnvironment]
+    ) -> EvidenceFault | None:
+        """Say why evidence does not carry a proposal; see `Ledger.doubt`.
+
+        A digest of what a lab ran on and one of what servers run on never are the same: what
+        decides is compared, one by one.
+        """
+        if proposal.evidence is None:
+            return EvidenceFault.MISSING
+        try:
+            document, doubt = unseal(self._store.get_blob(proposal.evidence), verifier=self._notary)
+        except UnreadableInput as error:
+            if error.code in _PASSING:
+                raise TemporaryError(str(error), delay_s=_RETRY_S) from error
+            missing = error.code == "blob-missing"
+            return EvidenceFault.MISSING if missing else EvidenceFault.ALTERED
+        if doubt is not None or document is None:
+            return doubt.fault if doubt else EvidenceFault.UNREADABLE
+        claim = Claim(
+            candidate=proposal.artifact,
+            incumbent=proposal.baseline,
+            plan=proposal.experiment,
+            environment=document.environment.digest,
+            guard=proposal.guard,
+            speedup=proposal.speedup,
+            trust=proposal.trust,
+        )
+        found = doubt_of(document, claim)
+        if found is not None:
+            return found.fault
+        apart = [d for each in servers for d in differences(document.environment, each)]
+        return EvidenceFault.OTHER_ENVIRONMENT if any(d.decides for d in apart) else None
+
+    def share(self, hypothesis: str) -> float:
+        """Return the share of GPU time of a belief; see `Ledger.share`."""
+        stored = self._store.get(HYPOTHESIS, hypothesis)
+        return float(stored.body["share"]) if stored is not None else 0.0
+
+    def belief(self, id: str) -> Hypothesis | None:
+        """Return what was believed; see `Ledger.belief`."""
+        stored = self._store.get(HYPOTHESIS, id)
+        return Hypothesis.model_validate(stored.body) if stored is not None else None
+
+    def findings(self, experiment: KernelExperiment) -> Sequence[Finding]:
+        """Return what is known of each candidate; see `Ledger.findings`."""
+        found: dict[Digest, Finding] = {}
+        for role in (JobRole.SEARCH, JobRole.VERIFY):
+            found |= {each.solution.digest: each for each in self._tasks.told(experiment, role)}
+        return tuple(found.values())
+
+    def drifts(self, target: str) -> Sequence[OpenDrift]:
+        """Return the reports that ask for something and are still to be answered."""
+        return self._inbox.drifts(target)
+
+    def answered(self, drifted: OpenDrift) -> None:
+        """Note that a report has been answered."""
+        self._inbox.answered(drifted)
+
+    def take(self, receipt: Receipt, said: Said) -> None:
+        """Keep what a sidecar says; see `StoreInbox`."""
+        self._inbox.take(receipt, said)
+
+    def believe(self, belief: Hypothesis) -> None:
+        """Keep a belief."""
+        self._store.add(HYPOTHESIS, belief.id, belief.model_dump(mode="json"), phase="open")
+
+    # --- code -------------------------------------------------------------------------------------
+
+    def artifact(self, digest: Digest) -> Mapping[str, bytes] | None:
+        """Return the files of an artifact; see `ArtifactFolders.files`."""
+        return self._artifacts.files(digest)
+
+    def _keep_artifact(
+        self, experiment: KernelExperiment, found: PodResult, solution: Solution
+    ) -> bool:
+        """Copy what was compiled and sign it for its target; False where there is none."""
+        files = self._results.artifact(experiment.metadata.uid, found, solution.digest)
+        if files is None:
+            return False
+        target, own = target_of(experiment), self._tasks.own(experiment)
+        name = experiment.spec.kernel.name
+        if not is_bound(files, {} if own is None else launch_data_of(own, solution)):
+            log.error("%s says of launches of %s what nobody has lifted", solution.digest, name)
+            return False
+        self._artifacts.keep(solution.digest, files, definition=name, target=target)
+        body = solution.model_dump(mode="json")
+        self._store.add(SOLUTION, solution.digest, body, phase="final")
+        return True
