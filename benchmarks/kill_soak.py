@@ -1,9 +1,9 @@
 """``kill -9`` of the real daemon for as long as one likes: whole stories, each with many deaths.
 
-``python -m benchmarks.kill_soak --minutes 5``. A story is what ``tests/standalone/test_kill.py`` plays
-once: drift, experiments, a proposal, a swap, a rollback, with a kill at each of several moments,
-here drawn at random. After each story everything must add up, or the run ends with the seed to
-repeat it. Writes benchmarks/results/kill_soak.json.
+``python -m benchmarks.kill_soak --minutes 5``. A story is what ``tests/standalone/test_kill.py``
+plays once: drift, experiments, a proposal, a swap, a rollback, with a kill at each of several
+moments, here drawn at random. After each story everything must add up, or the run ends with the
+seed to repeat it. Writes benchmarks/results/kill_soak.json.
 """
 
 from __future__ import annotations

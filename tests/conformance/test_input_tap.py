@@ -16,7 +16,11 @@ from retuned.contract import Definition, DType, TensorSpec  # noqa: E402
 from retuned.errors import CandidateError, TemporaryError  # noqa: E402
 from retuned.ports import CapturedInputs, CapturedTensor, CaptureRule, InputTap  # noqa: E402
 from retuned.runtime import attach  # noqa: E402
-from retuned.runtime_client.captures import FakeInputTap, RuntimeCaptures, _described
+from retuned.runtime_client.captures import (  # noqa: E402
+    FakeInputTap,
+    RuntimeCaptures,
+    _described,
+)
 
 RULE = CaptureRule(every=1, samples=4, max_bytes=1 << 20, sample_bytes=1 << 16)
 DEFINITION = Definition.model_validate(

@@ -203,10 +203,10 @@ def test_a_task_that_is_no_plain_text_is_refused(tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-from retuned.adapters import pod_ending
+from retuned.experiment import pod
 from retuned.experiment.pod import Preemption
 from retuned.experiment.pod_task import PodRole, PodSettings
-folder, pod_ending._PUBLISHING_S = Path(sys.argv[1]), float(sys.argv[2])
+folder, pod._PUBLISHING_S = Path(sys.argv[1]), float(sys.argv[2])
 with Preemption(PodSettings(role=PodRole.SEARCH, results=folder)) as ending:
     with ending.last_words():
         (folder / ".partial-findings.jsonl").write_text("half")

@@ -261,14 +261,14 @@ def test_launches_go_on_while_operators_are_taken_over_and_given_back(define: De
 def test_a_child_forked_while_another_thread_takes_operators_over_can_give_them_back() -> None:
     code = """
 import os, threading
-from retuned.runtime import overrides
+from retuned.runtime.torch_ops import override
 from retuned.runtime.core.attach import attach
 
 runtime = attach(at_once=False)
 held, done = threading.Event(), threading.Event()
 
 def hold():
-    with overrides._LOCK, runtime._operators._lock:
+    with override._LOCK, runtime._operators._lock:
         held.set()
         done.wait(30)
 
@@ -294,8 +294,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_the_page_about_running_names_every_reason() -> None:
     folder = Path(overrides.__file__).parent
-    said = "".join(path.read_text(encoding="utf-8") for path in folder.glob("overrides*.py"))
+    said = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
     codes = set(re.findall(r'(?:Refused\(\s*|_pass\()"([a-z-]+)"', said)) | {"slot-exists"}
-    page = (folder.parents[2] / "docs" / "running.md").read_text(encoding="utf-8")
+    page = (folder.parents[3] / "docs" / "running.md").read_text(encoding="utf-8")
     assert len(codes) > 10
     assert {code for code in codes if f"`{code}`" not in page} == set()

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from retuned import catalog  # noqa: E402
 from retuned.contract import Definition, Language, Solution  # noqa: E402
-from retuned.runtime import attach
+from retuned.runtime import attach  # noqa: E402
 from retuned.runtime.core.sample_inputs import make  # noqa: E402
 from retuned.runtime.schema import Refused, parse_spec  # noqa: E402
 from retuned.runtime.shadow import selfcheck  # noqa: E402

@@ -288,7 +288,8 @@ def test_a_thousand_flips_under_load_lose_no_call_and_no_count() -> None:
 def test_slots_load_no_pytorch() -> None:
     script = (
         "import sys; from retuned.runtime import Slot; "
-        "import retuned.runtime.core.host, retuned.runtime.core.attach; sys.exit('torch' in sys.modules)"
+        "import retuned.runtime.core.host, retuned.runtime.core.attach; "
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 

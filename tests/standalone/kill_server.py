@@ -1,7 +1,7 @@
 """A server that outlives the daemon: one slotted kernel, called all the time, every answer checked.
 
-Run as ``python -m tests.standalone.kill_server SOCKET_DIR CACHE_DIR``. Prints ``ready``; ends when stdin
-is closed, with one JSON object of what it counted. What the runtime logs goes to stderr.
+Run as ``python -m tests.standalone.kill_server SOCKET_DIR CACHE_DIR``. Prints ``ready``; ends when
+stdin is closed, with one JSON object of what it counted. What the runtime logs goes to stderr.
 """
 
 from __future__ import annotations

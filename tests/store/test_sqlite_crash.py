@@ -129,9 +129,9 @@ def test_several_processes_share_one_state(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from retuned.adapters import sqlite_store
+from retuned.store import sqlite
 from retuned.store.sqlite import SqliteStore
-sqlite_store._BUSY_S = 200.0  # a slow disk may let one of them wait until the others are done
+sqlite._BUSY_S = 200.0  # a slow disk may let one of them wait until the others are done
 store = SqliteStore(Path(sys.argv[1]))
 store.add("counter", "c", {"n": 0}, phase="current")
 for _ in range(30):

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-DATA = Path(__file__).resolve().parents[2] / "data" / "traces"
+DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
 
 
 @pytest.fixture(scope="session")

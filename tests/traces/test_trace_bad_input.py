@@ -333,7 +333,7 @@ def test_a_capture_must_name_its_kernels(data: Path) -> None:
 
 NAMES = sorted(
     path.name
-    for path in (Path(__file__).resolve().parents[2] / "data" / "traces").iterdir()
+    for path in (Path(__file__).resolve().parents[1] / "data" / "traces").iterdir()
     if path.is_file() and path.suffix != ".py" and path.name != "rocprofv2_damaged.csv"
 )
 FUZZ = settings(

@@ -16,7 +16,7 @@ from retuned.stages.trace import align_capture, normalise_kernel_name
 from retuned.traces import read_capture, read_trace
 from retuned.traces.kineto_correlation import DIRECT
 
-FIXTURES = Path(__file__).resolve().parents[4] / "shared" / "fixtures"
+FIXTURES = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
 pytestmark = pytest.mark.shared
 
 _GRID = re.compile(r"grid on (\d+), kernels linked to an op with Input Dims (\d+)")

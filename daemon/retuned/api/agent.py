@@ -174,8 +174,7 @@ class DefinitionPost(AgentMessage):
     name: Name
     """Of the definition."""
     text: Annotated[str, Field(min_length=2, max_length=MAX_DEFINITION_CHARS)]
-    """JSON of the definition with its live shapes, see `retuned.lifting.store_records`: a stranger's, read
-    by nobody but who keeps it."""
+    """JSON of the definition with its live shapes (`retuned.lifting.store_records`); untrusted."""
 
 
 class SlotWatch(Record):

@@ -159,7 +159,7 @@ def finding_line(finding: Finding) -> dict[str, Any]:
 
 
 def done_line(stood: DeviceStates | None = None) -> dict[str, Any]:
-    """Return the last line of a lab that came to its end; who reads it need not know `DeviceStates`."""
+    """Return the last line of a lab that ended normally."""
     if stood is None or stood == DeviceStates():
         return {"done": True}
     return {"done": True, "gpus": stood.model_dump(mode="json")}

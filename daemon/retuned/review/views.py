@@ -1,6 +1,6 @@
 """What the pages say: from the facts of a case to sentences, numbers and figures. Pure.
 
-What is said of a proposal is said by the same functions as in a terminal (`retuned.cli.terminal_package`).
+`retuned.report.proposal_text` describes a proposal here and in a terminal.
 
 What a swap is worth, in words: kernel time, GPU-hours and money, each with its bounds. Pure.
 """

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from retuned.errors import UsageError
-from retuned.ports import Spans
 from retuned.telemetry.spans import (
     NOTHING,
     Frame,
@@ -58,7 +57,7 @@ def is_on(url: str) -> bool:
     return bool(url) or any(os.environ.get(name) for name in _ENDPOINTS)
 
 
-def open_spans(program: str, *, url: str, **about: str) -> Spans:
+def open_spans(program: str, *, url: str, **about: str) -> OtlpSpans | NoSpans:
     """Return where spans go: to the collector, or nowhere where nobody named one.
 
     Parameters

@@ -13,7 +13,7 @@ from tests.operators.controllers.test_swaps import at_canary, reached
 
 from retuned.telemetry.logs import JsonLines, SpanFilter
 from retuned.telemetry.spans import NoSpans
-from retuned_operator.program import main
+from retuned_operator.main import main
 from retuned_operator.schema import ProposalPhase as P
 from retuned_operator.settings import Settings
 

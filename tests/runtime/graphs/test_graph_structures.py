@@ -132,7 +132,7 @@ try:
 except Refused as error:
     print("refused", error.reason)
 driver = object.__new__(GpuDriver)
-from retuned.runtime import gpu_driver
+from retuned.runtime.native import gpu_driver
 driver._names, driver.vendor, driver.device = gpu_driver._INTERFACES["amd"], "amd", 0
 driver._library, driver._broken = library, None
 calls = GraphCalls(driver)

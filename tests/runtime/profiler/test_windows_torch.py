@@ -18,7 +18,7 @@ import json, os, sys, threading, time
 from pathlib import Path
 import torch
 from retuned.runtime import attach
-from retuned.runtime.profiler import recording
+from retuned.runtime.profiler import recorder
 
 torch.set_num_threads(1)
 folder = Path(os.environ["RETUNED_TRACE_DIR"])

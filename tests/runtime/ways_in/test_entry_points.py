@@ -45,7 +45,7 @@ load()
 plugins.plugins_loaded = plugins._plugins_loaded = False
 load()
 from retuned.runtime.core.attach import attached
-from retuned.runtime.plugins import joining
+from retuned.runtime.plugins import join
 runtime = joining.joined()
 print(json.dumps({
     "joined": runtime is not None,

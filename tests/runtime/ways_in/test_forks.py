@@ -139,7 +139,7 @@ os.kill(grandchild, signal.SIGKILL)
 def test_a_fork_during_a_prepare_and_a_join_holds_up_nobody(machine: Any) -> None:
     """Whatever locks other threads held, the child serves, listens and joins."""
     body = """
-from retuned.runtime.plugins import joining
+from retuned.runtime.plugins import join
 runtime = attach(server="s", socket_dir=FOLDER)
 slot = runtime.slot(DEFINITION, original=lambda x: x)
 slot(Tensor(1))

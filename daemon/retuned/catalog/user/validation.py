@@ -89,7 +89,7 @@ def bound_problems(
         if not least <= number <= largest:
             yield f"{name} {number:g} is beyond {spec.dtype}, which holds {least:g} to {largest:g}"
         elif made.like is Distribution.INTEGERS and abs(number) > _LARGEST_EXACT:
-            yield f"{name} {number:g} is beyond {_LARGEST_EXACT}, up to which whole numbers are made"
+            yield f"{name} {number:g} is beyond {_LARGEST_EXACT}, up to which integers are made"
     value = float(made.value or 0.0)
     if made.like is Distribution.CONSTANT and not (
         is_float(NUMPY[spec.dtype]) or value.is_integer()

@@ -1,7 +1,7 @@
 """What a generator is made from, and the generators that need nothing else.
 
-A factory gets an `GeneratorInput` and returns a generator. Generators that need an adapter, such as an
-endpoint, have their factory in `retuned.experiment`, where all of them are listed by name.
+A factory takes a `GeneratorInput` and returns a generator. `retuned.experiment` lists all factories
+by name, and has those of the generators that need an adapter, such as an endpoint.
 """
 
 from __future__ import annotations

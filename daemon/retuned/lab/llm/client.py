@@ -1,8 +1,8 @@
 """A language model behind budget and transcript; how a question travels is the wire's affair.
 
 `PaidChatModel` takes secrets out, looks the question up among those that were answered, sets money
-aside, asks over a `ChatTransport`, asks again where that may help, and writes everything down. `HttpWire` in
-`chat_http` is the real wire, `ScriptedWire` here the fake one.
+aside, asks over a `ChatTransport`, asks again where that may help, and writes everything down.
+`HttpWire` in `retuned.lab.llm.http` is the real transport, `ScriptedWire` here the fake one.
 """
 
 from __future__ import annotations

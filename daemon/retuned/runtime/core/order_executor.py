@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class OrderExecutor:
-    """Carries out what daemons order; `retuned.runtime.core.host.RuntimeHost` says what the parameters are."""
+    """Executes orders of daemons; `retuned.runtime.core.host.RuntimeHost` has the parameters."""
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 The average number of values until the alarm is that of a Markov chain (Brook and Evans 1972): the
 sum's range is cut into steps, and the chance to go from one to another is that of the value between
-them. The runtime's rules are `retuned.runtime.shadow.cusum.DECAY` and `PACE`; tests hold them to more than
-10^6 checks between false alarms and to a doubling found within 200.
+them. The runtime's rules are `retuned.runtime.shadow.cusum.DECAY` and `PACE`; tests hold them to
+more than 10^6 checks between false alarms and to a doubling found within 200.
 
 What so many clean checks prove. Pure.
 """

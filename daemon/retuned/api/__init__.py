@@ -1,0 +1,1 @@
+"""Models of the six custom resources, and the messages between sidecar and operator."""

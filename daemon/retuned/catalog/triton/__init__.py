@@ -1,0 +1,1 @@
+"""Incumbent Triton kernels of the catalog."""

@@ -1,0 +1,1 @@
+"""The lab run elsewhere: in a child process, in a pod, and the transport of results."""

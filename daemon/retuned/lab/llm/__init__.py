@@ -1,0 +1,1 @@
+"""Client of a model's endpoint: HTTP, budget, transcript."""

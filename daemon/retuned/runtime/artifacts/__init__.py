@@ -1,0 +1,1 @@
+"""Artifacts of kernels: format, delivery, signatures, limits on compilation."""

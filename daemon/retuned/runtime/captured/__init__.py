@@ -1,0 +1,1 @@
+"""Sampled inputs of launches, kept for experiments."""

@@ -1,0 +1,1 @@
+"""The runtime in a server: slots, orders, epochs, control socket, supervision."""

@@ -1,0 +1,1 @@
+"""Shadow checks: sampled launches of a swapped kernel against the original."""

@@ -1,0 +1,1 @@
+"""Operators of PyTorch that dispatch to slots."""

@@ -1,0 +1,1 @@
+"""Variants in Triton: source contract, compilation, launch."""

@@ -1,0 +1,1 @@
+"""SQLite, blobs, keys, approvals and policy files."""
