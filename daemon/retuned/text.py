@@ -399,7 +399,7 @@ def short_id(digest: str, *, length: int = 12) -> str:
 
     Examples
     --------
-    >>> short("sha256:" + "ab12" * 16)
+    >>> short_id("sha256:" + "ab12" * 16)
     'ab12ab12ab12'
     """
     return digest.removeprefix("sha256:")[:length]

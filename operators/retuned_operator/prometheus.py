@@ -244,7 +244,7 @@ def filled(query: str, about: EventSubject) -> str:
 
     Examples
     --------
-    >>> about = About(namespace="serving", target="chat", pods=("chat-0", "chat.1"))
+    >>> about = EventSubject(namespace="serving", target="chat", pods=("chat-0", "chat.1"))
     >>> filled('up{namespace="$namespace",pod=~"$pods"} unless $podsets', about)
     'up{namespace="serving",pod=~"chat-0|chat[.]1"} unless $podsets'
     """

@@ -277,7 +277,7 @@ held.wait(30)
 child = os.fork()
 if child == 0:
     runtime.close()
-    free = overrides._LOCK.acquire(timeout=5)
+    free = override._LOCK.acquire(timeout=5)
     os._exit(0 if free else 1)
 done.set()
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

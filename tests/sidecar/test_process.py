@@ -230,7 +230,7 @@ def test_the_sidecar_stays_small_and_empties_its_folder(pod: PodOfProcesses) -> 
 
 def test_what_a_sidecar_does_not_need_at_its_start_is_not_loaded() -> None:
     code = (
-        "import sys, retuned.cli.run, retuned.sidecar.assembly, retuned.sidecar.main\n"
+        "import sys, retuned.cli.sidecar, retuned.sidecar.assembly, retuned.sidecar.main\n"
         f"print([m for m in {_FORBIDDEN!r} if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -330,7 +330,7 @@ def wire_json(report: Record) -> str:
     Examples
     --------
     >>> pod = PodRef(namespace="serving", name="chat-0", uid="u-1")
-    >>> wire_json(Said(pod=pod, target="serving/chat"))
+    >>> wire_json(AgentMessage(pod=pod, target="serving/chat"))
     '{"pod":{"namespace":"serving","name":"chat-0","uid":"u-1"},"target":"serving/chat"}'
     """
     unset = {each for each in _SINCE_2 if not getattr(report, each, None)}

@@ -29,7 +29,7 @@ def main() -> None:
 
 def _program() -> Callable[[], None]:
     if sys.argv[1:2] == ["sidecar"]:
-        from retuned.cli.run import run_alone
+        from retuned.cli.sidecar import run_alone
 
         return run_alone
     from retuned.cli.commands import run_command_line

@@ -24,12 +24,12 @@ from retuned.cli import (
     rearm,
     review,
     run,
+    sidecar,
     status,
     tuned,
     validate,
 )
 from retuned.cli import analyze as rocprof
-from retuned.cli import run as sidecar
 from retuned.cli import status as report
 from retuned.cli.output import JSON_FLAG, say_error, stdout
 from retuned.errors import RetunedError

@@ -83,7 +83,7 @@ class DeviceStates(Record):
         --------
         >>> from retuned.stages.drift import GpuSeen, Throttle
         >>> hot = GpuSeen(gpu="amd-0", throttled=(Throttle.THERMAL,))
-        >>> Stood(begin=(hot,), end=(hot,)).words
+        >>> DeviceStates(begin=(hot,), end=(hot,)).words
         'as it began, amd-0 is throttled (thermal); as it ended, amd-0 is throttled (thermal)'
         """
         said = (("as it began", gpu_words(self.begin)), ("as it ended", gpu_words(self.end)))

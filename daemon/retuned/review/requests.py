@@ -274,7 +274,7 @@ def sign(shown: FormToken, *, key: bytes, now: datetime) -> str:
 
     Examples
     --------
-    >>> shown = Shown(session="s", user="ada", key="p", artifact="sha256:aa", policy="")
+    >>> shown = FormToken(session="s", user="ada", key="p", artifact="sha256:aa", policy="")
     >>> noon = datetime(2026, 3, 2, 12, tzinfo=UTC)
     >>> token = sign(shown, key=b"k" * 32, now=noon)
     >>> fault_of(token, shown, key=b"k" * 32, now=noon)

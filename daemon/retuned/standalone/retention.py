@@ -99,11 +99,11 @@ def expendable(
 
     Examples
     --------
-    >>> old = Thing(sort=Sort.ARTIFACT, name="ab" * 32, age=timedelta(days=40))
-    >>> nobody = Pins(digests=frozenset())
-    >>> [each.name[:4] for each in expendable([old], pins=nobody, retention=Retention())]
+    >>> old = LabFile(sort=LabArtifactType.ARTIFACT, name="ab" * 32, age=timedelta(days=40))
+    >>> unused = RetainedIds(digests=frozenset())
+    >>> [each.name[:4] for each in expendable([old], pins=unused, retention=Retention())]
     ['abab']
-    >>> used = Pins(digests=frozenset({"sha256:" + "ab" * 32}))
+    >>> used = RetainedIds(digests=frozenset({"sha256:" + "ab" * 32}))
     >>> expendable([old], pins=used, retention=Retention())
     []
     """

@@ -79,11 +79,11 @@ def admitted(
 
     Examples
     --------
-    >>> admitted("retuned_swaps_total", {"kind": "swap"}, kind=Kind.COUNTER)
+    >>> admitted("retuned_swaps_total", {"kind": "swap"}, kind=MetricType.COUNTER)
     {'kind': 'swap'}
-    >>> admitted("retuned_rollbacks_total", {"reason": "a server's own"}, kind=Kind.COUNTER)
+    >>> admitted("retuned_rollbacks_total", {"reason": "a server's own"}, kind=MetricType.COUNTER)
     {'reason': '(other)'}
-    >>> admitted("retuned_swaps_total", {}, kind=Kind.COUNTER).fault
+    >>> admitted("retuned_swaps_total", {}, kind=MetricType.COUNTER).fault
     <Fault.LABELS: 'labels'>
     """
     known = CATALOGUE.get(name)

@@ -163,7 +163,7 @@ def failing_rows(found: Mapping[SwapLabels, Sequence[str]]) -> list[Row]:
 
     Examples
     --------
-    >>> one = Subject(namespace="s", proposal="p", target="chat", kernel="gemm")
+    >>> one = SwapLabels(namespace="s", proposal="p", target="chat", kernel="gemm")
     >>> [labels["server"] for labels, _ in failing_rows({one: ["chat-0", "chat-1"]})]
     ['chat-0', 'chat-1']
     >>> [labels["server"] for labels, _ in failing_rows({one: []})]

@@ -90,7 +90,7 @@ def may_take(seen: ObservedLease, me: str, *, now_s: float, times: LeaseTimes) -
 
     Examples
     --------
-    >>> seen = Seen(version="1", holder="a", duration_s=15.0, since_s=0.0)
+    >>> seen = ObservedLease(version="1", holder="a", duration_s=15.0, since_s=0.0)
     >>> may_take(seen, "a", now_s=1.0, times=LeaseTimes())
     True
     >>> may_take(seen, "b", now_s=29.0, times=LeaseTimes())

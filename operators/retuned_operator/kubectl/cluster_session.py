@@ -211,7 +211,7 @@ def groups_for(who: KubernetesUser, wanted: Sequence[str]) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> groups_for(Who(user="ada", groups=("a", "sre")), ["group sre"])
+    >>> groups_for(KubernetesUser(user="ada", groups=("a", "sre")), ["group sre"])
     ('sre', 'a')
     """
     ordered = sorted(who.groups, key=lambda each: f"group {each}" not in wanted)

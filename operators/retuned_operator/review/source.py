@@ -69,7 +69,7 @@ def standing_of(phase: ProposalPhase) -> ProposalStanding:
     Examples
     --------
     >>> standing_of(ProposalPhase.PAUSED), standing_of(ProposalPhase.PENDING)
-    (<Standing.UNDER_WAY: 'under-way'>, <Standing.OPEN: 'open'>)
+    (<ProposalStanding.UNDER_WAY: 'under-way'>, <ProposalStanding.OPEN: 'open'>)
     """
     if phase in _AGREED:
         return ProposalStanding.AGREED

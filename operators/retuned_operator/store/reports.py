@@ -38,7 +38,7 @@ class LatestWindow:
 
         Examples
         --------
-        >>> newest = Newest()
+        >>> newest = LatestWindow()
         >>> newest.told("pod-1", "a"); newest.told("pod-2", "b")
         >>> newest.before("pod-1", "c"), newest.before("pod-1", "a"), newest.before("pod-3", "c")
         ('a', '', '')

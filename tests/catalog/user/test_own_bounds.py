@@ -37,7 +37,7 @@ def said(made: InputRecipe, dtype: DType) -> str:
         (
             InputRecipe(like=Distribution.INTEGERS, low=0, high=2**60),
             DType.INT64,
-            "whole numbers are made",
+            "integers are made",
         ),
         (InputRecipe(like=Distribution.INTEGERS, low=0, high=2**70), DType.INT64, "beyond int64"),
         (

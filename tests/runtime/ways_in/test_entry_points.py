@@ -46,7 +46,7 @@ plugins.plugins_loaded = plugins._plugins_loaded = False
 load()
 from retuned.runtime.core.attach import attached
 from retuned.runtime.plugins import join
-runtime = joining.joined()
+runtime = join.joined()
 print(json.dumps({
     "joined": runtime is not None,
     "server": runtime._host.server if runtime else "",

@@ -149,7 +149,7 @@ held = threading.Barrier(2)
 def hold():
     seat = host._seating.seats["k"]
     prepared = host._execution.preparing
-    with prepared, seat.lock, slot._lock, runtime._starting, joining._JOINING._lock:
+    with prepared, seat.lock, slot._lock, runtime._starting, join._JOINING._lock:
         held.wait()
         done.wait()
 
@@ -165,7 +165,7 @@ def work():
         "artifact": None, "previous": None, "guard": {"bounds": {}}, "epoch": 1,
         "shadow_every": 50, "shadow_tolerance": 1e-3}
     assert ask(path, op="commit", order=order)["ok"] is True
-    assert joining.join() is runtime
+    assert join.join() is runtime
     runtime.close()
 
 wait(in_child(work))

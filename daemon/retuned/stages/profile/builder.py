@@ -72,11 +72,11 @@ class ProfileBuilder:
 
     Examples
     --------
-    >>> folder = Folder(ProfileSettings(max_signatures=2))
+    >>> builder = ProfileBuilder(ProfileSettings(max_signatures=2))
     >>> for n in range(40):
-    ...     folder.add(LaunchRecord(kernel="gemm", start_ns=n, duration_ns=500))
-    ...     folder.add(LaunchRecord(kernel=f"rare{n}", start_ns=n, duration_ns=10))
-    >>> seen = folder.profile(window_start_ns=0, window_ns=100, observed_ns=100)
+    ...     builder.add(LaunchRecord(kernel="gemm", start_ns=n, duration_ns=500))
+    ...     builder.add(LaunchRecord(kernel=f"rare{n}", start_ns=n, duration_ns=10))
+    >>> seen = builder.profile(window_start_ns=0, window_ns=100, observed_ns=100)
     >>> first = seen.stats[0]
     >>> (first.signature.kernel, first.gpu_time_ns), seen.launches, seen.gpu_time_ns
     (('gemm', 20000), 80, 20400)

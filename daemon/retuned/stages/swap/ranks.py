@@ -118,7 +118,7 @@ def decide(kind: SwapKind, ranks: Sequence[Rank], *, prepared: Mapping[str, str]
 
     Examples
     --------
-    >>> ready = Rank(name="1", instance="a", standing=Standing.PREPARED)
+    >>> ready = Rank(name="1", instance="a", standing=RankState.PREPARED)
     >>> str(decide(SwapKind.SWAP, [ready], prepared={"1": "a"}).phase)
     'commit'
     >>> decision = decide(SwapKind.SWAP, [ready], prepared={"1": "a", "2": "b"})

@@ -147,8 +147,14 @@ def saved(ran: SwapUsage) -> Hours:
     Examples
     --------
     >>> speedup = Interval(lower=1.5, point=2.0, upper=2.5, confidence=0.99)
-    >>> hour = Ran(target="t", definition="d", month="2026-11", proposal="p", gpu_ns=3.6e12,
-    ...            speedup=speedup)
+    >>> hour = SwapUsage(
+    ...     target="t",
+    ...     definition="d",
+    ...     month="2026-11",
+    ...     proposal="p",
+    ...     gpu_ns=3.6e12,
+    ...     speedup=speedup,
+    ... )
     >>> saved(hour)
     Hours(lower=0.5, point=1.0, upper=1.5)
     """

@@ -103,7 +103,8 @@ def compare_answers(
 
     Examples
     --------
-    >>> one, other = Answer(tokens=("a", "b", "c")), Answer(tokens=("a", "x", "c"))
+    >>> one = ServerResponse(tokens=("a", "b", "c"))
+    >>> other = ServerResponse(tokens=("a", "x", "c"))
     >>> compare_answers([one], [one]), compare_answers([one], [other])
     ((3, 0), (2, 1))
     """
