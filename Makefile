@@ -43,7 +43,7 @@ lock: setup  ## renew the locks in requirements/ (they name no index)
 images:  ## build the images: sidecar, operator, experiment, server (buildah or docker)
 	@scripts/images
 
-e2e: setup cluster-tools  ## the whole loop on a real cluster: Linux, root, containerd
+e2e: setup cluster-lacks  ## the whole loop on a real cluster: Linux, root, containerd
 	@$(BIN)/pytest -m e2e tests/cluster $(ARGS)
 
 monitoring-tools:  ## fetch the Prometheus and Alertmanager that tests run (once, kept outside)
@@ -52,7 +52,7 @@ monitoring-tools:  ## fetch the Prometheus and Alertmanager that tests run (once
 browser-packages:  ## install Debian's Chromium that tests drive, if it is missing and root may
 	@scripts/browser-packages
 
-cluster-lacks: setup  ## install Debian's packages that e2e needs, if root may; say what is missing (exit 4)
+cluster-lacks: setup cluster-tools  ## install what e2e needs, if root may; report what is missing (exit 4)
 	@scripts/cluster-packages
 	@$(BIN)/python -m tests.cluster lacks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -62,9 +63,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """In CI the real data and the index are there; a skip would be a hole nobody sees."""
-    if os.environ.get("CI") == "true" and _skipped and exitstatus == 0:
-        print(f"CI skipped tests on real data or packages: {sorted(_skipped)}")  # noqa: T201
+    """Fail a run in which a lane was skipped that CI or the user demanded.
+
+    CI demands every lane; a user demands the lanes that ``-m`` names.
+    """
+    named = set(re.findall(r"\w+", session.config.option.markexpr or ""))
+    demanded = _NEVER_SKIPPED if os.environ.get("CI") == "true" else _NEVER_SKIPPED & named
+    skipped = sorted((mark, test) for mark, test in _skipped if mark in demanded)
+    if skipped and exitstatus == 0:
+        print(f"a lane that was asked for was skipped: {skipped}")  # noqa: T201
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -56,14 +56,15 @@ def report() -> Report:
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    """Return the built Kubernetes; a machine that lacks something is a failure in CI."""
+    """Return the built Kubernetes; fail on a machine that lacks something.
+
+    These tests run only if ``-m e2e`` asks for them, so a skip would report a lane that did not run
+    as passed.
+    """
     missing = lacks()
     found = tools()
     if missing or found is None:
-        reason = f"this machine lacks {'; '.join(missing)}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        pytest.fail(f"this machine lacks {'; '.join(missing)}: run make cluster-lacks")
     return found
 
 
