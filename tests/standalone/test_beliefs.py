@@ -167,10 +167,10 @@ def test_a_belief_that_was_dropped_untested_may_be_believed_again(world: World) 
 
 def test_only_shapes_that_the_live_variant_serves_are_tuned_against_it(world: World) -> None:
     ctx = world.loop.ctx
-    before, _ = hypotheses.bind(ctx, window(2, 64, 256), counts={})
+    before, _ = hypotheses.costs_of(ctx, window(2, 64, 256), counts={})
     assert [cost.workload.axes["M"] for cost in before[KERNEL]] == [2, 64, 256]
     swap_in(ctx, Guard(bounds={"M": (64, 256)}))
-    after, _ = hypotheses.bind(ctx, window(2, 64, 256), counts={})
+    after, _ = hypotheses.costs_of(ctx, window(2, 64, 256), counts={})
     assert [cost.workload.axes["M"] for cost in after[KERNEL]] == [64, 256]
 
 
@@ -192,7 +192,7 @@ def test_beside_a_variant_in_force_only_what_was_not_tried_is_tried(world: World
 
 
 def test_a_shape_that_slots_counted_but_no_trace_saw_is_not_forgotten(world: World) -> None:
-    shapes, total_ns = hypotheses.bind(
+    shapes, total_ns = hypotheses.costs_of(
         world.loop.ctx, window(2, 64), counts={KERNEL: {"2": 900, "64": 90, "256": 50, "128": 1}}
     )
     known = {cost.workload.axes["M"]: cost for cost in shapes[KERNEL]}

@@ -1,19 +1,14 @@
-"""Stage 4 on one machine: from a drift report to beliefs about kernels, and when it is answered.
-
-What slots counted, as costs of shapes: those that no trace saw have a guessed time.
-"""
+"""Stage 4 on one machine: from a drift report to hypotheses, and when the report is answered."""
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 from retuned.contract import Digest, Workload, digest_of
+from retuned.control.hypotheses import KnownKernels, shape_costs
 from retuned.control.outcome import lower_bound
-from retuned.lifting.store_records import Geometries
 from retuned.ports import Event, Stored
 from retuned.stages import drift as drift_stage
 from retuned.stages import hypothesis as hypothesis_stage
@@ -21,7 +16,6 @@ from retuned.stages.drift import DetectorState, DriftReport
 from retuned.stages.hypothesis import Hypothesis, ShapeCost
 from retuned.stages.profile import (
     Counts,
-    SignatureStat,
     WorkloadProfile,
     bucket_middle,
     merge,
@@ -31,25 +25,6 @@ from retuned.standalone import kernels as lifting
 from retuned.standalone.context import Context, RecordKind
 from retuned.standalone.findings import winners
 from retuned.standalone.orders import in_force, live_guard
-
-__all__ = ["Counts", "floor_ns", "together", "unseen"]
-
-
-def floor_ns(ctx: Context, workload: Workload) -> int:
-    """Return the roofline in the middle of a bucket: at its edge it would promise too little."""
-    axes = {name: bucket_middle(n, ctx.settings.profile) for name, n in workload.axes.items()}
-    return ctx.catalog.floor_ns(workload.definition, axes)
-
-
-def unseen(ctx: Context, known: Sequence[ShapeCost], counts: Mapping[str, int]) -> list[ShapeCost]:
-    """Return shapes that were counted but in no trace; see `hypothesis_stage.unseen`."""
-    return hypothesis_stage.unseen(
-        known,
-        counts,
-        floor_ns=lambda workload: floor_ns(ctx, workload),
-        overhead_ns=ctx.settings.hypothesis.launch_ns,
-    )
-
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +49,7 @@ def _explain(ctx: Context, stored: Stored) -> bool:
         return False
     profile = merge([WorkloadProfile.model_validate(w.body["profile"]) for w in since])
     counts = together(w.body["counts"] for w in since)
-    shapes, total_ns = bind(ctx, profile, counts=counts)
+    shapes, total_ns = costs_of(ctx, profile, counts=counts)
     hypotheses = hypothesis_stage.hypothesize(
         shapes,
         report=DriftReport.model_validate(stored.body),
@@ -150,64 +125,32 @@ def _tell_adopted(ctx: Context, explained: Sequence[Stored], *, windows: int, sw
     )
 
 
-def bind(
+def costs_of(
     ctx: Context, profile: WorkloadProfile, *, counts: Counts
-) -> tuple[dict[str, list[ShapeCost]], int]:
-    """Group a window by definition: cost per shape, launches per second; and the window's GPU time.
-
-    Shapes that slots counted but no trace saw are added, so that a rare one is not forgotten.
-    """
-    bound: dict[str, list[ShapeCost]] = defaultdict(list)
+) -> tuple[Mapping[str, Sequence[ShapeCost]], int]:
+    """Return what a window spends on each definition; see `shape_costs`."""
     live = lifting.geometries(ctx)
-    for stat in profile.stats:
-        signature = stat.signature
-        named = ctx.catalog.recognise(signature.kernel, signature.dims, signature.dtypes)
-        if named is not None:
-            workload = Workload(definition=named[0], axes=dict(named[1]), weight=stat.launches)
-            cost = ShapeCost(
-                workload=workload,
-                gpu_time_ns=stat.gpu_time_ns,
-                median_ns=stat.median_ns,
-                floor_ns=floor_ns(ctx, workload),
-            )
-            bound[workload.definition].append(cost)
-            continue
-        for cost in _lifted(ctx, stat, live):
-            bound[cost.workload.definition].append(cost)
-    total_ns = profile.gpu_time_ns
-    for definition, shapes in bound.items():
-        missing = unseen(ctx, shapes, counts.get(definition, {}))
-        total_ns += sum(cost.gpu_time_ns for cost in missing)
-        shapes += missing
-    per_s = 1e9 / max(profile.observed_ns, 1)
-    return {
-        definition: [_per_second(cost, per_s) for cost in shapes if _served(ctx, cost.workload)]
-        for definition, shapes in bound.items()
-    }, total_ns
+    kernels = KnownKernels(
+        recognise=lambda s: ctx.catalog.recognise(s.kernel, s.dims, s.dtypes),
+        live_shares=lambda stat: [(each.workload, each.part) for each in live.shares_of(stat)],
+        serves=lambda workload: _serves(ctx, workload),
+        floor_ns=lambda workload: _floor_ns(ctx, workload),
+    )
+    return shape_costs(
+        profile, counts=counts, kernels=kernels, launch_ns=ctx.settings.hypothesis.launch_ns
+    )
 
 
-def _lifted(ctx: Context, stat: SignatureStat, live: Geometries) -> list[ShapeCost]:
-    """Bind launches of which a trace shows name and grid to the live kernels that were lifted."""
-    return [
-        ShapeCost(
-            workload=share.workload,
-            gpu_time_ns=round(stat.gpu_time_ns * share.part),
-            median_ns=stat.median_ns,
-            floor_ns=floor_ns(ctx, share.workload),
-        )
-        for share in live.shares_of(stat)
-    ]
+def _floor_ns(ctx: Context, workload: Workload) -> int:
+    """Return the roofline in the middle of a bucket: at its edge it would promise too little."""
+    axes = {name: bucket_middle(n, ctx.settings.profile) for name, n in workload.axes.items()}
+    return ctx.catalog.floor_ns(workload.definition, axes)
 
 
-def _served(ctx: Context, workload: Workload) -> bool:
+def _serves(ctx: Context, workload: Workload) -> bool:
     """Whether the live baseline serves this shape: a slot holds one variant beside the original."""
     guard = live_guard(ctx, workload.definition)
     return guard is None or guard.allows(workload.axes)
-
-
-def _per_second(cost: ShapeCost, per_s: float) -> ShapeCost:
-    workload = cost.workload.model_copy(update={"weight": cost.workload.weight * per_s})
-    return replace(cost, workload=workload)
 
 
 def live_baseline(ctx: Context, definition: str) -> Digest:

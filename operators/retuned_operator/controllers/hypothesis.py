@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from retuned.api.experiment import Drift
 from retuned.api.target import TargetMode
 from retuned.api.values import API_VERSION
 from retuned.contract import Workload, digest_of
 from retuned.control import PolicyFact, gate_facts
+from retuned.control.hypotheses import KnownKernels, shape_costs
 from retuned.ports import Telemetry
 from retuned.stages.experiment import Budget, ExperimentPlan, plan
 from retuned.stages.gate import Mode
@@ -19,7 +18,6 @@ from retuned.stages.hypothesis import (
     HypothesisSettings,
     ShapeCost,
     hypothesize,
-    unseen,
 )
 from retuned.stages.profile import Counts, WorkloadProfile, merge
 from retuned_operator.controllers import objects
@@ -154,54 +152,24 @@ def _was_never_made(experiment: KernelExperiment) -> bool:
 def costs_of(
     world: ClusterView, target: TuningTarget, profile: WorkloadProfile, *, counts: Counts
 ) -> tuple[Mapping[str, Sequence[ShapeCost]], int]:
-    """Group a workload by definition: cost per shape that what runs now serves, a second.
+    """Return what a window spends on each definition; see `shape_costs`.
 
-    Shapes that slots counted and no trace saw are added with a guessed time; the time of all, with
-    theirs, is the second value, nanoseconds.
+    The operator does not know what a pod's accelerator can do at most, so no time has a floor.
     """
-    found: dict[str, list[ShapeCost]] = defaultdict(list)
-    live_shapes = world.kernels.live_shapes(target=target)
-    for stat in profile.stats:
-        signature = stat.signature
-        named = world.kernels.recognise(
-            signature.kernel, signature.dims, signature.dtypes, target=target
-        )
-        if named is not None:
-            workload = Workload(definition=named[0], axes=dict(named[1]), weight=stat.launches)
-            found[named[0]].append(
-                ShapeCost(workload=workload, gpu_time_ns=stat.gpu_time_ns, median_ns=stat.median_ns)
-            )
-            continue
-        for workload, part in live_shapes(stat):
-            spent_ns = int(stat.gpu_time_ns * part)
-            found[workload.definition].append(
-                ShapeCost(workload=workload, gpu_time_ns=spent_ns, median_ns=stat.median_ns)
-            )
-    total_ns = profile.gpu_time_ns
-    for name, costs in found.items():
-        guessed = unseen(
-            costs,
-            counts.get(name, {}),
-            floor_ns=lambda _: 0,  # nobody told what these accelerators can do
-            overhead_ns=HypothesisSettings().launch_ns,
-        )
-        total_ns += sum(each.gpu_time_ns for each in guessed)
-        costs += guessed
     guards = {entry.kernel: entry.guard for entry in target.status.active_kernels}
-    per_s = 1e9 / max(profile.observed_ns, 1)
-    return {
-        name: [
-            _per_second(cost, per_s)
-            for cost in costs
-            if name not in guards or guards[name].allows(cost.workload.axes)
-        ]
-        for name, costs in found.items()
-    }, total_ns
 
+    def serves(workload: Workload) -> bool:
+        guard = guards.get(workload.definition)
+        return guard is None or guard.allows(workload.axes)
 
-def _per_second(cost: ShapeCost, per_s: float) -> ShapeCost:
-    workload = cost.workload.model_copy(update={"weight": cost.workload.weight * per_s})
-    return replace(cost, workload=workload)
+    kernels = KnownKernels(
+        recognise=lambda s: world.kernels.recognise(s.kernel, s.dims, s.dtypes, target=target),
+        live_shares=world.kernels.live_shapes(target=target),
+        serves=serves,
+    )
+    return shape_costs(
+        profile, counts=counts, kernels=kernels, launch_ns=HypothesisSettings().launch_ns
+    )
 
 
 def allowing(
