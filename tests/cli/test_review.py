@@ -240,13 +240,13 @@ def test_an_approval_under_a_dry_run_is_kept_and_says_that_nothing_is_swapped(
     answer = ask(state, one, policy=dry, policy_digest=dry.digest)
     state.add("gate", one.id, answer.model_dump(mode="json"), phase="current")
     assert run("approve", "ab12", "--json")["doubts"] == [
-        "the policy is a dry run: it is counted, and nothing is swapped"
+        "the policy is a dry run: your decision is counted, but nothing is swapped"
     ]
 
 
 def test_who_asked_is_told_that_it_may_not_count(state: SqliteStore, run: Run) -> None:
     one = put(state, requested_by="Ada")
-    assert "you asked for this swap yourself" in run("approve", "ab12")
+    assert "you requested this swap yourself" in run("approve", "ab12")
     assert ask(state, one).state is GateState.WAITING
 
 

@@ -88,7 +88,7 @@ def test_who_asked_for_a_swap_is_told_before_and_refused_by_the_cluster(there: T
     path = there.proposal("swp-own", requestedBy="ada")
     page = there.pages.page("ada")
     page.goto(path)
-    assert shown(page, "you asked for this swap yourself")
+    assert shown(page, "you requested this swap yourself")
     approve(page, why="mine")
     page.get_by_role("heading", name="Nothing was decided").wait_for()
     assert shown(page, "whoever asked for a swap does not approve it")

@@ -50,7 +50,7 @@ def test_two_people_of_two_groups_are_needed_where_the_policy_says_so(site: Site
     assert ada.say(one, "approve", comment="again").status_code == 303
     assert site.judge(one) == "waiting", "one person is one person"
     alan = site.browser("alan", "gpu-platform")
-    assert "you are none of them" in alan.get(f"/proposals/{key_of(one.id)}").text
+    assert "you are not a member" in alan.get(f"/proposals/{key_of(one.id)}").text
     grace = site.browser("grace", "sre-oncall")
     assert grace.say(one, "approve").status_code == 303
     assert site.judge(one) == "approved"

@@ -44,9 +44,9 @@ from retuned.standalone.decisions import (
     SWAPPED,
     PendingRequest,
     asked_for,
-    doubts,
     gate_of,
     read_proposal,
+    warnings,
 )
 from retuned.standalone.devices import said_beside
 from retuned.standalone.evidence import read
@@ -193,7 +193,7 @@ def approve(
         _same_artifact(proposal, digest)
         decision = people.approve(at.voice(), stored, proposal, kind=kind, comment=comment)
         gate = gate_of(at.store, stored.id)
-        found = doubts(proposal, gate, at.identity, comment=comment, kind=kind) if gate else ()
+        found = warnings(proposal, gate, at.identity, comment=comment, kind=kind) if gate else ()
     _report(at, decision, proposal, doubts=found, json=json)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from retuned.control.decisions import DecisionFacts, warnings_for
 from retuned.errors import Refused, UnreadableInput
 from retuned.ports import Store, Stored
 from retuned.stages.gate import (
@@ -21,7 +22,6 @@ from retuned.stages.gate import (
     GateReason,
     SwapDecision,
     explain,
-    person,
 )
 from retuned.stages.proposal import Proposal
 from retuned.store.approvals import Approvals, Identity
@@ -208,21 +208,17 @@ def rollback(voice: Actor, stored: Stored, *, reason: str) -> tuple[PendingReque
     return _ask(voice, stored.id, what="rollback", reason=reason), True
 
 
-def doubts(
+def warnings(
     proposal: Proposal, gate: GateDecision, who: Identity, *, comment: str, kind: DecisionKind
 ) -> tuple[str, ...]:
-    """Say beforehand why the gate may not count this; it alone decides."""
-    found = []
-    if person(who.user) == person(proposal.requested_by):
-        found.append("you asked for this swap yourself")
-    entries = {f"user {who.user}"} | {f"group {group}" for group in who.groups}
-    if kind is DecisionKind.APPROVE and gate.missing_from and not entries & set(gate.missing_from):
-        found.append(f"still asked is {' or '.join(gate.missing_from)}, and you are none of them")
-    if gate.reason is GateReason.DRY_RUN:
-        found.append("the policy is a dry run: it is counted, and nothing is swapped")
-    if kind is DecisionKind.BREAK_GLASS and not comment.strip():
-        found.append("break-glass needs a --comment")
-    return tuple(found)
+    """Return why the gate may not count a decision; see `warnings_for`."""
+    facts = DecisionFacts(
+        requested_by=proposal.requested_by,
+        missing_from=gate.missing_from,
+        received=gate.received,
+        dry_run=gate.reason is GateReason.DRY_RUN,
+    )
+    return warnings_for(facts, kind, user=who.user, groups=who.groups, comment=comment)
 
 
 def _give(

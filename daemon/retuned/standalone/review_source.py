@@ -45,7 +45,7 @@ from retuned.stages.verdict import EvidenceDocument
 from retuned.stages.watch import Account, EndToEndReport, WatchSample
 from retuned.standalone import savings
 from retuned.standalone.context import RecordKind
-from retuned.standalone.decisions import OPEN, SWAPPED, asked_for, doubts, gate_of, read_proposal
+from retuned.standalone.decisions import OPEN, SWAPPED, asked_for, gate_of, read_proposal, warnings
 from retuned.standalone.devices import said_beside
 from retuned.standalone.evidence import Read, read
 from retuned.standalone.findings import found_solution
@@ -84,7 +84,7 @@ def case_of(
     return ProposalDetails(
         row=row,
         acts=acts_in(row.phase),
-        doubts=_doubts(row, viewer, gate),
+        doubts=_warnings(row, viewer, gate),
         words=Approvals(store).decisions(id),
         document=evidence.document,
         doubt=evidence.doubt,
@@ -146,12 +146,12 @@ def _busy(profile: object) -> float | None:
     return min(1.0, spent / observed)
 
 
-def _doubts(row: Row, viewer: Person, gate: GateDecision | None) -> Mapping[Act, tuple[str, ...]]:
+def _warnings(row: Row, viewer: Person, gate: GateDecision | None) -> Mapping[Act, tuple[str, ...]]:
     if gate is None:
         return {}
     who = Identity(user=viewer.user, groups=viewer.groups)
     return {
-        act: doubts(row.proposal, gate, who, comment="-", kind=kind)
+        act: warnings(row.proposal, gate, who, comment="-", kind=kind)
         for act, kind in (
             (Act.APPROVE, DecisionKind.APPROVE),
             (Act.BREAK_GLASS, DecisionKind.BREAK_GLASS),

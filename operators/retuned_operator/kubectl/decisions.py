@@ -9,8 +9,9 @@ from __future__ import annotations
 from retuned.api.decision import SwapDecisionSpec
 from retuned.api.proposal import GateStatus, ProposalPhase
 from retuned.api.values import UidRef
+from retuned.control.decisions import DecisionFacts, warnings_for
 from retuned.errors import Refused, UsageError
-from retuned.stages.gate import Approvals, DecisionKind, Mode, person
+from retuned.stages.gate import Approvals, DecisionKind, Mode
 from retuned.text import short_id
 from retuned_operator.kubectl.cluster_session import KubernetesUser, full_name, groups_for
 from retuned_operator.manifests.names import child_name
@@ -119,27 +120,24 @@ def check_policy(
     return gate
 
 
-def doubts(
-    proposal: SwapProposal, policy: PolicyObject, who: KubernetesUser, *, kind: DecisionKind
+def warnings(
+    proposal: SwapProposal,
+    policy: PolicyObject,
+    who: KubernetesUser,
+    *,
+    kind: DecisionKind,
+    comment: str,
 ) -> tuple[str, ...]:
-    """Say beforehand why the gate may not count an approval; it alone decides."""
-    gate, found = proposal.status.gate, []
-    if person(who.user) == person(proposal.spec.requested_by):
-        found.append("you asked for this swap yourself")
-    entries = {f"user {who.user}"} | {f"group {group}" for group in who.groups}
-    if kind is DecisionKind.APPROVE and gate is not None:
-        if gate.missing_from and not entries & set(gate.missing_from):
-            found.append(
-                f"still asked is {' or '.join(gate.missing_from)}, and you are none of them"
-            )
-        if any(person(who.user) == person(each) for each in gate.received):
-            found.append("your approval counts already; each person counts once")
-    glass = policy.spec.break_glass.group
-    if kind is DecisionKind.BREAK_GLASS and glass not in who.groups:
-        found.append(f"only group {glass} may break glass")
-    if policy.spec.mode is Mode.DRY_RUN:
-        found.append("the policy is a dry run: it is counted, and nothing is swapped")
-    return tuple(found)
+    """Return why the gate may not count a decision; see `warnings_for`."""
+    gate = proposal.status.gate
+    facts = DecisionFacts(
+        requested_by=proposal.spec.requested_by,
+        missing_from=gate.missing_from if gate else (),
+        received=gate.received if gate else (),
+        dry_run=policy.spec.mode is Mode.DRY_RUN,
+        break_glass_group=policy.spec.break_glass.group,
+    )
+    return warnings_for(facts, kind, user=who.user, groups=who.groups, comment=comment)
 
 
 def decision_of(

@@ -25,7 +25,7 @@ from retuned_operator.kubectl.decisions import (
     check_phase,
     check_policy,
     decision_of,
-    doubts,
+    warnings,
 )
 from retuned_operator.kubectl.freezes import seen as seen_freezes
 from retuned_operator.kubectl.options import (
@@ -132,8 +132,8 @@ def approve(
     policy = desk.policy(found)
     gate = check_policy(found, policy, kind=kind, comment=comment)
     who = desk.who()
-    for doubt in doubts(found, policy, who, kind=kind):
-        say(f"kubectl retuned: may not count: {doubt}")
+    for warning in warnings(found, policy, who, kind=kind, comment=comment):
+        say(f"kubectl retuned: may not count: {warning}")
     if not yes:
         _confirm(found, desk)
     word = decision_of(found, who, kind=kind, comment=comment, gate=gate)

@@ -43,7 +43,7 @@ from retuned_operator.kube.resources import (
     TARGETS,
 )
 from retuned_operator.kubectl.cluster_session import KubernetesUser, full_name
-from retuned_operator.kubectl.decisions import check_phase, doubts
+from retuned_operator.kubectl.decisions import check_phase, warnings
 from retuned_operator.review.access import AccessReview
 from retuned_operator.review.decisions import KINDS, PendingDecisions
 from retuned_operator.review.ports import ReviewStore
@@ -133,7 +133,7 @@ def _means_something(found: SwapProposal, act: Act) -> bool:
     return act is not Act.ABORT or phase is not ProposalPhase.PROMOTED
 
 
-def doubts_of(
+def warnings_of(
     found: SwapProposal, policy: PolicyObject | None, viewer: Person
 ) -> Mapping[Act, tuple[str, ...]]:
     """Return why the gate may not count what a viewer says."""
@@ -141,7 +141,7 @@ def doubts_of(
         return {}
     who = KubernetesUser(user=viewer.user, groups=viewer.groups)
     return {
-        act: doubts(found, policy, who, kind=kind)
+        act: warnings(found, policy, who, kind=kind, comment="-")
         for act, kind in (
             (Act.APPROVE, DecisionKind.APPROVE),
             (Act.BREAK_GLASS, DecisionKind.BREAK_GLASS),
@@ -171,7 +171,7 @@ def case_of(
     return ProposalDetails(
         row=row,
         acts=acts_in(found),
-        doubts=doubts_of(found, policy, viewer),
+        doubts=warnings_of(found, policy, viewer),
         words=tuple(each.stage_decision(row.proposal.id) for each in decisions),
         places=tuple(_places(found)),
         lines=tuple(_lines(found)),

@@ -183,8 +183,8 @@ def test_what_may_keep_a_word_from_counting_is_said_beforehand(cluster: Cluster,
     policy = cluster.policy()
     cluster.proposal(policy, requestedBy="ADA", gate={"missingFrom": ["group sre-oncall"]})
     text = run("approve", NAME, *YES)
-    assert "you asked for this swap yourself" in text
-    assert "still asked is group sre-oncall" in text
+    assert "you requested this swap yourself" in text
+    assert "approval is still needed from group sre-oncall" in text
 
 
 def test_breaking_glass_needs_a_reason_and_a_policy_with_glass(cluster: Cluster, run: Run) -> None:
