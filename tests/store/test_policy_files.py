@@ -51,7 +51,6 @@ spec:
   selector: {matchLabels: {app: vllm}}
   kernels: {include: ["rmsnorm*","rope*"], exclude: ["*attention*"]}
   gpuModels: [MI300X]
-  drift: {metric: p50, minRatio: 1.10, minSamples: 2000, for: 15m, cooldown: 24h}
   experiments:
     maxConcurrent: 1
     budget: {gpuHoursPerDay: 4, maxTrials: 64, trialDeadline: 15m}
@@ -60,10 +59,6 @@ spec:
   validation:
     minSpeedup: 1.05
     confidence: 0.99
-    minSamples: 50
-    correctness: {cases: 1000, maxAbsError: {bfloat16: 1e-2}, maxUlp: 4, adversarial: true,
-                  determinism: true}
-    independentReplay: true
     maxVRAMIncrease: 512Mi
   gates:
   - name: low-risk-auto
@@ -113,7 +108,7 @@ def test_a_good_policy_has_no_problems(tmp_path: Path) -> None:
 
 def test_every_key_of_the_schema_is_read(tmp_path: Path) -> None:
     spec = load_policy(write(tmp_path, FULL)).spec
-    assert spec.drift.for_.total_seconds() == 900
+    assert spec.rollout.canary.bake.total_seconds() == 1800
     assert spec.validation.max_vram_increase_bytes == 512 * 2**20
     assert [str(entry) for entry in spec.gates[1].approvals.from_] == [
         "group gpu-platform",

@@ -22,15 +22,11 @@ _ONE_SERVER = "there is one server, and all its processes are swapped together"
 
 NOT_ENFORCED: Mapping[str, str] = MappingProxyType(
     {
-        "spec.drift": "the setting detector_preset says when a change is worth an experiment",
         "spec.experiments.budget.trialDeadline": (
             "the setting max_experiment_s limits a whole experiment"
         ),
         "spec.experiments.priorityClassName": "there are no pods; experiments run at low priority",
         "spec.experiments.pauseWhen": "no alerts are read; `retuned freeze` pauses",
-        "spec.validation.minSamples": "the lab measures until the interval or the time is used up",
-        "spec.validation.correctness": "the lab's own oracle says what the same answer is",
-        "spec.validation.independentReplay": "finalists are always measured again from zero",
         "spec.validation.maxVRAMIncrease": "device memory of variants is not compared",
         "spec.rollout.canary.pods": _ONE_SERVER,
         "spec.rollout.canary.bake": "the steps of `canary` say how long each is watched",

@@ -1,4 +1,4 @@
-"""What a policy limits: drift, experiments, the floor of validation, and how a swap spreads.
+"""What a policy limits: experiments, the floor of validation, and how a swap spreads.
 
 On one machine most of this is not enforced; `enforcement.NOT_ENFORCED` says which, and what holds.
 """
@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from retuned.contract import DType
 from retuned.stages.gate.values import (
     DNS,
     Bytes,
@@ -22,23 +21,6 @@ from retuned.stages.gate.values import (
 )
 
 _DAY = parse_duration("24h")
-
-
-class DriftRule(PolicyModel):
-    """When a change is worth an experiment."""
-
-    metric: Literal["p50", "p90", "p95", "p99", "mean"] = "p50"
-    """Statistic of launch times that is compared."""
-    min_ratio: float = Field(default=1.10, gt=1.0)
-    """Now over tuned, at least."""
-    min_samples: int = Field(default=2000, ge=1)
-    """Fewest launches on either side."""
-    for_: Duration = Field(
-        default=parse_duration("15m"), validation_alias="for", serialization_alias="for"
-    )
-    """How long it must last."""
-    cooldown: Duration = Field(default=_DAY)
-    """Pause after an experiment on the same kernel."""
 
 
 class ExperimentBudget(PolicyModel):
@@ -72,21 +54,6 @@ class Experiments(PolicyModel):
     """Reasons to pause."""
 
 
-class Correctness(PolicyModel):
-    """What counts as the same answer."""
-
-    cases: int = Field(default=1000, ge=1)
-    """Inputs that are compared."""
-    max_abs_error: dict[DType, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
-    """Largest difference by element type; what is not named is bound to the incumbent's error."""
-    max_ulp: int = Field(default=4, ge=0)
-    """Largest difference in units of the last place."""
-    adversarial: bool = True
-    """Include inputs made to break kernels."""
-    determinism: bool = True
-    """Same input, same bits."""
-
-
 class EndToEndRule(StrEnum):
     """Whether a swap must prove itself on the whole server."""
 
@@ -114,12 +81,6 @@ class Validation(PolicyModel):
     """Smallest lower confidence bound of incumbent time over candidate time."""
     confidence: float = Field(default=0.99, ge=0.5, lt=1.0)
     """Smallest confidence of that bound."""
-    min_samples: int = Field(default=50, ge=1)
-    """Fewest timed pairs per shape."""
-    correctness: Correctness = Correctness()
-    """What counts as the same answer."""
-    independent_replay: bool = True
-    """Measure the winner again from zero."""
     batch_invariance: Annotated[
         BatchInvariance, BeforeValidator(lambda value: "off" if value is False else value)
     ] = BatchInvariance.IF_INCUMBENT

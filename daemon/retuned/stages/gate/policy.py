@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from retuned.contract import Digest, digest_of
-from retuned.stages.gate.limits import Capture, DriftRule, Experiments, Rollout, Validation
+from retuned.stages.gate.limits import Capture, Experiments, Rollout, Validation
 from retuned.stages.gate.values import (
     DNS,
     Glob,
@@ -171,8 +171,6 @@ class PolicySpec(PolicyModel):
     """Kernels."""
     gpu_models: tuple[Label, ...] = ()
     """Accelerators; empty means every one."""
-    drift: DriftRule = DriftRule()
-    """When a change is worth an experiment."""
     experiments: Experiments = Experiments()
     """What experiments may cost."""
     validation: Validation = Validation()
