@@ -54,7 +54,7 @@ from retuned_operator.review.settings import review_app, review_settings
 from retuned_operator.review.source import KEEP_S
 from retuned_operator.store.kernels import CatalogKernels
 from retuned_operator.store.reports import SOLUTION
-from retuned_operator.store.review import StoreShelf
+from retuned_operator.store.review import StoredReviews
 
 HERE = Path(__file__).resolve().parent
 _ENDS = ("Rejected", "Expired", "Superseded", "RolledBack", "Aborted")
@@ -179,7 +179,7 @@ def served(filled: Filled, folder: Path) -> Iterator[str]:
     settings = review_settings(
         {"hosts": [host], "secretFile": str(folder / "secret"), "groups": groups}
     )
-    shelf = StoreShelf(filled.store, filled.notary, kernels=CatalogKernels())
+    shelf = StoredReviews(filled.store, filled.notary, kernels=CatalogKernels())
     with FakeApi() as fake:
         fake.access.add("operator", Identity(name=ACCOUNT, groups=("system:authenticated",)))
         fake.access.bind(ACCOUNT, [*reviewing_rules(), *watching_rules()])

@@ -46,7 +46,7 @@ from retuned_operator.schema import KernelExperiment
 from retuned_operator.servers import LeaderServers
 from retuned_operator.settings import Settings
 from retuned_operator.state import open_state
-from retuned_operator.store.review import StoreShelf
+from retuned_operator.store.review import StoredReviews
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class Operator:
         if settings.review_port is None:
             return None
         state = self._state
-        shelf = StoreShelf(
+        shelf = StoredReviews(
             state.store, state.notary, kernels=state.kernels, accounts=state.accounts.accounts
         )
         return review_app(

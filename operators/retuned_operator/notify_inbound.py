@@ -19,7 +19,7 @@ from retuned.channels.incoming_slack import Pressed
 from retuned.errors import Refused, UnreadableInput
 from retuned.ports import Clock
 from retuned.report.proposal_text import DECIDED, meaning
-from retuned.review.ports import SeenProposal
+from retuned.review.ports import ReviewedProposal
 from retuned.review.records import Act, Person
 from retuned.stages.gate import DecisionKind, TuningFreeze
 from retuned_operator.controllers.conditions import event_of
@@ -93,7 +93,9 @@ class ClusterWords:
             who,
             pressed.proposal,
             _ACTS[pressed.word],
-            seen=SeenProposal(artifact=pressed.digest, policy=gate.policy_digest if gate else None),
+            seen=ReviewedProposal(
+                artifact=pressed.digest, policy=gate.policy_digest if gate else None
+            ),
             comment=f"by Slack user {pressed.slack_user}",
         )
         log.info("%s of %s by %s through slack", pressed.word, pressed.proposal, who.user)

@@ -26,7 +26,7 @@ from retuned.experiment.pod_results import FINDINGS
 from retuned.experiment.pod_task import PodRole, PodSettings
 from retuned.node.gpu import FakeDevices
 from retuned.ports import Devices, DeviceState
-from retuned.stages.drift import GpuSeen
+from retuned.stages.drift import GpuObservation
 from retuned_operator.schema import JobRole
 from retuned_operator.store.results import ResultFolder
 
@@ -122,7 +122,9 @@ def test_what_no_pod_writes_of_devices_is_left_out_and_its_results_stay(
 
 
 def test_the_operator_reads_what_slowed_a_pod_with_its_result(tmp_path: Path) -> None:
-    hot = DeviceStates(end=(GpuSeen(gpu="amd-1", core_hz=1e9, core_max_hz=2e9, busy_ratio=1.0),))
+    hot = DeviceStates(
+        end=(GpuObservation(gpu="amd-1", core_hz=1e9, core_max_hz=2e9, busy_ratio=1.0),)
+    )
     (result,) = results(tmp_path, done_line(hot))
     assert result.beside == "as it ended, amd-1 runs at 50 % of its highest clock"
     assert result.fact(JobRole.VERIFY).beside == result.beside

@@ -367,10 +367,10 @@ def test_cells_ask_the_exact_family_first_and_every_edge(subject: KernelUnderTes
 def test_the_memory_gate_passes_an_honest_kernel(
     subject: KernelUnderTest, make: Make, opened: Open
 ) -> None:
-    from retuned.lab.harness.cases import CaseBook, CaseKey
+    from retuned.lab.harness.cases import CaseCache, CaseKey
 
     runner = opened(make())
-    book = CaseBook(subject, incumbent=runner, seeds=Seeds())
+    book = CaseCache(subject, incumbent=runner, seeds=Seeds())
     case = book.case(CaseKey(axes={"M": 3}, family="randn"))
     check, _ = check_memory(opened(make()), case, timeout_s=5.0)
     assert check.reason is None, check.detail

@@ -10,7 +10,7 @@ import pytest
 
 from retuned import catalog
 from retuned.errors import CandidateCrashed, HarnessError
-from retuned.lab.harness.cases import CaseBook, CaseKey, Seeds
+from retuned.lab.harness.cases import CaseCache, CaseKey, Seeds
 from retuned.lab.harness.row_independence import check_rows, row_axis
 from retuned.lab.harness.run import Runner
 from retuned.lab.subject import Array
@@ -50,7 +50,7 @@ def by_size(x: Array) -> Array:
 
 
 def checked(candidate: Compute, incumbent: Compute = plain, *, asked: bool = False) -> Check | None:
-    book = CaseBook(catalog.get(NAME), incumbent=cast(Runner, Pretended(incumbent)), seeds=Seeds())
+    book = CaseCache(catalog.get(NAME), incumbent=cast(Runner, Pretended(incumbent)), seeds=Seeds())
     return check_rows(
         cast(Runner, Pretended(candidate)),
         book,
@@ -107,7 +107,7 @@ def test_an_incumbent_that_fails_is_no_fault_of_the_candidate() -> None:
 
 
 def test_no_shape_with_two_rows_is_no_question() -> None:
-    book = CaseBook(catalog.get(NAME), incumbent=cast(Runner, Pretended(plain)), seeds=Seeds())
+    book = CaseCache(catalog.get(NAME), incumbent=cast(Runner, Pretended(plain)), seeds=Seeds())
     found = check_rows(
         cast(Runner, Pretended(beside)), book, cells=CELLS[:2], batch_invariant=False, timeout_s=1.0
     )

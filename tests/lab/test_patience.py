@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from retuned.lab.harness import deadlines
-from retuned.lab.harness.deadlines import Patience
+from retuned.lab.harness.deadlines import ChildDeadline
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_child_that_does_not_get_to_run_has_not_had_its_time(
     child: subprocess.Popen[bytes],
 ) -> None:
     os.kill(child.pid, signal.SIGSTOP)
-    waits = Patience(child.pid, 0.2)
+    waits = ChildDeadline(child.pid, 0.2)
     later = threading.Timer(1.0, os.kill, (child.pid, signal.SIGCONT))
     later.start()
     assert waits.until_ready(told(child))
@@ -50,10 +50,10 @@ def test_a_child_that_does_not_get_to_run_has_not_had_its_time(
 
 def test_a_child_that_ran_for_its_time_is_given_up(child: subprocess.Popen[bytes]) -> None:
     answers = told(child)
-    assert Patience(child.pid, 60.0).until_ready(answers)
+    assert ChildDeadline(child.pid, 60.0).until_ready(answers)
     assert os.read(answers, 10) == b"so\n"
     told(child)
-    assert not Patience(child.pid, 0.2).until_ready(answers)
+    assert not ChildDeadline(child.pid, 0.2).until_ready(answers)
 
 
 def test_a_child_that_waits_for_ever_is_given_up_later(
@@ -61,7 +61,7 @@ def test_a_child_that_waits_for_ever_is_given_up_later(
 ) -> None:
     assert child.stdout is not None
     monkeypatch.setattr(deadlines, "_STARVED_S", 0.3)
-    assert not Patience(child.pid, 0.1).until_ready(child.stdout.fileno())
+    assert not ChildDeadline(child.pid, 0.1).until_ready(child.stdout.fileno())
 
 
 class Machine:
@@ -84,7 +84,7 @@ def test_a_machine_that_stands_still_takes_no_time_of_a_child(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Machine(monkeypatch, answers_at=4)
-    assert Patience(0, 1.0).until_ready(0)
+    assert ChildDeadline(0, 1.0).until_ready(0)
 
 
 def test_what_trickles_is_over_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,5 +92,5 @@ def test_what_trickles_is_over_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         deadlines, "is_ready", lambda *_, **__: machine.look(0, timeout_s=0) or True
     )
-    waits = Patience(0, 1.0)
+    waits = ChildDeadline(0, 1.0)
     assert any(not waits.until_ready(0) for _ in range(20))

@@ -11,7 +11,7 @@ from tests.plane.reviewing import Place, reviewed
 
 from retuned.clock import SystemClock
 from retuned.errors import Refused
-from retuned.review.ports import SeenProposal
+from retuned.review.ports import ReviewedProposal
 from retuned.review.records import Act, Person
 from retuned_operator.kube.errors import Forbidden
 from retuned_operator.kube.resources import DECISIONS, SECRETS
@@ -36,12 +36,12 @@ def deciding(place: Place) -> ClusterDeciding:
 
 
 @pytest.fixture(scope="module")
-def seen(place: Place) -> SeenProposal:
-    return SeenProposal(artifact=ARTIFACT, policy=place.digest())
+def seen(place: Place) -> ReviewedProposal:
+    return ReviewedProposal(artifact=ARTIFACT, policy=place.digest())
 
 
 def test_a_word_is_written_as_the_person_and_the_admission_policy_agrees(
-    place: Place, deciding: ClusterDeciding, seen: SeenProposal
+    place: Place, deciding: ClusterDeciding, seen: ReviewedProposal
 ) -> None:
     key = place.proposal("swp-yes")
     deciding.decide(ADA, key, Act.APPROVE, seen=seen, comment="looks right")
@@ -51,7 +51,7 @@ def test_a_word_is_written_as_the_person_and_the_admission_policy_agrees(
 
 
 def test_who_may_only_look_and_who_asked_are_refused_by_the_cluster_itself(
-    place: Place, deciding: ClusterDeciding, seen: SeenProposal
+    place: Place, deciding: ClusterDeciding, seen: ReviewedProposal
 ) -> None:
     key = place.proposal("swp-no", requestedBy="ada")
     with pytest.raises(Refused, match="may not create swapdecisions"):
@@ -62,7 +62,7 @@ def test_who_may_only_look_and_who_asked_are_refused_by_the_cluster_itself(
 
 
 def test_the_page_may_speak_for_nobody_else_and_say_nothing_itself(
-    place: Place, deciding: ClusterDeciding, seen: SeenProposal
+    place: Place, deciding: ClusterDeciding, seen: ReviewedProposal
 ) -> None:
     key = place.proposal("swp-else")
     for who in (

@@ -24,7 +24,7 @@ from retuned.review.requests import LIFE, FormToken, fault_of, sign
 from retuned.review.roofline import RooflinePoint, roofline
 from retuned.review.server import PageServer, place_of
 from retuned.review.settings import Site
-from retuned.standalone.review_page import LocalDoor
+from retuned.standalone.review_page import LocalAuthenticator
 from retuned.store.approvals import identity_of_uid
 
 KEY = b"k" * 32
@@ -210,11 +210,13 @@ def test_what_is_not_certain_is_nobody(tmp_path: Path) -> None:
 
 def test_the_door_of_a_machine_is_the_user_at_the_other_end() -> None:
     visit = RequestInfo(headers={}, client=("127.0.0.1", 1), server=("127.0.0.1", 2))
-    who = LocalDoor({f"user:{identity_of_uid(0, {}).user}": "sre"}, uid=lambda *_: 0).who(visit)
+    who = LocalAuthenticator({f"user:{identity_of_uid(0, {}).user}": "sre"}, uid=lambda *_: 0).who(
+        visit
+    )
     assert who.user == "root"
     assert "sre" in who.groups
     with pytest.raises(Refused, match="which of its users") as refusal:
-        LocalDoor({}, uid=lambda *_: None).who(visit)
+        LocalAuthenticator({}, uid=lambda *_: None).who(visit)
     assert refusal.value.code == "not-known"
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 from pydantic import AwareDatetime, Field
 
 from retuned.contract import Digest, Name, Record, digest_of
-from retuned.stages.drift import DriftReport, GpuSeen
+from retuned.stages.drift import DriftReport, GpuObservation
 from retuned.stages.profile import WorkloadProfile
 from retuned.stages.swap import SwapOrder
 from retuned.stages.verdict import ServerEnvironment
@@ -57,7 +57,7 @@ Launches = Annotated[int, Field(ge=0, le=1 << 53)]
 Text = Annotated[str, Field(max_length=2048)]
 Short = Annotated[str, Field(max_length=300)]
 Traceparent = Annotated[str, Field(max_length=64)]
-Gpus = Annotated[tuple[GpuSeen, ...], Field(max_length=MAX_GPUS)]
+Gpus = Annotated[tuple[GpuObservation, ...], Field(max_length=MAX_GPUS)]
 OrderId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 

@@ -81,8 +81,8 @@ class DeviceStates(Record):
 
         Examples
         --------
-        >>> from retuned.stages.drift import GpuSeen, Throttle
-        >>> hot = GpuSeen(gpu="amd-0", throttled=(Throttle.THERMAL,))
+        >>> from retuned.stages.drift import GpuObservation, Throttle
+        >>> hot = GpuObservation(gpu="amd-0", throttled=(Throttle.THERMAL,))
         >>> DeviceStates(begin=(hot,), end=(hot,)).words
         'as it began, amd-0 is throttled (thermal); as it ended, amd-0 is throttled (thermal)'
         """

@@ -33,7 +33,7 @@ from retuned.experiment.pod_task import PodRole, PodSettings, for_pod, read_moun
 from retuned.node.devices import seen
 from retuned.node.gpu import find_devices
 from retuned.ports import Bench, Devices, Finding
-from retuned.stages.drift import GpuSeen
+from retuned.stages.drift import GpuObservation
 
 _PUBLISHING_S = 3.0
 """Results that are being written become whole in that time, or they are none."""
@@ -168,7 +168,7 @@ def _carried_out(
         return code
 
 
-def _stood(watched: Devices | None, *, alone: bool = True) -> tuple[GpuSeen, ...]:
+def _stood(watched: Devices | None, *, alone: bool = True) -> tuple[GpuObservation, ...]:
     """Return how accelerators stand; who is on them is only known while nobody of this pod is."""
     states = tuple(watched.read())[:MAX_GPUS] if watched is not None else ()
     known = states if alone else [replace(each, processes=None) for each in states]

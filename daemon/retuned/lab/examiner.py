@@ -18,7 +18,7 @@ import numpy as np
 from retuned.contract import Digest, Solution
 from retuned.errors import CandidateError
 from retuned.lab.captured_inputs import WithCaptured, is_captured
-from retuned.lab.harness.cases import CaseBook, CaseKey, Seeds
+from retuned.lab.harness.cases import CaseCache, CaseKey, Seeds
 from retuned.lab.harness.checks import check_memory, check_numerics, failed_check
 from retuned.lab.harness.schedule import CANDIDATE, CLONE
 from retuned.lab.harness.timing import Duel, samples_of, units_for
@@ -89,7 +89,7 @@ class Examiner:
         """Gates G1 and G2: contract, compile, audit."""
         return admitted(lambda: self._compiled(solution))
 
-    def correct(self, variant: Variant, *, book: CaseBook | None = None) -> tuple[Check, ...]:
+    def correct(self, variant: Variant, *, book: CaseCache | None = None) -> tuple[Check, ...]:
         """Gates G3 and G4 in a fresh child; the first failure ends them."""
         bay, book = self._bay, book or self._bay.book
         cases = {cell: bay.case(book, cell) for cell in bay.cells}

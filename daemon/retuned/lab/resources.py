@@ -12,7 +12,7 @@ from retuned.contract import Solution, Workload
 from retuned.errors import CandidateError, HarnessError, UsageError
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.buffers import duel_bytes
-from retuned.lab.harness.cases import Case, CaseBook, CaseKey, Seeds, cells_for
+from retuned.lab.harness.cases import Case, CaseCache, CaseKey, Seeds, cells_for
 from retuned.lab.harness.isolation import isolation
 from retuned.lab.harness.processes import ChildLimits
 from retuned.lab.harness.run import Runner, arena_bytes
@@ -191,13 +191,13 @@ class LabResources:
         """Return the incumbent under another path: the same bytes, loaded a second time."""
         return clone_of(self.incumbent)
 
-    def open_book(self, seeds: Seeds, stack: ExitStack) -> CaseBook:
+    def open_book(self, seeds: Seeds, stack: ExitStack) -> CaseCache:
         """Open a book of cases whose incumbent lives in its own child until `stack` closes."""
         runner = stack.enter_context(self.runner(self.incumbent))
         self._confined = runner.confined
-        return CaseBook(self.subject, incumbent=runner, seeds=seeds)
+        return CaseCache(self.subject, incumbent=runner, seeds=seeds)
 
-    def case(self, book: CaseBook, cell: CaseKey) -> Case:
+    def case(self, book: CaseCache, cell: CaseKey) -> Case:
         """Return a case.
 
         Raises

@@ -84,13 +84,13 @@ Value = StrictBool | StrictInt | StrictFloat | StrictStr | None
 Identifier = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,99}$")]
 
 
-class _Seen(Record):
+class _LenientRecord(Record):
     """Fields that later versions of the runtime add are left out."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
 
-class Param(_Seen):
+class Param(_LenientRecord):
     """One argument of a launch."""
 
     name: Identifier
@@ -132,7 +132,7 @@ class Param(_Seen):
         return DType(text) if text in set(DType) else None
 
 
-class Observation(_Seen):
+class Observation(_LenientRecord):
     """One distinct launch."""
 
     kernel: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,512}$")]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pydantic import ValidationError
 
 from retuned.ports import DeviceState
-from retuned.stages.drift import GpuSeen, Throttle, gpu_words
+from retuned.stages.drift import GpuObservation, Throttle, gpu_words
 from retuned.telemetry import Row
 
 _PLAIN: Mapping[str, Callable[[DeviceState], float | None]] = {
@@ -61,7 +61,7 @@ def rows(
     return found
 
 
-def seen(states: Sequence[DeviceState], *, ours: AbstractSet[int]) -> tuple[GpuSeen, ...]:
+def seen(states: Sequence[DeviceState], *, ours: AbstractSet[int]) -> tuple[GpuObservation, ...]:
     """Return how devices stand as it is told on; a number that none can have is not known.
 
     Parameters
@@ -86,7 +86,7 @@ def sentence(states: Sequence[DeviceState], *, ours: AbstractSet[int]) -> str:
     return gpu_words(seen(states, ours=ours))
 
 
-def _seen(state: DeviceState, others: int | None) -> GpuSeen:
+def _seen(state: DeviceState, others: int | None) -> GpuObservation:
     numbers = {
         "core_hz": state.core_hz,
         "core_max_hz": state.core_max_hz,
@@ -98,10 +98,10 @@ def _seen(state: DeviceState, others: int | None) -> GpuSeen:
     }
     reasons = state.throttled
     throttled = None if reasons is None else tuple(sorted({_throttle(each) for each in reasons}))
-    found = GpuSeen(gpu=state.gpu, throttled=throttled)
+    found = GpuObservation(gpu=state.gpu, throttled=throttled)
     for name, value in numbers.items():
         with suppress(ValidationError):
-            found = GpuSeen.model_validate({**dict(found), name: value})
+            found = GpuObservation.model_validate({**dict(found), name: value})
     return found
 
 

@@ -20,7 +20,7 @@ from retuned.review import html as rendering
 from retuned.review.errors import broken, failed, html, not_here
 from retuned.review.figures import change_figure, drift_figure, kernels_figure, months_figure
 from retuned.review.ports import Authenticator, Deciding, RequestInfo, ReviewSource
-from retuned.review.records import Person, ProposalStanding, ResultPage, Row
+from retuned.review.records import Person, ResultPage, ReviewPhase, Row
 from retuned.review.requests import (
     FormToken,
     act_of,
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 PAGE = 50
 """Entries of a list on one page."""
-_IN_MOTION = (ProposalStanding.OPEN, ProposalStanding.AGREED, ProposalStanding.UNDER_WAY)
+_IN_MOTION = (ReviewPhase.OPEN, ReviewPhase.AGREED, ReviewPhase.UNDER_WAY)
 _DRIFTS = 100
 _SIGNATURES = 60
 _SESSION = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -112,7 +112,7 @@ class Pages:
         found = self._source.proposals(who, part, standing=_IN_MOTION)
         back: ResultPage[Row] = ResultPage(rows=())
         if not part.before:  # what goes back concerns everybody, however much waits
-            back = self._source.proposals(who, part, standing={ProposalStanding.GOING_BACK})
+            back = self._source.proposals(who, part, standing={ReviewPhase.GOING_BACK})
         return self._page(
             request,
             who,
@@ -124,13 +124,13 @@ class Pages:
 
     def in_force(self, request: Request) -> Response:
         """Show what runs now."""
-        return self._list(request, "in-force.html", standing=ProposalStanding.IN_PLACE)
+        return self._list(request, "in-force.html", standing=ReviewPhase.IN_PLACE)
 
     def past(self, request: Request) -> Response:
         """Show what has ended."""
-        return self._list(request, "past.html", standing=ProposalStanding.ENDED)
+        return self._list(request, "past.html", standing=ReviewPhase.ENDED)
 
-    def _list(self, request: Request, name: str, *, standing: ProposalStanding) -> Response:
+    def _list(self, request: Request, name: str, *, standing: ReviewPhase) -> Response:
         who = self._who(request)
         found = self._source.proposals(who, slice_of(request, limit=PAGE), standing={standing})
         return self._page(request, who, name, found=found, rows=self._rows(found.rows))

@@ -14,8 +14,8 @@ from retuned.review.records import (
     Overview,
     Person,
     ProposalDetails,
-    ProposalStanding,
     ResultPage,
+    ReviewPhase,
     Row,
     Slice,
     Window,
@@ -60,7 +60,7 @@ class ReviewSource(Protocol):
         ...
 
     def proposals(
-        self, viewer: Person, part: Slice, *, standing: Collection[ProposalStanding]
+        self, viewer: Person, part: Slice, *, standing: Collection[ReviewPhase]
     ) -> ResultPage[Row]:
         """Return the proposals that stand so, newest first."""
         ...
@@ -93,7 +93,7 @@ class ReviewSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenProposal:
+class ReviewedProposal:
     """What a person had before their eyes: a word on anything else counts for nothing."""
 
     artifact: Digest
@@ -105,7 +105,9 @@ class SeenProposal:
 class Deciding(Protocol):
     """Takes a person's word. It checks everything again: the page may be old."""
 
-    def decide(self, who: Person, key: str, act: Act, *, seen: SeenProposal, comment: str) -> None:
+    def decide(
+        self, who: Person, key: str, act: Act, *, seen: ReviewedProposal, comment: str
+    ) -> None:
         """Keep the word; saying the very same again changes nothing.
 
         Raises

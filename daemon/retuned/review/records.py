@@ -29,7 +29,7 @@ class Act(StrEnum):
     BREAK_GLASS = "break-glass"
 
 
-class ProposalStanding(StrEnum):
+class ReviewPhase(StrEnum):
     """Where a proposal is, in words that one machine and a cluster share."""
 
     OPEN = "open"
@@ -116,7 +116,7 @@ class Row:
     """The win."""
     phase: str
     """Where it is, in the source's own word."""
-    standing: ProposalStanding
+    standing: ReviewPhase
     """Where it is."""
     gate: Gate | None = None
     """What the gate said last; None before it was asked."""
@@ -296,7 +296,7 @@ class Overview:
     """Which installation this is."""
     freezes: tuple[TuningFreeze, ...] = ()
     """Stop signs that stand."""
-    counts: Mapping[ProposalStanding, int] = field(default_factory=dict)
+    counts: Mapping[ReviewPhase, int] = field(default_factory=dict)
     """Proposals by standing."""
     warnings: tuple[str, ...] = ()
     """What a viewer has to know, such as that no daemon runs."""

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from retuned.contract import Digest
 from retuned.errors import Refused, UsageError
 from retuned.review import html
-from retuned.review.ports import SeenProposal
+from retuned.review.ports import ReviewedProposal
 from retuned.review.records import Act, Slice
 
 KEY_MAX = 400
@@ -98,7 +98,7 @@ def act_of(form: Mapping[str, str]) -> Act:
         raise UsageError("the form does not say what is decided; load the page again") from None
 
 
-def seen_of(form: Mapping[str, str]) -> SeenProposal:
+def seen_of(form: Mapping[str, str]) -> ReviewedProposal:
     """Return what a form says that the person was shown.
 
     Raises
@@ -110,7 +110,7 @@ def seen_of(form: Mapping[str, str]) -> SeenProposal:
     if not _DIGEST.fullmatch(artifact) or not (policy == "" or _DIGEST.fullmatch(policy)):
         raise UsageError("the form names no artifact; load the page again")
     digest: Digest | None = policy or None
-    return SeenProposal(artifact=artifact, policy=digest)
+    return ReviewedProposal(artifact=artifact, policy=digest)
 
 
 Code = Literal[

@@ -23,7 +23,7 @@ from retuned.report.proposal_text import (
 )
 from retuned.review.differences import Difference, difference
 from retuned.review.figures import roof_figure, shapes_figure
-from retuned.review.records import Act, CostBasis, Line, ProposalDetails, ProposalStanding, Row
+from retuned.review.records import Act, CostBasis, Line, ProposalDetails, ReviewPhase, Row
 from retuned.review.summary import GateView, gates_of, sure_of
 from retuned.stages.gate import DecisionKind, SwapDecision
 from retuned.stages.proposal import Proposal
@@ -93,9 +93,9 @@ def worth_of(proposal: Proposal, fleet: CostBasis) -> Iterator[tuple[str, str]]:
 
 
 _SETTLED = {
-    ProposalStanding.IN_PLACE: "good",
-    ProposalStanding.GOING_BACK: "bad",
-    ProposalStanding.ENDED: "quiet",
+    ReviewPhase.IN_PLACE: "good",
+    ReviewPhase.GOING_BACK: "bad",
+    ReviewPhase.ENDED: "quiet",
 }
 _ASKS = {
     Act.APPROVE: ("Approve", "Give one approval for exactly this artifact."),
@@ -197,7 +197,7 @@ class ProposalView:
 
 def row_view(row: Row, *, now: datetime) -> RowView:
     """Return a line of a list."""
-    open_ = row.standing is ProposalStanding.OPEN
+    open_ = row.standing is ReviewPhase.OPEN
     moment = row.proposal.expires_at if open_ else row.updated_at or row.proposal.created_at
     return RowView(
         row=row,
@@ -229,7 +229,7 @@ def proposal_view(case: ProposalDetails, *, now: datetime) -> ProposalView:
         shapes=shapes_figure(document) if document else None,
         roof=roof_figure(document, case.roofs) if document else None,
         running=(*_counted(case.sample), *_end_to_end(case.end_to_end)),
-        expired=row.standing is ProposalStanding.OPEN and now >= proposal.expires_at,
+        expired=row.standing is ReviewPhase.OPEN and now >= proposal.expires_at,
     )
 
 
@@ -250,12 +250,12 @@ def event_words(line: Line) -> str:
 def _waits(row: Row) -> str:
     if row.asked:
         return "; ".join(row.asked)
-    if row.standing not in (ProposalStanding.OPEN, ProposalStanding.AGREED):
+    if row.standing not in (ReviewPhase.OPEN, ReviewPhase.AGREED):
         return row.phase
     gate = row.gate
     if gate is None:
         return "not judged yet"
-    if row.standing is ProposalStanding.AGREED:
+    if row.standing is ReviewPhase.AGREED:
         return "the swap"
     return waiting_words(
         gate.missing, missing_from=gate.missing_from, state=gate.state, reason=gate.reason
@@ -269,10 +269,10 @@ def _tone(row: Row) -> str:
 
 
 def _state(row: Row, *, now: datetime) -> str:
-    if row.standing is ProposalStanding.OPEN and now >= row.proposal.expires_at:
+    if row.standing is ReviewPhase.OPEN and now >= row.proposal.expires_at:
         return "Expired: nobody decided in time, and nothing is swapped."
     said = row.gate.sentence if row.gate else "Not judged yet; is the daemon running?"
-    if row.standing in (ProposalStanding.OPEN, ProposalStanding.AGREED):
+    if row.standing in (ReviewPhase.OPEN, ReviewPhase.AGREED):
         return said
     return f"{row.phase[:1].upper()}{row.phase[1:]}."
 

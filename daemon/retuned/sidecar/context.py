@@ -26,7 +26,7 @@ from retuned.sidecar.artifacts import Artifacts
 from retuned.sidecar.key_pinning import PinnedKeys
 from retuned.sidecar.spool import Spool
 from retuned.sidecar.store import TOLD, PodStore
-from retuned.stages.drift import DriftSettings, GpuSeen
+from retuned.stages.drift import DriftSettings, GpuObservation
 from retuned.stages.profile import ProfileSettings
 from retuned.stages.swap import MixedEpochs
 from retuned.stages.watch import WatchReport, WatchSettings
@@ -130,7 +130,7 @@ class NodeState:
     """Of the language that the operator was last heard to speak, as far as both do."""
     processes: int = 0
     """Processes of the server that answered last; 0 before."""
-    gpus: tuple[GpuSeen, ...] = ()
+    gpus: tuple[GpuObservation, ...] = ()
     """How the pod's accelerators stood last."""
     lifted_at_s: float = float("-inf")
     """When the server was asked for its launches last, monotonic."""

@@ -13,7 +13,7 @@ from retuned.api.agent import MAX_GPUS
 from retuned.node import devices
 from retuned.ports import DeviceState
 from retuned.sidecar.context import Context
-from retuned.stages.drift import GpuSeen
+from retuned.stages.drift import GpuObservation
 
 
 def look(ctx: Context) -> int:
@@ -28,7 +28,7 @@ def look(ctx: Context) -> int:
     return len(states)
 
 
-def beside(states: Sequence[DeviceState], *, processes: int) -> tuple[GpuSeen, ...]:
+def beside(states: Sequence[DeviceState], *, processes: int) -> tuple[GpuObservation, ...]:
     """Return how devices stand, with how many strangers are on each.
 
     Devices number processes otherwise than the server does, so that only counts can be compared: a

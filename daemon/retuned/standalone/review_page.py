@@ -12,7 +12,7 @@ from retuned.errors import UsageError
 from retuned.ports import Clock, Store
 from retuned.review.app import Pages
 from retuned.review.local_users import uid_of_peer
-from retuned.review.ports import RequestInfo, SeenProposal
+from retuned.review.ports import RequestInfo, ReviewedProposal
 from retuned.review.records import Act, Person
 from retuned.review.requests import Guard, refused
 from retuned.review.roofline import roofs_of
@@ -32,7 +32,7 @@ from retuned.store.sqlite import SqliteStore
 _KINDS = {Act.APPROVE: DecisionKind.APPROVE, Act.BREAK_GLASS: DecisionKind.BREAK_GLASS}
 
 
-class LocalDoor:
+class LocalAuthenticator:
     """The `Door` of one machine: whoever opened the other end of the connection.
 
     Parameters
@@ -80,7 +80,9 @@ class StoreDeciding:
         self._store = store
         self._clock = clock
 
-    def decide(self, who: Person, key: str, act: Act, *, seen: SeenProposal, comment: str) -> None:
+    def decide(
+        self, who: Person, key: str, act: Act, *, seen: ReviewedProposal, comment: str
+    ) -> None:
         """Keep a person's word; see `Deciding.decide`."""
         stored = self._store.get(RecordKind.PROPOSAL, id_of(key))
         if stored is None:
@@ -110,7 +112,7 @@ class StoreDeciding:
         else:
             decisions.rollback(voice, stored, reason=comment)
 
-    def _agree(self, voice: decisions.Actor, proposal: Proposal, seen: SeenProposal) -> None:
+    def _agree(self, voice: decisions.Actor, proposal: Proposal, seen: ReviewedProposal) -> None:
         """Refuse an agreement that came too late, or under another policy than was shown."""
         if voice.now >= proposal.expires_at:
             raise refused(
@@ -156,7 +158,7 @@ def served(settings: Settings, loop: Loop) -> Iterator[str]:
         pages = Pages(
             source,
             StoreDeciding(store, clock=ctx.clock),
-            LocalDoor(settings.group_map),
+            LocalAuthenticator(settings.group_map),
             site=site,
             clock=ctx.clock,
         )

@@ -28,8 +28,8 @@ from retuned.review.records import (
     Overview,
     Person,
     ProposalDetails,
-    ProposalStanding,
     ResultPage,
+    ReviewPhase,
     Roofs,
     Row,
     Slice,
@@ -256,20 +256,20 @@ class ServerStatusCache:
         return self._said
 
 
-STANDINGS: Mapping[str, ProposalStanding] = {
-    "awaiting": ProposalStanding.OPEN,
-    "approved": ProposalStanding.AGREED,
-    "swapping": ProposalStanding.UNDER_WAY,
-    "watching": ProposalStanding.UNDER_WAY,
-    "promoted": ProposalStanding.IN_PLACE,
-    "rolling-back": ProposalStanding.GOING_BACK,
-    "rollback-failed": ProposalStanding.GOING_BACK,
-    "rolled-back": ProposalStanding.ENDED,
-    "rejected": ProposalStanding.ENDED,
-    "expired": ProposalStanding.ENDED,
-    "aborted": ProposalStanding.ENDED,
-    "refused": ProposalStanding.ENDED,
-    "superseded": ProposalStanding.ENDED,
+STANDINGS: Mapping[str, ReviewPhase] = {
+    "awaiting": ReviewPhase.OPEN,
+    "approved": ReviewPhase.AGREED,
+    "swapping": ReviewPhase.UNDER_WAY,
+    "watching": ReviewPhase.UNDER_WAY,
+    "promoted": ReviewPhase.IN_PLACE,
+    "rolling-back": ReviewPhase.GOING_BACK,
+    "rollback-failed": ReviewPhase.GOING_BACK,
+    "rolled-back": ReviewPhase.ENDED,
+    "rejected": ReviewPhase.ENDED,
+    "expired": ReviewPhase.ENDED,
+    "aborted": ReviewPhase.ENDED,
+    "refused": ReviewPhase.ENDED,
+    "superseded": ReviewPhase.ENDED,
 }
 """Every phase of a proposal, see `Kind.PROPOSAL`."""
 _ORDERS = ("new", "prepared", "done", "refused", "superseded", "withdrawn", "past")
@@ -307,9 +307,9 @@ class StoreReview:
 
     def overview(self, viewer: Person) -> Overview:
         """Return what stands on every page."""
-        counts: dict[ProposalStanding, int] = {}
+        counts: dict[ReviewPhase, int] = {}
         for phase, count in self._store.counts(RecordKind.PROPOSAL).items():
-            standing = STANDINGS.get(phase, ProposalStanding.ENDED)
+            standing = STANDINGS.get(phase, ReviewPhase.ENDED)
             counts[standing] = counts.get(standing, 0) + count
         warnings = []
         try:
@@ -323,7 +323,7 @@ class StoreReview:
         )
 
     def proposals(
-        self, viewer: Person, part: Slice, *, standing: Collection[ProposalStanding]
+        self, viewer: Person, part: Slice, *, standing: Collection[ReviewPhase]
     ) -> ResultPage[Row]:
         """Return the proposals that stand so, newest first."""
         phases = [phase for phase, stands in STANDINGS.items() if stands in standing]
@@ -417,7 +417,7 @@ class StoreReview:
             name=stored.id,
             proposal=read_proposal(stored),
             phase=stored.phase,
-            standing=STANDINGS.get(stored.phase, ProposalStanding.ENDED),
+            standing=STANDINGS.get(stored.phase, ReviewPhase.ENDED),
             gate=gate_facts(gate) if gate else None,
             asked=tuple(asked.get(stored.id, ())),
             updated_at=stored.updated_at,
@@ -453,7 +453,7 @@ class StoreReview:
 
     def _sample(self, row: Row) -> WatchSample | None:
         """Return what the server counts of the artifact; None where it runs nothing of it."""
-        if row.standing not in (ProposalStanding.UNDER_WAY, ProposalStanding.IN_PLACE):
+        if row.standing not in (ReviewPhase.UNDER_WAY, ReviewPhase.IN_PLACE):
             return None
         proposal = row.proposal
         for sample in self._machine.samples():

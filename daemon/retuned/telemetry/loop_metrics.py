@@ -36,17 +36,17 @@ from retuned.telemetry.labels import (
     words,
 )
 from retuned.telemetry.metric_types import Label, Metric, Stage, Unit
-from retuned.telemetry.metrics_table import LONG, QUICK, Book
+from retuned.telemetry.metrics_table import LONG, QUICK, MetricSection
 
 PENDING_ROWS = 200
 """Most proposals that wait and are told apart."""
 _OPEN = (NAMESPACE, PROPOSAL)
 _SUBJECT = (NAMESPACE, PROPOSAL, TARGET, KERNEL)
 _DIGEST = Label(name="digest", most=256, meaning="artifact; every decision names it")
-_PROPOSED = Book(Stage.PROPOSAL, JUDGES)
-_GATE = Book(Stage.GATE, JUDGES)
-_SWAP = Book(Stage.SWAP, BESIDE)
-_WATCH = Book(Stage.WATCH, BESIDE)
+_PROPOSED = MetricSection(Stage.PROPOSAL, JUDGES)
+_GATE = MetricSection(Stage.GATE, JUDGES)
+_SWAP = MetricSection(Stage.SWAP, BESIDE)
+_WATCH = MetricSection(Stage.WATCH, BESIDE)
 
 PROPOSED: tuple[Metric, ...] = (
     _PROPOSED.table("retuned_proposals", "Proposals there are, by phase.", PHASE, most_rows=32),
@@ -261,7 +261,7 @@ WATCHED: tuple[Metric, ...] = (
 SINKS = ("slack", "pagerduty", "opsgenie", "alertmanager", "webhook")
 """Channels that messages go to."""
 
-_TOLD = Book(Stage.GATE, JUDGES)
+_TOLD = MetricSection(Stage.GATE, JUDGES)
 _SINK = closed("channel", SINKS, "where messages go")
 
 TOLD: tuple[Metric, ...] = (
@@ -292,8 +292,8 @@ TOLD: tuple[Metric, ...] = (
     ),
 )
 
-_TRIAL = Book(Stage.EXPERIMENT, JUDGES)
-_VERDICT = Book(Stage.VERDICT, DAEMON)
+_TRIAL = MetricSection(Stage.EXPERIMENT, JUDGES)
+_VERDICT = MetricSection(Stage.VERDICT, DAEMON)
 
 TRIED: tuple[Metric, ...] = (
     _TRIAL.counter("retuned_experiments_started_total", "Experiments that were begun."),

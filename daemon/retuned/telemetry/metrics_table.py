@@ -15,7 +15,7 @@ LONG = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0, 14_40
 """Bounds of what takes minutes, seconds."""
 
 
-class Book:
+class MetricSection:
     """Writes down the metrics of one part of the loop.
 
     Parameters

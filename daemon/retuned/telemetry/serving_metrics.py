@@ -23,12 +23,12 @@ from retuned.telemetry.labels import (
     words,
 )
 from retuned.telemetry.metric_types import Exporter, Keeper, Label, Metric, MetricType, Stage, Unit
-from retuned.telemetry.metrics_table import STEPS, Book
+from retuned.telemetry.metrics_table import STEPS, MetricSection
 
-_TRACE = Book(Stage.TRACE, BESIDE)
-_PROFILE = Book(Stage.PROFILE, BESIDE)
-_DRIFT = Book(Stage.DRIFT, BESIDE)
-_BELIEF = Book(Stage.HYPOTHESIS, DAEMON)
+_TRACE = MetricSection(Stage.TRACE, BESIDE)
+_PROFILE = MetricSection(Stage.PROFILE, BESIDE)
+_DRIFT = MetricSection(Stage.DRIFT, BESIDE)
+_BELIEF = MetricSection(Stage.HYPOTHESIS, DAEMON)
 
 OBSERVED: tuple[Metric, ...] = (
     _TRACE.counter(
@@ -141,9 +141,9 @@ OBSERVED: tuple[Metric, ...] = (
     ),
 )
 
-_COST = Book(Stage.OVERHEAD, BESIDE)
-_OPERATOR = Book(Stage.OPERATOR, OPERATOR)
-_GPU = Book(Stage.GPU, BESIDE)
+_COST = MetricSection(Stage.OVERHEAD, BESIDE)
+_OPERATOR = MetricSection(Stage.OPERATOR, OPERATOR)
+_GPU = MetricSection(Stage.GPU, BESIDE)
 _STEP = closed(
     "step",
     (

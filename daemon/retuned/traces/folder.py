@@ -50,7 +50,7 @@ class WatchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _FileState:
     """One file as it was when last looked at."""
 
     size: int
@@ -96,7 +96,7 @@ class TraceFolders:
         self._known = set(known)
         self._settings = settings or WatchSettings()
         self._limits = limits
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _FileState] = {}
         self._failures: list[tuple[str, str]] = []
         self._taken: dict[Digest, str] = {}
         self._crowded = False
@@ -155,7 +155,7 @@ class TraceFolders:
         now_s = self._clock.monotonic_s()
         seen = self._seen.get(path)
         if seen is None or not seen.same(status):
-            seen = self._seen[path] = _Seen(*_identity(status), since_s=now_s)
+            seen = self._seen[path] = _FileState(*_identity(status), since_s=now_s)
         if seen.done or now_s < seen.retry_s:
             return False
         age_s = self._clock.now().timestamp() - status.st_mtime
@@ -184,7 +184,7 @@ class TraceFolders:
         self._seen[path] = replace(seen, done=True)
         return replace(batch, size_bytes=status.st_size)
 
-    def _refused(self, path: str, seen: _Seen, error: UnreadableInput) -> None:
+    def _refused(self, path: str, seen: _FileState, error: UnreadableInput) -> None:
         retry_s = seen.since_s + self._settings.patience_s
         if error.code in _UNFINISHED and self._clock.monotonic_s() < retry_s:
             self._seen[path] = replace(seen, retry_s=retry_s)

@@ -184,7 +184,7 @@ _ASKED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CachedCaller:
     said: Caller | Unknown
     until_s: float
 
@@ -206,7 +206,7 @@ class Authenticator:
         self._tokens = tokens
         self._clock = clock
         self._audience = audience
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._kept: OrderedDict[bytes, _CachedCaller] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[Caller | Unknown]] = {}
         self._limiter = CapacityLimiter(_ASKED_AT_ONCE)
 
@@ -253,7 +253,7 @@ class Authenticator:
         return min(BELIEVED_S, max(0.0, ends - self._clock.now().timestamp()))
 
     def _keep(self, name: bytes, said: Caller | Unknown, *, for_s: float) -> None:
-        self._kept[name] = _Kept(said, self._clock.monotonic_s() + for_s)
+        self._kept[name] = _CachedCaller(said, self._clock.monotonic_s() + for_s)
         self._kept.move_to_end(name)
         while len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)

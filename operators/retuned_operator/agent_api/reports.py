@@ -34,7 +34,7 @@ _MAX_SPANS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodSaid:
+class PodReports:
     """What one pod said last."""
 
     pod: PodRecord
@@ -73,7 +73,7 @@ class Reports:
         self._archive = archive
         self._changed = changed
         self._lock = threading.Lock()
-        self._said: OrderedDict[str, PodSaid] = OrderedDict()
+        self._said: OrderedDict[str, PodReports] = OrderedDict()
 
     def take(self, receipt: Receipt, said: Said) -> None:
         """Keep what was said; see `Inbox.take`."""
@@ -81,7 +81,7 @@ class Reports:
             self._archive.take(receipt, said)  # first: what cannot be kept is told again
         with self._lock:
             before = self._said.get(receipt.pod.uid)
-            known = before or PodSaid(pod=receipt.pod, heard_at=receipt.at)
+            known = before or PodReports(pod=receipt.pod, heard_at=receipt.at)
             after = replace(_with(known, receipt, said), pod=receipt.pod, heard_at=receipt.at)
             self._said[receipt.pod.uid] = after
             self._said.move_to_end(receipt.pod.uid)
@@ -90,7 +90,7 @@ class Reports:
         if _is_news(before, after, said):
             self._changed(receipt.pod.target)
 
-    def of(self, uid: str) -> PodSaid | None:
+    def of(self, uid: str) -> PodReports | None:
         """Return what a pod said last; None where nothing was heard of it."""
         with self._lock:
             return self._said.get(uid)
@@ -107,7 +107,7 @@ class Reports:
                 del self._said[uid]
 
 
-def _with(known: PodSaid, receipt: Receipt, said: Said) -> PodSaid:
+def _with(known: PodReports, receipt: Receipt, said: Said) -> PodReports:
     match said:
         case Hello():
             return replace(known, hello=said)
@@ -133,7 +133,7 @@ def _with(known: PodSaid, receipt: Receipt, said: Said) -> PodSaid:
             return known
 
 
-def _is_news(before: PodSaid | None, after: PodSaid, said: Said) -> bool:
+def _is_news(before: PodReports | None, after: PodReports, said: Said) -> bool:
     """Whether a decision could read what it did not before.
 
     How slots stand is told every few seconds by every pod, and is mostly as it was.
@@ -157,7 +157,7 @@ def _essence(watch: WatchPost) -> object:
 
 
 def pod_fact(
-    said: PodSaid | None,
+    said: PodReports | None,
     *,
     name: str,
     uid: str,
@@ -201,7 +201,7 @@ def pod_fact(
     )
 
 
-def held_fact(said: PodSaid | None, *, kernel: str, proposal: str) -> HeldFact | None:
+def held_fact(said: PodReports | None, *, kernel: str, proposal: str) -> HeldFact | None:
     """Return why a pod has not carried out its newest order of a proposal; None where it has.
 
     Parameters
@@ -218,12 +218,14 @@ def held_fact(said: PodSaid | None, *, kernel: str, proposal: str) -> HeldFact |
     return HeldFact(epoch=held.epoch, final=held.final, reason=held.reason, detail=held.detail)
 
 
-def _slot(said: PodSaid | None, kernel: str) -> SlotWatch | None:
+def _slot(said: PodReports | None, kernel: str) -> SlotWatch | None:
     slots = said.watch.slots if said is not None and said.watch is not None else ()
     return next((each for each in slots if each.definition == kernel), None)
 
 
-def _report(said: PodSaid, slot: SlotWatch, *, proposal: str, now: datetime) -> WatchReport | None:
+def _report(
+    said: PodReports, slot: SlotWatch, *, proposal: str, now: datetime
+) -> WatchReport | None:
     if slot.report is None or slot.proposal != proposal or said.watched_at is None:
         return None
     fresh = now - said.watched_at <= FRESH

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from retuned.stages.drift import GpuSeen, gpu_words
+from retuned.stages.drift import GpuObservation, gpu_words
 from retuned_operator.controllers.objects import FINISHED, part, parts
 
 _MAX_GPUS = 64
@@ -72,7 +72,7 @@ def beside_of(kept: Mapping[str, Any]) -> str:
     ('amd-0 is throttled (power)', '')
     """
     try:
-        return gpu_words(GpuSeen.model_validate(each) for each in kept.get("gpus", ()))
+        return gpu_words(GpuObservation.model_validate(each) for each in kept.get("gpus", ()))
     except (TypeError, ValidationError):
         return ""
 

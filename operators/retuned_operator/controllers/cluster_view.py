@@ -16,7 +16,7 @@ from retuned.ports import Clock
 from retuned.stages.verdict import ServerEnvironment
 from retuned_operator.agent_api.reports import held_fact, pod_fact
 from retuned_operator.controllers import objects
-from retuned_operator.controllers.objects import PodSeen
+from retuned_operator.controllers.objects import ObservedPod
 from retuned_operator.controllers.ports import (
     BY_LABEL,
     BY_PROPOSAL,
@@ -72,7 +72,7 @@ class Rollouts:
     """Those that can be read, oldest first."""
     unreadable: tuple[str, ...]
     """Why others cannot be read; any of them may be under way."""
-    pods: tuple[PodSeen, ...]
+    pods: tuple[ObservedPod, ...]
     """Server pods with a sidecar."""
 
 
@@ -128,7 +128,7 @@ def server_pods(caches: Caches, target: TuningTarget) -> Sequence[Obj] | None:
     return None if bodies is None else [b for b in bodies if objects.selected(b, labels)]
 
 
-def pods_of(world: ClusterView, target: TuningTarget) -> tuple[PodSeen, ...] | None:
+def pods_of(world: ClusterView, target: TuningTarget) -> tuple[ObservedPod, ...] | None:
     """Return the server pods of a target that have a sidecar; None while they are not known."""
     bodies = server_pods(world.caches, target)
     if bodies is None:
@@ -194,7 +194,7 @@ def _evidence(
     return True, None if fault is None else str(fault)
 
 
-def servers_of(world: ClusterView, pods: Sequence[PodSeen]) -> tuple[ServerEnvironment, ...]:
+def servers_of(world: ClusterView, pods: Sequence[ObservedPod]) -> tuple[ServerEnvironment, ...]:
     """Return what the processes of pods say that they run on."""
     said = [world.reports.of(pod.uid) for pod in pods]
     hellos = [each.hello for each in said if each is not None and each.hello is not None]
@@ -229,7 +229,7 @@ def _metrics(
 
 
 def _pod(
-    world: ClusterView, resource: SwapProposal, pod: PodSeen, *, now: datetime, is_live: bool
+    world: ClusterView, resource: SwapProposal, pod: ObservedPod, *, now: datetime, is_live: bool
 ) -> PodFact:
     rollout, kernel = resource.status.rollout, resource.spec.kernel
     orders: Mapping[str, PodOrder] = {o.uid: o for o in rollout.pods} if rollout else {}
@@ -255,7 +255,7 @@ def _pod(
     )
 
 
-def presumed(resource: SwapProposal, pod: PodSeen, told: PodOrder | None) -> PodFact:
+def presumed(resource: SwapProposal, pod: ObservedPod, told: PodOrder | None) -> PodFact:
     """Return a pod that has not said anything to this process, as the status has it last.
 
     An operator that has just begun must not take the silence for a swap that never was. A pod of

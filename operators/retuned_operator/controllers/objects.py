@@ -40,7 +40,7 @@ _WORKING = ("Running", "Verifying")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodSeen:
+class ObservedPod:
     """One server pod as Kubernetes knows it."""
 
     name: str
@@ -180,7 +180,7 @@ def selected(body: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
     return bool(wanted) and all(labels.get(key) == value for key, value in wanted.items())
 
 
-def pod_seen(body: Mapping[str, Any], *, container: str) -> PodSeen | None:
+def pod_seen(body: Mapping[str, Any], *, container: str) -> ObservedPod | None:
     """Return a server pod; None where it has ended, or has no sidecar that could be told anything.
 
     Parameters
@@ -194,7 +194,7 @@ def pod_seen(body: Mapping[str, Any], *, container: str) -> PodSeen | None:
     if status.get("phase") in FINISHED or SIDECAR not in names or not metadata.get("uid"):
         return None
     conditions = {each.get("type"): each.get("status") for each in parts(status, "conditions")}
-    return PodSeen(
+    return ObservedPod(
         name=str(metadata.get("name", "")),
         uid=str(metadata["uid"]),
         ready=conditions.get("Ready") == "True" and not metadata.get("deletionTimestamp"),

@@ -22,7 +22,7 @@ from retuned.stages.hypothesis import Hypothesis
 from retuned.stages.profile import Counts, SignatureStat, WorkloadProfile
 from retuned.stages.proposal import Proposal
 from retuned.stages.verdict import EvidenceFault, ServerEnvironment, Verdict
-from retuned_operator.agent_api.reports import PodSaid
+from retuned_operator.agent_api.reports import PodReports
 from retuned_operator.kube.resources import Obj, Resource
 from retuned_operator.schema import JobRole, KernelExperiment, TuningTarget
 
@@ -115,7 +115,7 @@ class Writes(Protocol):
 class Reports(Protocol):
     """What sidecars say."""
 
-    def of(self, uid: str) -> PodSaid | None:
+    def of(self, uid: str) -> PodReports | None:
         """Return what the sidecar of a pod said last; None before it said anything."""
         ...
 

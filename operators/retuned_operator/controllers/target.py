@@ -9,11 +9,11 @@ from zlib import crc32
 from retuned.api.agent import Hello
 from retuned.api.values import with_condition
 from retuned.contract import Digest, digest_of
-from retuned_operator.agent_api.reports import FRESH, PodSaid
+from retuned_operator.agent_api.reports import FRESH, PodReports
 from retuned_operator.controllers.cluster_view import ClusterView, pods_of, target_of
 from retuned_operator.controllers.conditions import condition
 from retuned_operator.controllers.job_requests import no_place
-from retuned_operator.controllers.objects import PodSeen
+from retuned_operator.controllers.objects import ObservedPod
 from retuned_operator.controllers.proposal import NOT_KNOWN_S
 from retuned_operator.controllers.writer import ClusterWriter
 from retuned_operator.kube.resources import TARGETS
@@ -77,8 +77,8 @@ def again_s(key: str) -> float:
 
 def observed(
     target: TuningTarget,
-    pods: Sequence[PodSeen],
-    heard: Sequence[PodSaid | None],
+    pods: Sequence[ObservedPod],
+    heard: Sequence[PodReports | None],
     *,
     now: datetime,
 ) -> TuningTargetStatus:
@@ -143,7 +143,7 @@ def with_place(
     return status.model_copy(update={"conditions": with_condition(status.conditions, known)})
 
 
-def readiness(fresh: Sequence[PodSaid], *, pods: int) -> tuple[bool, str, str]:
+def readiness(fresh: Sequence[PodReports], *, pods: int) -> tuple[bool, str, str]:
     """Return whether a target can be looked after now, why, and a sentence.
 
     Parameters

@@ -36,7 +36,7 @@ from retuned_operator.schema import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _ClusterObjects:
     """What is in the cluster."""
 
     targets: Sequence[TuningTarget]
@@ -69,12 +69,12 @@ def status(
     )
 
 
-def _look(desk: ClusterSession) -> _Seen:
+def _look(desk: ClusterSession) -> _ClusterObjects:
     targets, bad_targets = desk.all(TARGETS, TuningTarget)
     policies, bad_policies = desk.all(POLICIES, PolicyObject)
     proposals, bad_proposals = desk.all(PROPOSALS, SwapProposal)
     experiments, bad_experiments = desk.all(EXPERIMENTS, KernelExperiment)
-    return _Seen(
+    return _ClusterObjects(
         targets=targets,
         policies=policies,
         proposals=proposals,
@@ -84,7 +84,7 @@ def _look(desk: ClusterSession) -> _Seen:
     )
 
 
-def _body(seen: _Seen) -> dict[str, Any]:
+def _body(seen: _ClusterObjects) -> dict[str, Any]:
     return {
         "targets": [
             {
@@ -118,7 +118,7 @@ def _phases(found: Sequence[SwapProposal] | Sequence[KernelExperiment]) -> dict[
     return dict(sorted(Counter(each.status.phase.value for each in found).items()))
 
 
-def _print(seen: _Seen, desk: ClusterSession, *, wide: bool) -> None:
+def _print(seen: _ClusterObjects, desk: ClusterSession, *, wide: bool) -> None:
     print_freezes(seen.freezes)
     if not seen.targets:
         where = f" in namespace {desk.namespace}" if desk.namespace else ""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from retuned.errors import RetunedError, TemporaryError, UsageError
 from retuned.ports import Clock
-from retuned.review.ports import SeenProposal
+from retuned.review.ports import ReviewedProposal
 from retuned.review.records import Act, Person
 from retuned.review.requests import refused
 from retuned.stages.gate import DecisionKind, utc_minute
@@ -115,7 +115,9 @@ class ClusterDeciding:
         self._api = api
         self._clock = clock
 
-    def decide(self, who: Person, key: str, act: Act, *, seen: SeenProposal, comment: str) -> None:
+    def decide(
+        self, who: Person, key: str, act: Act, *, seen: ReviewedProposal, comment: str
+    ) -> None:
         """Keep a person's word; see `Deciding.decide`."""
         namespace, _, name = key.partition("/")
         desk = ClusterSession(
@@ -137,7 +139,7 @@ class ClusterDeciding:
         who: KubernetesUser,
         name: str,
         act: Act,
-        seen: SeenProposal,
+        seen: ReviewedProposal,
         comment: str,
     ) -> None:
         found = desk.one(PROPOSALS, SwapProposal, name, namespace=desk.namespace) if name else None

@@ -51,7 +51,7 @@ class Proxy:
                 ) from None
 
 
-class ProxyDoor:
+class ProxyAuthenticator:
     """The `Door` behind a proxy that logs people in.
 
     Parameters

@@ -25,7 +25,7 @@ from retuned_operator.kube.client import Api
 from retuned_operator.review.access import AccessReview
 from retuned_operator.review.decisions import ClusterDeciding, PendingDecisions
 from retuned_operator.review.ports import ReviewStore
-from retuned_operator.review.proxy_auth import Proxy, ProxyDoor
+from retuned_operator.review.proxy_auth import Proxy, ProxyAuthenticator
 from retuned_operator.review.source import ClusterReview
 from retuned_operator.settings import PersonName, read_part
 
@@ -130,7 +130,7 @@ def review_app(
             gpu_resources=gpu_resources,
         ),
         ClusterDeciding(api, clock=clock, said=said),
-        ProxyDoor(proxy, groups=frozenset(settings.groups)),
+        ProxyAuthenticator(proxy, groups=frozenset(settings.groups)),
         site=Site(hosts=hosts, secure=True, key=_form_key(secret)),
         clock=clock,
     )

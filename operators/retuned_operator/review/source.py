@@ -22,8 +22,8 @@ from retuned.review.records import (
     Overview,
     Person,
     ProposalDetails,
-    ProposalStanding,
     ResultPage,
+    ReviewPhase,
     Row,
     Slice,
     Window,
@@ -63,23 +63,23 @@ _SWAPS = frozenset(
 _AGREED = (ProposalPhase.APPROVED, ProposalPhase.SCHEDULED)
 
 
-def standing_of(phase: ProposalPhase) -> ProposalStanding:
+def standing_of(phase: ProposalPhase) -> ReviewPhase:
     """Return where a proposal is, in the pages' words.
 
     Examples
     --------
     >>> standing_of(ProposalPhase.PAUSED), standing_of(ProposalPhase.PENDING)
-    (<ProposalStanding.UNDER_WAY: 'under-way'>, <ProposalStanding.OPEN: 'open'>)
+    (<ReviewPhase.UNDER_WAY: 'under-way'>, <ReviewPhase.OPEN: 'open'>)
     """
     if phase in _AGREED:
-        return ProposalStanding.AGREED
+        return ReviewPhase.AGREED
     if phase.is_before_swap:
-        return ProposalStanding.OPEN
+        return ReviewPhase.OPEN
     if phase.is_under_way:
-        return ProposalStanding.UNDER_WAY
+        return ReviewPhase.UNDER_WAY
     if phase.is_going_back:
-        return ProposalStanding.GOING_BACK
-    return ProposalStanding.IN_PLACE if phase is ProposalPhase.PROMOTED else ProposalStanding.ENDED
+        return ReviewPhase.GOING_BACK
+    return ReviewPhase.IN_PLACE if phase is ProposalPhase.PROMOTED else ReviewPhase.ENDED
 
 
 def row_of(found: SwapProposal) -> Row:
@@ -285,7 +285,7 @@ class ClusterReview:
         namespaces = self._namespaces(viewer)
         counts = {
             standing: sum(key.partition("/")[0] in namespaces for key in self._orders.of(standing))
-            for standing in ProposalStanding
+            for standing in ReviewPhase
         }
         freezes = objects.freezes(self._caches.list(FREEZES))
         now, warnings = self._clock.now(), []
@@ -299,7 +299,7 @@ class ClusterReview:
         )
 
     def proposals(
-        self, viewer: Person, part: Slice, *, standing: Collection[ProposalStanding]
+        self, viewer: Person, part: Slice, *, standing: Collection[ReviewPhase]
     ) -> ResultPage[Row]:
         """Return the proposals that stand so, newest first."""
         namespaces = self._namespaces(viewer)
@@ -360,13 +360,13 @@ class ClusterReview:
         namespaces = self._namespaces(viewer)
         lines: list[Line] = []
         for standing in (
-            ProposalStanding.UNDER_WAY,
-            ProposalStanding.IN_PLACE,
-            ProposalStanding.GOING_BACK,
+            ReviewPhase.UNDER_WAY,
+            ReviewPhase.IN_PLACE,
+            ReviewPhase.GOING_BACK,
         ):
             for key in self._orders.of(standing):
                 lines += self._swaps_of(key, namespaces)
-        for key in self._orders.of(ProposalStanding.ENDED)[: 4 * part.limit]:
+        for key in self._orders.of(ReviewPhase.ENDED)[: 4 * part.limit]:
             lines += self._swaps_of(key, namespaces)
         lines.sort(key=lambda line: line.at, reverse=True)
         at = int(part.before) if part.before.isdecimal() and len(part.before) < 9 else 0
@@ -406,9 +406,7 @@ class ClusterReview:
         if bodies is None:
             raise TemporaryError("the cluster's objects are not known yet", delay_s=_RETRY_S)
         known = {str(body.get("metadata", {}).get("namespace", "")) for body in bodies}
-        known |= {
-            key.partition("/")[0] for each in ProposalStanding for key in self._orders.of(each)
-        }
+        known |= {key.partition("/")[0] for each in ReviewPhase for key in self._orders.of(each)}
         return self._sight.namespaces(viewer, sorted(known))
 
     def _dates(self, phase: str) -> Mapping[str, str]:
@@ -478,18 +476,18 @@ class _Orders:
         self._dates = dates
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[ProposalStanding, tuple[float, list[tuple[str, str]]]] = {}
+        self._kept: dict[ReviewPhase, tuple[float, list[tuple[str, str]]]] = {}
 
-    def of(self, standing: ProposalStanding) -> list[str]:
+    def of(self, standing: ReviewPhase) -> list[str]:
         """Return the keys of those that stand so."""
         return [key for _, key in self._dated(standing)]
 
-    def merged(self, standing: Collection[ProposalStanding]) -> list[str]:
+    def merged(self, standing: Collection[ReviewPhase]) -> list[str]:
         """Return the keys of those that stand so, or so."""
         dated = sorted((each for one in standing for each in self._dated(one)), reverse=True)
         return [key for _, key in dated]
 
-    def _dated(self, standing: ProposalStanding) -> list[tuple[str, str]]:
+    def _dated(self, standing: ReviewPhase) -> list[tuple[str, str]]:
         now_s = self._clock.monotonic_s()
         with self._lock:
             kept = self._kept.get(standing)
@@ -507,6 +505,6 @@ class _Orders:
         return found
 
 
-def _keep_s(standing: ProposalStanding) -> float:
+def _keep_s(standing: ReviewPhase) -> float:
     """Return how long an order is kept: what is decided on is never shown as it was."""
-    return KEEP_S if standing in (ProposalStanding.ENDED, ProposalStanding.IN_PLACE) else 0.0
+    return KEEP_S if standing in (ReviewPhase.ENDED, ReviewPhase.IN_PLACE) else 0.0

@@ -27,7 +27,7 @@ _LOOKED_AT = 3
 """Newest windows of a target that say how busy its accelerators are."""
 
 
-class StoreShelf:
+class StoredReviews:
     """The `Shelf` over the operator's store.
 
     Parameters

@@ -17,7 +17,7 @@ from tests.operators.controllers.server_pods import WORLD
 from retuned.control.analysis import Compared
 from retuned.stages.gate import DecisionKind, StopPolicy
 from retuned_operator.controllers import Proposals, cluster_view
-from retuned_operator.controllers.objects import PodSeen, pod_seen
+from retuned_operator.controllers.objects import ObservedPod, pod_seen
 from retuned_operator.kube.resources import DECISIONS, FREEZES, PODS, POLICIES, PROPOSALS, TARGETS
 from retuned_operator.manifests.sidecar import SIDECAR
 from retuned_operator.schema import ProposalPhase as P
@@ -514,7 +514,7 @@ def test_a_pod_whose_live_kernel_has_no_slot_yet_can_be_told_and_others_that_say
     resource = mock.Mock()
     resource.spec.kernel = LIVE
     resource.status.rollout = None
-    seen = PodSeen(name="chat-0", uid="u-0", ready=True)
+    seen = ObservedPod(name="chat-0", uid="u-0", ready=True)
     watch = mock.Mock(slots=(), held=())
     said = mock.Mock(watch=watch)
 

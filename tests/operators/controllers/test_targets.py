@@ -9,8 +9,8 @@ from tests.operators.examples import NOW, a_target
 
 from retuned.api.agent import Hello, PodRef, ProcessEnvironment
 from retuned_operator.agent_api.ports import PodRecord
-from retuned_operator.agent_api.reports import PodSaid
-from retuned_operator.controllers.objects import PodSeen
+from retuned_operator.agent_api.reports import PodReports
+from retuned_operator.controllers.objects import ObservedPod
 from retuned_operator.controllers.target import observed
 from retuned_operator.schema import Condition, TuningTarget, read
 
@@ -18,16 +18,16 @@ ONE = ProcessEnvironment(process="1", device="gfx942")
 OTHER = ProcessEnvironment(process="2", device="gfx950")
 
 
-def heard(name: str, *runs_on: ProcessEnvironment, minutes: int = 0) -> PodSaid:
+def heard(name: str, *runs_on: ProcessEnvironment, minutes: int = 0) -> PodReports:
     pod = PodRecord(namespace="serving", name=name, uid=name, target="serving/chat")
     ref = PodRef(namespace="serving", name=name, uid=name)
     at = NOW - timedelta(minutes=minutes)
     hello = Hello(pod=ref, version=1, release="1", at=at, environments=runs_on)
-    return PodSaid(pod=pod, heard_at=at, hello=hello)
+    return PodReports(pod=pod, heard_at=at, hello=hello)
 
 
-def ready(*said: PodSaid | None) -> Condition:
-    pods = [PodSeen(name=f"p{n}", uid=f"p{n}", ready=True) for n in range(len(said))]
+def ready(*said: PodReports | None) -> Condition:
+    pods = [ObservedPod(name=f"p{n}", uid=f"p{n}", ready=True) for n in range(len(said))]
     status = observed(read(TuningTarget, a_target()), pods, said, now=NOW)
     (condition,) = status.conditions
     assert (status.environment is not None) == (condition.status.value == "True")
@@ -52,7 +52,7 @@ def test_a_target_whose_pods_run_on_the_same_is_ready() -> None:
     ],
 )
 def test_a_target_that_is_not_ready_says_what_is_missing(
-    said: tuple[PodSaid | None, ...], reason: str, message: str
+    said: tuple[PodReports | None, ...], reason: str, message: str
 ) -> None:
     condition = ready(*said)
     assert condition.reason == reason

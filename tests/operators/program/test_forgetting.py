@@ -20,7 +20,7 @@ from retuned_operator.store.experiments import StoreLedger
 from retuned_operator.store.kernels import CatalogKernels
 from retuned_operator.store.reports import DRIFT, PROFILE
 from retuned_operator.store.results import ResultFolder
-from retuned_operator.store.review import StoreShelf
+from retuned_operator.store.review import StoredReviews
 
 _POD = PodRecord(namespace="serving", name="chat-0", uid="uid-0", target="serving/chat")
 _REF = PodRef(namespace="serving", name="chat-0", uid="uid-0")
@@ -88,7 +88,7 @@ def test_the_page_of_an_old_drift_still_shows_both_windows(told: Told) -> None:
     told.clock.advance(10 * KEPT.total_seconds())
     told.forget()
     (key,) = told.store.ids(DRIFT)
-    page = StoreShelf(told.store, told.notary, kernels=CatalogKernels()).window(key)
+    page = StoredReviews(told.store, told.notary, kernels=CatalogKernels()).window(key)
     assert page is not None
     assert page.profile is not None
     assert page.before is not None

@@ -14,7 +14,7 @@ from retuned_operator.agent_api.ports import PodRecord, Receipt
 from retuned_operator.store.experiments import StoreLedger
 from retuned_operator.store.kernels import CatalogKernels
 from retuned_operator.store.reports import DRIFT
-from retuned_operator.store.review import StoreShelf
+from retuned_operator.store.review import StoredReviews
 
 __all__ = ["Pod", "ledger", "pod"]
 
@@ -44,7 +44,7 @@ def tell(ledger: StoreLedger, uid: str, number: int) -> None:
 
 def shown(ledger: StoreLedger) -> dict[int, Window]:
     """Return what the page has of each drift, by its start in seconds."""
-    shelf = StoreShelf(ledger._store, ledger._notary, kernels=CatalogKernels())
+    shelf = StoredReviews(ledger._store, ledger._notary, kernels=CatalogKernels())
     found = [shelf.window(key) for key in ledger._store.ids(DRIFT)]
     return {each.line.report.window_start_ns // 10**9: each for each in found if each is not None}
 

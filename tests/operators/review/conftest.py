@@ -25,7 +25,7 @@ from retuned_operator.kube.resources import Obj, Resource
 from retuned_operator.manifests.roles import reviewing_rules, speaking_rules, watching_rules
 from retuned_operator.review.settings import review_app, review_settings
 from retuned_operator.store.kernels import CatalogKernels
-from retuned_operator.store.review import StoreShelf
+from retuned_operator.store.review import StoredReviews
 
 HOST = "tuning.example.com"
 SECRET = "correct-horse-battery"
@@ -152,7 +152,7 @@ def page(cluster: Cluster, tmp_path: Path) -> Page:
         }
     )
     store, clock = MemoryStore(), FakeClock(datetime.now(UTC))
-    shelf = StoreShelf(store, FakeNotary(), kernels=CatalogKernels())
+    shelf = StoredReviews(store, FakeNotary(), kernels=CatalogKernels())
     app = review_app(
         settings,
         cluster.fake.api("operator"),

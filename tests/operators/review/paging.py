@@ -29,7 +29,7 @@ from retuned_operator.schema import proposal_spec
 from retuned_operator.schema.objects import write
 from retuned_operator.store.kernels import CatalogKernels
 from retuned_operator.store.reports import SOLUTION
-from retuned_operator.store.review import StoreShelf
+from retuned_operator.store.review import StoredReviews
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -93,7 +93,7 @@ def paged(
         }
     )
     store, pair = MemoryStore(), Authority(folder / "pki").server("page", hosts=("127.0.0.1",))
-    shelf = StoreShelf(store, FakeNotary(), kernels=CatalogKernels())
+    shelf = StoredReviews(store, FakeNotary(), kernels=CatalogKernels())
     app = review_app(settings, api, caches=caches, shelf=shelf, clock=clock or SystemClock())
     context = tls_context()
     context.load_cert_chain(pair.certificate, pair.key)

@@ -24,7 +24,7 @@ from retuned.contract import Solution
 from retuned.errors import CandidateError
 from retuned.lab.harness.arena import Arena
 from retuned.lab.harness.buffers import duel_bytes
-from retuned.lab.harness.cases import CaseBook, CaseKey, Seeds
+from retuned.lab.harness.cases import CaseCache, CaseKey, Seeds
 from retuned.lab.harness.checks import check_memory, check_numerics, failed_check
 from retuned.lab.harness.run import Runner, arena_bytes
 from retuned.lab.harness.timing import SETS
@@ -167,7 +167,7 @@ class _Trial:
     def correct(self) -> tuple[Check, ...]:
         """Gates G3 and G4 in a fresh child; the first failure ends them."""
         definition = self._subject.definition
-        book = CaseBook(self._subject, incumbent=self._subject.eager, seeds=self._seeds)
+        book = CaseCache(self._subject, incumbent=self._subject.eager, seeds=self._seeds)
         cells = [CaseKey(axes={}, family=family) for family in self._subject.families]
         first = book.case(cells[0])  # before the candidate's child lives
         begin = time.perf_counter()

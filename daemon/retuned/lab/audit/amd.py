@@ -88,7 +88,7 @@ def _kernel(elf: ElfFile, body: Mapping[str, Any], symbols: Mapping[str, Symbol]
         return value
 
     raw = _DESCRIPTOR.unpack(elf.at_address(at.value, _DESCRIPTOR.size))
-    told = _Told(raw, arch_of(elf))
+    told = _Instruction(raw, arch_of(elf))
     said = {
         "group_segment_fixed_size": (number(".group_segment_fixed_size"), told.shared_bytes),
         "private_segment_fixed_size": (number(".private_segment_fixed_size"), told.scratch_bytes),
@@ -118,7 +118,7 @@ def _kernel(elf: ElfFile, body: Mapping[str, Any], symbols: Mapping[str, Symbol]
     )
 
 
-class _Told:
+class _Instruction:
     """What the hardware is told."""
 
     def __init__(self, raw: tuple[int, ...], arch: str) -> None:

@@ -76,7 +76,7 @@ class Launches(Protocol):
         ...
 
 
-class CaseBook:
+class CaseCache:
     """Cases by cell, made on first use.
 
     Parameters

@@ -9,7 +9,7 @@ import numpy as np
 
 from retuned.contract import Definition
 from retuned.errors import CandidateError
-from retuned.lab.harness.cases import EXACT_FAMILY, Case, CaseBook, CaseKey
+from retuned.lab.harness.cases import EXACT_FAMILY, Case, CaseCache, CaseKey
 from retuned.lab.harness.row_independence import check_rows
 from retuned.lab.harness.run import POISON_MIXED, POISON_ONES, Fill, Runner
 from retuned.lab.number_formats import is_float
@@ -96,7 +96,7 @@ def _moved(array: Array) -> Array:
 
 def check_numerics(
     runner: Runner,
-    book: CaseBook,
+    book: CaseCache,
     *,
     definition: Definition,
     cells: Sequence[CaseKey],

@@ -15,7 +15,7 @@ _STARVED_S = 30.0
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
-class Patience:
+class ChildDeadline:
     """Waits for a child's word until the child has had its time.
 
     A deadline on the wall alone would blame a kernel for what others do: on a machine that is

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from retuned.contract import Definition
-from retuned.lab.harness.cases import EXACT_FAMILY, CaseBook, CaseKey
+from retuned.lab.harness.cases import EXACT_FAMILY, CaseCache, CaseKey
 from retuned.lab.harness.run import Runner
 from retuned.lab.oracle import bit_equal
 from retuned.lab.subject import Array
@@ -36,7 +36,7 @@ def row_axis(definition: Definition) -> str | None:
 
 def check_rows(
     runner: Runner,
-    book: CaseBook,
+    book: CaseCache,
     *,
     cells: Sequence[CaseKey],
     batch_invariant: bool,
@@ -85,7 +85,7 @@ _Question = tuple[Mapping[str, Array], Mapping[str, int], int]
 
 
 def _differs(
-    runner: Runner, book: CaseBook, one: _Question, two: _Question, timeout_s: float
+    runner: Runner, book: CaseCache, one: _Question, two: _Question, timeout_s: float
 ) -> str:
     """Name an output whose row differs between two questions, where the incumbent's does not."""
     for name in _unequal(

@@ -18,7 +18,7 @@ from typing import Any
 import retuned
 from retuned.errors import CandidateCrashed, CandidateError, CandidateTimedOut, HarnessError
 from retuned.lab.harness.arena import Arena
-from retuned.lab.harness.deadlines import Patience
+from retuned.lab.harness.deadlines import ChildDeadline
 from retuned.lab.harness.processes import Child, ChildLimits, ChildProgram, fresh
 
 __all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker", "cache_of"]
@@ -239,7 +239,7 @@ class Worker:
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
         descriptor = self._process.stdout
-        patience = Patience(self._process.pid, timeout_s)
+        patience = ChildDeadline(self._process.pid, timeout_s)
         while b"\n" not in self._pending:
             if not patience.until_ready(descriptor):
                 self.close()

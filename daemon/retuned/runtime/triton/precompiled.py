@@ -182,7 +182,7 @@ def arch_of(target: Any) -> str:  # noqa: ANN401 - triton's GPUTarget
     return f"sm_{arch}" if target.backend == "cuda" else arch.partition(":")[0]
 
 
-class _Seen:
+class _CacheQueries:
     """What one compilation asked its cache for."""
 
     def __init__(self, *, may: bool) -> None:
@@ -206,7 +206,7 @@ class _Place:
     """Stands where Triton keeps a compilation."""
 
     def __init__(
-        self, seen: _Seen, files: dict[str, str] | None, key: str, stock: Callable[[], Any]
+        self, seen: _CacheQueries, files: dict[str, str] | None, key: str, stock: Callable[[], Any]
     ) -> None:
         self._seen = seen
         self._files = files
@@ -238,10 +238,12 @@ class _Place:
 
 
 @contextmanager
-def _offering(place: Callable[[str], dict[str, str] | None], *, may: bool) -> Iterator[_Seen]:
+def _offering(
+    place: Callable[[str], dict[str, str] | None], *, may: bool
+) -> Iterator[_CacheQueries]:
     """Answer for delivered keys while this thread compiles; one compilation at a time."""
     with _LOCK:
-        seen = _Seen(may=may)
+        seen = _CacheQueries(may=may)
         names = getattr(sys.modules.get(_MODULE), "__dict__", {})
         stock = names.get(_MANAGER)
         if not callable(stock):

@@ -40,7 +40,7 @@ class Throttle(StrEnum):
 _Finite = Annotated[float, Field(ge=0.0, le=1e12, allow_inf_nan=False)]
 
 
-class GpuSeen(Record):
+class GpuObservation(Record):
     """One accelerator at one moment; None is what nobody says."""
 
     gpu: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+){0,3}$", max_length=32)]
@@ -71,18 +71,18 @@ class GpuSeen(Record):
         return self.core_hz / self.core_max_hz
 
 
-def gpu_words(seen: Iterable[GpuSeen]) -> str:
+def gpu_words(seen: Iterable[GpuObservation]) -> str:
     """Say what could make the same work slower; empty where nothing is to be said.
 
     Examples
     --------
-    >>> gpu_words([GpuSeen(gpu="nvidia-0", throttled=(Throttle.POWER,), others=2)])
+    >>> gpu_words([GpuObservation(gpu="nvidia-0", throttled=(Throttle.POWER,), others=2)])
     'nvidia-0 is throttled (power); nvidia-0 is shared with 2 other process(es)'
     """
     return "; ".join(word for each in seen for word in _words(each))
 
 
-def _words(seen: GpuSeen) -> list[str]:
+def _words(seen: GpuObservation) -> list[str]:
     found = []
     if seen.throttled:
         found.append(f"{seen.gpu} is throttled ({', '.join(sorted(set(seen.throttled)))})")
