@@ -347,7 +347,7 @@ class Settings(BaseModel):
     `review`, which only this machine can open."""
     alertmanager_url: str = Field(default="", max_length=2000)
     """Base address of an Alertmanager that proposals are posted to as alerts, for a machine whose
-    metrics no Prometheus reads; empty posts none. Channels: docs/channels.md."""
+    metrics no Prometheus reads; empty posts none. Channels: docs/notify.md."""
     alertmanager_token: str = Field(default="", max_length=1000)
     """Bearer token for it: a file, or `env:NAME`. This and all secrets below are read anew each
     time, and are never settings themselves."""
@@ -366,14 +366,6 @@ class Settings(BaseModel):
     slack_users: Pairs = Field(default_factory=dict)
     """User of this machine by Slack's user id; who is not here has no word there. In the
     environment written `U012AB=ada,U034CD=bob`."""
-    pagerduty_key: str = Field(default="", max_length=1000)
-    """Integration key of PagerDuty's Events API v2: a file, or `env:NAME`."""
-    pagerduty_url: str = Field(default="https://events.pagerduty.com", max_length=2000)
-    """PagerDuty's address; another for its European region."""
-    opsgenie_key: str = Field(default="", max_length=1000)
-    """Key of Opsgenie's API: a file, or `env:NAME`."""
-    opsgenie_url: str = Field(default="https://api.opsgenie.com", max_length=2000)
-    """Opsgenie's address; another for its European region."""
     webhook_url: str = Field(default="", max_length=2000)
     """Address of your own that every message is posted to, signed with `webhook_secret`."""
     webhook_secret: str = Field(default="", max_length=1000)

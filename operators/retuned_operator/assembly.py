@@ -213,7 +213,6 @@ class Operator:
             raise UsageError("channels: answers are heard on channels_port, and none is set")
         return ClusterChannels(
             chosen,
-            folder=settings.state_dir / "channels",
             api=self._reach.api,
             own=self.manager.writer,
             caches=self.caches,

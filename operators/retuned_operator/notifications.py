@@ -1,23 +1,21 @@
-"""Channels of an operator, while it leads.
+"""Notifications of an operator while it leads.
 
-The outbox is in the operator's state, and only who leads opens it: what the last leader has not
-sent the next one sends, and what it has sent is not sent again.
+Only the leader sends. A new leader starts with an empty record of what was sent, so it repeats at
+most once the messages about proposals that still wait.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import quote
 
 from starlette.types import ASGIApp
 
-from retuned.channels.app import Arrivals
-from retuned.channels.configuring import incoming_of, sinks_of
-from retuned.channels.notices import Place
-from retuned.channels.outbox import Outbox
-from retuned.channels.running import Channels
+from retuned.notify.inbound import Arrivals, UsedTokens
+from retuned.notify.messages import Place
+from retuned.notify.sender import Sender
+from retuned.notify.settings import incoming_of, sinks_of
 from retuned.ports import Clock, Telemetry
 from retuned_operator.controllers.ports import Caches
 from retuned_operator.kube.client import Api
@@ -25,7 +23,7 @@ from retuned_operator.notify_inbound import ClusterWords
 from retuned_operator.notify_settings import ChannelSettings
 from retuned_operator.proposal_notifier import ProposalNotifier
 
-_LOOK_S = 2.0
+_EVERY_S = 2.0
 
 
 class ClusterChannels:
@@ -35,8 +33,6 @@ class ClusterChannels:
     ----------
     settings
         Which there are.
-    folder
-        The operator's state.
     api, own, caches
         See `ClusterWords`.
     clock
@@ -58,7 +54,6 @@ class ClusterChannels:
         self,
         settings: ChannelSettings,
         *,
-        folder: Path,
         api: Api,
         own: Api,
         caches: Caches,
@@ -67,7 +62,6 @@ class ClusterChannels:
         leads: Callable[[], bool],
     ) -> None:
         self._settings = settings
-        self._folder = folder
         self._api = api
         self._own = own
         self._caches = caches
@@ -77,8 +71,7 @@ class ClusterChannels:
         self._sinks = sinks_of(settings)  # a missing secret is found at the start
         self._incoming = incoming_of(settings)
         self._lock = threading.Lock()
-        self._outbox: Outbox | None = None
-        self._running: Channels | None = None
+        self._sender: Sender | None = None
 
     @property
     def is_any(self) -> bool:
@@ -88,33 +81,21 @@ class ClusterChannels:
     @property
     def has_begun(self) -> bool:
         """Whether they are at work."""
-        return self._outbox is not None
+        return self._sender is not None
 
     def start(self) -> ASGIApp | None:
-        """Begin, as the one that leads; return what listens, None where nobody is heard.
-
-        Raises
-        ------
-        RetunedError
-            If the outbox cannot be opened.
-        """
+        """Begin, as the one that leads; return what listens, None where nobody is heard."""
+        used = UsedTokens(since=self._clock.now())
         with self._lock:
-            outbox = Outbox(self._folder, now=self._clock.now())
-            self._outbox = outbox
-            telling = ProposalNotifier(
-                self._caches, outbox, self._sinks, place=place_of(self._settings.review_url)
+            sender = Sender(
+                self._sinks, clock=self._clock, telemetry=self._telemetry, may=self._leads
             )
+            self._sender = sender
             if self._sinks:
-                self._running = Channels(
-                    outbox,
-                    self._sinks,
-                    say=telling.look,
-                    clock=self._clock,
-                    telemetry=self._telemetry,
-                    may=self._leads,
-                    look_s=_LOOK_S,
+                notifier = ProposalNotifier(
+                    self._caches, sender, place=place_of(self._settings.review_url)
                 )
-                self._running.start()
+                sender.start(notifier.notices, every_s=_EVERY_S)
         if self._incoming is None:
             return None
         words = ClusterWords(
@@ -123,20 +104,18 @@ class ClusterChannels:
             caches=self._caches,
             settings=self._settings,
             clock=self._clock,
-            replays=outbox,
+            replays=used,
         )
         return Arrivals(
-            words, self._incoming, replays=outbox, clock=self._clock, telemetry=self._telemetry
+            words, self._incoming, replays=used, clock=self._clock, telemetry=self._telemetry
         ).app()
 
     def stop(self) -> None:
-        """End; what is not sent is kept."""
+        """End; the next leader sends what was not sent."""
         with self._lock:
-            if self._running is not None:
-                self._running.stop()
-            if self._outbox is not None:
-                self._outbox.close()
-            self._running = self._outbox = None
+            if self._sender is not None:
+                self._sender.stop()
+            self._sender = None
 
 
 def place_of(review_url: str) -> Place:

@@ -12,11 +12,10 @@ from datetime import timedelta
 
 from retuned.api.decision import FreezeScope, TuningFreezeSpec
 from retuned.api.values import API_VERSION, ObjectMeta
-from retuned.channels import incoming_alerts
-from retuned.channels.app import Replays
-from retuned.channels.incoming_alerts import Alert
-from retuned.channels.incoming_slack import Pressed
 from retuned.errors import Refused, UnreadableInput
+from retuned.notify import inbound
+from retuned.notify.inbound import Alert, Replays
+from retuned.notify.slack import Pressed
 from retuned.ports import Clock
 from retuned.report.proposal_text import DECIDED, meaning
 from retuned.review.ports import ReviewedProposal
@@ -109,9 +108,7 @@ class ClusterWords:
     def _hear(self, alert: Alert) -> None:
         now = self._clock.now()
         pause = timedelta(seconds=self._settings.alertmanager_pause_seconds)
-        meant = incoming_alerts.meaning(
-            alert, standing=tuple(self._standing()), pause=pause, now=now
-        )
+        meant = inbound.meaning(alert, standing=tuple(self._standing()), pause=pause, now=now)
         if meant.freeze is not None:
             self._freeze(meant.freeze)
         for name in meant.thaw:

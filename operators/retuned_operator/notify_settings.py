@@ -42,14 +42,6 @@ class ChannelSettings(BaseModel):
         default_factory=dict, max_length=500
     )
     """Whom people speak as, by Slack's ids."""
-    pagerduty_key: str = ""
-    """File with an integration key of PagerDuty, Events API v2."""
-    pagerduty_url: str = "https://events.pagerduty.com"
-    """Address of PagerDuty; there is one for Europe."""
-    opsgenie_key: str = ""
-    """File with a key of Opsgenie."""
-    opsgenie_url: str = "https://api.opsgenie.com"
-    """Address of Opsgenie; there is one for Europe."""
     alertmanager_url: str = ""
     """Address of Alertmanager, API v2, where alerts are raised."""
     alertmanager_token: str = ""

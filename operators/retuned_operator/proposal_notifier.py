@@ -1,23 +1,20 @@
-"""What channels are to say of a cluster's proposals, read from the caches at each look.
+"""Notices about proposals of a cluster, read from the informers at each pass.
 
-Level-triggered, as on one machine: what is asked for now is open, what is open and not asked for
-any more is closed, and each is kept once under its key. What is not known is left as it was.
+Level-triggered, as on one machine: a proposal that waits for approvals is open, one that was open
+and no longer waits is closed. While the informers are not filled, nothing is closed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from retuned.api.proposal import ProposalPhase, Step
-from retuned.channels import notices
-from retuned.channels.delivering import say
-from retuned.channels.notices import Place
-from retuned.channels.outbox import Outbox
-from retuned.channels.records import Notice
-from retuned.channels.sinks import Sink
 from retuned.errors import UnreadableInput
+from retuned.notify import messages
+from retuned.notify.messages import Notice, Place
+from retuned.notify.sender import Sender
 from retuned.stages.gate import GateDecision
 from retuned.stages.proposal import Proposal
 from retuned_operator.controllers.ports import BY_PHASE, Caches
@@ -35,51 +32,43 @@ _OPEN = {False: ProposalPhase.AWAITING_APPROVAL, True: ProposalPhase.ROLLBACK_FA
 
 
 class ProposalNotifier:
-    """Looks, again and again; who does not lead does not.
+    """Yields the notices that hold now; only the leader runs it.
 
     Parameters
     ----------
     caches
         The cluster.
-    outbox
-        Where it is kept.
-    sinks
-        Channels that there are.
+    sender
+        Which subjects are open.
     place
         Where people find a proposal, by ``namespace/name``.
     """
 
-    def __init__(
-        self, caches: Caches, outbox: Outbox, sinks: Sequence[Sink], *, place: Place
-    ) -> None:
+    def __init__(self, caches: Caches, sender: Sender, *, place: Place) -> None:
         self._caches = caches
-        self._outbox = outbox
-        self._sinks = sinks
+        self._sender = sender
         self._place = place
         self._known: dict[str, tuple[str, SwapProposal]] = {}
 
-    def look(self, now: datetime) -> int:
-        """Put what there is to say into the outbox; return how many messages are new."""
-        return sum(say(self._outbox, each, self._sinks, now=now) for each in self._all(now))
-
-    def _all(self, now: datetime) -> Iterator[Notice]:
+    def notices(self, now: datetime) -> Iterator[Notice]:
+        """Yield the notices that hold now, those that close something first."""
         yield from self._closed(now)
         before, self._known = self._known, {}
         for found in self._in(ProposalPhase.AWAITING_APPROVAL, before):
             record, gate = record_of(found), gate_of(found, now=now)
             if gate is not None:
-                round = self._outbox.rounds(record.id)
-                notice = notices.awaiting(record, gate, place=self._place, round=round, now=now)
+                round = self._sender.rounds(record.id)
+                notice = messages.awaiting(record, gate, place=self._place, round=round, now=now)
                 if notice is not None:
                     yield notice
         for found in self._in(ProposalPhase.ROLLBACK_FAILED, before):
             record = record_of(found)
-            subject = notices.failure_of(record.id)
-            yield notices.rollback_failed(
+            subject = messages.failure_of(record.id)
+            yield messages.rollback_failed(
                 record,
                 why=why_of(found),
                 place=self._place,
-                round=self._outbox.rounds(subject),
+                round=self._sender.rounds(subject),
                 now=now,
             )
         yield from self._happened(now)
@@ -88,30 +77,30 @@ class ProposalNotifier:
         """Close what is open and asked for no more, or whose proposal is there no more."""
         if not self._caches.knows(PROPOSALS):
             return
-        for subject in self._outbox.opened():
+        for subject in self._sender.opened():
             key, failing = parted(subject)
-            body, rounds = self._caches.get(PROPOSALS, key), self._outbox.rounds(subject)
+            body, rounds = self._caches.get(PROPOSALS, key), self._sender.rounds(subject)
             if body is None:
-                last = self._outbox.last_opening(subject)
+                last = self._sender.last_opening(subject)
                 if last is not None:
-                    yield notices.gone(last, round=rounds, now=now)
+                    yield messages.gone(last, round=rounds, now=now)
                 continue
             found = _read(body)
             if found is None or found.status.phase is _OPEN[failing]:
                 continue
             phase, record = found.status.phase.value, record_of(found)
             if failing:
-                yield notices.rollback_done(
+                yield messages.rollback_done(
                     record, phase=phase, place=self._place, round=rounds, now=now
                 )
             else:
-                yield notices.settled(
+                yield messages.settled(
                     record, phase=phase, by=_by(found), place=self._place, round=rounds, now=now
                 )
 
     def _happened(self, now: datetime) -> Iterator[Notice]:
         """Say what pods run, and run no more, since there are channels, and not of long ago."""
-        since = max(self._outbox.begun(), now - _NEWS_FOR)
+        since = max(self._sender.begun, now - _NEWS_FOR)
         for phase in (ProposalPhase.WATCHING, ProposalPhase.PROMOTED, ProposalPhase.ROLLED_BACK):
             for body in self._caches.by(PROPOSALS, BY_PHASE, phase.value) or ():
                 if not _is_news(body, since):  # asked before it is read: there may be thousands
@@ -122,9 +111,9 @@ class ProposalNotifier:
                     continue
                 record = record_of(found)
                 if phase is not ProposalPhase.ROLLED_BACK:
-                    yield notices.swapped(record, place=self._place, now=now)
+                    yield messages.swapped(record, place=self._place, now=now)
                     continue
-                yield notices.rolled_back(
+                yield messages.rolled_back(
                     record, why=why_of(found), number=1, place=self._place, now=now
                 )
 
@@ -173,7 +162,7 @@ def parted(subject: str) -> tuple[str, bool]:
 
     Examples
     --------
-    >>> parted("serving/swp-1"), parted(notices.failure_of("serving/rollback"))
+    >>> parted("serving/swp-1"), parted(messages.failure_of("serving/rollback"))
     (('serving/swp-1', False), ('serving/rollback', True))
     """
     failing = subject.count("/") > 1

@@ -250,7 +250,7 @@ def test_an_image_is_named_by_digest_before_tag_and_below_the_registry(helm: Hel
         ({"definitions": {"files": {"../a.yaml": "a"}}}, "'../a.yaml'"),
         ({"definitions": {"files": {"a.yaml": {"name": "a"}}}}, "/definitions/files/a.yaml"),
         ({"definitions": {"files": {"a.yaml": "a"}, "configMap": "b"}}, "one folder is read"),
-        ({"channels": {"pagerduty": {"key": "k"}}}, "channels.secret"),
+        ({"channels": {"webhook": {"secretKey": "k"}}}, "channels.secret"),
         (
             {"channels": {"secret": "s", "slack": {"signingSecretKey": "k", "team": "T1"}}},
             "channels.slack",

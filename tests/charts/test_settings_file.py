@@ -247,7 +247,7 @@ def test_channels_are_those_of_the_values_and_secrets_are_files(reader: Reader) 
     }
     assert channels.slack_people["U045EF6GH"].groups == ("sre-oncall", "gpu-platform")
     assert channels.slack_token == "/etc/retuned-channels/slack-token"
-    assert channels.pagerduty_url == "https://events.eu.pagerduty.com"
+    assert channels.alertmanager_url == "http://alertmanager.monitoring:9093"
     assert channels.alertmanager_webhook_token.endswith("/alertmanager-webhook-token")
     assert channels.review_url == "https://tuning.example.com"
 

@@ -24,12 +24,11 @@ from tests.operators.program import test_program
 from tests.sidecar.sidecar_world import FIRST, SECOND, PodWorld, swap
 from tests.standalone.local_world import KERNEL, World
 
-from retuned.channels import delivering
-from retuned.channels.notices import Place
-from retuned.channels.outbox import Outbox
-from retuned.channels.sinks import Alertmanager
 from retuned.node import metrics
 from retuned.node.gpu import FakeDevices
+from retuned.notify.alertmanager import Alertmanager
+from retuned.notify.messages import Place
+from retuned.notify.sender import Sender
 from retuned.ports import DeviceState
 from retuned.stages.gate import DecisionKind, TuningFreeze
 from retuned.standalone import notifications
@@ -126,15 +125,10 @@ class OneMachine:
 
     def tell(self) -> None:
         """Let the channels say it, to an Alertmanager that is not there."""
-        store, now = self.world.store, self.world.clock.now
-        sink = Alertmanager(url="http://127.0.0.1:1", token=None)
-        outbox = Outbox(self.folder, now=now())
-        try:
-            assert notifications.look(store, outbox, [sink], place=Place(), now=now()) == 1
-            delivering.deliver(outbox, sink, now=now, telemetry=self.telemetry)
-            delivering.show(outbox, [sink.name], telemetry=self.telemetry)
-        finally:
-            outbox.close()
+        store, sink = self.world.store, Alertmanager(url="http://127.0.0.1:1", token=None)
+        sender = Sender([sink], clock=self.world.clock, telemetry=self.telemetry)
+        sender.run_pass(lambda now: notifications.notices_of(store, sender, Place(), now))
+        assert sender.opened()
 
     def swap(self) -> None:
         """Let the policies be away for a look; then approve, swap, and let the variant serve."""

@@ -13,9 +13,8 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from retuned.channels.notices import Place, awaiting, settled
-from retuned.channels.records import Notice
 from retuned.contract import Guard, TrustClass
+from retuned.notify.messages import Notice, Place, awaiting, settled
 from retuned.stages.gate import GateDecision, GateReason, GateState
 from retuned.stages.proposal import Proposal, Risk
 from retuned.stages.verdict import Interval

@@ -18,16 +18,14 @@ from hypothesis import strategies as st
 from starlette.types import ASGIApp
 from tests.notify.heard import ARTIFACT, ID, NOW, gate, proposal
 
-from retuned.channels import incoming_alerts, incoming_slack
-from retuned.channels.app import Arrivals
-from retuned.channels.configuring import Incoming
-from retuned.channels.incoming_slack import signature_of
-from retuned.channels.outbox import Outbox
-from retuned.channels.posting import Answer
-from retuned.channels.records import Call
-from retuned.channels.slack import APPROVE, REJECT
 from retuned.clock import FakeClock
 from retuned.errors import Refused, UnreadableInput
+from retuned.notify import inbound, slack
+from retuned.notify.http import Answer
+from retuned.notify.inbound import Arrivals, UsedTokens
+from retuned.notify.messages import Call
+from retuned.notify.settings import Incoming
+from retuned.notify.slack import APPROVE, REJECT, signature_of
 from retuned.standalone.notifications import LocalWords
 from retuned.store.approvals import Approvals
 from retuned.store.sqlite import SqliteStore
@@ -66,7 +64,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock(NOW)
         self.store = SqliteStore(folder, clock=self.clock)
-        self.outbox = Outbox(folder, now=NOW)
+        self.used = UsedTokens(since=NOW - timedelta(minutes=10))
         self.replies: list[tuple[str, dict[str, Any]]] = []
         one = proposal()
         self.store.add("proposal", one.id, one.model_dump(mode="json"), phase="awaiting")
@@ -75,7 +73,7 @@ class Site:
         words = LocalWords(
             self.store,
             clock=self.clock,
-            replays=self.outbox,
+            replays=self.used,
             group_map={"user:nobody": "sre-oncall"},
             pause=timedelta(hours=6),
         )
@@ -89,7 +87,7 @@ class Site:
         arrivals = Arrivals(
             words,
             incoming,
-            replays=self.outbox,
+            replays=self.used,
             clock=self.clock,
             telemetry=self.telemetry,
             reply=self._reply,
@@ -159,7 +157,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path)
     yield made
     made.store.close()
-    made.outbox.close()
 
 
 def test_the_signature_is_the_one_that_slack_documents() -> None:
@@ -196,6 +193,12 @@ def test_the_same_request_is_heard_once(site: Site) -> None:
     body = pressed()
     assert [site.send(body).status_code for _ in range(2)] == [200, 409]
     assert len(site.decisions()) == 1
+
+
+def test_a_request_from_before_the_start_is_refused(site: Site) -> None:
+    site.used.since = NOW + timedelta(seconds=1)
+    assert site.press().json()["code"] == "too-old"
+    assert site.decisions() == []
 
 
 @pytest.mark.parametrize("off_s", [-301, 301, -86_400, 86_400])
@@ -316,7 +319,7 @@ def test_a_body_without_end_is_cut(site: Site) -> None:
 @given(st.binary(max_size=400))
 def test_no_bytes_of_a_stranger_break_the_reader(body: bytes) -> None:
     with pytest.raises(Refused):
-        incoming_slack.read(body, team=TEAM, users={})
+        slack.read(body, team=TEAM, users={})
 
 
 @given(
@@ -333,7 +336,7 @@ def test_no_bytes_of_a_stranger_break_the_reader(body: bytes) -> None:
 def test_no_payload_of_a_stranger_is_a_word(payload: Any) -> None:
     body = urlencode({"payload": json.dumps(payload)}).encode()
     with pytest.raises(Refused):
-        incoming_slack.read(body, team=TEAM, users={"U1": "ada"})
+        slack.read(body, team=TEAM, users={"U1": "ada"})
 
 
 # --- Alertmanager ---------------------------------------------------------------------------------
@@ -418,7 +421,7 @@ def test_who_does_not_know_the_token_is_not_heard(site: Site, token: str) -> Non
 )  # fmt: skip
 def test_what_is_no_webhook_of_version_4_is_refused(body: bytes) -> None:
     with pytest.raises(UnreadableInput):
-        incoming_alerts.read(body)
+        inbound.read(body)
 
 
 def test_no_secret_gets_into_a_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:

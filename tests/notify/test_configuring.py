@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from retuned.channels.configuring import incoming_of, sinks_of
-from retuned.channels.secrets import read_secret
 from retuned.errors import UnreadableInput, UsageError
+from retuned.notify.settings import incoming_of, read_secret, sinks_of
 from retuned.settings import Settings
 
 
@@ -36,15 +35,13 @@ def test_all_of_them_at_once() -> None:
         slack_team="T012AB3CD",
         slack_users="U012=ada,U034=bob",
         channels_listen="127.0.0.1:0",
-        pagerduty_key="env:A_SECRET",
-        opsgenie_key="env:A_SECRET",
         alertmanager_url="http://127.0.0.1:9093",
         webhook_url="https://hooks.example/in?team=a",
         webhook_secret="env:A_SECRET",
         alertmanager_webhook_token="env:A_SECRET",
     )
     names = [sink.name for sink in sinks_of(settings)]
-    assert names == ["slack", "pagerduty", "opsgenie", "alertmanager", "webhook"]
+    assert names == ["slack", "alertmanager", "webhook"]
     incoming = incoming_of(settings)
     assert incoming is not None
     assert dict(incoming.users) == {"U012": "ada", "U034": "bob"}
@@ -62,8 +59,6 @@ def test_all_of_them_at_once() -> None:
         {"webhook_url": "https://hooks.example"},
         {"webhook_secret": "env:A_SECRET"},
         {"webhook_url": "http://hooks.example", "webhook_secret": "env:A_SECRET"},
-        {"pagerduty_key": "env:A_SECRET", "pagerduty_url": "http://events.example"},
-        {"opsgenie_key": "env:A_SECRET", "opsgenie_url": "ftp://api.example"},
         {"alertmanager_token": "env:A_SECRET"},
         {"alertmanager_url": "http://am.example", "alertmanager_token": "env:A_SECRET"},
     ],
@@ -85,9 +80,9 @@ def test_listening_to_nobody_or_hearing_nowhere_is_refused(values: dict[str, Any
 def test_a_secret_is_read_anew_each_time_and_without_its_line_end(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("first\n")
-    (sink,) = sinks_of(made(pagerduty_key=str(file)))
+    (sink,) = sinks_of(made(webhook_url="https://hooks.example", webhook_secret=str(file)))
     file.write_text("second\n")
-    assert sink.key() == "second"  # type: ignore[attr-defined]
+    assert sink.secret() == "second"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"caf\xc3\xa9", b"x" * 9000])
@@ -95,18 +90,24 @@ def test_what_is_no_secret_is_refused_without_showing_it(tmp_path: Path, content
     file = tmp_path / "key"
     file.write_bytes(content)
     with pytest.raises(UnreadableInput) as caught:
-        read_secret(str(file), what="pagerduty_key")
-    assert "pagerduty_key" in str(caught.value)
+        read_secret(str(file), what="webhook_secret")
+    assert "webhook_secret" in str(caught.value)
     assert "lines" not in str(caught.value)
 
 
 def test_a_missing_secret_is_found_before_anything_runs(tmp_path: Path) -> None:
     for reference in (str(tmp_path / "none"), "env:NO_SUCH_VARIABLE_HERE", "/dev/zero", "/"):
-        with pytest.raises(UnreadableInput, match="pagerduty_key"):
-            sinks_of(made(pagerduty_key=reference))
+        with pytest.raises(UnreadableInput, match="webhook_secret"):
+            sinks_of(made(webhook_url="https://hooks.example", webhook_secret=reference))
 
 
 def test_a_channel_does_not_show_its_secret() -> None:
-    for sink in sinks_of(made(pagerduty_key="env:A_SECRET", slack_webhook="env:A_HOOK")):
+    for sink in sinks_of(
+        made(
+            alertmanager_url="https://am.example",
+            alertmanager_token="env:A_SECRET",
+            slack_webhook="env:A_HOOK",
+        )
+    ):
         assert "s3cret" not in repr(sink)
         assert "services" not in repr(sink)

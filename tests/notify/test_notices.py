@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.notify.heard import ARTIFACT, ID, NOW, PLACE, asked, closed, gate, proposal
 
-from retuned.channels import alerts, hooks, notices, pagers, slack
-from retuned.channels.records import Event, Notice, Severity, Standing
+from retuned.notify import alertmanager, messages, slack, webhook
+from retuned.notify.messages import Event, Notice, Severity, Standing
 from retuned.report.proposal_text import meaning
 from retuned.stages.gate import GateReason, GateState
 from retuned.text import clean
@@ -43,7 +43,7 @@ def test_a_person_learns_what_how_much_how_sure_until_when_and_what_to_type() ->
 )
 def test_nobody_is_asked_while_the_gate_waits_for_something_else(changes: dict[str, Any]) -> None:
     one = proposal()
-    assert notices.awaiting(one, gate(one, **changes), place=PLACE, round=0, now=NOW) is None
+    assert messages.awaiting(one, gate(one, **changes), place=PLACE, round=0, now=NOW) is None
 
 
 def test_when_most_of_the_time_is_over_it_is_said_once_more_and_louder() -> None:
@@ -54,17 +54,15 @@ def test_when_most_of_the_time_is_over_it_is_said_once_more_and_louder() -> None
     assert first.subject == late.subject
     one = proposal()
     after = NOW + timedelta(hours=25)
-    assert notices.awaiting(one, gate(one), place=PLACE, round=0, now=after) is None
+    assert messages.awaiting(one, gate(one), place=PLACE, round=0, now=after) is None
 
 
 def test_every_channel_says_the_same_sentence() -> None:
     notice = asked()
     calls = [
         slack.message(notice, buttons=True),
-        pagers.pagerduty(notice, routing_key="k"),
-        pagers.opsgenie(notice),
-        alerts.alert(notice, keep=timedelta(minutes=10), now=NOW),
-        hooks.request(notice),
+        alertmanager.alert(notice, keep=timedelta(minutes=10), now=NOW),
+        webhook.request(notice),
     ]
     for call in calls:
         assert call is not None
@@ -79,10 +77,8 @@ def test_no_name_breaks_any_form(name: str) -> None:
     assert "\n" not in notice.target
     for call in (
         slack.message(notice, buttons=True),
-        pagers.pagerduty(notice, routing_key="k"),
-        pagers.opsgenie(notice),
-        alerts.alert(notice, keep=timedelta(minutes=10), now=NOW),
-        hooks.request(notice),
+        alertmanager.alert(notice, keep=timedelta(minutes=10), now=NOW),
+        webhook.request(notice),
     ):
         assert call is not None
         json.loads(call.body)
@@ -126,37 +122,20 @@ def test_without_mapped_people_slack_offers_no_word() -> None:
     assert slack.APPROVE not in json.dumps(ended)
 
 
-def test_pagers_know_an_incident_by_its_proposal_and_close_it() -> None:
-    opened = pagers.pagerduty(asked(), routing_key="k")
-    ended = pagers.pagerduty(closed(), routing_key="k")
-    assert opened is not None
-    assert ended is not None
-    first, last = json.loads(opened.body), json.loads(ended.body)
-    assert (first["event_action"], last["event_action"]) == ("trigger", "resolve")
-    assert first["dedup_key"] == last["dedup_key"] == ID
-    assert len(first["payload"]["summary"]) <= 1024
-    assert first["payload"]["severity"] in {"info", "warning", "error", "critical"}
-    assert first["links"][0]["href"] == first["client_url"]
-    opsgenie, gone = pagers.opsgenie(asked()), pagers.opsgenie(closed())
-    assert opsgenie is not None
-    assert gone is not None
-    alert = json.loads(opsgenie.body)
-    assert (alert["alias"], len(alert["message"]) <= 130) == (ID, True)
-    assert gone.path == f"/v2/alerts/sha256%3A{'ab' * 32}/close?identifierType=alias"
-
-
 def test_a_way_back_that_fails_is_an_incident_of_its_own_and_presses() -> None:
-    failed = notices.rollback_failed(proposal(), why="gone", place=PLACE, round=0, now=NOW)
-    done = notices.rollback_done(proposal(), phase="rolled-back", place=PLACE, round=0, now=NOW)
+    failed = messages.rollback_failed(proposal(), why="gone", place=PLACE, round=0, now=NOW)
+    done = messages.rollback_done(proposal(), phase="rolled-back", place=PLACE, round=0, now=NOW)
     assert failed.severity is Severity.CRITICAL
     assert failed.subject == done.subject != ID
     assert (failed.standing, done.standing) == (Standing.OPEN, Standing.CLOSE)
 
 
 def test_alertmanager_gets_one_alert_that_ends_when_it_is_settled() -> None:
-    opened = alerts.alert(asked(), keep=timedelta(minutes=10), now=NOW)
-    late = alerts.alert(asked(now=NOW + timedelta(hours=23)), keep=timedelta(minutes=10), now=NOW)
-    ended = alerts.alert(closed(), keep=timedelta(minutes=10), now=NOW + timedelta(minutes=1))
+    opened = alertmanager.alert(asked(), keep=timedelta(minutes=10), now=NOW)
+    late = alertmanager.alert(
+        asked(now=NOW + timedelta(hours=23)), keep=timedelta(minutes=10), now=NOW
+    )
+    ended = alertmanager.alert(closed(), keep=timedelta(minutes=10), now=NOW + timedelta(minutes=1))
     assert opened is not None
     assert late is not None
     assert ended is not None
@@ -166,16 +145,16 @@ def test_alertmanager_gets_one_alert_that_ends_when_it_is_settled() -> None:
     ended_at = datetime.fromisoformat(last["endsAt"])
     assert ended_at < NOW + timedelta(minutes=1), "past by a clock that is behind, too"
     assert last["startsAt"] <= last["endsAt"]
-    told = notices.swapped(proposal(), place=PLACE, now=NOW)
-    assert alerts.alert(told, keep=timedelta(minutes=10), now=NOW) is None
+    told = messages.swapped(proposal(), place=PLACE, now=NOW)
+    assert alertmanager.alert(told, keep=timedelta(minutes=10), now=NOW) is None
 
 
 def test_a_webhook_is_signed_over_time_and_body() -> None:
-    call = hooks.request(asked())
-    headers = dict(hooks.signed(call.body, secret=b"key", now_s=1000))
-    assert re.fullmatch(r"v1=[0-9a-f]{64}", headers[hooks.SIGNATURE])
-    other = dict(hooks.signed(call.body, secret=b"key", now_s=1001))
-    assert other[hooks.SIGNATURE] != headers[hooks.SIGNATURE]
+    call = webhook.request(asked())
+    headers = dict(webhook.signed(call.body, secret=b"key", now_s=1000))
+    assert re.fullmatch(r"v1=[0-9a-f]{64}", headers[webhook.SIGNATURE])
+    other = dict(webhook.signed(call.body, secret=b"key", now_s=1001))
+    assert other[webhook.SIGNATURE] != headers[webhook.SIGNATURE]
     body = json.loads(call.body)
     assert body["version"] == 1
     known = {name: value for name, value in body.items() if name not in ("version", "facts")}

@@ -16,8 +16,7 @@ from tests.notify.heard import Ear, listening
 from tests.notify.test_arrivals import SECRET, TEAM, pressed
 from tests.standalone.local_world import KERNEL, WINNER, World
 
-from retuned.channels.incoming_slack import signature_of
-from retuned.channels.slack import APPROVE
+from retuned.notify.slack import APPROVE, signature_of
 from retuned.settings import Settings
 from retuned.standalone.context import RecordKind
 from retuned.standalone.notifications import channelled
@@ -39,7 +38,7 @@ def ear() -> Iterator[Ear]:
 
 
 def settings(world: World, ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    for name, text in (("A_HOOK", ear.url), ("A_SECRET", SECRET), ("A_KEY", "a-routing-key")):
+    for name, text in (("A_HOOK", ear.url), ("A_SECRET", SECRET), ("A_KEY", "a-webhook-secret")):
         monkeypatch.setenv(name, text)
     return Settings(
         state_dir=world.folder / "state",
@@ -47,8 +46,8 @@ def settings(world: World, ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Setting
         slack_signing_secret="env:A_SECRET",
         slack_team=TEAM,
         slack_users={"U2CERLKJA": "nobody"},
-        pagerduty_key="env:A_KEY",
-        pagerduty_url=ear.url,
+        webhook_secret="env:A_KEY",
+        webhook_url=ear.url,
         channels_listen="127.0.0.1:0",
         review_url="https://review.example/",
     )
@@ -101,10 +100,10 @@ def test_from_drift_to_a_message_a_word_a_swap_and_an_incident_that_resolves(
         id = propose(world)
         until(ear, 2)
         (message,) = said(ear, '"blocks"')
-        (incident,) = said(ear, '"trigger"')
-        assert incident["dedup_key"] == id
-        assert incident["payload"]["summary"] == message["blocks"][1]["text"]["text"]
-        assert incident["client_url"] == f"https://review.example/proposals/{id[7:]}"
+        (incident,) = said(ear, '"standing": "open"')
+        assert incident["subject"] == id
+        assert incident["summary"] == message["blocks"][1]["text"]["text"]
+        assert incident["review_url"] == f"https://review.example/proposals/{id[7:]}"
 
         assert press(world, place, message).status_code == 200
         (word,) = Approvals(world.store).decisions(id)
@@ -113,39 +112,38 @@ def test_from_drift_to_a_message_a_word_a_swap_and_an_incident_that_resolves(
             world.clock.advance(2.0)
             world.loop.turn()
         assert world.server.slots()[0].active == WINNER.digest
-        until(ear, 5)
-        (resolved,) = said(ear, '"resolve"')
-        assert resolved["dedup_key"] == id
-        assert "nobody" in resolved["payload"]["summary"]
+        until(ear, 6)
+        (resolved,) = said(ear, '"standing": "close"')
+        assert resolved["subject"] == id
+        assert "nobody" in resolved["summary"]
         assert len(said(ear, '"blocks"')) == 3, "asked, settled, swapped in"
 
         world.server.counts[KERNEL] = {
             "swapped_launches": 50, "shadow_checks": 9, "shadow_mismatches": 1,
         }  # fmt: skip
         world.loop.steer()
-        until(ear, 6)
+        until(ear, 8)
         assert "Rolled back (shadow-mismatch" in ear.took[-1].raw.decode()
-    for secret in (SECRET, "a-routing-key", ear.url):
+    for secret in (SECRET, "a-webhook-secret", ear.url):
         mine = "\n".join(r.getMessage() for r in caplog.records if r.name.startswith("retuned"))
         assert secret not in mine
 
 
-def test_what_was_not_said_before_a_restart_is_said_after_it_and_once(
+def test_what_was_not_sent_is_sent_on_the_next_pass_and_a_restart_repeats_it_once(
     world: World, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = settings(world, ear, monkeypatch)
     ear.answers = [(503, {}, b"")] * 2
     with channelled(wanted, clock=world.clock, telemetry=world.telemetry):
         propose(world)
-        until(ear, 2)
+        until(ear, 4)
     world.clock.advance(60.0)
     with channelled(wanted, clock=world.clock, telemetry=world.telemetry):
-        until(ear, 4)
-    world.clock.advance(3600.0)
-    with channelled(wanted, clock=world.clock, telemetry=world.telemetry):
-        pass
-    assert len(said(ear, '"trigger"')) == 2, "one was refused, one was taken"
-    assert len(said(ear, '"blocks"')) == 2
+        until(ear, 6)
+    incidents = said(ear, '"standing": "open"')
+    assert len(incidents) == 3, "one was refused, one was taken, one repeated"
+    assert len({each["key"] for each in incidents}) == 1
+    assert len(said(ear, '"blocks"')) == 3
 
 
 def test_a_proposal_that_nobody_answers_is_said_to_expire_and_then_to_have(
@@ -157,15 +155,15 @@ def test_a_proposal_that_nobody_answers_is_said_to_expire_and_then_to_have(
         until(ear, 2)
         world.clock.advance(timedelta(hours=23).total_seconds())
         until(ear, 4)
-        assert [each["payload"]["class"] for each in said(ear, '"trigger"')] == [
+        assert [each["event"] for each in said(ear, '"standing": "open"')] == [
             "awaiting-approval",
             "expiring",
         ]
         world.clock.advance(timedelta(hours=2).total_seconds())
         world.loop.steer()
         until(ear, 6)
-        (resolved,) = said(ear, '"resolve"')
-        assert (resolved["dedup_key"], "expired" in resolved["payload"]["summary"]) == (id, True)
+        (resolved,) = said(ear, '"standing": "close"')
+        assert (resolved["subject"], "expired" in resolved["summary"]) == (id, True)
 
 
 def test_with_every_channel_away_the_loop_goes_on(

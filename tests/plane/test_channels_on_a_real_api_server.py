@@ -22,8 +22,8 @@ from tests.plane.control_plane import ControlPlane
 from tests.plane.reviewing import OPERATOR, Place, reviewed, watched
 from tests.plane.servers import eventually, refusal
 
-from retuned.channels.slack import APPROVE
 from retuned.clock import SystemClock
+from retuned.notify.slack import APPROVE
 from retuned.telemetry import Exporter
 from retuned.telemetry.prometheus import FakeTelemetry
 from retuned_operator.controllers.caches import StoreCaches

@@ -33,7 +33,7 @@ _FORBIDDEN = (
     *("typer", "pydantic_settings", "asyncio", "apscheduler", "opentelemetry", "cryptography"),
     *("jinja2", "ml_dtypes", "numpy.ma", "numpy.random"),
     *("retuned.catalog", "retuned.lab", "retuned.lifting", "retuned.cli.commands"),
-    *("retuned.channels", "retuned.standalone", "retuned.review", "retuned.demo"),
+    *("retuned.notify", "retuned.standalone", "retuned.review", "retuned.demo"),
 )
 """What a sidecar does not load at its start: of the last rows some come with the work that needs
 them, and none costs a server that has no such work its memory."""

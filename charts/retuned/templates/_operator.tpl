@@ -96,8 +96,6 @@
   "slackWebhook" .slack.webhookKey
   "slackToken" .slack.tokenKey
   "slackSigningSecret" .slack.signingSecretKey
-  "pagerdutyKey" .pagerduty.key
-  "opsgenieKey" .opsgenie.key
   "alertmanagerToken" .alertmanager.tokenKey
   "alertmanagerWebhookToken" .alertmanager.webhookTokenKey
   "webhookSecret" .webhook.secretKey
@@ -109,8 +107,6 @@
   "slackChannel" .slack.channel
   "slackTeam" .slack.team
   "slackPeople" .slack.people
-  "pagerdutyUrl" .pagerduty.url
-  "opsgenieUrl" .opsgenie.url
   "alertmanagerUrl" .alertmanager.url
   "alertmanagerPauseSeconds" (int .alertmanager.pauseSeconds)
   "webhookUrl" .webhook.url

@@ -85,7 +85,7 @@ def check_input(settings: Settings) -> None:
     UnreadableInput
         If a policy, a definition or a secret cannot be read.
     """
-    from retuned.channels.configuring import incoming_of, sinks_of
+    from retuned.notify.settings import incoming_of, sinks_of
     from retuned.review.server import place_of
 
     if settings.review:

@@ -1,9 +1,7 @@
-"""What channels are to say of this machine's proposals, read from the store at each look.
+"""Notifications about proposals of one machine, read from the store at each pass.
 
-Level-triggered: what is asked for now is open, what is open and not asked for any more is closed,
-and each is kept once under its key. A daemon that was away says what still holds, and nothing else.
-
-Channels of the daemon on one machine: what is said of proposals, and who may answer.
+Level-triggered: a proposal that waits for approvals is open, one that was open and no longer waits
+is closed. The sender sends each once. After a restart the daemon reports only what still holds.
 """
 
 from __future__ import annotations
@@ -14,18 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
-from retuned.channels import incoming_alerts, notices
-from retuned.channels.app import Arrivals
-from retuned.channels.configuring import incoming_of, sinks_of
-from retuned.channels.delivering import say
-from retuned.channels.incoming_alerts import Alert
-from retuned.channels.incoming_slack import Pressed
-from retuned.channels.notices import Place
-from retuned.channels.outbox import Outbox
-from retuned.channels.records import Notice
-from retuned.channels.running import Channels
-from retuned.channels.sinks import Sink
 from retuned.errors import Refused, UnreadableInput
+from retuned.notify import inbound, messages
+from retuned.notify.inbound import Alert, Arrivals, UsedTokens
+from retuned.notify.messages import Notice, Place
+from retuned.notify.sender import Sender
+from retuned.notify.settings import incoming_of, sinks_of
+from retuned.notify.slack import Pressed
 from retuned.ports import Clock, Event, Store, Stored, Telemetry
 from retuned.report.proposal_text import DECIDED, meaning
 from retuned.review.server import PageServer, place_of
@@ -41,41 +34,36 @@ from retuned.telemetry.spans import NoSpans
 
 log = logging.getLogger(__name__)
 
+_EVERY_S = 1.0
 _NEWEST = 50
 """Swaps and ways back that are looked at, the newest."""
-_FAILURE = notices.failure_of("")
+_FAILURE = messages.failure_of("")
 
 
-def look(
-    store: Store, outbox: Outbox, sinks: Sequence[Sink], *, place: Place, now: datetime
-) -> int:
-    """Put what there is to say into the outbox; return how many messages are new."""
-    return sum(say(outbox, notice, sinks, now=now) for notice in _all(store, outbox, place, now))
-
-
-def _all(store: Store, outbox: Outbox, place: Place, now: datetime) -> Iterator[Notice]:
-    yield from _closed(store, outbox, place, now)
+def notices_of(store: Store, sender: Sender, place: Place, now: datetime) -> Iterator[Notice]:
+    """Yield the notices that hold now, those that close something first."""
+    yield from _closed(store, sender, place, now)
     for stored in store.list(RecordKind.PROPOSAL, phase="awaiting"):
-        notice = _asked(store, outbox, stored, place, now)
+        notice = _asked(store, sender, stored, place, now)
         if notice is not None:
             yield notice
     for stored in store.list(RecordKind.PROPOSAL, phase="rollback-failed"):
-        subject = notices.failure_of(stored.id)
+        subject = messages.failure_of(stored.id)
         try:
-            yield notices.rollback_failed(
+            yield messages.rollback_failed(
                 read_proposal(stored),
                 why=_why(_events(store, stored.id), "rollback-failed"),
                 place=place,
-                round=outbox.rounds(subject),
+                round=sender.rounds(subject),
                 now=now,
             )
         except UnreadableInput as error:
             log.error("%s", error)
-    yield from _happened(store, outbox, place, now)
+    yield from _happened(store, sender, place, now)
 
 
 def _asked(
-    store: Store, outbox: Outbox, stored: Stored, place: Place, now: datetime
+    store: Store, sender: Sender, stored: Stored, place: Place, now: datetime
 ) -> Notice | None:
     try:
         proposal, gate = read_proposal(stored), gate_of(store, stored.id)
@@ -84,13 +72,13 @@ def _asked(
         return None
     if gate is None:
         return None
-    rounds = outbox.rounds(stored.id)
-    return notices.awaiting(proposal, gate, place=place, round=rounds, now=now)
+    rounds = sender.rounds(stored.id)
+    return messages.awaiting(proposal, gate, place=place, round=rounds, now=now)
 
 
-def _closed(store: Store, outbox: Outbox, place: Place, now: datetime) -> Iterator[Notice]:
+def _closed(store: Store, sender: Sender, place: Place, now: datetime) -> Iterator[Notice]:
     """Close what is open and asked for no more."""
-    for subject in outbox.opened():
+    for subject in sender.opened():
         failure = subject.endswith(_FAILURE)
         id = subject.removesuffix(_FAILURE) if failure else subject
         stored = store.get(RecordKind.PROPOSAL, id)
@@ -101,21 +89,21 @@ def _closed(store: Store, outbox: Outbox, place: Place, now: datetime) -> Iterat
         except UnreadableInput as error:
             log.error("%s", error)
             continue
-        rounds = outbox.rounds(subject)
+        rounds = sender.rounds(subject)
         if failure:
-            yield notices.rollback_done(
+            yield messages.rollback_done(
                 proposal, phase=stored.phase, place=place, round=rounds, now=now
             )
         else:
             by = _by(_events(store, id))
-            yield notices.settled(
+            yield messages.settled(
                 proposal, phase=stored.phase, by=by, place=place, round=rounds, now=now
             )
 
 
-def _happened(store: Store, outbox: Outbox, place: Place, now: datetime) -> Iterator[Notice]:
+def _happened(store: Store, sender: Sender, place: Place, now: datetime) -> Iterator[Notice]:
     """Say what servers run, and run no more, since there are channels."""
-    begun = outbox.begun()
+    begun = sender.begun
     newest = store.page(RecordKind.PROPOSAL, phases=("watching", "rolled-back"), limit=_NEWEST)
     for stored in newest:
         if stored.updated_at < begun:
@@ -126,10 +114,10 @@ def _happened(store: Store, outbox: Outbox, place: Place, now: datetime) -> Iter
             log.error("%s", error)
             continue
         if stored.phase == "watching":
-            yield notices.swapped(proposal, place=place, now=now)
+            yield messages.swapped(proposal, place=place, now=now)
             continue
         alarms = [event for event in _events(store, stored.id) if event.what == "alarm"]
-        yield notices.rolled_back(
+        yield messages.rolled_back(
             proposal,
             why=_why(alarms, "alarm"),
             number=len(alarms),
@@ -179,7 +167,7 @@ class LocalWords:
         store: Store,
         *,
         clock: Clock,
-        replays: Outbox,
+        replays: UsedTokens,
         group_map: dict[str, str],
         pause: timedelta,
     ) -> None:
@@ -221,7 +209,7 @@ class LocalWords:
 
     def _hear(self, alert: Alert) -> None:
         now, approvals = self._clock.now(), Approvals(self._store)
-        meant = incoming_alerts.meaning(
+        meant = inbound.meaning(
             alert, standing=approvals.freezes(now=now), pause=self._pause, now=now
         )
         if meant.freeze is not None and approvals.freeze(meant.freeze):
@@ -238,7 +226,7 @@ class LocalWords:
                     id=meant.proposal,
                     what=f"alert-{alert.status}",
                     who="alertmanager",
-                    detail=incoming_alerts.detail(alert),
+                    detail=inbound.detail(alert),
                 )
             )
 
@@ -261,7 +249,7 @@ def channelled(settings: Settings, *, clock: Clock, telemetry: Telemetry) -> Ite
     UsageError
         If a channel is half set.
     UnreadableInput
-        If a secret or the outbox cannot be read.
+        If a secret cannot be read.
     TemporaryError
         If the address is taken.
     """
@@ -270,35 +258,28 @@ def channelled(settings: Settings, *, clock: Clock, telemetry: Telemetry) -> Ite
         yield ""
         return
     store = SqliteStore(settings.state_dir, clock=clock)
-    outbox = Outbox(settings.state_dir, now=clock.now())
-    place = place_for(settings)
-    channels = Channels(
-        outbox,
-        sinks,
-        say=lambda now: look(store, outbox, sinks, place=place, now=now),
-        clock=clock,
-        telemetry=telemetry,
-    )
+    place, used = place_for(settings), UsedTokens(since=clock.now())
+    sender = Sender(sinks, clock=clock, telemetry=telemetry)
     server = None
     if incoming is not None:
         words = LocalWords(
             store,
             clock=clock,
-            replays=outbox,
+            replays=used,
             group_map=dict(settings.group_map),
             pause=timedelta(seconds=settings.alertmanager_pause_s),
         )
-        arrivals = Arrivals(words, incoming, replays=outbox, clock=clock, telemetry=telemetry)
+        arrivals = Arrivals(words, incoming, replays=used, clock=clock, telemetry=telemetry)
         server = _listening(settings, arrivals)
     try:
-        channels.start()
+        if sinks:
+            sender.start(lambda now: notices_of(store, sender, place, now), every_s=_EVERY_S)
         yield f"{settings.channels_listen.rpartition(':')[0]}:{server.port}" if server else ""
     finally:
         if server is not None:
             server.stop()
-        channels.stop()
+        sender.stop()
         store.close()
-        outbox.close()
 
 
 def place_for(settings: Settings) -> Place:

@@ -258,7 +258,7 @@ WATCHED: tuple[Metric, ...] = (
     ),
 )
 
-SINKS = ("slack", "pagerduty", "opsgenie", "alertmanager", "webhook")
+SINKS = ("slack", "alertmanager", "webhook")
 """Channels that messages go to."""
 
 _TOLD = MetricSection(Stage.GATE, JUDGES)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -17,10 +18,10 @@ from tests.notify.test_arrivals import SECRET, TEAM, Http, pressed
 from tests.operators.kubectl.conftest import PEOPLE, ROLES, Cluster
 from tests.operators.review.conftest import ACCOUNT, Looking
 
-from retuned.channels.incoming_slack import signature_of
-from retuned.channels.slack import APPROVE, REJECT
 from retuned.clock import FakeClock
 from retuned.errors import TemporaryError, UsageError
+from retuned.notify.sender import Sender
+from retuned.notify.slack import APPROVE, REJECT, signature_of
 from retuned.ports import Clock
 from retuned.telemetry import Exporter
 from retuned.telemetry.prometheus import FakeTelemetry
@@ -45,7 +46,7 @@ SLACK_PEOPLE = {
 
 def settings_of(folder: Path, ear: Ear, **changes: Any) -> ChannelSettings:
     """Return channels that tell an ear, with their secrets in a folder."""
-    secrets = {"hook": ear.url, "signing": SECRET, "routing": "a-routing-key", "alerts": TOKEN}
+    secrets = {"hook": ear.url, "signing": SECRET, "hooked": "a-webhook-secret", "alerts": TOKEN}
     for name, text in secrets.items():
         (folder / name).write_text(text)
     given = {
@@ -53,8 +54,8 @@ def settings_of(folder: Path, ear: Ear, **changes: Any) -> ChannelSettings:
         "slackSigningSecret": str(folder / "signing"),
         "slackTeam": TEAM,
         "slackPeople": SLACK_PEOPLE,
-        "pagerdutyKey": str(folder / "routing"),
-        "pagerdutyUrl": ear.url,
+        "webhookSecret": str(folder / "hooked"),
+        "webhookUrl": ear.url,
         "alertmanagerWebhookToken": str(folder / "alerts"),
         "reviewUrl": "https://tuning.example.com/",
     }
@@ -62,11 +63,14 @@ def settings_of(folder: Path, ear: Ear, **changes: Any) -> ChannelSettings:
 
 
 def hearing(channels: ClusterChannels) -> Http:
-    """Begin; the threads do nothing, `look` is called by the test."""
-    app = channels.start()
+    """Begin without a thread: the test calls `look`."""
+
+    def start(self: Any, notices: Any, *, every_s: float) -> None:
+        self.notices = notices
+
+    with patch.object(Sender, "start", start):
+        app = channels.start()
     assert app is not None
-    assert channels._running is not None
-    channels._running.stop()
     return Http(app)
 
 
@@ -88,7 +92,6 @@ class Site:
         """Return an operator's channels that nobody has begun."""
         return ClusterChannels(
             self.settings(**changes),
-            folder=self.folder / "state",
             api=self.fake.api("operator"),
             own=self.fake.api("operator"),
             caches=Looking(self.fake),
@@ -133,8 +136,8 @@ class Site:
 
 
 def look(channels: ClusterChannels) -> None:
-    assert channels._running is not None
-    channels._running.look()
+    sender: Any = channels._sender
+    sender.run_pass(sender.notices)
 
 
 def said(ear: Ear, word: str) -> list[Any]:
@@ -196,16 +199,16 @@ def test_a_proposal_is_told_once_settled_and_told_to_run_with_links_and_commands
     for _ in range(3):
         look(channels)
     (message,) = said(site.ear, '"blocks"')
-    (incident,) = said(site.ear, '"trigger"')
-    assert incident["dedup_key"] == KEY
-    assert incident["client_url"] == f"https://tuning.example.com/proposals/{KEY}"
+    (incident,) = said(site.ear, '"standing": "open"')
+    assert incident["subject"] == KEY
+    assert incident["review_url"] == f"https://tuning.example.com/proposals/{KEY}"
     assert f"kubectl retuned approve {KEY} --digest sha256:" in json.dumps(message)
-    assert "group gpu-platform or group sre-oncall" in incident["payload"]["summary"]
+    assert "group gpu-platform or group sre-oncall" in incident["summary"]
     site.move("Watching")
     for _ in range(3):
         look(channels)
-    (resolved,) = said(site.ear, '"resolve"')
-    assert resolved["dedup_key"] == KEY
+    (resolved,) = said(site.ear, '"standing": "close"')
+    assert resolved["subject"] == KEY
     assert len(said(site.ear, '"blocks"')) == 3, "asked, settled, swapped in"
     site.move("RollingBack")
     site.move("RolledBack", reason="shadow-mismatch")
@@ -217,13 +220,13 @@ def test_a_way_back_that_fails_is_an_incident_of_its_own_that_ends_with_it(site:
     site.cluster.proposal(None, phase="RollbackFailed", status={"reason": "pod-silent"})
     channels, _ = site.begun()
     look(channels)
-    (incident,) = said(site.ear, '"trigger"')
-    assert incident["dedup_key"] == f"{KEY}/rollback"
-    assert incident["payload"]["severity"] == "critical"
+    (incident,) = said(site.ear, '"standing": "open"')
+    assert incident["subject"] == f"{KEY}/rollback"
+    assert incident["severity"] == "critical"
     site.move("RolledBack")
     look(channels)
-    (resolved,) = said(site.ear, '"resolve"')
-    assert resolved["dedup_key"] == f"{KEY}/rollback"
+    (resolved,) = said(site.ear, '"standing": "close"')
+    assert resolved["subject"] == f"{KEY}/rollback"
 
 
 def test_an_incident_whose_proposal_is_deleted_ends(site: Site) -> None:
@@ -232,8 +235,8 @@ def test_an_incident_whose_proposal_is_deleted_ends(site: Site) -> None:
     look(channels)
     site.fake.api().delete(PROPOSALS, KEY.partition("/")[2], namespace="serving")
     look(channels)
-    (resolved,) = said(site.ear, '"resolve"')
-    assert "the proposal is gone" in resolved["payload"]["summary"]
+    (resolved,) = said(site.ear, '"standing": "close"')
+    assert "the proposal is gone" in resolved["summary"]
 
 
 def test_what_is_not_known_of_the_cluster_closes_nothing(site: Site) -> None:
@@ -251,14 +254,14 @@ def test_what_is_not_known_of_the_cluster_closes_nothing(site: Site) -> None:
         def get(self, *_: object) -> None:
             return None
 
-    outbox = channels._outbox
-    assert outbox is not None
-    telling = ProposalNotifier(Silent(site.fake), outbox, channels._sinks, place=place_of(""))
-    assert telling.look(site.clock.now()) == 0
-    assert outbox.opened() == [KEY]
+    sender = channels._sender
+    assert sender is not None
+    notifier = ProposalNotifier(Silent(site.fake), sender, place=place_of(""))
+    assert list(notifier.notices(site.clock.now())) == []
+    assert sender.opened() == [KEY]
 
 
-def test_the_next_leader_sends_what_was_not_sent_and_nothing_twice(site: Site) -> None:
+def test_the_next_leader_sends_what_was_not_sent_and_repeats_the_rest_once(site: Site) -> None:
     site.cluster.proposal(site.cluster.policy())
     site.ear.answers = [(503, {}, b"")] * 1
     first, _ = site.begun()
@@ -273,9 +276,9 @@ def test_the_next_leader_sends_what_was_not_sent_and_nothing_twice(site: Site) -
     second, _ = site.begun()
     for _ in range(3):
         look(second)
-    assert len(said(site.ear, '"blocks"')) + len(said(site.ear, '"trigger"')) == 3
+    assert len(said(site.ear, '"blocks"')) + len(said(site.ear, '"standing": "open"')) == 4
     sent = site.telemetry.total("retuned_channel_messages_total", outcome="sent")
-    assert (len(site.ear.took), sent) == (3, 2.0), "one was refused, each was taken once"
+    assert (len(site.ear.took), sent) == (4, 3.0), "one was refused, one is repeated"
 
 
 def test_a_word_in_slack_is_written_in_the_persons_own_name(site: Site) -> None:
@@ -376,7 +379,7 @@ def test_an_api_server_that_is_away_lets_slack_say_it_again(
         ({"slackTeam": ""}, "slack_team"),
         ({"slackPeople": {"U1": {"user": "system:admin"}}}, "system:"),
         ({"slackPeople": {"u1": {"user": "ada"}}}, "slackPeople"),
-        ({"webhookUrl": "https://ours.example"}, "webhook_secret"),
+        ({"webhookUrl": ""}, "webhook_secret"),
         ({"pagerDuty": "x"}, "pagerDuty"),
         ({"alertmanagerPauseSeconds": 5}, "alertmanagerPauseSeconds"),
     ],

@@ -10,9 +10,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from dataclasses import dataclass
+from datetime import datetime
 
-from retuned.channels.records import Call, Notice
 from retuned.errors import Refused
+from retuned.notify.http import Answer, Post, Secret, send
+from retuned.notify.messages import Call, Notice
 
 MAX_AGE_S = 300
 """How far a request's time may be from now, seconds."""
@@ -80,3 +83,24 @@ def refused(code: str, text: str) -> Refused:
     error = Refused(text)
     error.code = code
     return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    """An address of the user's own; requests are signed."""
+
+    url: str
+    secret: Secret
+    sender: Post = send
+    name: str = "webhook"
+    again_s: float | None = None
+
+    def takes(self, notice: Notice) -> bool:
+        """Whether it says this: everything."""
+        return True
+
+    def send(self, notice: Notice, *, now: datetime) -> Answer:
+        """Post it, signed at this moment."""
+        call = request(notice)
+        proof = signed(call.body, secret=self.secret().encode(), now_s=int(now.timestamp()))
+        return self.sender(self.url, call, headers=proof)

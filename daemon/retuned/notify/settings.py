@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from retuned.channels.secrets import read_secret
-from retuned.channels.sinks import (
-    Alertmanager,
-    Hook,
-    Opsgenie,
-    PagerDuty,
-    Secret,
-    Sink,
-    SlackBot,
-    SlackHook,
-)
-from retuned.errors import UsageError
+from retuned.errors import UnreadableInput, UsageError
+from retuned.files import read_plain
+from retuned.notify.alertmanager import Alertmanager
+from retuned.notify.http import Secret, Sink
+from retuned.notify.slack import SlackBot, SlackHook
+from retuned.notify.webhook import Hook
 from retuned.urls import check_url
+
+_VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]{0,127})")
+_MAX_BYTES = 8192
+
+
+def read_secret(reference: str, *, what: str) -> str:
+    """Return a secret, read anew each time: files of secrets are exchanged while we run.
+
+    Parameters
+    ----------
+    reference
+        Path of a file, or ``env:NAME``.
+    what
+        Which setting names it, for messages.
+
+    Raises
+    ------
+    UnreadableInput
+        If there is none, or it holds what no secret holds.
+    """
+    found = _VARIABLE.fullmatch(reference)
+    if found is not None:
+        text = os.environ.get(found[1], "")
+        where = f"{what}: variable {found[1]}"
+    else:
+        where = f"{what}: {reference}"
+        try:
+            data = read_plain(Path(reference).expanduser(), max_bytes=_MAX_BYTES)
+        except (OSError, ValueError) as error:
+            said = getattr(error, "strerror", None) or "no path"
+            raise UnreadableInput(
+                "no-secret", where=where, message=f"cannot be read: {said}"
+            ) from error
+        text = (data or b"").decode("ascii", "replace")
+    text = text.strip()
+    if not text or not text.isascii() or not text.isprintable():
+        message = "holds nothing, or characters that no secret has"
+        raise UnreadableInput("no-secret", where=where, message=message)
+    return text
 
 
 class Chosen(Protocol):
@@ -52,26 +88,6 @@ class Chosen(Protocol):
     @property
     def slack_users(self) -> Mapping[str, str]:
         """Our users by Slack's ids."""
-        ...
-
-    @property
-    def pagerduty_key(self) -> str:
-        """Integration key, by reference."""
-        ...
-
-    @property
-    def pagerduty_url(self) -> str:
-        """Address of PagerDuty."""
-        ...
-
-    @property
-    def opsgenie_key(self) -> str:
-        """Integration key, by reference."""
-        ...
-
-    @property
-    def opsgenie_url(self) -> str:
-        """Address of Opsgenie."""
         ...
 
     @property
@@ -131,8 +147,6 @@ def sinks_of(settings: Chosen) -> tuple[Sink, ...]:
     """
     found = [
         _slack(settings),
-        _pagerduty(settings),
-        _opsgenie(settings),
         _alertmanager(settings),
         _hook(settings),
     ]
@@ -203,22 +217,6 @@ def _slack(settings: Chosen) -> Sink | None:
     if token is not None:
         return SlackBot(token=token, channel=settings.slack_channel, buttons=buttons)
     return None
-
-
-def _pagerduty(settings: Chosen) -> Sink | None:
-    key = _secret(settings, "pagerduty_key")
-    if key is None:
-        return None
-    check_url(settings.pagerduty_url, what="pagerduty_url", secret=True)
-    return PagerDuty(key=key, url=settings.pagerduty_url)
-
-
-def _opsgenie(settings: Chosen) -> Sink | None:
-    key = _secret(settings, "opsgenie_key")
-    if key is None:
-        return None
-    check_url(settings.opsgenie_url, what="opsgenie_url", secret=True)
-    return Opsgenie(key=key, url=settings.opsgenie_url)
 
 
 def _alertmanager(settings: Chosen) -> Sink | None:

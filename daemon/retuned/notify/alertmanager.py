@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from retuned.channels.records import Call, Event, Notice, Standing
+from retuned.notify.http import Answer, Post, Secret, bearer, send
+from retuned.notify.messages import Call, Event, Notice, Standing
 
 NAMES = {
     Event.AWAITING: "RetunedSwapAwaitingApproval",
@@ -66,3 +68,28 @@ def _extra(notice: Notice) -> list[tuple[str, str]]:
         ("reject_command", notice.reject_command),
     ]
     return [(name, text) for name, text in found if text]
+
+
+_STANDS = timedelta(minutes=10)
+_SAID_AGAIN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alertmanager:
+    """Alertmanager's API v2. It forgets what is not said again, so what is open is."""
+
+    url: str
+    token: Secret | None = None
+    sender: Post = send
+    name: str = "alertmanager"
+    again_s: float | None = _SAID_AGAIN_S
+
+    def takes(self, notice: Notice) -> bool:
+        """Whether it opens or closes an alert."""
+        return notice.event in NAMES
+
+    def send(self, notice: Notice, *, now: datetime) -> Answer:
+        """Raise or resolve."""
+        headers = bearer(self.token()) if self.token is not None else ()
+        call = alert(notice, keep=_STANDS, now=now)
+        return Answer(taken=True) if call is None else self.sender(self.url, call, headers=headers)

@@ -11,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
 
 import httpx
 
-from retuned.channels.records import Call
+from retuned.notify.messages import Call, Notice
 
 WITHIN_S = 10.0
 """A message is sent and answered within so long, or counts as not taken."""
@@ -130,3 +133,43 @@ def _pause(text: str) -> float:
 def _shown(body: bytes) -> str:
     text = " ".join(body[:_SHOWN].decode("utf-8", "replace").split())
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+Secret = Callable[[], str]
+"""Reads a secret; see `read_secret`."""
+Post = Callable[..., Answer]
+"""`send`, or a test's."""
+
+
+class Sink(Protocol):
+    """One channel."""
+
+    @property
+    def name(self) -> str:
+        """Name in metrics and logs."""
+        ...
+
+    @property
+    def again_s(self) -> float | None:
+        """How often something open is said again, seconds; None says it once."""
+        ...
+
+    def takes(self, notice: Notice) -> bool:
+        """Whether this channel says such things."""
+        ...
+
+    def send(self, notice: Notice, *, now: datetime) -> Answer:
+        """Say it, once.
+
+        Raises
+        ------
+        UnreadableInput
+            If a secret cannot be read.
+        UsageError
+            If the address is none.
+        """
+        ...
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
