@@ -238,7 +238,7 @@ def test_in_any_order_a_channel_closes_what_it_opened_and_ends_with_what_holds(
         def send(self, notice: Notice, *, now: object) -> Answer:
             if not self.fails and notice.standing != "tell":
                 seen.append(str(notice.standing))
-            return Answer(taken=not self.fails, again=True)
+            return Answer(taken=not self.fails)
 
     sink = Remembering()
     one = made(clock, sink)

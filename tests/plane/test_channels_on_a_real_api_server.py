@@ -76,7 +76,6 @@ def there(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iter
     ):
         channels = ClusterChannels(
             settings_of(folder, ear, slackPeople=SLACK_PEOPLE | {"U0LEAD": LEAD}),
-            folder=folder / "state",
             api=place.page,
             own=place.page,
             caches=caches,

@@ -1,4 +1,4 @@
-"""A notice as an alert for Alertmanager's API v2, for a machine that no Prometheus looks at."""
+"""Alerts for Alertmanager's API v2, for machines whose metrics no Prometheus reads."""
 
 from __future__ import annotations
 
@@ -16,22 +16,13 @@ NAMES = {
     Event.ROLLBACK_FAILED: "RetunedSwapRollbackFailed",
     Event.ROLLBACK_DONE: "RetunedSwapRollbackFailed",
 }
-"""Alerts by event, called as those that a Prometheus raises from `dashboards/rules`; what is only
-told is none."""
+"""Alerts by event, named as those of `dashboards/rules`."""
 _SKEW = timedelta(seconds=30)
-"""An end that is not past by Alertmanager's own clock would not end an alert that was to stand."""
+"""Difference of clocks: an end must be past by Alertmanager's clock too."""
 
 
 def alert(notice: Notice, *, keep: timedelta, now: datetime) -> Call | None:
-    """Return the request; None where nothing opens or closes.
-
-    Parameters
-    ----------
-    keep
-        How long it stands if it is not said again; the sender says it again sooner.
-    now
-        When it is sent.
-    """
+    """Return the request; None if nothing opens or closes. The alert ends after `keep`."""
     name = NAMES.get(notice.event)
     if name is None:
         return None
@@ -57,7 +48,7 @@ def alert(notice: Notice, *, keep: timedelta, now: datetime) -> Call | None:
 
 
 def _severity(name: str) -> str:
-    """Return it by name and not by event: labels that change would be another alert."""
+    """By name, not event: other labels would be another alert."""
     return "critical" if name == "RetunedSwapRollbackFailed" else "info"
 
 
@@ -76,7 +67,7 @@ _SAID_AGAIN_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alertmanager:
-    """Alertmanager's API v2. It forgets what is not said again, so what is open is."""
+    """Alertmanager's API v2; open alerts are repeated because it forgets them."""
 
     url: str
     token: Secret | None = None
@@ -85,11 +76,9 @@ class Alertmanager:
     again_s: float | None = _SAID_AGAIN_S
 
     def takes(self, notice: Notice) -> bool:
-        """Whether it opens or closes an alert."""
         return notice.event in NAMES
 
     def send(self, notice: Notice, *, now: datetime) -> Answer:
-        """Raise or resolve."""
         headers = bearer(self.token()) if self.token is not None else ()
         call = alert(notice, keep=_STANDS, now=now)
         return Answer(taken=True) if call is None else self.sender(self.url, call, headers=headers)

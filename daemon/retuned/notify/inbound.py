@@ -44,7 +44,7 @@ _Labels = Annotated[dict[Annotated[str, Field(max_length=200)], _Text], Field(ma
 
 
 class Alert(BaseModel):
-    """One alert; what else is said of it is left aside."""
+    """One alert; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -56,23 +56,21 @@ class Alert(BaseModel):
 
     @property
     def stop(self) -> str:
-        """Beginning of the names of the freezes that stand for this alert."""
+        """Prefix of the names of this alert's freezes."""
         return f"{_PREFIX}{self.fingerprint}-{int(self.startsAt.timestamp())}-"
 
     @property
     def once(self) -> str:
-        """What makes a line about it one."""
+        """Key under which it is recorded once."""
         text = f"{self.fingerprint} {self.startsAt.isoformat()} {self.status}"
         return "alert:" + hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def pauses(self) -> bool:
-        """Whether it stops tuning."""
         return self.labels.get(PAUSE) == "true"
 
     @property
     def said(self) -> str:
-        """What it says, in one line."""
         text = self.annotations.get("summary") or self.labels.get("alertname") or "an alert"
         return clean(text)[:500]
 
@@ -86,18 +84,16 @@ class _Payload(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meant:
-    """What is done about an alert."""
+    """Action for an alert."""
 
     freeze: TuningFreeze | None = None
-    """Stop sign to set; None sets none."""
     thaw: tuple[str, ...] = ()
-    """Stop signs to lift."""
     proposal: str = ""
-    """Proposal with which it is written down; empty with none."""
+    """Proposal whose history records it; may be empty."""
 
 
 def prove(headers: Mapping[str, str], *, token: str) -> None:
-    """Check that the sender knows the token.
+    """Check the bearer token in constant time.
 
     Raises
     ------
@@ -117,7 +113,7 @@ def read(body: bytes) -> tuple[Alert, ...]:
     Raises
     ------
     UnreadableInput
-        If it is none of version 4.
+        If it is not of version 4.
     """
     try:
         return _Payload.model_validate(json.loads(body)).alerts
@@ -133,14 +129,9 @@ def read(body: bytes) -> tuple[Alert, ...]:
 def meaning(
     alert: Alert, *, standing: tuple[TuningFreeze, ...], pause: timedelta, now: datetime
 ) -> Meant:
-    """Say what an alert means now.
+    """Return the action for an alert.
 
-    Parameters
-    ----------
-    standing
-        Stop signs that stand.
-    pause
-        How long tuning stops unless the alert is said again.
+    `standing` are the active freezes; `pause` limits a freeze whose alert is not repeated.
     """
     proposal = alert.labels.get("proposal", "")[:256]
     if not alert.pauses:
@@ -163,7 +154,7 @@ def meaning(
 
 
 def _scope(alert: Alert) -> FreezeScope:
-    """Return what the alert names; what is no name stops everything."""
+    """Return the scope from its labels; an invalid name freezes everything."""
     try:
         return FreezeScope.model_validate(
             {
@@ -176,7 +167,6 @@ def _scope(alert: Alert) -> FreezeScope:
 
 
 def detail(alert: Alert) -> dict[str, Any]:
-    """Return what is written down of an alert."""
     name = clean(alert.labels.get("alertname", ""))[:200]
     return {"alert": name, "summary": alert.said, "fingerprint": alert.fingerprint}
 
@@ -198,29 +188,13 @@ _STATUS = {
 
 
 class Words(Protocol):
-    """What is done with words that are proven."""
+    """Actions of verified requests; both raise `RetunedError` if they cannot be stored now."""
 
     def decide(self, pressed: Pressed) -> str:
-        """Give a person's word, and return what there is to say of it.
-
-        Raises
-        ------
-        Refused
-            If it would be none, or there is nothing to say it of.
-        RetunedError
-            If it cannot be kept now.
-        """
+        """Record a person's decision and return the answer; raises `Refused` if it cannot count."""
         ...
 
-    def heard(self, alerts: Sequence[Alert]) -> None:
-        """Stop, go on, or write down.
-
-        Raises
-        ------
-        RetunedError
-            If it cannot be kept now.
-        """
-        ...
+    def heard(self, alerts: Sequence[Alert]) -> None: ...
 
 
 class Replays(Protocol):
@@ -229,29 +203,11 @@ class Replays(Protocol):
     @property
     def since(self) -> datetime: ...
 
-    def use(self, token: str, *, until: datetime, now: datetime) -> bool:
-        """Note that something was used; False where it was before."""
-        ...
+    def use(self, token: str, *, until: datetime, now: datetime) -> bool: ...
 
 
 class Arrivals:
-    """The requests.
-
-    Parameters
-    ----------
-    words
-        What is done.
-    incoming
-        What is heard, and from whom.
-    replays
-        What was used before.
-    clock
-        Time.
-    telemetry
-        Counts what came.
-    reply
-        Sends Slack's answers; a test's own.
-    """
+    """The HTTP handlers; `reply` sends answers to Slack."""
 
     def __init__(
         self,
@@ -357,7 +313,7 @@ class Arrivals:
 
 
 def _headers(request: Request, *names: str) -> dict[str, str]:
-    """Return headers that came once; one that came twice is none."""
+    """Return headers that occur exactly once."""
     found = {name: request.headers.getlist(name) for name in names}
     return {name: values[0] for name, values in found.items() if len(values) == 1}
 
@@ -380,7 +336,7 @@ class UsedTokens:
         self._lock = threading.Lock()
 
     def use(self, token: str, *, until: datetime, now: datetime) -> bool:
-        """Note that something was used; False where it was before."""
+        """Record a token; False if it was used before."""
         with self._lock:
             self._until = {each: end for each, end in self._until.items() if end > now}
             if token in self._until:

@@ -17,22 +17,17 @@ from retuned.text import clean, short_id
 
 
 class Event(StrEnum):
-    """What happened. Stable: webhooks carry it."""
+    """Events. Stable: webhooks carry them."""
 
     AWAITING = "awaiting-approval"
-    """People are asked."""
     EXPIRING = "expiring"
-    """They are still asked, and most of their time is over."""
+    """Still waiting, and most of the time is over."""
     SETTLED = "settled"
-    """They are asked no more, whatever they said."""
+    """No longer waiting, whatever was decided."""
     SWAPPED = "swapped"
-    """A server runs it."""
     ROLLED_BACK = "rolled-back"
-    """A server ran it, and runs what it ran before."""
     ROLLBACK_FAILED = "rollback-failed"
-    """A server refuses the way back."""
     ROLLBACK_DONE = "rollback-done"
-    """It refuses no more."""
 
 
 class Standing(StrEnum):
@@ -41,40 +36,31 @@ class Standing(StrEnum):
     OPEN = "open"
     CLOSE = "close"
     TELL = "tell"
-    """Neither opens nor closes one; what wakes people leaves it out."""
+    """Neither; not an alert."""
 
 
 class Severity(StrEnum):
-    """How much it presses."""
-
     INFO = "info"
     WARNING = "warning"
     CRITICAL = "critical"
 
 
 class Notice(Record):
-    """One thing to say, the same on every channel."""
+    """One message, the same on every channel."""
 
     key: str = Field(min_length=1, max_length=400)
-    """What makes it one: it is said once under this key."""
+    """Stable id; a process sends it once."""
     subject: str = Field(min_length=1, max_length=300)
-    """What it opens or closes; the key by which pagers know their incidents."""
+    """What it opens or closes."""
     event: Event
-    """What happened."""
     standing: Standing
-    """What that does."""
     severity: Severity
-    """How much it presses."""
     proposal: str = Field(min_length=1, max_length=256)
-    """Id of the proposal."""
     artifact: str
-    """Digest of what would run: a word on another counts for nothing."""
+    """Digest; a decision on another artifact does not count."""
     kernel: str
-    """Kernel, made harmless."""
     target: str
-    """Server, made harmless."""
     risk: str
-    """Class."""
     summary: str = Field(max_length=1000)
     """One sentence: what, how much, how sure, until when."""
     facts: tuple[tuple[str, str], ...] = ()
@@ -86,20 +72,17 @@ class Notice(Record):
     reject_command: str = ""
     """Command that rejects it."""
     at: AwareDatetime
-    """When it happened."""
     until: AwareDatetime
-    """After this saying it is of no use any more."""
+    """Not sent after this time."""
 
 
 class Call(Record):
     """One request to a channel; what is secret is added when it is made."""
 
     method: str = "POST"
-    """HTTP method."""
     path: str = ""
     """Added to the channel's address."""
     body: bytes
-    """JSON."""
     headers: tuple[tuple[str, str], ...] = ()
     """Besides content type and credentials."""
 
@@ -113,26 +96,19 @@ _EXPIRING_AT = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where people find a proposal, and what they say there."""
+    """Links and commands of messages."""
 
     review_url: Callable[[str], str] = lambda _: ""
     """Address of a proposal's page, by its id; empty where there is none."""
     command: Callable[[str, Proposal], str] = lambda word, proposal: (
         f"retuned {word} {short_id(proposal.id)} --digest {proposal.artifact}"
     )
-    """Command that says a word on a proposal."""
 
 
 def awaiting(
     proposal: Proposal, gate: GateDecision, *, place: Place, round: int, now: datetime
 ) -> Notice | None:
-    """Ask people for their word; None where the gate waits for something else.
-
-    Parameters
-    ----------
-    round
-        How often it was asked for and settled before.
-    """
+    """Return the request for approvals; None if the gate waits for something else."""
     if gate.state is not GateState.WAITING or not gate.missing or now >= proposal.expires_at:
         return None
     whole = proposal.expires_at - proposal.created_at
@@ -165,7 +141,6 @@ def awaiting(
 def settled(
     proposal: Proposal, *, phase: str, by: str, place: Place, round: int, now: datetime
 ) -> Notice:
-    """Say that people are asked no more, and what became of it."""
     who = f" by {by}" if by else ""
     return _notice(
         proposal,
@@ -182,7 +157,6 @@ def settled(
 
 
 def swapped(proposal: Proposal, *, place: Place, now: datetime) -> Notice:
-    """Say that a server runs it."""
     return _notice(
         proposal,
         event=Event.SWAPPED,
@@ -200,13 +174,7 @@ def swapped(proposal: Proposal, *, place: Place, now: datetime) -> Notice:
 def rolled_back(
     proposal: Proposal, *, why: str, number: int, place: Place, now: datetime
 ) -> Notice:
-    """Say that a server went back, and why.
-
-    Parameters
-    ----------
-    number
-        How often it has.
-    """
+    """Report a rollback; `number` counts them."""
     return _notice(
         proposal,
         event=Event.ROLLED_BACK,
@@ -224,7 +192,6 @@ def rolled_back(
 def rollback_failed(
     proposal: Proposal, *, why: str, place: Place, round: int, now: datetime
 ) -> Notice:
-    """Call for help: a server refuses the way back."""
     return _notice(
         proposal,
         event=Event.ROLLBACK_FAILED,
@@ -232,7 +199,7 @@ def rollback_failed(
         severity=Severity.CRITICAL,
         key=f"{proposal.id}:{Event.ROLLBACK_FAILED}:{round}",
         subject=failure_of(proposal.id),
-        summary=f"The way back FAILS and is tried again ({why}): {meaning(proposal)}",
+        summary=f"The rollback FAILS and is retried ({why}): {meaning(proposal)}",
         facts=(("reason", why), ("artifact", proposal.artifact)),
         place=place,
         at=now,
@@ -243,7 +210,6 @@ def rollback_failed(
 def rollback_done(
     proposal: Proposal, *, phase: str, place: Place, round: int, now: datetime
 ) -> Notice:
-    """Say that the way back fails no more."""
     return _notice(
         proposal,
         event=Event.ROLLBACK_DONE,
@@ -251,7 +217,7 @@ def rollback_done(
         severity=Severity.INFO,
         key=f"{proposal.id}:{Event.ROLLBACK_DONE}:{round}",
         subject=failure_of(proposal.id),
-        summary=f"The way back fails no more, now {phase}: {meaning(proposal)}",
+        summary=f"The rollback no longer fails, now {phase}: {meaning(proposal)}",
         facts=(("phase", phase),),
         place=place,
         at=now,
@@ -260,23 +226,17 @@ def rollback_done(
 
 
 def gone(last: Notice, *, round: int, now: datetime) -> Notice:
-    """Say that what was open is about a proposal that is there no more.
-
-    Parameters
-    ----------
-    last
-        What opened it.
-    """
+    """Close the last opening of a proposal that was deleted."""
     failing = last.event is Event.ROLLBACK_FAILED
     event = Event.ROLLBACK_DONE if failing else Event.SETTLED
-    what = "The way back is asked for" if failing else "Asked for"
+    what = "The rollback is retried" if failing else "Asked for"
     return last.model_copy(
         update={
             "key": f"{last.subject}:{event}:{round}",
             "event": event,
             "standing": Standing.CLOSE,
             "severity": Severity.INFO,
-            "summary": f"{what} no more, the proposal is gone: {last.kernel} on {last.target}",
+            "summary": f"{what} no longer, the proposal is gone: {last.kernel} on {last.target}",
             "facts": (("phase", "gone"),),
             "approve_command": "",
             "reject_command": "",
@@ -287,7 +247,7 @@ def gone(last: Notice, *, round: int, now: datetime) -> Notice:
 
 
 def failure_of(proposal: str) -> str:
-    """Return the subject of a way back that fails: an incident of its own."""
+    """Return the subject of a failing rollback, a separate alert."""
     return f"{proposal}/rollback"
 
 

@@ -1,8 +1,7 @@
 """The sender of notices: a bounded queue in memory that one thread drains.
 
-It is level-triggered: each pass asks for the notices that hold now, sends those that are new, and
-repeats open alerts. Each channel gets a given key once while the process runs. After a failure a
-channel is left alone until the next pass, so it delays the others by one deadline at most.
+Level-triggered: each pass asks for the notices that hold now, sends the new ones and repeats open
+alerts. A channel gets a key once while the process runs; a failure waits for the next pass.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_WAITING = 1000
 """Messages that wait, over all channels; the next pass offers again what did not fit."""
 MAX_SENT = 20_000
 _RANK = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-_END_S = 3.0
+_END_S, _AFTER_FAILURE_S = 3.0, 5.0
 
 
 class Sender:
@@ -49,6 +48,7 @@ class Sender:
         self._tried: set[tuple[str, str]] = set()
         """Channels and subjects whose opening may have arrived."""
         self._repeat: dict[tuple[str, str], tuple[Notice, datetime]] = {}
+        self._pause_s = 0.0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -64,29 +64,29 @@ class Sender:
 
     def put(self, notice: Notice) -> int:
         """Queue a notice for each channel that takes it; return for how many it is new."""
-        names = [name for name, sink in self._sinks.items() if sink.takes(notice)]
-        names = [name for name in names if (name, notice.key) not in self._sent]
-        names = [name for name in names if (name, notice.key) not in self._waiting]
         closes = notice.standing is Standing.CLOSE
         if notice.standing is Standing.OPEN:
             self._open[notice.subject] = notice
-        if closes and self._open.pop(notice.subject, None):
+        if closes and notice.subject in self._open:
+            del self._open[notice.subject]
             self._rounds[notice.subject] = self.rounds(notice.subject) + 1
         put = 0
-        for name in names:
-            about = (name, notice.subject)
+        for name, sink in self._sinks.items():
+            key, about = (name, notice.key), (name, notice.subject)
+            if not sink.takes(notice) or key in self._sent or key in self._waiting:
+                continue
             if notice.standing is not Standing.TELL:
                 self._overtake(about)
             if closes and about not in self._tried:
                 continue
             if closes or len(self._waiting) < MAX_WAITING:
-                self._waiting[name, notice.key] = (notice, self._clock.now())
+                self._waiting[key] = (notice, self._clock.now())
                 put += 1
         return put
 
     def drain(self) -> int:
         """Send what is due, the most severe first; return how many messages were taken."""
-        now, taken, failed = self._clock.now(), 0, set()
+        now, taken, failed = self._clock.now(), 0, set[str]()
         for (name, _), (notice, due) in list(self._repeat.items()):
             if due <= now:
                 self._waiting.setdefault((name, notice.key), (notice, now))
@@ -106,6 +106,7 @@ class Sender:
             self._telemetry.count("retuned_channel_messages_total", channel=name, outcome=outcome)
         while len(self._sent) > MAX_SENT:
             del self._sent[next(iter(self._sent))]
+        self._pause_s = _AFTER_FAILURE_S if failed else 0.0
         self._show()
         return taken
 
@@ -117,13 +118,11 @@ class Sender:
             self.drain()
 
     def start(self, notices: Callable[[datetime], Iterable[Notice]], *, every_s: float) -> None:
-        """Run a pass every `every_s` seconds on one thread."""
         run = threading.Thread(target=self._run, args=(notices, every_s), name="notify")
         run.daemon, self._thread = True, run
         run.start()
 
     def stop(self) -> None:
-        """End the thread; a message under way gets a few seconds."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_END_S)
@@ -136,7 +135,7 @@ class Sender:
                 log.warning("notifications: %s", error)
             except Exception:
                 log.exception("notifications failed; the next pass tries again")
-            self._ended.wait(every_s)
+            self._ended.wait(max(every_s, self._pause_s))
 
     def _send(self, sink: Sink, notice: Notice) -> str:
         now, about = self._clock.now(), (sink.name, notice.subject)

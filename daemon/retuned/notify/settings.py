@@ -1,4 +1,4 @@
-"""From settings to channels; what is half set is refused before anything runs."""
+"""Settings of notifications and their secrets; incomplete ones are refused at the start."""
 
 from __future__ import annotations
 
@@ -22,19 +22,12 @@ _MAX_BYTES = 8192
 
 
 def read_secret(reference: str, *, what: str) -> str:
-    """Return a secret, read anew each time: files of secrets are exchanged while we run.
-
-    Parameters
-    ----------
-    reference
-        Path of a file, or ``env:NAME``.
-    what
-        Which setting names it, for messages.
+    """Read a secret from a file or ``env:NAME``, again for each message: files may be replaced.
 
     Raises
     ------
     UnreadableInput
-        If there is none, or it holds what no secret holds.
+        If it is missing, empty or not printable ASCII.
     """
     found = _VARIABLE.fullmatch(reference)
     if found is not None:
@@ -52,114 +45,71 @@ def read_secret(reference: str, *, what: str) -> str:
         text = (data or b"").decode("ascii", "replace")
     text = text.strip()
     if not text or not text.isascii() or not text.isprintable():
-        message = "holds nothing, or characters that no secret has"
+        message = "is empty or not printable ASCII"
         raise UnreadableInput("no-secret", where=where, message=message)
     return text
 
 
 class Chosen(Protocol):
-    """What was chosen, by the names of `retuned.settings`; secrets are references to them."""
+    """The settings that are read here; secrets are references."""
 
     @property
-    def slack_webhook(self) -> str:
-        """Address of Slack's incoming webhook, by reference."""
-        ...
-
+    def slack_webhook(self) -> str: ...
     @property
-    def slack_token(self) -> str:
-        """Slack bot's token, by reference."""
-        ...
-
+    def slack_token(self) -> str: ...
     @property
-    def slack_channel(self) -> str:
-        """Slack channel that the bot posts to."""
-        ...
-
+    def slack_channel(self) -> str: ...
     @property
-    def slack_signing_secret(self) -> str:
-        """What Slack signs with, by reference."""
-        ...
-
+    def slack_signing_secret(self) -> str: ...
     @property
-    def slack_team(self) -> str:
-        """Slack workspace."""
-        ...
-
+    def slack_team(self) -> str: ...
     @property
-    def slack_users(self) -> Mapping[str, str]:
-        """Our users by Slack's ids."""
-        ...
-
+    def slack_users(self) -> Mapping[str, str]: ...
     @property
-    def alertmanager_url(self) -> str:
-        """Address of Alertmanager."""
-        ...
-
+    def alertmanager_url(self) -> str: ...
     @property
-    def alertmanager_token(self) -> str:
-        """Token for it, by reference."""
-        ...
-
+    def alertmanager_token(self) -> str: ...
     @property
-    def alertmanager_webhook_token(self) -> str:
-        """Token that it sends, by reference."""
-        ...
-
+    def alertmanager_webhook_token(self) -> str: ...
     @property
-    def webhook_url(self) -> str:
-        """Address of one's own."""
-        ...
-
+    def webhook_url(self) -> str: ...
     @property
-    def webhook_secret(self) -> str:
-        """What requests to it are signed with, by reference."""
-        ...
-
+    def webhook_secret(self) -> str: ...
     @property
-    def channels_listen(self) -> str:
-        """Where answers are heard; empty hears none."""
-        ...
+    def channels_listen(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """What is heard, and from whom."""
+    """Accepted senders; None accepts no request."""
 
     signing_secret: Secret | None
-    """Slack's; None hears nothing of Slack."""
     team: str
-    """Slack workspace."""
     users: Mapping[str, str]
-    """Our users by Slack's ids."""
     alert_token: Secret | None
-    """Alertmanager's; None hears nothing of it."""
 
 
 def sinks_of(settings: Chosen) -> tuple[Sink, ...]:
-    """Return the channels that messages go to.
+    """Return the configured channels.
 
     Raises
     ------
     UsageError
-        If one is half set, or its address is none.
+        If one is incomplete, or its address is invalid.
     UnreadableInput
         If a secret cannot be read.
     """
-    found = [
-        _slack(settings),
-        _alertmanager(settings),
-        _hook(settings),
-    ]
+    found = [_slack(settings), _alertmanager(settings), _hook(settings)]
     return tuple(sink for sink in found if sink is not None)
 
 
 def incoming_of(settings: Chosen) -> Incoming | None:
-    """Return what is heard; None where nobody listens.
+    """Return the accepted senders; None without `channels_listen`.
 
     Raises
     ------
     UsageError
-        If it is half set.
+        If it is incomplete.
     UnreadableInput
         If a secret cannot be read.
     """

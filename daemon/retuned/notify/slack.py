@@ -32,15 +32,7 @@ _FACTS = 10
 
 
 def message(notice: Notice, *, buttons: bool, channel: str = "") -> Call:
-    """Return the message.
-
-    Parameters
-    ----------
-    buttons
-        Whether it may be answered in Slack.
-    channel
-        Where `chat.postMessage` puts it; empty for an incoming webhook, which knows.
-    """
+    """Return the message; `channel` is empty for an incoming webhook."""
     body: dict[str, Any] = {
         "text": escaped(notice.summary),
         "mrkdwn": False,
@@ -69,7 +61,6 @@ def escaped(text: str) -> str:
 
 
 def said_by(notice: Notice) -> str:
-    """Return what a button says of what it is about."""
     return json.dumps({"proposal": notice.proposal, "digest": notice.artifact})
 
 
@@ -138,20 +129,17 @@ _WORDS = {APPROVE: DecisionKind.APPROVE, REJECT: DecisionKind.REJECT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressed:
-    """What somebody pressed."""
+    """A pressed button."""
 
     word: DecisionKind | None
-    """What they said; None where the button only opens a page."""
+    """The decision; None where the button only opens a page."""
     proposal: str
-    """Id of the proposal."""
     digest: str
     """Artifact that the message showed."""
     user: str
-    """Our user, by the settings."""
     slack_user: str
-    """Slack's."""
     reply_url: str
-    """Where Slack takes an answer for this person alone; empty where it named none of its own."""
+    """Address of Slack for an answer to this person; may be empty."""
 
 
 def signature_of(body: bytes, *, secret: str, timestamp: str) -> str:
@@ -161,7 +149,7 @@ def signature_of(body: bytes, *, secret: str, timestamp: str) -> str:
 
 
 def prove(body: bytes, headers: Mapping[str, str], *, secret: str, now_s: float) -> str:
-    """Check that Slack sent this just now, and return what makes it one, for replays.
+    """Check signature and time; return the token that detects a replay.
 
     Raises
     ------
@@ -183,16 +171,7 @@ def prove(body: bytes, headers: Mapping[str, str], *, secret: str, now_s: float)
 
 
 def read(body: bytes, *, team: str, users: Mapping[str, str]) -> Pressed:
-    """Read what was pressed, and who pressed it.
-
-    Parameters
-    ----------
-    body
-        Proven to be Slack's.
-    team
-        Id of our workspace.
-    users
-        Our users by Slack's ids.
+    """Parse a verified request of workspace `team`; `users` maps Slack's ids to our users.
 
     Raises
     ------
@@ -209,7 +188,7 @@ def read(body: bytes, *, team: str, users: Mapping[str, str]) -> Pressed:
     if known is None:
         raise refused(
             "user-unknown",
-            f"Slack user {slack_user[:32]} is nobody here; an administrator sets slack_users",
+            f"Slack user {slack_user[:32]} is not mapped; an administrator sets slack_users",
         )
     action = _action(payload)
     word = _WORDS.get(_text(action.get("action_id")))
@@ -254,7 +233,7 @@ def _action(payload: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reply_url(url: str) -> str:
-    """Return an address of Slack's own; nothing else is ever called."""
+    """Return the address if it is Slack's, else an empty string."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -293,11 +272,9 @@ class SlackHook:
     again_s: float | None = None
 
     def takes(self, notice: Notice) -> bool:
-        """Whether it says this: everything."""
         return True
 
     def send(self, notice: Notice, *, now: datetime) -> Answer:
-        """Post a message."""
         url = self.url()
         check_url(url, what="slack_webhook", secret=True)
         return self.sender(url, message(notice, buttons=self.buttons))
@@ -316,11 +293,9 @@ class SlackBot:
     again_s: float | None = None
 
     def takes(self, notice: Notice) -> bool:
-        """Whether it says this: everything."""
         return True
 
     def send(self, notice: Notice, *, now: datetime) -> Answer:
-        """Post a message."""
         call = message(notice, buttons=self.buttons, channel=self.channel)
         call = call.model_copy(update={"path": "/api/chat.postMessage"})
         return self.sender(self.url, call, headers=bearer(self.token()), says_ok=True)

@@ -1,8 +1,8 @@
-"""A notice as a signed request to an address of the user's own, and how such a request is checked.
+"""The signed webhook of notices, and the check of signatures and times.
 
 The signature is over time and body: ``v1=`` and the HMAC-SHA256 of ``TIMESTAMP.BODY`` in
-hexadecimal. A receiver compares it in constant time, refuses what is older than five minutes, and
-takes the same ``Idempotency-Key`` once.
+hexadecimal. A receiver compares it in constant time, refuses requests older than five
+minutes, and accepts an ``Idempotency-Key`` once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from retuned.notify.http import Answer, Post, Secret, send
 from retuned.notify.messages import Call, Notice
 
 MAX_AGE_S = 300
-"""How far a request's time may be from now, seconds."""
+"""Largest difference of a request's time to now, seconds."""
 SIGNATURE = "x-retuned-signature"
 TIMESTAMP = "x-retuned-timestamp"
 
@@ -33,7 +33,6 @@ def request(notice: Notice) -> Call:
 
 
 def signed(body: bytes, *, secret: bytes, now_s: int) -> tuple[tuple[str, str], ...]:
-    """Return the headers that prove who sent a body, and when."""
     return (TIMESTAMP, str(now_s)), (SIGNATURE, signature_of(body, secret=secret, now_s=now_s))
 
 
@@ -52,16 +51,7 @@ def signature_of(body: bytes, *, secret: bytes, now_s: int) -> str:
 def check_signed(
     body: bytes, *, secret: bytes, timestamp: str, signature: str, expected: str, now_s: float
 ) -> None:
-    """Check time and signature of something that came.
-
-    Parameters
-    ----------
-    timestamp
-        Seconds since the epoch, as they came.
-    signature
-        As it came.
-    expected
-        What it must be.
+    """Check time (seconds since the epoch) and signature in constant time.
 
     Raises
     ------
@@ -71,7 +61,7 @@ def check_signed(
     if not secret or not timestamp or not signature:
         raise refused("not-signed", "the request is not signed")
     if not timestamp.isascii() or not timestamp.isdigit() or len(timestamp) > 12:
-        raise refused("too-old", "the request's time is none")
+        raise refused("too-old", "the request's time is invalid")
     if abs(now_s - int(timestamp)) > MAX_AGE_S:
         raise refused("too-old", f"the request is not from the last {MAX_AGE_S} s")
     if not hmac.compare_digest(signature.encode("utf-8", "replace"), expected.encode()):
@@ -87,7 +77,7 @@ def refused(code: str, text: str) -> Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
-    """An address of the user's own; requests are signed."""
+    """The webhook."""
 
     url: str
     secret: Secret
@@ -96,11 +86,9 @@ class Hook:
     again_s: float | None = None
 
     def takes(self, notice: Notice) -> bool:
-        """Whether it says this: everything."""
         return True
 
     def send(self, notice: Notice, *, now: datetime) -> Answer:
-        """Post it, signed at this moment."""
         call = request(notice)
         proof = signed(call.body, secret=self.secret().encode(), now_s=int(now.timestamp()))
         return self.sender(self.url, call, headers=proof)
