@@ -134,6 +134,8 @@ class Sender:
             except RetunedError as error:  # the next pass starts from the same state
                 log.warning("notifications: %s", error)
             except Exception:
+                if self._ended.is_set():  # the store was closed while it hung
+                    return
                 log.exception("notifications failed; the next pass tries again")
             self._ended.wait(max(every_s, self._pause_s))
 
