@@ -84,7 +84,7 @@ class ClusterChannels:
         return self._sender is not None
 
     def start(self) -> ASGIApp | None:
-        """Begin, as the one that leads; return what listens, None where nobody is heard."""
+        """Start as the leader; return the application for inbound requests, if any are accepted."""
         used = UsedTokens(since=self._clock.now())
         with self._lock:
             sender = Sender(

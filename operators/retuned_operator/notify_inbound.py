@@ -79,10 +79,10 @@ class ClusterWords:
 
     def decide(self, pressed: Pressed) -> str:
         """Give a person's word as that person; see `Words.decide`."""
-        somebody = self._settings.slack_people.get(pressed.slack_user)
-        if somebody is None or pressed.word is None:
-            raise Refused("nobody here speaks for that Slack user")
-        who = Person(user=somebody.user, groups=somebody.groups)
+        actor = self._settings.slack_people.get(pressed.slack_user)
+        if actor is None or pressed.word is None:
+            raise Refused("no user is mapped to that Slack user")
+        who = Person(user=actor.user, groups=actor.groups)
         body = self._caches.get(PROPOSALS, pressed.proposal)
         if body is None:
             raise Refused("there is no such proposal any more")
@@ -120,7 +120,7 @@ class ClusterWords:
             self._note(alert, meant.proposal)
 
     def _standing(self) -> list[TuningFreeze]:
-        """Return the freezes that alerts have set; those of people are nobody's here."""
+        """Return the freezes that alerts set; those of people are left out."""
         own = self._user()
         found = []
         for body in self._caches.list(FREEZES) or ():

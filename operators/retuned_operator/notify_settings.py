@@ -11,7 +11,7 @@ from retuned_operator.settings import PersonName, read_part
 
 
 class SlackActor(BaseModel):
-    """Whom somebody in Slack speaks as."""
+    """User and groups of a person in Slack."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

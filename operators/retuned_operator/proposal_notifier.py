@@ -28,7 +28,7 @@ _LONGEST_KEY = 200
 """Of ``namespace/name``; the operator's own names are shorter by far."""
 _NEWS_FOR = timedelta(days=1)
 _OPEN = {False: ProposalPhase.AWAITING_APPROVAL, True: ProposalPhase.ROLLBACK_FAILED}
-"""In which phase a subject is open, by whether it is about a way back that fails."""
+"""Phase in which a subject is open, by whether it is a failing rollback."""
 
 
 class ProposalNotifier:
@@ -158,7 +158,7 @@ def gate_of(found: SwapProposal, *, now: datetime) -> GateDecision | None:
 
 
 def parted(subject: str) -> tuple[str, bool]:
-    """Return the proposal of a subject, and whether it is about a way back that fails.
+    """Return the proposal of a subject, and whether it is a failing rollback.
 
     Examples
     --------

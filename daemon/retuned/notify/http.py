@@ -92,7 +92,7 @@ def _said(body: bytes) -> Answer:
         said = json.loads(body)
         taken, why = said.get("ok") is True, str(said.get("error", ""))[:60]
     except (ValueError, RecursionError, AttributeError):
-        return Answer(taken=False, detail="the answer is no JSON")
+        return Answer(taken=False, detail="the answer is not JSON")
     return Answer(taken=taken, detail="" if taken else f"says {why!r}")
 
 

@@ -122,7 +122,7 @@ def read(body: bytes) -> tuple[Alert, ...]:
         raise UnreadableInput(
             "body-invalid",
             where="alertmanager",
-            message=f"is no webhook body of version 4 ({count} problems)",
+            message=f"is not a webhook body of version 4 ({count} problems)",
         ) from error
 
 

@@ -68,7 +68,7 @@ class Notice(Record):
     review_url: str = ""
     """Page that shows all; opening it decides nothing. Empty where there is none."""
     approve_command: str = ""
-    """Command that approves exactly this; empty where nothing is asked."""
+    """Command that approves exactly this; empty if no approval is missing."""
     reject_command: str = ""
     """Command that rejects it."""
     at: AwareDatetime

@@ -1,6 +1,6 @@
 """Slack messages about proposals, and the check of the buttons that people press there.
 
-A notice as a Slack message. Everything in it is plain text: names are no markup.
+Everything in a message is plain text: names are not markup.
 
 Slack signs with ``v0=`` and the HMAC-SHA256 of ``v0:TIMESTAMP:BODY``. What is not exactly what we
 sent is refused; who is not mapped to a user of ours has no word here.
@@ -215,13 +215,13 @@ def _payload(body: bytes) -> Mapping[str, Any]:
             body.decode("utf-8"), strict_parsing=True, max_num_fields=4, keep_blank_values=True
         )
     except (ValueError, UnicodeError):
-        raise refused("not-understood", "the body is no form") from None
+        raise refused("not-understood", "the body is not a form") from None
     found = fields.get("payload", [])
     if len(found) != 1:
         raise refused("not-understood", "the form has not one payload")
     payload = _mapping(_json(found[0]))
     if payload.get("type") != "block_actions":
-        raise refused("not-understood", "this is no press of a button")
+        raise refused("not-understood", "this is not a button press")
     return payload
 
 
@@ -247,7 +247,7 @@ def _json(text: str) -> object:
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError):
-        raise refused("not-understood", "the payload is no JSON") from None
+        raise refused("not-understood", "the payload is not JSON") from None
     return found
 
 
