@@ -1,4 +1,4 @@
-"""How many waves of a kernel a compute unit can hold at once, and what stops it. Pure."""
+"""Occupancy estimate: waves of a kernel that a compute unit can hold, and the limiter. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from retuned.lab.audit.facts import KernelFacts
 
 
 class Occupancy(Record):
-    """An estimate from resources alone; nothing was run."""
+    """An estimate from resources alone, not a measurement."""
 
     waves: int = Field(ge=0)
-    """Waves or warps resident on a unit; 0 where not even one block fits."""
+    """Waves or warps resident on a unit; 0 if not even one block fits."""
     of: int = Field(ge=1)
-    """Most that a unit holds."""
+    """Maximum per unit."""
     blocks: int = Field(ge=0)
-    """Blocks resident on a unit."""
     limited_by: str
-    """What stops more: ``registers``, ``scalars``, ``shared``, ``blocks`` or ``waves``."""
+    """The limiter: ``registers``, ``scalars``, ``shared``, ``blocks`` or ``waves``."""
     source: str
-    """Whose numbers of the architecture were used."""
+    """Source of the architecture's limits."""
 
 
 def occupancy(
@@ -29,16 +28,7 @@ def occupancy(
 ) -> Occupancy:
     """Estimate the occupancy of one kernel.
 
-    Parameters
-    ----------
-    facts
-        Its registers.
-    limits
-        The architecture's.
-    threads
-        Of a block.
-    shared_bytes
-        Of a block, with what the launch adds.
+    `threads` and `shared_bytes` are per block; `shared_bytes` includes the launch's part.
 
     Examples
     --------

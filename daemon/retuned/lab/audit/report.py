@@ -1,4 +1,4 @@
-"""The audit of an object file: facts of every kernel, what is wrong, what is worth a note."""
+"""Audit report of an object file: facts, problems and notes per kernel."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def audit_object(
     data
         A code object (HSACO) or a cubin.
     arch
-        What it must be for; None takes its header's word.
+        Required architecture; None accepts the header's.
     entry
-        The one kernel it must have; None takes all there are.
+        The only kernel it must have; None accepts all.
     threads
-        Of a block; None takes the largest that the kernel was compiled for.
+        Per block; None uses the maximum that the kernel was compiled for.
     dynamic_shared_bytes
         Shared memory that the launch adds.
     shared_limit_bytes
-        Most that a block may have, where the device itself was asked.
+        Maximum per block that the device reported.
     limits
         A policy's.
     where
@@ -61,11 +61,11 @@ def audit_object(
     Raises
     ------
     ObjectUnreadable
-        If it is cut off, lies about its parts, or is for no GPU.
+        If it is truncated, inconsistent, or not for a GPU.
     """
     elf = ElfFile(data, where=where)
     if elf.machine not in (EM_AMDGPU, EM_CUDA):
-        raise elf.broken(f"is for machine {elf.machine}, which is no GPU of AMD or NVIDIA")
+        raise elf.broken(f"is for machine {elf.machine}, which is not a GPU of AMD or NVIDIA")
     reader = amd if elf.machine == EM_AMDGPU else nvidia
     found_arch = reader.arch_of(elf)
     kernels = reader.read_kernels(elf)

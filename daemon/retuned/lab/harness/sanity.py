@@ -1,8 +1,7 @@
-"""Is a definition worth judging by? One whose answer never changes proves nothing about a kernel.
+"""Sanity checks of a definition: a constant output proves nothing about a kernel.
 
-A kernel that writes a constant is right where the answer is provably constant, and one that copies
-its input is right where the definition does nothing. Then it is the definition that is at fault,
-and no verdict may rest on it.
+A kernel that writes a constant is correct where the output is constant, and a copy is correct where
+the definition does nothing. Then the definition is at fault, and it must not support a verdict.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from retuned.lab.subject import Array, KernelUnderTest, make_inputs
 
 _LENGTH = 5
 _LEAST_ELEMENTS = 8
-"""Fewer numbers may be equal by chance."""
+"""With fewer numbers, equality may be chance."""
 DISAGREES = "incumbent-disagrees"
-"""Code where incumbent and reference compute different things."""
+"""Code if incumbent and reference compute different things."""
 MEANINGLESS = "definition-proves-nothing"
-"""Code where any kernel would be right."""
+"""Code if any kernel would be correct."""
 _ROUGHLY = 0.25
 """Largest error of an incumbent (`_distance`). The coarsest formats in use stay below a tenth."""
 
@@ -33,8 +32,8 @@ def telling_shape(
 ) -> Mapping[str, int]:
     """Return a small shape without short axes, else the best of those given.
 
-    Attention to a single key returns its value, and a rotation at the first place turns nothing:
-    such a shape says nothing about the definition.
+    Attention to a single key returns its value, and a rotation at position 0 changes nothing. Such
+    a shape tests nothing.
     """
     small = dict.fromkeys(subject.definition.variable_axes, _LENGTH)
     try:
@@ -47,16 +46,9 @@ def telling_shape(
 
 
 def require_meaning(subject: KernelUnderTest, axes: Mapping[str, int], *, seed: int) -> None:
-    """Make sure that what is computed varies, and with every input.
+    """Require that the output varies, and that it varies with every input.
 
-    Parameters
-    ----------
-    subject
-        Definition, reference and inputs.
-    axes
-        One shape; see `telling_shape`.
-    seed
-        Of the inputs; others are derived from it.
+    `axes` is one shape (see `telling_shape`); other seeds are derived from `seed`.
 
     Raises
     ------
@@ -89,17 +81,10 @@ def require_meaning(subject: KernelUnderTest, axes: Mapping[str, int], *, seed: 
 
 
 def require_agreement(case: Case, *, name: str) -> None:
-    """Make sure that the incumbent computes what the reference does, if only roughly.
+    """Require that the incumbent roughly computes the reference.
 
-    Its error is what a candidate's is measured by: where the two say different things, that error
-    is as large as the answer itself, and nearly every kernel would be right.
-
-    Parameters
-    ----------
-    case
-        Ordinary inputs and both answers.
-    name
-        Of the definition, for the message.
+    A candidate's error is measured relative to the incumbent's. If the two disagree, that error is
+    as large as the output itself, and nearly every kernel would pass.
 
     Raises
     ------
@@ -118,7 +103,7 @@ def require_agreement(case: Case, *, name: str) -> None:
 
 
 def _distance(answer: Array, reference: Array, *, whole: bool) -> float:
-    """Return the error's rms over the reference's; of whole numbers, the share that is off."""
+    """Return the error's rms over the reference's; for integers, the share that differs."""
     with np.errstate(invalid="ignore", over="ignore"):
         there = np.isfinite(reference)
         truth = np.where(there, reference, 0.0)
@@ -132,7 +117,7 @@ def _distance(answer: Array, reference: Array, *, whole: bool) -> float:
 def _answer(
     subject: KernelUnderTest, inputs: dict[str, Array], axes: Mapping[str, int]
 ) -> dict[str, Array] | None:
-    """Compute the reference; None where inputs of two draws do not go together."""
+    """Compute the reference, or return None where inputs of two draws do not fit together."""
     try:
         return subject.reference(inputs, axes)
     except (ValueError, IndexError, KeyError):
