@@ -1,4 +1,4 @@
-"""What is tuned, as the lab needs it: definition, float64 oracle, and inputs on demand."""
+"""Kernel under test as the lab needs it: definition, float64 oracle, and inputs on demand."""
 
 from __future__ import annotations
 
@@ -39,24 +39,23 @@ class KernelUnderTest(Protocol):
 
 @runtime_checkable
 class StrangersReference(Protocol):
-    """A subject that can say what kept its reference in."""
+    """A subject with an untrusted reference that reports its confinement."""
 
     def reference_confined_by(self) -> tuple[str, ...] | None:
-        """Return the walls around it; empty for none, None where it is no stranger's."""
+        """Return its confinement; empty for none, None if the reference is trusted."""
         ...
 
 
 @runtime_checkable
 class FoundInServer(Protocol):
-    """A subject whose launches a server makes itself: its variants are bound to them."""
+    """A subject whose launches the server makes: its variants are bound to them."""
 
     def launch_data(self, solution: Solution) -> Mapping[str, Any]:
-        """Return fields of the manifest of a variant's artifact."""
+        """Return manifest fields of a variant's artifact."""
         ...
 
 
 def numpy_dtype(spec: TensorSpec) -> np.dtype[Any]:
-    """Return NumPy's element type."""
     return NUMPY[spec.dtype]
 
 
@@ -73,7 +72,7 @@ def make_inputs(
     Raises
     ------
     UsageError
-        If the subject's generator breaks its own definition.
+        If the generated inputs do not match the definition.
     """
     definition = subject.definition
     lengths = definition.lengths(axes)
@@ -93,7 +92,7 @@ def make_inputs(
 
 
 def coarse_inputs(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the inputs as a kernel of the next lower precision class would see them."""
+    """Return the inputs rounded to the next lower precision class."""
     return {
         name: coarsened(array) if is_float(array.dtype) else array for name, array in inputs.items()
     }

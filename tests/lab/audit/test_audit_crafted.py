@@ -202,7 +202,7 @@ def test_scratch_and_spills_are_notes_until_a_policy_bounds_them() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"", "no ELF"),
+        (b"", "not an ELF"),
         (b"\x7fELF", "its header lies at bytes 0 to 64"),
         (b"\x7fELF\x01\x01" + bytes(100), "64-bit"),
         (cubin()[:-30], "table of sections"),

@@ -16,7 +16,6 @@ from retuned.errors import UnreadableInput
 from retuned.files import read_plain
 
 MAX_BYTES = 64 * 2**20
-"""Largest object."""
 EM_CUDA, EM_AMDGPU = 190, 224
 """Machines."""
 SHT_SYMTAB, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 2, 7, 8, 11

@@ -1,4 +1,4 @@
-"""The audit of what Triton compiled: its object file, and what its launcher adds."""
+"""Audit of Triton's output: the object file, and the launcher's additions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from retuned.lab.languages.gpu import shared_limit
 def report_of(
     compiled: Mapping[str, Any], *, arch: str, limits: AuditLimits | None = None
 ) -> AuditReport:
-    """Audit one compiled specialisation of one step, as the compiler's process answered.
+    """Audit one compiled specialisation of one step, from the compiler's response.
 
     Raises
     ------
     BinaryAuditFailed
-        If its text calls or keeps what a kernel has no use for, or its object cannot be read.
+        If its text calls or keeps something forbidden, or its object cannot be read.
     """
     if compiled["odd"]:
         raise BinaryAuditFailed(f"the compiled kernel {'; '.join(compiled['odd'])}"[:400])
@@ -42,7 +42,7 @@ def report_of(
 
 
 def figures_of(compiled: Mapping[str, Any], report: AuditReport) -> dict[str, Any]:
-    """Return what is kept of a compiled specialisation, as plain JSON."""
+    """Return the stored numbers of a compiled specialisation, as plain JSON."""
     return {
         "lengths": compiled["lengths"],
         "entry": compiled["entry"],

@@ -1,8 +1,8 @@
-"""The static check of a reference: it may hold formulas over NumPy arrays, and nothing else.
+"""Static check of a reference: it may hold formulas over NumPy arrays, and nothing else.
 
-The text comes from a file, so it is a stranger's. What passes is compiled without its imports and
-runs with a few functions of Python's own, in a process that has given up files, network and most
-memory; this check is the first wall, and tells the author the line.
+The text comes from a file and is untrusted. Text that passes is compiled without its imports and
+runs with a few of Python's functions, in a process without files, network and most memory. This
+check is the first barrier, and it reports the line to the author.
 """
 
 from __future__ import annotations
@@ -28,14 +28,10 @@ _PLAIN = (
 
 
 class ReferenceRefused(Exception):
-    """A reference that is not run.
+    """A reference that must not run.
 
-    Parameters
-    ----------
-    line
-        In the reference, from 1; None where the whole is meant.
-    problem
-        What is wrong, to stand after "the reference" or "line 3".
+    `line` counts from 1; None means the whole reference. `problem` is a phrase after "the
+    reference" or "line 3".
     """
 
     def __init__(self, line: int | None, problem: str) -> None:
@@ -55,18 +51,18 @@ class Checked:
     parameters: tuple[str, ...]
     """Names that ``run`` takes, in order."""
     optional: frozenset[str]
-    """Those of them that have a default."""
+    """Parameters with a default."""
     any_keyword: bool
     """Whether ``run`` takes further names."""
 
 
 def check_reference(text: str) -> Checked:
-    """Check a reference; nothing of it is executed.
+    """Check a reference without executing it.
 
     Raises
     ------
     ReferenceRefused
-        With the line and what is not allowed there.
+        With the line and the violation.
     """
     if len(text) > MAX_CHARS:
         raise ReferenceRefused(None, f"has more than {MAX_CHARS} characters")
@@ -77,7 +73,7 @@ def check_reference(text: str) -> Checked:
         check = _Check()
         run = check.module(tree)
     except SyntaxError as error:
-        raise ReferenceRefused(error.lineno, f"is no Python: {error.msg}") from error
+        raise ReferenceRefused(error.lineno, f"is not valid Python: {error.msg}") from error
     except (ValueError, MemoryError, RecursionError) as error:
         raise ReferenceRefused(None, "is nested too deeply, or no text") from error
     arguments = run.args
@@ -97,13 +93,13 @@ def check_reference(text: str) -> Checked:
 
 
 def builtins() -> dict[str, object]:
-    """Return what a reference may call of Python's own."""
+    """Return the Python functions that a reference may call."""
     return {name: getattr(python, name) for name in BUILTINS}
 
 
 @dataclass(slots=True)
 class _Check:
-    """Walks a text; `modules` are the names that its imports bind."""
+    """Checks a text; `modules` are the names that its imports bind."""
 
     modules: dict[str, str] = field(default_factory=dict)
 
@@ -179,7 +175,7 @@ class _Check:
             raise ReferenceRefused(node.lineno, f"uses '.{name[:40]}', which is not on the list")
 
     def _dotted(self, node: ast.expr) -> str:
-        """Return ``numpy.x`` for an attribute of the module itself, else nothing."""
+        """Return ``numpy.x`` for an attribute of the module itself, else an empty text."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             module = self.modules.get(node.value.id, "")
             return f"{module}.{node.attr}" if module else ""
@@ -187,7 +183,7 @@ class _Check:
 
 
 def _strip(node: ast.AST) -> None:
-    """Take annotations out: they mean nothing to a formula."""
+    """Remove annotations, which a formula does not need."""
     if isinstance(node, ast.FunctionDef):
         node.returns = None
     elif isinstance(node, ast.arg):
@@ -197,7 +193,7 @@ def _strip(node: ast.AST) -> None:
 
 
 def _name(node: ast.AST) -> tuple[str, bool]:
-    """Return the name that a node holds, and whether it gives it a meaning."""
+    """Return the name in a node, and whether the node binds it."""
     if isinstance(node, ast.Name):
         return node.id, not isinstance(node.ctx, ast.Load)
     if isinstance(node, ast.arg):
