@@ -1,8 +1,8 @@
-"""From a stranger's text to a source within the contract, by its syntax tree; nothing is executed.
+"""Source translation of untrusted Triton text into the contract, by its syntax tree.
 
-The runtime puts a live kernel's text together: imports, constants, helpers, the kernel. Here it is
-read again, spelled in the contract's words, and cut down to what the kernel reaches. What cannot be
-said in the contract is refused with the reason: the kernel keeps running as it is.
+The runtime assembles a live kernel's text: imports, constants, helpers, the kernel. This module
+parses it, spells it in the contract's names, and keeps only the code that the kernel reaches. It
+executes nothing. Text outside the contract is refused with a reason, and the kernel runs unchanged.
 """
 
 from __future__ import annotations
@@ -26,18 +26,14 @@ _DECORATORS = frozenset(("jit", "autotune", "heuristics"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A kernel within the contract."""
-
     entry: str
-    """Name of the kernel."""
     functions: dict[str, ast.FunctionDef]
-    """The kernel and the helpers that it reaches, helpers first."""
+    """The kernel and its helpers, helpers first."""
     constants: dict[str, ast.expr]
-    """Literals of the file that they use, as written behind the name."""
+    """Literals of the file that they use, by name."""
 
     @property
     def text(self) -> str:
-        """The file."""
         lines = [f"{name} = {ast.unparse(value)}" for name, value in self.constants.items()]
         header = HEADER + (DEVICE_HEADER if self._uses_device_library else "")
         constants = "\n".join([header, *lines]) if lines else header
@@ -57,14 +53,7 @@ class Source:
 
 
 def read_source(text: str, *, entry: str) -> Source:
-    """Read a live kernel's text.
-
-    Parameters
-    ----------
-    text
-        As the runtime put it together; untrusted.
-    entry
-        Name of the kernel.
+    """Translate a live kernel's text, which is untrusted.
 
     Raises
     ------
@@ -94,7 +83,7 @@ def _parsed(text: str) -> ast.Module:
         tree = ast.parse(text)
         nodes = sum(1 for _ in ast.walk(tree))
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        detail = f"it is no Python: {type(error).__name__}"
+        detail = f"it is not valid Python: {type(error).__name__}"
         raise NotLifted("source-unreadable", detail=detail) from error
     if nodes > _MOST_NODES:
         raise NotLifted("source-unreadable", detail=f"it has {nodes} parts, too many")
@@ -113,7 +102,7 @@ class _Reader:
             self._statement(node)
 
     def reached(self, entry: str) -> Source:
-        """Return the kernel with all that it reaches."""
+        """Return the kernel with its dependencies."""
         functions: dict[str, ast.FunctionDef] = {}
         constants: dict[str, ast.expr] = {}
         begun: set[str] = set()
@@ -162,7 +151,7 @@ class _Reader:
         if isinstance(value, ast.Call) and _last(value.func) == "constexpr" and len(value.args):
             inner = value.args[0]
         if not isinstance(target, ast.Name) or not is_literal(inner):
-            raise NotLifted("global-unknown", detail=f"{ast.unparse(target)[:80]} is no literal")
+            raise NotLifted("global-unknown", detail=f"{ast.unparse(target)[:80]} is not a literal")
         wrapped = ast.parse(f"tl.constexpr({ast.unparse(inner)})", mode="eval").body
         self._constants[target.id] = wrapped
 
@@ -183,11 +172,10 @@ class _Reader:
                 self._aliases[alias] = (home, each.name)
 
     def module(self, name: str) -> str | None:
-        """Return the contract's word for a module's name."""
         return self._modules.get(name)
 
     def alias(self, name: str) -> ast.expr | None:
-        """Return the contract's word for a function that was imported by name."""
+        """Return the contract's name of a function that was imported by name."""
         if name not in self._aliases or name in self.functions:
             return None
         return self.word(*self._aliases[name])
@@ -204,12 +192,11 @@ class _Reader:
         return ast.Attribute(ast.Name(home, ast.Load()), found, ast.Load())
 
     def is_known(self, name: str) -> bool:
-        """Whether the file defines a name."""
         return name in self.functions or name in self._constants
 
 
 class _Speller(ast.NodeTransformer):
-    """Spells one function in the contract's words."""
+    """Spells one function in the contract's names."""
 
     def __init__(self, reader: _Reader, name: str) -> None:
         self._reader = reader
@@ -287,7 +274,7 @@ class _Speller(ast.NodeTransformer):
 
 
 def _parameter(node: ast.arg) -> ast.arg:
-    """Keep the annotation of a constexpr; others say what Triton would compile differently."""
+    """Keep the annotation of a constexpr; other annotations change what Triton compiles."""
     if node.annotation is None:
         return ast.arg(node.arg)
     said = node.annotation

@@ -211,7 +211,7 @@ def test_scratch_and_spills_are_notes_until_a_policy_bounds_them() -> None:
         (code_object(notes=b""), "0 notes"),
         (code_object(notes=note(b"\xc1")), "metadata cannot be read"),
         (code_object(notes=note(packed([1, 2]))), "lists no kernels"),
-        (code_object(notes=note(packed({"amdhsa.kernels": [7]}))), "no kernel"),
+        (code_object(notes=note(packed({"amdhsa.kernels": [7]}))), "not a kernel"),
         (code_object(notes=note(b"\xc0", size=1 << 31)), "a note claims"),
         (code_object(notes=note(packed(None)) + note(packed(True))), "2 notes"),
         (code_object(metadata(symbol="other.kd")), "no descriptor"),
