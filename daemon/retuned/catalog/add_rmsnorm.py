@@ -1,7 +1,7 @@
-"""add_rmsnorm: the residual is added, and the sum normalised by its root mean square.
+"""add_rmsnorm: adds the residual, and normalises the sum by its root mean square.
 
-Servers do this in place, over both operands. Here nothing is in place: the sum is an output of its
-own, so that a launch can be repeated and compared.
+Servers do this in place, over both operands. Here the sum is a separate output, so that a launch
+can be repeated and compared.
 """
 
 from __future__ import annotations

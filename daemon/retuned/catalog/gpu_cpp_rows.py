@@ -1,4 +1,4 @@
-"""Normalisation and softmax in GPU C++: a block a row, read again or held in registers."""
+"""GPU C++ normalisation and softmax: a block per row, read again or held in registers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from retuned.catalog.entry import Params, Space, constant
 from retuned.contract import AxisConst, Definition, DType, Language
 
 PREFIX = "gpu_"
-"""Sources are called this and their entry."""
+"""File name prefix of the sources, followed by their entry."""
 _BLOCKS = (32, 64, 128, 256, 512, 1024)
 _EACH = (1, 2, 4, 8, 16)
 _TYPES: Mapping[DType, tuple[str, int]] = {
@@ -16,11 +16,11 @@ _TYPES: Mapping[DType, tuple[str, int]] = {
     DType.BFLOAT16: ("bf16", 2),
     DType.FLOAT16: ("fp16", 2),
 }
-"""How an element is spelled, and its bytes."""
+"""Spelling of an element type, and its bytes."""
 _WIDEST = 16
 """Bytes that a thread moves at once."""
 _LOOSEST = 4
-"""A block that holds a row has room for at most so many."""
+"""Largest ratio of a block's capacity to the row that it holds."""
 
 
 def normalised(definition: Definition) -> tuple[tuple[Space, ...], Params]:
@@ -59,7 +59,7 @@ def softmax(definition: Definition) -> tuple[tuple[Space, ...], Params]:
 def _looping(
     definition: Definition, entry: str, axis: str, *, rank: int = 1
 ) -> tuple[Space, Params]:
-    """Return the space of a source that goes over its row in steps, and a modest point of it."""
+    """Return the space of a source that reads its row in steps, and a modest point of it."""
     kind, size = _element(definition)
     length = definition.axes[axis]
     width = length.value if isinstance(length, AxisConst) else 4096
@@ -106,7 +106,7 @@ def _element(definition: Definition) -> tuple[str, int]:
 
 
 def _covers(params: Params, width: int) -> bool:
-    """Whether the threads of a block hold a row, and not mostly nothing."""
+    """Whether the threads of a block hold a row without being mostly idle."""
     threads, each, vector = (int(params[name]) for name in ("BLOCK_X", "EACH", "VEC"))
     room = threads * each * vector
     return width <= room <= max(_LOOSEST * width, _BLOCKS[0] * vector) and width % vector == 0

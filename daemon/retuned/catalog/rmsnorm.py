@@ -52,7 +52,7 @@ INCUMBENT: Params = {"UNROLL": 4, "VEC": 64, "THREADS": 1}
 
 
 def gains(rng: np.random.Generator, width: int) -> inputs.Floats:
-    """Make the gain of a normalisation: around one, as trained ones are."""
+    """Make the gain of a normalisation: around one, as in trained models."""
     return (1.0 + 0.1 * rng.standard_normal(width)).astype(np.float32)
 
 

@@ -1,6 +1,6 @@
-"""From the record of a user's own definition to an entry: the same as the catalog's, from then on.
+"""Entries of users' own definitions, with the same interface as the catalog's.
 
-Everything that reads entries (search, judge, loop, commands) works on both without knowing.
+Code that reads entries (search, judge, loop, commands) treats both alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from retuned.lab.reference.oracle import Oracle
 from retuned.lab.subject import numpy_dtype, shape_of
 
 MOST_SCRATCH_BYTES = 2**30
-"""Largest workspace."""
 AUTHOR = "definition file"
 """Author of its solutions, for the record."""
 
@@ -30,16 +29,9 @@ AUTHOR = "definition file"
 def entry_of(
     own: OwnDefinition, language: Language, *, allow_unconfined: bool = False
 ) -> KernelEntry:
-    """Return the entry of a definition in one language.
+    """Return the entry of a valid definition in one language.
 
-    Parameters
-    ----------
-    own
-        A definition without faults.
-    language
-        Of the spaces and the incumbent.
-    allow_unconfined
-        Run the reference even where neither seccomp nor Landlock holds.
+    `allow_unconfined` allows its reference to run where neither seccomp nor Landlock confines it.
 
     Raises
     ------
