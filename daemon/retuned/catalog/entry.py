@@ -48,22 +48,16 @@ class Space:
     valid: Callable[[Params, Definition], bool] = lambda _params, _definition: True
     """Relations between parameters, and between them and the constant axes."""
     layouts: Callable[[Params], dict[str, str]] = lambda _params: {}
-    """Layout that each constant input is repacked to."""
     scratch_bytes: Callable[[Params, Definition], int] = lambda _params, _definition: 0
-    """Workspace per part."""
     language: Language = Language.CPU_CPP
     grid: tuple[str, ...] = ()
     """Launch grid of a GPU kernel, as expressions over axes and parameters."""
     steps: tuple[Step, ...] = ()
     """Launches, if there are several; `grid` is empty then."""
     scratch: tuple[Scratch, ...] = ()
-    """Memory that the steps share."""
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Text of sources that do not ship with the catalog, by name."""
     author: str = "catalog"
-    """Author of the sources, for the record."""
     trust: TrustClass = TrustClass.PARAMETERS
-    """Trust class of the author."""
 
     def constraints(self, params: Params, definition: Definition) -> bool:
         """Whether the point is in the space: all parameters named and chosen, relations hold."""
@@ -100,7 +94,6 @@ class KernelEntry:
     """Makes the inputs of a family for the lengths of all axes."""
     compute: Reference = field(repr=False)
     cost: Callable[[dict[str, int]], Cost] = field(repr=False)
-    """Cost at the lengths of all axes."""
     launching: Callable[[Solution], Mapping[str, Any]] = field(default=lambda _: {}, repr=False)
     """Returns manifest fields for launches that the server makes itself."""
     confinement: Callable[[], tuple[str, ...] | None] = field(default=lambda: None, repr=False)
@@ -111,7 +104,6 @@ class KernelEntry:
         return self.launching(solution)
 
     def reference_confined_by(self) -> tuple[str, ...] | None:
-        """Return the confinement of an untrusted reference; see `confinement`."""
         return self.confinement()
 
     def reference(self, inputs: dict[str, Array], axes: Mapping[str, int]) -> dict[str, Array]:
@@ -230,7 +222,6 @@ def reference_text(op_type: str) -> str:
 
 
 def constant(definition: Definition, axis: str) -> int:
-    """Return the length of a constant axis."""
     length = definition.axes[axis]
     if not isinstance(length, AxisConst):
         raise TypeError(f"axis '{axis}' of {definition.name} is variable")

@@ -14,9 +14,7 @@ LONGEST = 2**20
 """Longest constant axis: a longer one in a name is a mistake or an attack."""
 
 THREADS: tuple[int, ...] = (1, 2, 4, 8)
-"""Choices of the parameter THREADS: parts a launch is split into."""
 VECTORS: tuple[int, ...] = (16, 32, 64)
-"""Choices of the parameter VEC: bytes of a vector."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +22,6 @@ class Family:
     """One operator."""
 
     op_type: str
-    """Operator, as in ``retuned::<op_type>``."""
     template: str
     """Name of a definition, with constant axes in braces, for example ``rmsnorm_h{H}``."""
     description: str
@@ -59,12 +56,10 @@ class Family:
 
 
 def variable(description: str) -> AxisVar:
-    """Return an axis whose length a workload names."""
     return AxisVar(description=description)
 
 
 def fixed(length: int) -> AxisConst:
-    """Return an axis whose length is in the definition's name."""
     return AxisConst(value=length)
 
 

@@ -8,7 +8,6 @@ from retuned.catalog.entry import Params, Space, constant
 from retuned.contract import AxisConst, Definition, DType, Language
 
 PREFIX = "gpu_"
-"""File name prefix of the sources, followed by their entry."""
 _BLOCKS = (32, 64, 128, 256, 512, 1024)
 _EACH = (1, 2, 4, 8, 16)
 _TYPES: Mapping[DType, tuple[str, int]] = {
@@ -16,7 +15,6 @@ _TYPES: Mapping[DType, tuple[str, int]] = {
     DType.BFLOAT16: ("bf16", 2),
     DType.FLOAT16: ("fp16", 2),
 }
-"""Spelling of an element type, and its bytes."""
 _WIDEST = 16
 """Bytes that a thread moves at once."""
 _LOOSEST = 4
@@ -24,7 +22,6 @@ _LOOSEST = 4
 
 
 def normalised(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces of rmsnorm, and the incumbent's point in the first."""
     width = constant(definition, "H")
     block, incumbent = _looping(definition, f"{definition.op_type}_block", "H")
     kind, size = _element(definition)
@@ -50,7 +47,6 @@ def normalised(definition: Definition) -> tuple[tuple[Space, ...], Params]:
 
 
 def softmax(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces of softmax, and the incumbent's point in the first."""
     passes, incumbent = _looping(definition, "softmax_passes", "N")
     online, _ = _looping(definition, "softmax_online", "N", rank=0)
     return (passes, online), incumbent

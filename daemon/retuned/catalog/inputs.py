@@ -21,7 +21,6 @@ Floats = npt.NDArray[np.float32]
 PLANTED = {"planted-nan": np.nan, "planted-pos-inf": np.inf, "planted-neg-inf": -np.inf}
 """Value of one element of one activation."""
 COMMON = ("randn", "randn-small", "randn-large", "outlier", "zeros-rows", *PLANTED)
-"""Families that apply to every activation."""
 
 
 def activations(rng: np.random.Generator, shape: tuple[int, ...], family: str) -> Floats:

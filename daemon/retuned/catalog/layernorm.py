@@ -16,7 +16,6 @@ from retuned.catalog.triton import rows as triton_rows
 from retuned.contract import Definition
 
 _FAR = 1000
-"""Mean of the rows of the family ``mean-1000``."""
 _PARAMS: dict[str, tuple[int | str, ...]] = {
     "UNROLL": (1, 2, 4, 8),
     "VEC": VECTORS,

@@ -50,7 +50,6 @@ FLOAT16 = NumberFormat(
     dtype=DType.FLOAT16, mark="_fp16", size_bytes=2, languages=(Language.TRITON,)
 )
 FORMS = (FLOAT32, BFLOAT16, FLOAT16)
-"""Formats of served models."""
 
 
 @cache
@@ -75,8 +74,6 @@ def rounding(form: NumberFormat, make: Make) -> Make:
 def costing(
     form: NumberFormat, cost: Callable[[dict[str, int], float], Cost]
 ) -> Callable[[dict[str, int]], Cost]:
-    """Return the cost by lengths alone, given one by lengths and bytes of an element."""
-
     def at(lengths: dict[str, int]) -> Cost:
         return cost(lengths, float(form.size_bytes))
 

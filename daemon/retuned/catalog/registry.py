@@ -130,7 +130,6 @@ def learn(
 
 
 def forget() -> None:
-    """Remove all definitions of users."""
     users.clear()
     get.cache_clear()
 
@@ -186,7 +185,6 @@ def _nearest(name: str) -> str:
 
 
 def languages(definition_name: str) -> tuple[Language, ...]:
-    """Return the languages of a definition's kernels; empty for an unknown name."""
     own = users.find(definition_name)
     if own is not None:
         return own.languages

@@ -61,10 +61,8 @@ from retuned.stages.experiment import ExperimentPlan
 from retuned.stages.verdict import JudgeSettings
 
 _LANGUAGES = (Language.CPU_CPP, Language.TRITON, Language.GPU_CPP)
-"""Languages that the catalog has kernels in."""
 
 EVOLVE = "evolve"
-"""Name of the generator that uses a language model."""
 
 GeneratorFactory = Callable[[ExperimentPlan], Generator]
 
@@ -108,7 +106,6 @@ def open_lab(
     lab: LabSettings | None = None,
     judge_settings: JudgeSettings | None = None,
 ) -> LocalLab:
-    """Return a lab over the catalog; `solutions` are variants that it does not have."""
     extra = {solution.digest: solution for solution in solutions}
     asked: set[str] = {solution.definition for solution in solutions}
 

@@ -70,7 +70,6 @@ class LabProcess:
         self._stopped = False
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
-        """Yield findings as the child reports them; see `Bench.run`."""
         incumbent = self._solution(plan.incumbent)
         own = self._definition(plan.definition)
         task = LabTask(

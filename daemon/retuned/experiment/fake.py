@@ -20,18 +20,14 @@ class FakeBench:
     """Returns scripted findings in order, without measurements."""
 
     script: Mapping[str, Sequence[Finding]]
-    """Findings per definition."""
     root: Path
-    """Folder of empty artifact folders."""
     failure: HarnessError | None = None
     """Raised instead of the finding after the first."""
     runs: list[ExperimentPlan] = field(default_factory=list)
-    """Plans that were run, for assertions."""
     asked: Sequence[Turn] = ()
     stopped: bool = False
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
-        """Yield the scripted findings, without known ones."""
         self.runs.append(plan)
         for number, finding in enumerate(self.script.get(plan.definition, ())):
             if self.stopped:

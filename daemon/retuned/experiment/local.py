@@ -51,9 +51,7 @@ from retuned.store.artifact_folder import MANIFEST, keep_artifact
 log = logging.getLogger(__name__)
 
 SHAPES = "shapes"
-"""Folder with the shapes of plans."""
 MAX_SHAPES = 256
-"""Maximum of stored shapes per definition."""
 _MAX_BYTES = 1 << 20
 
 
@@ -150,7 +148,6 @@ def _is_shape(row: object, axes: set[str]) -> bool:
 
 
 TURNS = "turns"
-"""Folder below the root with the generators' turns per plan."""
 _BATCH = 4
 """Candidates requested at a time, so that generators learn from findings."""
 _LONGEST_REST_S = 10.0
@@ -199,7 +196,6 @@ class LocalLab:
         make_private(root)
 
     def run(self, plan: ExperimentPlan, *, known: Mapping[Digest, Finding]) -> Iterator[Finding]:
-        """Yield a finding per candidate as soon as it is final; see `Bench.run`."""
         incumbent = self._check_plan(plan)
         self._precompiler.remember(plan.definition, plan.workloads)
         notebook = Notebook(self._root / "notes" / notebook_name(plan.id))
@@ -286,7 +282,6 @@ class LocalLab:
             )
 
     def search_left_s(self) -> float:
-        """Return how long the search of the running plan may still take, seconds."""
         return self._search_until - time.monotonic()
 
     def _check_plan(self, plan: ExperimentPlan) -> Solution:
@@ -404,7 +399,6 @@ class LocalLab:
 
 
 def _settings(lab: LabSettings, plan: ExperimentPlan) -> LabSettings:
-    """Return the amount of measurement, with the plan policy's exceptions."""
     if plan.batch_invariant:
         return lab
     return replace(lab, tolerance=replace(lab.tolerance, batch_invariant=False))

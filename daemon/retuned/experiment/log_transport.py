@@ -39,10 +39,8 @@ VERSION = 1
 MAX_PACKED_BYTES = 6 << 20
 """Of all compressed files: in base64 they stay below 10 MiB, where a kubelet rotates the log."""
 MAX_UNPACKED_BYTES = 64 << 20
-"""Of all files."""
 MAX_FILES = 1024
 MAX_LOG_BYTES = 9 << 20
-"""Further bytes of a log are not read."""
 FINDINGS = "findings.jsonl"
 """The lab's lines; this file is written last, so its presence means that all is complete."""
 _NAME = re.compile(
@@ -63,7 +61,6 @@ class Sender:
     experiment: str
     """Uid of the KernelExperiment."""
     job: str
-    """Name of the Job."""
     pod: str
     """Uid of the pod."""
 
@@ -82,12 +79,10 @@ class Bundle:
 class Packed:
     name: str
     size: int
-    """Uncompressed bytes."""
     data: bytes
 
     @property
     def cost(self) -> int:
-        """Bytes it adds to the whole."""
         return len(self.data) + len(_head_of(self))
 
 
@@ -140,7 +135,6 @@ def lines(
 
 
 def refusal_line(code: str, sender: Sender) -> bytes:
-    """Return the line with the reason why results are missing."""
     head = {"version": VERSION, "experiment": sender.experiment, "job": sender.job}
     return _MARK + b"none " + _json(head | {"pod": sender.pod, "code": code}) + b"\n"
 
@@ -304,7 +298,6 @@ def _no(code: str, message: str) -> UnreadableInput:
 
 
 def names_of(files: Iterable[str]) -> tuple[str, ...]:
-    """Return the names that a bundle may have, sorted."""
     return tuple(sorted(name for name in files if _NAME.fullmatch(name)))
 
 
@@ -357,7 +350,6 @@ def told(settings: TellingSettings) -> Iterator[bytes]:
 
 
 def _chosen(folder: Path) -> tuple[list[Packed], dict[str, int]]:
-    """Return the files to send, and counts of the omitted ones."""
     text = _content(folder, FINDINGS)
     won, lost, end = _divided(text)
     names = names_of(_names(folder))
@@ -434,7 +426,6 @@ def _content(folder: Path, name: str) -> bytes:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the file that is written last exists."""
     try:
         return stat.S_ISREG((folder / FINDINGS).lstat().st_mode)
     except OSError:
@@ -455,7 +446,6 @@ def run(settings: TellingSettings, out: BinaryIO) -> int:
 
 
 def main() -> int:
-    """Run with the manifest's settings."""
     # Nothing may be lost between two looks, and no handler runs in the middle of a line.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:

@@ -30,7 +30,6 @@ class FindingRecord(Record):
     solution: Solution
     verdict: Verdict
     seconds: float = Field(ge=0.0, allow_inf_nan=False)
-    """Wall time it cost."""
     definition: Digest | None = None
     """Digest of the definition it was tried against; None if it was not recorded."""
 
@@ -69,7 +68,6 @@ class DeviceStates(Record):
     begin: Gpus = ()
     """Before the measurement; processes on them are foreign."""
     end: Gpus = ()
-    """After the measurement."""
 
     @property
     def words(self) -> str:
@@ -90,7 +88,6 @@ class EarlierRecord(FindingRecord):
     """A finding of an earlier experiment, as a message."""
 
     environment: Digest
-    """Digest of the environment it was found in."""
     arch: str = ""
     """Architecture of that environment; empty if unknown."""
     workloads: tuple[Workload, ...] = ()
@@ -125,14 +122,11 @@ class LabTask(Record):
     cores: tuple[int, ...] = ()
     """Cores that candidates may use; empty means all."""
     known: tuple[FindingRecord, ...] = ()
-    """Findings of an earlier, interrupted run."""
     solutions: tuple[Solution, ...] = ()
     earlier: tuple[EarlierRecord, ...] = ()
-    """Findings of other experiments on the same operator."""
     priors: Priors | None = None
     """Priors of the operator's kernels; they only order candidates."""
     evolve: EvolveConfig | None = None
-    """Configuration of the language model; None without one."""
     unconfined_references: bool = False
     """Whether users' references run where neither seccomp nor Landlock confines them."""
     arch: str = Field(default="", max_length=256)
@@ -150,7 +144,6 @@ def finding_line(finding: Finding) -> dict[str, Any]:
 
 
 def done_line(stood: DeviceStates | None = None) -> dict[str, Any]:
-    """Return the last line of a lab that ended normally."""
     if stood is None or stood == DeviceStates():
         return {"done": True}
     return {"done": True, "gpus": stood.model_dump(mode="json")}
@@ -166,7 +159,6 @@ def stood_of(line: bytes) -> DeviceStates:
 
 
 def failed_line(code: str, message: str) -> dict[str, Any]:
-    """Return the last line of a lab that failed."""
     return {"failed": {"code": code, "message": message}}
 
 

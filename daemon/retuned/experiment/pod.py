@@ -101,11 +101,8 @@ class PodResources(Generic[_TaskT]):
     read: Callable[[str, str], _TaskT]
     """Reads a task's text from a path; raises `UnreadableInput`."""
     environment: Callable[[_TaskT, PodRole], Digest]
-    """The lab's environment on this machine."""
     open: Callable[[_TaskT, PodRole], Bench]
-    """Opens the lab of a role."""
     say: Callable[[Mapping[str, Any]], None]
-    """Writes a line."""
     devices: Callable[[], Devices | None] = find_devices
     """Returns the reader of accelerator states; None if there is none."""
 

@@ -113,7 +113,6 @@ def clear(folder: Path) -> None:
 
 
 def _put_artifact(folder: Path, found: Finding, *, bench: Bench) -> int:
-    """Copy a winner's compiled files; return their bytes."""
     built = bench.build(found.solution)
     target = folder / "artifacts" / _hex(found.solution.digest)
     partial = target.with_name(f"{_PARTIAL}{target.name}")
@@ -127,7 +126,6 @@ def _put_artifact(folder: Path, found: Finding, *, bench: Bench) -> int:
 
 
 def _put_evidence(folder: Path, found: Finding, *, bench: Bench, left: int) -> int:
-    """Write a document if there is enough space; return its bytes."""
     digest, wins = found.verdict.evidence, found.verdict.status is Status.PROMOTE
     data = bench.evidence(digest) if digest is not None else None
     if digest is None or data is None:
@@ -155,7 +153,6 @@ def _put(path: Path, data: bytes) -> None:
 def summary(
     role: PodRole, plan: str, *, findings: Sequence[Finding] = (), exit_code: int
 ) -> dict[str, Any]:
-    """Return a pod's final summary: candidates tried and the best, without evidence."""
     won = [each for each in findings if each.verdict.status is Status.PROMOTE]
     best = max(won, key=lambda each: _lower(each), default=None)
     body: dict[str, Any] = {

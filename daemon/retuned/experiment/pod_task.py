@@ -22,7 +22,6 @@ from retuned.ports import Finding
 from retuned.stages.verdict import Status
 
 MAX_TASK_BYTES = 1 << 20
-"""Maximum of a ConfigMap."""
 ROLE, RESULTS, MESSAGE = "RETUNED_ROLE", "RETUNED_RESULTS_DIR", "RETUNED_MESSAGE_PATH"
 """Names of the variables."""
 COMPILE_GATES = ("G1", "G2")
@@ -39,7 +38,6 @@ class PodRole(StrEnum):
     SEARCH = "search"
     """Tries variants; its numbers are not trusted."""
     VERIFY = "verify"
-    """Measures the search's promotions again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,6 @@ class PodSettings:
 
     role: PodRole
     results: Path
-    """This pod's own folder of results."""
     message: Path | None = None
     """File of the termination message; None without one."""
 

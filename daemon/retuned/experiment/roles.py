@@ -189,7 +189,6 @@ class CompilingLab(UnmeasuredLab):
 
 
 _AT_A_TIME = 4
-"""Variants requested between two checks of the time."""
 
 
 class GeneratingLab(UnmeasuredLab):
@@ -212,7 +211,7 @@ class GeneratingLab(UnmeasuredLab):
             If the model cannot be asked.
         """
         if self._generator is None:
-            log.warning("no model is asked: the day's budget is spent")
+            log.warning("variants not generated: the budget of the day is spent")
             return
         definition = self._subject.definition
         named, history = definition_digest(definition), list(known.values())

@@ -42,7 +42,6 @@ _PARTIAL = ".partial-"
 class _Tensor(Record):
     name: Name
     file: Annotated[str, Field(pattern=r"^[0-9]{1,4}-[0-9]{1,3}\.bin$")]
-    """Name of its bytes, beside the manifest."""
     digest: Digest
 
 
@@ -70,7 +69,6 @@ class Captured:
     tensors: Mapping[str, Array]
     """By input; weights are missing."""
     digest: Digest
-    """Of names and bytes."""
 
 
 def write_captured(

@@ -22,13 +22,11 @@ from retuned.lab.subject import Array, KernelUnderTest, make_inputs
 log = logging.getLogger(__name__)
 
 FOLDER = "captured"
-"""Folder below a lab's root, with one folder per plan."""
 
 FAMILY = "captured"
 """Name of the family; further samples of one shape are ``captured-2`` and so on."""
 
 MAX_CASES = 8
-"""Maximum of samples per experiment."""
 
 _FEW = 64
 """With fewer elements no statistics are recorded: a mean of one number is that number."""

@@ -18,7 +18,6 @@ _UNFINISHED = (
     "notes/*/.*.partial",
     "turns/*/.*.partial",
 )
-"""Folders of work in progress below a lab's folder."""
 
 
 def sweep(root: Path, *, running: Collection[str] = ()) -> int:

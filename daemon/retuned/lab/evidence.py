@@ -135,7 +135,6 @@ def final_timing(
 
 
 def adjusted_p_values(finals: Sequence[Timed], settings: JudgeSettings) -> tuple[float, ...]:
-    """Holm-adjusted p-value of every finalist for "not faster by the required gain"."""
     return holm([p_value(timed, settings) for timed in finals])
 
 
@@ -326,7 +325,6 @@ def ended_of(
 
 
 def timed_from(ended: Ended) -> Timed:
-    """Load a re-measurement from its stored form."""
     raw = ended.raw or RawTiming(candidate=())
     return Timed(
         checks=ended.checks,
@@ -340,7 +338,6 @@ def timed_from(ended: Ended) -> Timed:
 
 
 def samples_from(rows: RawSamples) -> ShapeSamples:
-    """Convert times to samples."""
     return ShapeSamples(
         weight=rows.weight,
         incumbent_us=np.array(rows.incumbent_us),

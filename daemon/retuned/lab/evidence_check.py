@@ -37,7 +37,6 @@ from retuned.stages.verdict import (
 _TOLERANCE = 1e-3
 """Relative; raw pairs are stored to a tenth of a nanosecond."""
 _Measured = tuple[Mapping[str, int], float]
-"""Variable axes of a shape, and its weight."""
 
 
 def wrong_with_plan(document: EvidenceDocument, plan: ExperimentPlan) -> str | None:
@@ -168,7 +167,6 @@ MAX_BYTES = 32 << 20
 
 
 def claim_of(plan: ExperimentPlan, found: Finding, *, environment: Digest) -> Claim:
-    """Return the claim of a finding."""
     return Claim(
         candidate=found.solution.digest,
         incumbent=plan.incumbent,

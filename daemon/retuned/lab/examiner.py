@@ -62,12 +62,9 @@ class Timed:
     clones: tuple[ShapeSamples, ...] = ()
     """Clone against incumbent, one per shape in `shapes`."""
     shapes: tuple[int, ...] = ()
-    """Positions in the plan's workloads."""
     processes: int = 0
     looks: int = 1
-    """How often the caller was asked whether the result is decided."""
     commitment: Digest | None = None
-    """Digest of the secret behind its inputs and orders; None if it is the session's."""
 
     @property
     def passed(self) -> bool:

@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 
 def notebook_name(plan: str) -> str:
-    """Name of a plan's folder of notes."""
     return digest_of(plan).removeprefix("sha256:")
 
 
@@ -48,9 +47,7 @@ class Ended(Record):
     """Every pair; None where a check failed."""
     processes: int = Field(default=0, ge=0)
     looks: int = Field(default=1, ge=1)
-    """How often the caller was asked whether the result is decided."""
     commitment: Digest | None = None
-    """Digest of the secret behind inputs and orders."""
     seconds: float = Field(default=0.0, ge=0.0)
 
 
@@ -59,7 +56,6 @@ class FinalNote(Record):
 
     candidate: Digest
     begun: int = Field(default=0, ge=0)
-    """How often its re-measurement began."""
     ended: Ended | None = None
     """Its result; None while it has not ended."""
 
@@ -142,7 +138,6 @@ class Notebook:
         partial.replace(self._folder / f"{name}.final")
 
     def close(self) -> None:
-        """Delete all notes when the plan has ended."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _path(self, candidate: Digest) -> Path:

@@ -51,9 +51,7 @@ float64 to float32, float32 to bfloat16, both halves to float8, float8 to the 4-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     eps: float
-    """Distance from 1 to the next larger number."""
     smallest: float
-    """Smallest number above zero, denormals included."""
     largest: float
 
 

@@ -67,11 +67,9 @@ class Judged:
     """Comparison of one output."""
 
     reason: Reason | None
-    """None if it is accepted."""
     error_ratio: float
     """Largest error, candidate over incumbent plus one unit in the last place."""
     detail: str = ""
-    """One sentence with the numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +164,6 @@ def allowed_difference(
 def _rms_bound(
     own: float, scale: float, limits: Limits, *, walk: float, tolerance: Tolerance
 ) -> float:
-    """Return the rms error allowed for a variant, given the incumbent's."""
     rounding = tolerance.rms_ulps * _ulp(scale, limits)
     return tolerance.rms_ratio * own + rounding + walk * scale
 

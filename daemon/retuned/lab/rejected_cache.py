@@ -22,9 +22,7 @@ from retuned.stages.verdict import Reason, Status
 _PASSING = frozenset({Reason.TIMED_OUT, Reason.CLOCKS_DISAGREE, Reason.OUT_OF_MEMORY})
 """The machine's state may have been the cause."""
 _SPEED = frozenset({Reason.SLOWER, Reason.NOT_FASTER_ENOUGH, Reason.LOST_SEARCH})
-"""Valid for the same incumbent and the same mix."""
 _RELATIVE = _SPEED | {Reason.WRONG_OUTPUT, Reason.NAN_MISMATCH, Reason.ROW_DEPENDENT}
-"""Verdicts relative to the incumbent."""
 _SAME_SHARE = 0.05
 """Largest change of a shape's share for which a speed verdict stays valid."""
 _COMMENT = re.compile(
@@ -32,7 +30,6 @@ _COMMENT = re.compile(
 )
 
 Remembered = Mapping[Digest, Finding]
-"""Rejections that apply, by `sameness`."""
 
 
 def definition_digest(definition: Definition) -> Digest:

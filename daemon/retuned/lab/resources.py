@@ -34,7 +34,6 @@ class LabSettings:
     """Amount of measurement; thresholds of the decision are `JudgeSettings`."""
 
     search_s: float = 0.8
-    """Time to measure one candidate in the search."""
     search_blocks: int = 5
     hopeless_ratio: float = 1 / 3
     """A candidate this slow on the costliest shape is not timed further."""
@@ -55,9 +54,7 @@ class LabSettings:
     launch_timeout_s: float | None = None
     """Bound of one launch, beyond twenty times the incumbent's time; None uses the language's."""
     compile: CompileLimits | None = None
-    """Bounds of the compiler; None uses the language's."""
     child: ChildLimits | None = None
-    """Bounds of the children; None uses the language's."""
     tolerance: Tolerance = field(default_factory=Tolerance)
 
 
@@ -138,7 +135,6 @@ class LabResources:
 
     @property
     def isolation(self) -> Isolation:
-        """Active and missing isolation between candidates and this machine."""
         program, walls = self.toolchain.program, isolation()
         missing = [*walls.missing]
         if not self._confined and walls.system_calls:
@@ -210,7 +206,6 @@ class LabResources:
 
     @contextmanager
     def duel(self, sides: Sequence[Variant]) -> Iterator[Duel]:
-        """Open a fresh child with several variants, to be timed against each other."""
         definition = self.subject.definition
         size = max(
             duel_bytes(definition, workload.axes, sides, sets=SETS) for workload in self.workloads
@@ -254,7 +249,6 @@ class LabResources:
         return made
 
     def saw(self, one_us: float) -> None:
-        """Record the incumbent's slowest launch, for time-outs."""
         self._slowest_us = max(self._slowest_us, one_us)
 
     def by_cost(self) -> list[int]:

@@ -58,7 +58,6 @@ class Family:
     """Their p-values; 1 if one began and its result is unknown."""
 
     def size(self, finalists: int) -> int:
-        """Total count, given the number of finalists of this run."""
         return len(self.others) + finalists
 
     def adjusted(self, p_values: Sequence[float]) -> tuple[float, ...]:
@@ -164,7 +163,6 @@ class Session:
         """Finalists whose verdict was out before this run."""
 
     def know(self, known: Collection[Finding]) -> None:
-        """Load the findings of an interrupted run of this plan."""
         self.history.extend(known)
         self.judged |= {f.solution.digest for f in known if f.verdict.gate == "G6"}
 
@@ -283,7 +281,6 @@ class Session:
                 return
 
     def _judge_finalists(self, finalists: Sequence[Contender], family: Family) -> Iterator[Finding]:
-        """Judge the finalists that were measured together, then the others."""
         measured = [(c, c.final) for c in finalists if c.final is not None]
         adjusted = family.adjusted([p_value(final, self._settings) for _, final in measured])
         # Who was chosen and not measured had no chance to be lucky.
@@ -362,7 +359,6 @@ class Session:
         contender.spent_s += ended.seconds
 
     def _known(self, contender: Contender) -> Finding:
-        """Return the results that generators may see."""
         verdict = judge(self._weighing.evidence(contender), self._settings)
         if not verdict.shapes:  # kernel authors need the times, not only the ratio
             shapes = search_shapes(contender.search, self._plan.workloads)

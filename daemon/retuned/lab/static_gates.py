@@ -30,14 +30,10 @@ class Audited(Protocol):
     """Compilation results that a gate reports."""
 
     @property
-    def note(self) -> str:
-        """The numbers in one sentence; empty if the language has none."""
-        ...
+    def note(self) -> str: ...
 
     @property
-    def audit(self) -> tuple[Mapping[str, Any], ...]:
-        """The audit of each binary; empty if the language has none."""
-        ...
+    def audit(self) -> tuple[Mapping[str, Any], ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

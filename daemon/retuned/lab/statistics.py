@@ -143,11 +143,8 @@ class ShapeSamples:
     weight: float
     """Launches per second in the profile."""
     incumbent_us: Floats
-    """Time per launch, one per pair."""
     candidate_us: Floats
-    """Time per launch, one per pair."""
     block: npt.NDArray[np.int64]
-    """Block of each pair."""
     process: npt.NDArray[np.int64] | None = None
     """Process of each block, in order of the blocks.
 
@@ -174,7 +171,6 @@ class Estimate:
     dof: float
 
     def interval(self, confidence: float) -> Interval:
-        """Two one-sided bounds, each of this confidence."""
         reach = t_quantile(confidence, self.dof) * self.error
         return Interval(
             lower=_exp(self.mean - reach),

@@ -19,9 +19,7 @@ class KernelUnderTest(Protocol):
     """A definition with its reference and its families of inputs; catalog entries satisfy it."""
 
     @property
-    def definition(self) -> Definition:
-        """What the kernel computes."""
-        ...
+    def definition(self) -> Definition: ...
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -50,9 +48,7 @@ class StrangersReference(Protocol):
 class FoundInServer(Protocol):
     """A subject whose launches the server makes: its variants are bound to them."""
 
-    def launch_data(self, solution: Solution) -> Mapping[str, Any]:
-        """Return manifest fields of a variant's artifact."""
-        ...
+    def launch_data(self, solution: Solution) -> Mapping[str, Any]: ...
 
 
 def numpy_dtype(spec: TensorSpec) -> np.dtype[Any]:

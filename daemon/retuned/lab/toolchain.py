@@ -50,10 +50,8 @@ class Artifact:
 
     variant: Variant
     sha256: str
-    """Hex digest of its file."""
     file_name: str
     manifest: Mapping[str, Any]
-    """Manifest fields of this language only."""
 
 
 class Toolchain(Protocol):
@@ -103,7 +101,6 @@ class CpuCpp:
         shapes: Shapes = (),
         limits: CompileLimits | None = None,
     ) -> Artifact:
-        """See `compile_solution`; the code does not depend on shapes."""
         del shapes
         built = cpu_cpp.compile_solution(solution, cache_dir=folder, limits=limits)
         variant = variant_of(solution, definition, library=built.path)
@@ -126,7 +123,6 @@ def gpu_server(environment: Mapping[str, str], *, paths: Sequence[str] = ()) -> 
 def gpu_program(
     found: gpu.Gpu | None, *, start: Starter, warm: Callable[[], None], **settings: object
 ) -> ChildProgram:
-    """Return the program that runs variants on a GPU, or on a processor in its place."""
     return ChildProgram(
         start=start,
         warm=warm,
@@ -139,7 +135,6 @@ def gpu_program(
 
 
 def gpu_pace(found: gpu.Gpu | None) -> Pace:
-    """Return the pace on a GPU, or on a processor in its place."""
     # Flushing the caches and the lead that launching needs take their time before every call.
     overhead_us = 1_000.0 if found is None else 2_500.0
     return Pace(unit_overhead_us=overhead_us, start_s=60.0, launch_timeout_s=5.0)
@@ -209,7 +204,6 @@ _TOOLCHAINS: Mapping[Language, Callable[[], Toolchain]] = {
 
 
 def measured() -> tuple[Language, ...]:
-    """Return the languages whose variants this version can measure."""
     return tuple(_TOOLCHAINS)
 
 

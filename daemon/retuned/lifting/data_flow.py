@@ -49,7 +49,6 @@ NOTHING = Value()
 
 
 def merged(values: Iterable[Value]) -> Value:
-    """Return the union of several values."""
     return Value(frozenset().union(*(value.tags for value in values)))
 
 
@@ -87,7 +86,6 @@ def compared(operation: ast.cmpop, left: Value, right: Value) -> Plain | _Unknow
 
 
 def truth(value: Value) -> bool | None:
-    """Return whether a test holds; None if only the device knows."""
     return None if isinstance(value.known, _Unknown) else bool(value.known)
 
 
@@ -104,19 +102,15 @@ class Flow:
     scattered: set[str] = field(default_factory=set)
     """Pointers written at loaded indices: other elements keep their contents."""
     atomic: set[str] = field(default_factory=set)
-    """Pointers changed by atomics."""
     places: set[str] = field(default_factory=set)
     """Pointers whose numbers become indices or counts: an address, the end of a loop."""
     moved: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Constexprs multiplied by the program id of a dimension."""
     plain: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Numbers multiplied by the program id."""
     placed: set[int] = field(default_factory=set)
-    """Dimensions whose program id is read."""
     pairs: set[tuple[str, str]] = field(default_factory=set)
     """(number, constexpr): ranges of the constexpr's length are compared with the number."""
     ranges: set[str] = field(default_factory=set)
-    """Constexprs that are lengths of ranges or blocks."""
     steps: set[str] = field(default_factory=set)
     """Constexprs that are loop steps, or that divide a number rounding up."""
     dots: bool = False

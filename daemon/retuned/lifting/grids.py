@@ -86,9 +86,7 @@ class Hints:
     tiles: frozenset[str] = frozenset()
     """Constexprs multiplied by the program id: the only ones a rule may name."""
     plain: frozenset[int] = frozenset()
-    """Numbers multiplied by the program id."""
     pairs: frozenset[tuple[str, str]] = frozenset()
-    """(axis, constexpr) that the source compares."""
     named: frozenset[str] | None = None
     """Constexprs that the caller's rule reads; None if its text is unknown."""
 
@@ -149,7 +147,6 @@ def _by_source(found: Sequence[Rule], hints: Hints) -> Rule:
 def _fitting(
     rows: Sequence[Row], programs: Sequence[int], *, axes: Collection[str], hints: Hints
 ) -> Iterator[Rule]:
-    """Yield every rule that matches every grid."""
     if len(set(programs)) == 1:
         yield Rule(programs[0], ())
     for seen, factors in enumerate(_products(sorted(axes), hints)):

@@ -125,7 +125,6 @@ def options_of(each: Observation) -> dict[str, int]:
 
 
 def other_constants(each: Observation) -> Mapping[str, object]:
-    """Return constexprs that are not integers."""
     return {n: p.value for n, p in each.of_kind("constexpr").items() if not _is_whole(p.value)}
 
 

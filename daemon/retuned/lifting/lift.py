@@ -26,7 +26,6 @@ from retuned.lifting.shapes import Axes, axes_of
 from retuned.lifting.source import Source, read_source
 
 MOST_GROUPS = 256
-"""Maximum of launch groups examined."""
 MOST_POINTS = 8
 """Maximum of definitions per kernel: one per choice of constexprs, the most frequent first."""
 _SETTLED_BY_PARTS = frozenset(
@@ -59,17 +58,14 @@ class SkippedKernel:
     source_digest: str
     """Of the live source, sanitized."""
     reason: str
-    """Stable code."""
     detail: str
     launches: int
-    """Count of observed launches."""
 
 
 @dataclass(slots=True)
 class Outcome:
     lifted: list[Lifted] = field(default_factory=list)
     kept: list[SkippedKernel] = field(default_factory=list)
-    """Skipped kernels with reasons."""
 
 
 def lift_all(
@@ -301,7 +297,6 @@ def grid_rules(group: Group, axes: Axes, flow: Flow) -> tuple[str, ...]:
 
 
 def _pairs(flow: Flow, axes: Axes) -> frozenset[tuple[str, str]]:
-    """Map arguments to axes in pairs from the source."""
     found = set()
     for name, tile in flow.pairs:
         factors = axes.ints.get(name, (name,))

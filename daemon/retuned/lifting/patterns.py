@@ -22,12 +22,10 @@ class Shape:
     """One source structure for a pattern, one program per row or per part of a row."""
 
     structure: str
-    """The catalog's name."""
     function: str
     grid: str
     """Number of programs, over ``{M}``, the lengths by symbol, and BLOCK."""
     whole: bool
-    """Whether BLOCK must cover a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,12 +30,9 @@ class Point:
     """Launches with the same constexprs and options."""
 
     observations: tuple[Observation, ...]
-    """The most frequent first."""
     rows: tuple[Mapping[str, int], ...]
-    """Lengths of all axes, per launch."""
     options: Mapping[str, int]
     constants: Mapping[str, int]
-    """Integer constexprs."""
     others: Mapping[str, object]
 
 
@@ -124,7 +121,6 @@ def where_of(
 
 
 def made_of(dtype: DType, spec: TensorSpec) -> InputRecipe:
-    """Return the generator of inputs similar to one."""
     if not is_whole(dtype):
         return InputRecipe(like=Distribution.NORMAL)
     rule = spec.values
@@ -133,7 +129,6 @@ def made_of(dtype: DType, spec: TensorSpec) -> InputRecipe:
 
 
 def _bound_axis(expression: str, axes: Axes) -> str:
-    """Return the name of the axis in a bound such as ``n_cols - 1``."""
     name = expression.partition("-")[0].strip()
     if name in axes.ints and len(axes.ints[name]) == 1:
         name = str(axes.ints[name][0])

@@ -32,9 +32,7 @@ from retuned.lifting.patterns import PATTERNS, Arrays, Pattern, Shape, Wide
 from retuned.lifting.records import NotLifted
 
 FAMILIES = ("randn", "randn-small", "randn-large")
-"""Families of inputs of the comparison."""
 ROWS = (1, 3)
-"""Lengths of the variable axis in the comparison."""
 ROUNDINGS = 2.0
 """Allowed error in units in the last place of a row's size.
 
@@ -47,9 +45,7 @@ class _Format:
     """Precision of an element type."""
 
     unit: float
-    """Relative distance of neighbours."""
     least: float
-    """Smallest number above zero."""
     largest: float
 
 
@@ -74,7 +70,6 @@ class Assignment:
     lengths: Mapping[str, int]
     """Symbol -> length, of constant axes."""
     variable: str
-    """Axis of the rows."""
 
     def values(self, floats: Mapping[str, float]) -> dict[str, float]:
         usual = {role: default or 0.0 for role, default in self.pattern.numbers.items()}
@@ -175,7 +170,6 @@ def _numbers(pattern: Pattern, floats: tuple[str, ...]) -> Iterator[dict[str, st
 
 
 def _tensors(pattern: Pattern, own: OwnDefinition) -> Iterator[dict[str, str]]:
-    """Yield every assignment of roles to tensors."""
     inputs, outputs = own.definition.inputs, own.definition.outputs
     roles = [r for r in pattern.outputs if r not in pattern.optional]
     optional = [r for r in pattern.outputs if r in pattern.optional]
@@ -234,7 +228,6 @@ RECOGNISED = "recognised"
 """Tag of a definition with a recognised kernel; the pattern's name is another tag."""
 _BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 _WHOLE = 32_768
-"""Longest row that one program holds."""
 _LEAST_BLOCK = 16
 _WARPS = (1, 2, 4, 8, 16)
 _MOST_STEPS = 256
@@ -333,7 +326,6 @@ def _text(found: Assignment, shape: Shape, floats: Mapping[str, float]) -> str:
 
 
 def _passed(found: Assignment, numbers: Mapping[str, str]) -> str:
-    """Return the arguments of the catalog's function."""
     pattern = found.pattern
     first = found.tensors[next(iter(pattern.outputs))]
     parts = []

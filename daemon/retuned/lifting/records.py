@@ -53,11 +53,9 @@ def harmless(text: object) -> str:
 
 
 MAX_SOURCE_CHARS = 128 << 10
-"""Longest source."""
 MAX_OBSERVATIONS = 512
 """Maximum of launches per kernel; the most frequent are used."""
 MOST_ELEMENTS = 2**40
-"""Largest plausible tensor."""
 MARK = "@dtype:"
 """Prefix of the text that represents an element type given as a constexpr."""
 _DTYPES = {
@@ -76,7 +74,6 @@ _DTYPES = {
 }
 
 Value = StrictBool | StrictInt | StrictFloat | StrictStr | None
-"""Type of an argument that is not a pointer."""
 Identifier = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,99}$")]
 
 
@@ -90,13 +87,10 @@ class Param(_Seen):
     """One argument of a launch."""
 
     name: Identifier
-    """Name of the parameter."""
     kind: Literal["pointer", "int", "float", "constexpr", "other"]
-    """Triton's classification."""
     dtype: Annotated[str, Field(max_length=40)] | None = None
     """Element type of a pointer, as Triton or PyTorch spells it."""
     value: Value = None
-    """Value of an argument that is not a pointer."""
     numel: Annotated[int, Field(ge=0, le=MOST_ELEMENTS)] | None = None
     """Elements of a pointer's tensor."""
     aligned16: bool | None = None
@@ -142,15 +136,11 @@ class Observation(_Seen):
     )
     """Names that the text uses and does not define, with the reason."""
     params: tuple[Param, ...] = Field(min_length=1, max_length=128)
-    """Parameters in order."""
     options: dict[str, Value] = Field(default_factory=dict, max_length=64)
-    """``num_warps``, ``num_stages`` and others."""
     grid: tuple[int, int, int]
-    """Number of programs per dimension."""
     grid_source: Annotated[str, Field(max_length=4000)] | None = None
     """Text of the grid's rule, if the caller gave a function."""
     count: int = Field(default=1, ge=1, le=2**62)
-    """Number of equal launches."""
 
     @model_validator(mode="after")
     def _one_launch(self) -> Observation:
@@ -163,7 +153,6 @@ class Observation(_Seen):
 
     @property
     def entry(self) -> str:
-        """Name of the function, without module and class."""
         return self.kernel.rpartition(":")[2].rpartition(".")[2]
 
     def of_kind(self, kind: str) -> dict[str, Param]:

@@ -97,7 +97,6 @@ def roles_of(
 
 
 def _left_behind(names: Collection[str], taken: Collection[str]) -> dict[str, str]:
-    """Return output names of these pointers."""
     found: dict[str, str] = {}
     for name in names:
         stem, number = f"{name.rstrip('_')}_out", 1

@@ -20,7 +20,6 @@ from retuned.lifting.recognition import (
 )
 
 Ask = Callable[[OwnDefinition], Sequence[SampledLaunch]]
-"""Returns the outputs of a kernel."""
 
 
 def draws_of(own: OwnDefinition) -> tuple[SampledLaunch, ...]:

@@ -29,7 +29,6 @@ class Launch:
 
     ints: Mapping[str, int]
     numels: Mapping[str, int]
-    """Elements per pointer."""
     constants: Mapping[str, int]
     grid: tuple[int, int, int]
 
@@ -51,7 +50,6 @@ class Axes:
 
     @property
     def variable(self) -> tuple[str, ...]:
-        """Axes whose length differs between launches."""
         return tuple(name for name, found in self.lengths.items() if len(set(found)) > 1)
 
 
@@ -192,7 +190,6 @@ class _Explained:
         return [*rows, *moving, *[name for name in rest if name not in moving]]
 
     def _with_grid(self, name: str, column: tuple[int, ...]) -> tuple[tuple[str, ...], int]:
-        """Use the programs of a dimension as an axis."""
         for dimension, programs in enumerate(self._grid):
             known = [atom for atom, values in self._atoms.items() if values == programs]
             if len(set(programs)) == 1 or known:
@@ -309,7 +306,6 @@ class _Explained:
 
 
 def _ratio(column: Sequence[int], factors: Sequence[Sequence[int]]) -> int | None:
-    """Return the integer ratio of every entry to the product of its factors."""
     first, rest = divmod(column[0], prod(factor[0] for factor in factors))
     if rest or first < 1:
         return None

@@ -17,9 +17,7 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.triton.contract import BUILTINS, check_source, is_literal
 
 HEADER = "import triton\nimport triton.language as tl\n"
-"""First lines of every source within the contract."""
 DEVICE_HEADER = f"from triton.language.extra import {DEVICE_LIBRARY}\n"
-"""Line of a source that uses a device library."""
 _MOST_NODES = 30_000
 _DECORATORS = frozenset(("jit", "autotune", "heuristics"))
 
@@ -28,9 +26,7 @@ _DECORATORS = frozenset(("jit", "autotune", "heuristics"))
 class Source:
     entry: str
     functions: dict[str, ast.FunctionDef]
-    """The kernel and its helpers, helpers first."""
     constants: dict[str, ast.expr]
-    """Literals of the file that they use, by name."""
 
     @property
     def text(self) -> str:
@@ -102,7 +98,6 @@ class _Reader:
             self._statement(node)
 
     def reached(self, entry: str) -> Source:
-        """Return the kernel with its dependencies."""
         functions: dict[str, ast.FunctionDef] = {}
         constants: dict[str, ast.expr] = {}
         begun: set[str] = set()
@@ -175,7 +170,6 @@ class _Reader:
         return self._modules.get(name)
 
     def alias(self, name: str) -> ast.expr | None:
-        """Return the contract's name of a function that was imported by name."""
         if name not in self._aliases or name in self.functions:
             return None
         return self.word(*self._aliases[name])

@@ -23,7 +23,6 @@ _GROWING = frozenset({"count", "device_time"})
 _WARPS = (32, 64)
 """Threads of a warp, on NVIDIA's and on AMD's devices."""
 _USUAL_WARPS = 4
-"""Triton's default number of warps."""
 
 
 class LiftedRecord(Record):
@@ -57,7 +56,6 @@ class _Shape:
     grid: tuple[int, int, int]
     warps: int
     numel: int
-    """Elements of its largest input."""
 
 
 class Geometries:

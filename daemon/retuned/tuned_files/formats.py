@@ -48,7 +48,6 @@ class Look(Record):
     runs: tuple[PickedRun, ...] = Field(min_length=1, max_length=MOST_RUNS)
     """Steps, from size 1 without a gap to `MAX_M`."""
     reload: Literal["now", "at-restart"] = "now"
-    """When the server reads the written file."""
     rule: Annotated[str, Field(max_length=64)] = ""
     """AITER's padding of batch sizes; empty for others."""
     cells: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
@@ -75,12 +74,9 @@ class TunedFileStep(Record):
     """Kernel of the catalog that represents the server's in the lab."""
     format: Format
     lookup: dict[str, Any] = Field(max_length=16)
-    """Arguments of the server's lookup."""
     path: str = Field(max_length=4096)
     digest: Digest | None
-    """Of the file that the step was read from; None without a file."""
     run: PickedRun
-    """The step: its batch sizes and its row."""
     choices: tuple[Row, ...] = Field(default=(), max_length=64)
     """For a table: its rows for this product, the only candidates."""
 
@@ -138,7 +134,6 @@ def _run(each: object) -> dict[str, Any]:
 
 
 STAGES = "stages"
-"""Structure of the catalog that servers launch."""
 NAMES: Mapping[str, str] = {
     "BLOCK_SIZE_M": "BLOCK_M",
     "BLOCK_SIZE_N": "BLOCK_N",
@@ -146,9 +141,7 @@ NAMES: Mapping[str, str] = {
     "num_warps": "num_warps",
     "num_stages": "num_stages",
 }
-"""Parameter of a row -> parameter of the lab's kernel."""
 USUAL: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
-"""Triton's defaults for parameters missing in a row."""
 _LEAST, _MOST = 16, 512
 _MOST_STAGES = 10
 AUTHOR = "row of a file"
@@ -231,13 +224,10 @@ def _whole(name: str, value: object) -> int:
 
 
 TABLES: tuple[Format, ...] = ("aiter", "tunable-op")
-"""Files that are tables of libraries' solutions."""
 TABLE_ROW = "row"
-"""Structure of such a variant."""
 KERNEL = re.compile(r"(Cijk_|bf16gemm_)")
 """Names of the kernels that hipBLASLt, rocBLAS and AITER's own products launch."""
 MOST_CHOICES = 64
-"""Maximum of rows of a table that an experiment may try."""
 _OPERATOR = "retuned::gemm_bf16"
 _TYPES = ("bfloat16", "bfloat16")
 _BF16 = frozenset({"bfloat16", "bf16", "c10::bfloat16"})

@@ -48,7 +48,6 @@ def row_of(solution: Solution, subject: TunedFileStep) -> Row:
 
 
 def structure_of(format: Format) -> str:
-    """Return the only structure that variants of a file's rows have."""
     return formats.TABLE_ROW if format in formats.TABLES else formats.STAGES
 
 
@@ -69,9 +68,7 @@ class Launch:
     tokens: int
     """Batch size that selects the file's row, or its bucket's upper edge."""
     lookup: dict[str, Any] = field(hash=False)
-    """Arguments of the server's lookup."""
     formats: tuple[Format, ...] = ("moe-vllm", "moe-sglang")
-    """Files that may configure it, in the order of lookup."""
 
 
 def read_launch(

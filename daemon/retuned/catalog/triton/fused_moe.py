@@ -15,7 +15,6 @@ FEW_TOKENS = 8
 """Up to so many tokens, experts mostly get one route each."""
 _SOURCE = "triton_fused_moe.py"
 _LIGHT: dict[str, int | str] = {"num_warps": 4, "num_stages": 2}
-"""Of the steps that only move numbers."""
 
 
 def _few(axes: Mapping[str, int]) -> bool:
@@ -95,7 +94,6 @@ def _grouped(
 
 
 def _stages(experts: int) -> Space:
-    """Return the servers' steps: sort, product, activation, product, sum."""
     return _grouped(
         "stages",
         experts,

@@ -44,7 +44,6 @@ def rope(definition: Definition) -> tuple[tuple[Space, ...], Params]:
 
 
 def _heads(definition: Definition) -> Space:
-    """Return the structure whose programs process some heads each."""
     most = next_pow2(constant(definition, "Q") + constant(definition, "K"))
     block = next_pow2(constant(definition, "D") // 2)
     few, more = min(4, most), min(8, most)

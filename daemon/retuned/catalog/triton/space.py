@@ -11,7 +11,6 @@ from retuned.catalog.entry import Params, Space, constant
 from retuned.contract import Definition, DType, Language, Scratch, Step
 
 PREFIX = "triton_"
-"""File name prefix of Triton sources, followed by their entry."""
 WHOLE_ROW = 1 << 16
 """Longest row that one program holds in registers."""
 
@@ -111,5 +110,4 @@ def warps(params: Params, elements: int, *, least: float, most: float) -> bool:
 
 
 def warps_for(elements: int, *, each: int, most: int = 8) -> int:
-    """Return the warps with which each thread holds about `each` of the elements."""
     return max(1, min(most, next_pow2(elements // (32 * each) or 1)))

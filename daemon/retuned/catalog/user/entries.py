@@ -23,7 +23,6 @@ from retuned.lab.subject import numpy_dtype, shape_of
 
 MOST_SCRATCH_BYTES = 2**30
 AUTHOR = "definition file"
-"""Author of its solutions, for the record."""
 
 
 def entry_of(
@@ -63,7 +62,6 @@ def entry_of(
 
 
 def spaces_of(own: OwnDefinition, language: Language) -> tuple[Space, ...]:
-    """Return the spaces of one language, in the order of the file."""
     chosen = [variant for variant in own.variants if variant.language is language]
     return tuple(_space(own, variant, rank) for rank, variant in enumerate(chosen))
 
@@ -80,7 +78,6 @@ def solution_of(own: OwnDefinition, space: Space, point: Params) -> Solution:
 
 
 def first_point(own: OwnDefinition, space: Space) -> Params | None:
-    """Return the first point of a space that can be built; None if there is none."""
     every = (
         dict(zip(space.params, values, strict=True)) for values in product(*space.params.values())
     )

@@ -100,7 +100,6 @@ def _check(node: ast.expr, names: frozenset[str], used: set[str]) -> None:
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
-    """Return the children of a node; refuse nodes that are not allowed."""
     if isinstance(node, ast.Constant) and _is_plain(node.value):
         return []
     if isinstance(node, ast.Name):

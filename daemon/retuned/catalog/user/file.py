@@ -58,7 +58,6 @@ def _made(value: object) -> object:
 
 
 def _one_or_more(value: object) -> object:
-    """Parse a single value as a list of one."""
     return value if isinstance(value, (list, tuple, dict)) or value is None else [value]
 
 
@@ -175,7 +174,6 @@ class DefinitionFile(Record):
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema, for hints with similar names."""
     return DefinitionFile.model_json_schema()
 
 

@@ -27,7 +27,6 @@ ORDINARY_FAMILIES: tuple[str, ...] = (
 )
 """Default families; the first is the ordinary one, exactly as the file defines."""
 FAMILIES: tuple[str, ...] = (*ORDINARY_FAMILIES, "mean-1000", "exact-integer")
-"""Families that a definition may name."""
 _OF_POSITIVE = ("randn", "randn-small", "randn-large", "outlier")
 """Families that keep a positive number positive."""
 WHOLE = frozenset({DType.INT64, DType.INT32, DType.INT8, DType.UINT8, DType.BOOL})
@@ -36,7 +35,6 @@ Wide = npt.NDArray[np.float64]
 
 
 def allows(own: OwnDefinition, lengths: Mapping[str, int]) -> bool:
-    """Whether the definition allows these lengths of all axes."""
     try:
         return bool(parse_expression(own.where or "1", own.definition.axes)(lengths))
     except BadExpression:
@@ -123,7 +121,6 @@ def _varied(values: Wide, made: InputRecipe, rng: np.random.Generator, family: s
 
 
 def _outlier(values: Wide, rng: np.random.Generator) -> Wide:
-    """Make one channel in a hundred, at least one, a hundred times as large."""
     width = values.shape[-1]
     if width:
         channels = rng.choice(width, size=max(1, width // 100), replace=False)

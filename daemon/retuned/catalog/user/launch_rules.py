@@ -23,7 +23,6 @@ _MARKED = "@"
 
 
 def launch_data_of(own: OwnDefinition, solution: Solution) -> dict[str, Any]:
-    """Return fields of ``artifact.json``; empty if the definition was not lifted."""
     origin = own.lifted
     if origin is None:
         return {}
@@ -66,7 +65,6 @@ def _serves(own: OwnDefinition, solution: Solution) -> str:
 
 
 def _is_live(own: OwnDefinition, solution: Solution) -> bool:
-    """Whether a variant is the server's own code with other parameters."""
     return any(
         variant.incumbent is not None
         and (variant.entry, variant.sources) == (solution.entry, solution.sources)
@@ -75,7 +73,6 @@ def _is_live(own: OwnDefinition, solution: Solution) -> bool:
 
 
 def _shown(origin: LiftedFrom, axis: str) -> str:
-    """Return the part of a launch that gives the length of a variable axis."""
     source = origin.axes[axis]
     if source.startswith(_GRID):
         return f"grid_{source.removeprefix(_GRID)}"
@@ -83,8 +80,6 @@ def _shown(origin: LiftedFrom, axis: str) -> str:
 
 
 def _over_launch(origin: LiftedFrom, rule: str, numbers: Mapping[str, int]) -> str:
-    """Rewrite a rule over axes as one over a launch."""
-
     def named(match: re.Match[str]) -> str:
         name = match.group()
         if name in origin.axes:

@@ -11,7 +11,6 @@ from retuned.contract import Definition, Language, Name, Record, SourceFile, Tru
 
 Params = dict[Name, int | str]
 Text = Annotated[str, Field(max_length=400)]
-"""An expression or a short text."""
 MOST_POINTS = 50_000
 """Maximum of points of one variant's space, valid or not: the search visits every one."""
 
@@ -82,29 +81,22 @@ class OwnVariant(Record):
     """One source structure, and the parameters it may be compiled with."""
 
     structure: Name
-    """Name of the algorithm, for example ``rows``."""
     language: Language
-    """Language of the sources."""
     entry: Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,127}$")]
-    """Symbol to launch."""
     sources: tuple[SourceFile, ...] = Field(min_length=1, max_length=16)
     """Device code; the first is compiled, the others are its headers."""
     params: dict[Name, tuple[int | str, ...]] = Field(default_factory=dict, max_length=16)
-    """Choices of each parameter, ordered so that neighbours behave alike."""
     incumbent: Params | None = None
     """The point in production; exactly one variant of each language has it."""
     starts: tuple[Params, ...] = Field(default=(), max_length=16)
-    """Points worth trying first."""
     valid: Text = ""
     """Relation between parameters and constant axes; empty means every point."""
     grid: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=3)
-    """Programs per dimension of a GPU launch."""
     layouts: dict[
         Name, Annotated[str, Field(pattern=r"^(as-is|transposed|panels-[0-9]{1,4})$")]
     ] = Field(default_factory=dict)
     """Layout that weights are repacked to before the first launch."""
     scratch_bytes: Text = "0"
-    """Workspace, an expression over parameters and constant axes."""
     trust: TrustClass = TrustClass.PARAMETERS
     """Trust class of the author: a source fitted to a live kernel is a generator's."""
     serves: Annotated[str, Field(pattern=r"^([a-zA-Z_][a-zA-Z0-9_]{0,127})?$")] = ""
@@ -117,11 +109,8 @@ class OwnTraces(Record):
     """Appearance of the kernel in a trace."""
 
     op: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_:.]{1,200}$")]
-    """Operator, such as ``retuned::scale_bias`` or ``mylib::scale_bias``."""
     shapes: tuple[tuple[Name, ...], ...]
-    """Axes of each tensor that the trace shows."""
     dtypes: tuple[str, ...]
-    """Element type of each."""
 
 
 class LiftedFrom(Record):
@@ -133,9 +122,7 @@ class LiftedFrom(Record):
     kernel: Annotated[str, Field(max_length=512)]
     """``module:qualname``, as the runtime spells it; untrusted text."""
     source_digest: Annotated[str, Field(max_length=200)]
-    """Of the live source."""
     parameters: tuple[str, ...]
-    """Of the live kernel, in order."""
     tensors: dict[Name, str]
     """Live parameter of each input and output."""
     axes: dict[Name, str]
@@ -145,15 +132,11 @@ class LiftedFrom(Record):
     numels: dict[str, Text] = Field(default_factory=dict)
     """Elements of every pointer's tensor, as an expression over all axes."""
     floats: dict[str, float] = Field(default_factory=dict)
-    """Every real argument."""
     constants: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
-    """Constexprs of the live launch."""
     options: dict[str, int] = Field(default_factory=dict)
-    """Launch options of the live launch."""
     grid: tuple[Text, ...] = Field(min_length=1, max_length=3)
     """The live launch's rule, over axes and constexprs."""
     dtypes: dict[str, str] = Field(default_factory=dict)
-    """Element type of every pointer."""
     notes: tuple[Text, ...] = Field(default=(), max_length=32)
     """Differences between the parsed and the running code, for people."""
 
@@ -163,7 +146,6 @@ class OwnDefinition(Record):
 
     definition: Definition
     made: dict[Name, InputRecipe]
-    """Recipe of each input."""
     families: tuple[str, ...] = Field(min_length=1)
     """Families of inputs; the first is the ordinary one."""
     where: Text = ""
@@ -171,7 +153,6 @@ class OwnDefinition(Record):
     flops: Text = "0"
     """Floating-point operations of one launch, over all axes."""
     traces: OwnTraces
-    """Appearance in a trace."""
     variants: tuple[OwnVariant, ...] = Field(min_length=1, max_length=32)
     lifted: LiftedFrom | None = None
     """Its live kernel; None for a file. With an empty reference the incumbent's outputs are the
@@ -189,5 +170,4 @@ class OwnDefinition(Record):
 
     @property
     def languages(self) -> tuple[Language, ...]:
-        """Languages of its kernels, in the order of the file."""
         return tuple(dict.fromkeys(variant.language for variant in self.variants))

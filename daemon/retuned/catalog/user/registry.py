@@ -11,7 +11,6 @@ from retuned.contract import AxisConst
 from retuned.errors import UsageError
 
 LONGEST_VARIABLE = 2**30
-"""Longest variable axis that a trace may show."""
 _KNOWN: dict[str, OwnDefinition] = {}
 _UNCONFINED = False
 
@@ -65,13 +64,11 @@ def clear() -> None:
 
 
 def allow_unconfined(allowed: bool) -> None:
-    """Set whether references run where neither seccomp nor Landlock confines them."""
     global _UNCONFINED
     _UNCONFINED = allowed
 
 
 def unconfined_allowed() -> bool:
-    """Return whether references run where neither seccomp nor Landlock confines them."""
     return _UNCONFINED
 
 

@@ -63,7 +63,6 @@ def range_of(dtype: DType) -> tuple[int | float, int | float]:
 def bound_problems(
     made: InputRecipe, spec: TensorSpec, *, axes: Mapping[str, AxisConst | AxisVar]
 ) -> Iterator[str]:
-    """Yield the problems of an input's recipe for its element type."""
     low, high = made.low or 0.0, 1.0 if made.high is None else made.high
     if made.like in _BOUNDED and low > high:
         unsaid = "; high is 1 where it is not said" if made.high is None else ""
@@ -116,7 +115,6 @@ class Fault:
     place: str
     """Dotted path in the record."""
     message: str
-    """The problem and its correction."""
 
 
 def faults(own: OwnDefinition) -> Iterator[Fault]:
@@ -304,7 +302,6 @@ def _point(variant: OwnVariant, point: Params | None, place: str) -> Iterator[Fa
 
 
 def _sources(own: OwnDefinition, variant: OwnVariant, place: str) -> Iterator[Fault]:
-    """Build one point, and check its source like every candidate's."""
     (space,) = [s for s in spaces_of(own, variant.language) if s.name == variant.structure]
     definition = own.definition
     points = [("incumbent", variant.incumbent)] if variant.incumbent is not None else []

@@ -130,7 +130,6 @@ class _Told:
 
 
 def _kinds(body: Mapping[str, Any]) -> set[str]:
-    """Return the kinds of the arguments, hidden ones included."""
     args = body.get(".args")
     listed = args if isinstance(args, list) else []
     found = [arg.get(".value_kind") for arg in listed if isinstance(arg, dict)]

@@ -12,15 +12,11 @@ _LLVM = "LLVM AMDGPU target: IsaInfo and the user guide's kernel descriptor"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchLimits:
     arch: str
-    """Such as ``sm_90`` or ``gfx942``."""
     source: str
     """Source of the numbers."""
     lanes: int
-    """Threads of a wave or warp."""
     waves: int
-    """Maximum of waves or warps per unit."""
     blocks: int
-    """Maximum of blocks per unit."""
     registers: int
     """Vector registers of a unit, each of one thread's width."""
     registers_per_thread: int
@@ -29,15 +25,12 @@ class ArchLimits:
     scalars_for_all_waves: int = 0
     """Scalar registers per wave that never limit occupancy; 0 if scalars never do."""
     simds: int = 4
-    """SIMDs of a unit; waves of a block are spread over them."""
     shared_bytes: int
-    """Shared memory (LDS) of a unit."""
     shared_per_block_bytes: int
     """Maximum per block, on request."""
     shared_reserved_bytes: int = 0
     """Reserved by the system in each block."""
     shared_granule_bytes: int = 128
-    """Allocation step."""
 
     @property
     def is_amd(self) -> bool:

@@ -57,9 +57,7 @@ class Section:
     offset: int
     size: int
     link: int
-    """Another section's index."""
     info: int
-    """Meaning depends on the kind."""
 
     @property
     def is_state(self) -> bool:
@@ -76,7 +74,6 @@ class Symbol:
     section: int
     """Index of its section; 0 where it is defined elsewhere."""
     value: int
-    """Address, or offset in its section."""
     size: int
 
 

@@ -13,9 +13,7 @@ class KernelFacts:
     registers: int
     """Vector registers of a thread (AMD: of a lane), accumulators included."""
     accumulators: int | None = None
-    """Accumulator registers among them."""
     scalars: int | None = None
-    """Scalar registers of a wave."""
     spilled: int | None = None
     """Vector and scalar registers that the compiler spilled to memory."""
     shared_bytes: int = 0

@@ -12,7 +12,6 @@ from retuned.errors import CandidateError
 from retuned.lab.audit.occupancy import Occupancy
 
 NAMED = 5
-"""Maximum of names that a finding lists."""
 
 
 class AuditCode(StrEnum):
@@ -51,11 +50,8 @@ class AuditReport(Record):
     kernel: str
     """Symbol; untrusted text."""
     arch: str
-    """Architecture in its header."""
     threads: int = Field(ge=1)
-    """Threads per block assumed by the estimate."""
     registers: int = Field(ge=0)
-    """Vector registers of a thread, accumulators included."""
     accumulator_registers: int | None = Field(default=None, ge=0)
     """Accumulators among them; None if not applicable."""
     scalar_registers: int | None = Field(default=None, ge=0)
@@ -71,9 +67,7 @@ class AuditReport(Record):
     occupancy: Occupancy | None = None
     """Estimate; None if the architecture is unknown."""
     problems: tuple[AuditProblem, ...] = ()
-    """Reasons to refuse it; empty if it passed."""
     notes: tuple[str, ...] = ()
-    """Remarks that refuse nothing."""
 
     @property
     def sentence(self) -> str:

@@ -27,7 +27,6 @@ _UNIT = "__hip_cuid_"
 
 
 def findings_of_file(elf: ElfFile, *, arch: str | None, found_arch: str) -> list[AuditProblem]:
-    """Return findings that concern every kernel of the file."""
     found = []
     if arch is not None and found_arch != arch:
         detail = f"is for {found_arch or 'an unknown architecture'}, not {arch}"

@@ -15,12 +15,10 @@ class Occupancy(Record):
     waves: int = Field(ge=0)
     """Waves or warps resident on a unit; 0 if not even one block fits."""
     of: int = Field(ge=1)
-    """Maximum per unit."""
     blocks: int = Field(ge=0)
     limited_by: str
     """The limiter: ``registers``, ``scalars``, ``shared``, ``blocks`` or ``waves``."""
     source: str
-    """Source of the architecture's limits."""
 
 
 def occupancy(

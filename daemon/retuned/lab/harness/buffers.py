@@ -22,7 +22,6 @@ class Placed:
     axes: Mapping[str, int]
     lengths: tuple[int, ...]
     regions: tuple[Region, ...]
-    """All regions, for the red-zone checks."""
     inputs: tuple[dict[tuple[str, str], Region], ...]
     """Per set, by input and layout."""
     outputs: tuple[dict[str, Region], ...]
@@ -116,7 +115,6 @@ def spans(regions: Iterable[Region]) -> list[list[int]]:
 
 
 def tensors_of(definition: Definition, side: Variant, placed: Placed, index: int) -> list[int]:
-    """Return the offsets of inputs and outputs of one set, in the layouts of one side."""
     inputs = placed.inputs[index]
     starts = [inputs[(n, side.layouts.get(n, AS_IS))].start for n in definition.inputs]
     return starts + [region.start for region in placed.outputs[index].values()]

@@ -39,7 +39,6 @@ class Case:
     """In the layout of the definition, before any repacking."""
     reference: Mapping[str, Array]
     incumbent: Mapping[str, Array]
-    """Outputs of the incumbent."""
     degraded_rms: Mapping[str, float] = field(default_factory=dict)
     """Per output, the error that inputs of the next lower precision class cause, where known."""
 
@@ -108,7 +107,6 @@ class CaseBook:
         return self._cases[key]
 
     def redraw(self, cell: CaseKey) -> dict[str, Array]:
-        """Return other inputs for a key; they are the same on each call."""
         key = (tuple(cell.axes.items()), cell.family)
         seed = self._seeds.seed("redraw", key)
         return make_inputs(self._subject, cell.axes, seed=seed, family=cell.family)

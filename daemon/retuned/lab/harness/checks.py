@@ -141,7 +141,6 @@ def _note_noise(
     *,
     tolerance: Tolerance,
 ) -> None:
-    """Record the largest noise of each shape bucket, over outputs and families."""
     key = bucket(tuple(case.cell.axes[axis] for axis in definition.variable_axes))
     depth = reduced_elements(definition, definition.lengths(case.cell.axes))
     for name, incumbent in case.incumbent.items():
@@ -186,7 +185,6 @@ def compare_case(
 
 
 def failed_check(gate: str, error: CandidateError) -> Check:
-    """Convert a candidate's failure into a check; an unknown reason counts as a crash."""
     known = {reason.value: reason for reason in Reason}
     return _failed(gate, known.get(error.reason, Reason.CRASHED), error.detail)
 

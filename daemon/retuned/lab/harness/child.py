@@ -160,7 +160,6 @@ class _Runner:
 
 
 def main() -> None:
-    """Serve commands until the parent closes the pipe."""
     lines = Lines()
     settings = lines.read()
     if settings is None:

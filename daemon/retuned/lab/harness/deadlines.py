@@ -9,7 +9,6 @@ from pathlib import Path
 from retuned.lab.harness.processes import is_ready
 
 _LOOK_S = 0.1
-"""Polling interval."""
 _STARVED_S = 30.0
 """Extra wall time for a child that hardly runs because of other load, or that waits forever."""
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -53,7 +52,6 @@ class Patience:
 
 
 def _ran_s(pid: int) -> float | None:
-    """Return the run time of all threads of a process, or None where it is unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         user, system = text.rpartition(")")[2].split()[11:13]

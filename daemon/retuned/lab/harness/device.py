@@ -22,7 +22,6 @@ class Device(Protocol):
     """The device that launches run on."""
 
     name: str
-    """Name that PyTorch reports."""
     is_host: bool
     """Whether this processor interprets the kernels."""
 

@@ -23,7 +23,6 @@ from typing import Any
 _WARM = ("torch", "triton", "triton.language")
 _PR_SET_PDEATHSIG = 1
 _MEMORY = 3
-"""Descriptor of the shared memory in a forked child."""
 
 
 class _Runner:
@@ -77,7 +76,6 @@ class _Runner:
         return {}
 
     def run(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Launch once."""
         kernel, lengths = self._kernels[command["kernel"]], command["lengths"]
         tensors = kernel.views(self._mirror, command["tensors"], command["scratch"], lengths)
         kernel.launch(tensors, lengths)
@@ -175,7 +173,6 @@ def _swap(left: Any, right: Any) -> None:  # noqa: ANN401 - torch.Tensor
 
 
 def main() -> None:
-    """Serve commands until the parent closes the pipe."""
     import gc
     import tempfile
 

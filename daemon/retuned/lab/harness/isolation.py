@@ -47,7 +47,6 @@ class Isolation:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return the names of missing features, for a sentence."""
         found = {
             "no seccomp filter": self.system_calls,
             "no network namespace": self.network,

@@ -20,7 +20,6 @@ _PR_SET_NO_NEW_PRIVS = 38
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _MAKE = sum(1 << bit for bit in (4, 5, 7, 8, 9, 12))
-"""Remove and create folders, files, links and sockets; no devices, no pipes."""
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _READ, _RUN = _READ_FILE | _READ_DIR, _READ_FILE | _READ_DIR | _EXECUTE
 _DEVICE = _READ_FILE | _WRITE_FILE | _READ_DIR | _IOCTL_DEV
@@ -48,9 +47,7 @@ class Allowed(NamedTuple):
     """Paths that stay accessible; missing paths are skipped."""
 
     programs: tuple[str, ...] = ()
-    """Readable and executable."""
     read: tuple[str, ...] = ()
-    """Read-only."""
     devices: tuple[str, ...] = ()
     """Readable and writable, with ioctl."""
     account: tuple[str, ...] = ()
@@ -85,7 +82,6 @@ def for_device(*, imports: Iterable[str], read: Iterable[str], own: Iterable[str
 
 
 def _toolchains() -> list[str]:
-    """Return the folders of compilers outside the system's, with their libraries."""
     import shutil  # it brings decompressors, which most children never need
 
     named = [os.environ.get(name, "") for name in _TOOL_VARIABLES]

@@ -13,7 +13,6 @@ from retuned.runtime.schema import Refused
 from retuned.runtime.triton.launch import TritonSteps
 
 Tensor = Any
-"""A `torch.Tensor`."""
 
 _SCRATCH = "float32"
 REASONS: Mapping[str, str] = {
@@ -32,7 +31,6 @@ REASONS: Mapping[str, str] = {
 
 
 def refusal(error: Refused) -> dict[str, Any]:
-    """Return the child's response when the launcher refuses a variant."""
     return {
         "refused": REASONS.get(error.reason, error.reason),
         "detail": " ".join(error.detail.split())[-400:],

@@ -35,9 +35,7 @@ _REAP_S = 60.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
     start_s: float = 20.0
-    """Time to become ready; a loaded machine starts slowly."""
     cpu_s: int = 120
-    """Processor time of its whole life."""
     memory_bytes: int = 2**30
     """Memory beyond its use when ready; see `sandbox` for which kind."""
 
@@ -73,7 +71,6 @@ class Child:
         return self._status
 
     def close(self) -> None:
-        """Kill the process and all processes it started."""
         if self._status is None:  # afterwards the kernel may reuse the number
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -103,7 +100,6 @@ class ChildProgram:
     """The program that runs candidates of one language."""
 
     start: Starter
-    """Starts a child."""
     warm: Callable[[], None] = lambda: None
     """Starts the preparation that the first child waits for, and returns immediately."""
     limits: ChildLimits = field(default_factory=ChildLimits)
@@ -117,7 +113,6 @@ class ChildProgram:
     zone_rows: int = 1
     """Red zones hold at least this many rows of their tensor."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Additional settings in the first line."""
 
     @property
     def memory_check(self) -> str:
@@ -145,7 +140,7 @@ def fresh(script: Path) -> Starter:
         pipes = os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno())
         process.stdin.close()
         process.stdout.close()
-        process.returncode = 0  # reaped by us; Popen must not wait for somebody else's number
+        process.returncode = 0  # reaped by us; Popen must not wait for a reused number
         return Child(process.pid, stdin=pipes[0], stdout=pipes[1]), memory
 
     return start

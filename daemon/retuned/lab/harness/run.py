@@ -21,7 +21,6 @@ POISON_ONES, POISON_MIXED = 0xFF, 0x5A
 """Two fills: NaN in every float but float8_e4m3fnuz and -1 in every integer; ordinary numbers."""
 
 SCRATCH_ZONE_BYTES = 64 * 1024
-"""Bytes before and after every named piece of scratch."""
 _ZONE_MAX_BYTES = 4 * 2**20
 
 
@@ -86,7 +85,6 @@ class Runner:
 
     @property
     def confined(self) -> bool:
-        """Whether the child reported a system-call filter."""
         return bool(self._worker.ready.get("confined"))
 
     def run(
@@ -182,7 +180,6 @@ class Runner:
 def put_back(
     arena: Arena, definition: Definition, regions: Mapping[str, Region], given: Mapping[str, Array]
 ) -> None:
-    """Restore the input of each output that is updated in place."""
     for after, before in definition.updated.items():
         array = given[before]
         arena.view(regions[after], array.dtype, array.shape)[...] = array

@@ -33,12 +33,10 @@ class Walls(NamedTuple):
     """Confinement of a process, as the kernel reports it."""
 
     system_calls: bool
-    """Whether the kernel reports a system-call filter."""
     files: int
     """Landlock version; 0 if opening a forbidden folder succeeded."""
 
     def __bool__(self) -> bool:
-        """Whether any confinement is active."""
         return self.system_calls or self.files > 0
 
     def as_dict(self) -> dict[str, bool | int]:

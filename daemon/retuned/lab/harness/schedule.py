@@ -35,9 +35,7 @@ class TimedCall:
     """Set of buffers of the first launch; the others follow in turn."""
     repeat: int
     poison: int
-    """Byte in outputs and scratch before the call."""
     swaps: tuple[Swap, ...]
-    """Input changes before the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ _WRITING = 0o1 | 0o2 | 0o100 | 0o1000  # write, read and write, create, truncate
 _NUMBER_AT, _ARCHITECTURE_AT = 0, 4
 
 Numbers = tuple[int | None, int | None]
-"""The call on x86-64, on aarch64."""
 
 COMPUTING: dict[str, Numbers] = {
     "read": (0, 63), "write": (1, 64), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
@@ -77,7 +76,6 @@ PARTLY: dict[str, Numbers] = {
     "mmap": (9, 222), "mprotect": (10, 226), "clone": (56, 220), "clone3": (435, 435),
     "execve": (59, 221), "open": (2, None), "openat": (257, 56),
 }  # fmt: skip
-"""Calls that are decided by their arguments."""
 
 FURTHER: dict[str, Numbers] = {
     "shmget": (29, 194), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
@@ -92,7 +90,6 @@ FURTHER: dict[str, Numbers] = {
     "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "openat2": (437, 437),
 }  # fmt: skip
-"""Numbers of calls that only the lists below use."""
 
 INTERPRETING = (
     "shmget", "connect", "bind", "listen", "socket", "kill", "ptrace", "setpgid", "setsid",
@@ -123,7 +120,6 @@ outliving the parent and allowing ptrace are forbidden.
 
 
 def number(name: str, machine: str) -> int | None:
-    """Return a call's number, or None where the machine never had it."""
     return (COMPUTING | DENIED | PARTLY | FURTHER)[name][_COLUMN[machine]]
 
 

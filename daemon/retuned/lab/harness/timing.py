@@ -46,7 +46,6 @@ _SEEN_RATIO = 1.4
 
 
 def pairs_of(block: Block, times_ns: Sequence[int]) -> list[Pair]:
-    """Return microseconds per launch of both sides of each pair of a block."""
     each = [ns / call.repeat / 1e3 for ns, call in zip(times_ns, block.calls, strict=True)]
     return [(other, each[left], each[right]) for other, left, right in block.pairs]
 
@@ -112,7 +111,6 @@ SETS = 5
 _CALL_US = 20.0
 """Shorter launches are timed several at a time: a clock reading costs 0.1 us."""
 _BURST_US = 60_000.0
-"""Length of the launches that both clocks time."""
 _FRESH_UNITS = 12
 """ABBA units in which no content repeats within a call."""
 _BEFORE, _EACH, _ONLY = "before", "each", "only"
@@ -377,7 +375,6 @@ class Duel:
         return not self._arena.holds(others, POISON_MIXED)
 
     def _launch(self, which: int, index: int, *, outputs: Mapping[str, Region]) -> None:
-        """Launch one side once on a set, and check all memory."""
         placed, definition = self.placed, self._subject.definition
         tensors = tensors_of(definition, self._sides[which], placed, index)
         body = {

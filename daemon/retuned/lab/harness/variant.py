@@ -30,13 +30,10 @@ class Variant:
     """Layout per constant input; unnamed inputs keep theirs."""
     scratch_bytes: int
     parts: int
-    """Number of shares of a launch."""
     workspaces: tuple[Workspace, ...] = ()
     """Named scratch; if there is any, `scratch_bytes` is 0."""
     launch: Mapping[str, Any] = field(default_factory=dict)
-    """Additional JSON for the language's child."""
     note: str = ""
-    """Compiler facts, for the evidence."""
     audit: tuple[Mapping[str, Any], ...] = ()
     """Audit reports of its binaries as JSON; empty without binaries."""
 
@@ -56,7 +53,6 @@ class Variant:
             raise ContractViolated(error.detail) from error
 
     def as_library(self, definition: Definition) -> Library:
-        """Return the data that the child needs to load it."""
         return Library(
             path=self.library,
             entry=self.entry,

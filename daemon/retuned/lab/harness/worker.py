@@ -25,14 +25,11 @@ __all__ = ["CPU_PROGRAM", "ChildLimits", "Elapsed", "Library", "Worker", "cache_
 
 _ROOT = Path(retuned.__file__).resolve().parent.parent
 _PREPARE_S = 60.0
-"""Time to finish compiling at new lengths."""
 _LONGEST_ANSWER_BYTES = 64 << 20
 """Thousands of times the size of a timing response."""
 _COPY_S = 60.0
-"""Time to copy the shared memory to a device or back."""
 
 CPU_PROGRAM = ChildProgram(start=fresh(Path(__file__).with_name("child.py")))
-"""Runs shared objects in the memory shared with the parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +45,9 @@ class Library:
     parts: int = 1
     """Shares of a launch, each on a separate thread."""
     launch: Mapping[str, Any] = field(default_factory=dict)
-    """Additional JSON for the language's child."""
 
 
 def cache_of(library: Path) -> Path:
-    """Return the cache folder of children that load this variant as the candidate."""
     return library.with_name(f"{library.name}.cache")
 
 
@@ -194,7 +189,6 @@ class Worker:
             self._prepared.add(key)
 
     def _on_cpu_ns(self) -> int | None:
-        """Return the run time of the child's main thread, or None without accounting."""
         try:
             text = Path(f"/proc/{self._process.pid}/schedstat").read_text(encoding="ascii")
             return int(text.split()[0])
@@ -252,7 +246,6 @@ class Worker:
         return found
 
     def _death(self) -> CandidateError | HarnessError:
-        """Convert the child's exit into an error."""
         code = self._process.wait()
         self.close()
         if code >= 0:

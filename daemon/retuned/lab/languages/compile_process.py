@@ -23,7 +23,6 @@ from retuned.lab.languages.gpu import variables
 from retuned.lab.languages.limits import CompileLimits
 
 _KEPT = 400
-"""Characters kept of a compiler's message."""
 
 
 def ask_compiler(

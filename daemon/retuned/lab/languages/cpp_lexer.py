@@ -49,7 +49,6 @@ class TextRules:
 
     headers: frozenset[str]
     pragmas: re.Pattern[str]
-    """Words allowed after ``#pragma``."""
 
 
 class ContractViolated(CandidateError):

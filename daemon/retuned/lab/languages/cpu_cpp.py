@@ -76,9 +76,7 @@ class Compiled:
     path: Path
     """The file, named by its content key in the cache folder."""
     sha256: str
-    """Hex digest of the file."""
     cached: bool
-    """Whether it came from the cache."""
 
 
 @cache

@@ -22,7 +22,6 @@ ALLOWED_IMPORTS = frozenset(
     {name + suffix for name in _MATH.split() for suffix in ("", "f")}
     | {"memcpy", "memmove", "memset", "memcmp"}
 )
-"""Undefined symbols a variant may have."""
 _ALLOWED_LIBRARIES = frozenset({"libm.so.6", "libc.so.6", "libm.so", "libc.so"})
 # Read-only after relocation, written by the loader only.
 _RELRO = frozenset({".dynamic", ".got", ".got.plt", ".data.rel.ro", ".data.rel.ro.local"})

@@ -71,7 +71,6 @@ class Gpu:
 
     name: str
     arch: str
-    """``sm_90``, ``gfx942``."""
     driver: str
     runtime: str
     """CUDA or ROCm version of PyTorch."""
@@ -130,7 +129,6 @@ def find_gpu() -> Gpu | None:
 
 
 def shared_limit(arch: str) -> int | None:
-    """Return the maximum of shared memory per program, where the device reports it."""
     gpu = find_gpu()
     if gpu is not None and gpu.arch == arch and gpu.shared_bytes:
         return gpu.shared_bytes
@@ -163,7 +161,6 @@ def gpu_environment() -> Environment:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables of a process that drives the device."""
     base = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
     named: Mapping[str, str] = os.environ
     return base | {name: named[name] for name in (*_VISIBLE, *NUMERICS) if name in named}

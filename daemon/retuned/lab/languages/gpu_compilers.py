@@ -32,13 +32,11 @@ NVIDIA_OPTIONS = (
 )
 """Options of NVRTC; some affect rounding, so all belong to the environment."""
 AMD_OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-fast-math")
-"""Options of hipRTC and clang."""
 CLANG_OPTIONS = (
     *("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib"),
     "-fuse-cuid=none",
     *("-fno-exceptions", "-fno-rtti", "-ferror-limit=3", "-w", "-I."),
 )
-"""Additional options of clang."""
 _NVRTC = re.compile(r"libnvrtc\.so\.(\d+)(\.\d+)*")
 _HIPRTC = re.compile(r"libhiprtc\.so(\.\d+)*")
 _CLANGS = ("amdclang++", *(f"clang-{version}" for version in range(22, 16, -1)), "clang")
@@ -48,11 +46,9 @@ _ROCM = "/opt/rocm"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
     kind: Kind
-    """Its interface."""
     path: str
 
     def options(self, arch: str, *, threads: int) -> tuple[str, ...]:
-        """Return its options for an architecture and a block of so many threads."""
         if self.kind == "nvrtc":
             return (f"--gpu-architecture={arch}", *NVIDIA_OPTIONS)
         bound = f"--gpu-max-threads-per-block={threads}"

@@ -29,7 +29,6 @@ from retuned.runtime.native.gpu_bind import LaunchShape
 FALLBACK_ARCHES = ("sm_90", "gfx942")
 """Architectures without a GPU: the first with libnvrtc, else the second."""
 _FORMAT = 1
-"""Version of the files stored beside a compiled source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,6 @@ def audit_solution(
 
 
 def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
-    """Return the data that the child needs to launch a solution, as plain JSON."""
     tensors = {**definition.inputs, **definition.outputs}
     return {
         "language": str(Language.GPU_CPP),

@@ -56,7 +56,6 @@ def main() -> None:
 
 
 def _library(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile by a library with NVRTC's interface."""
     kind = task["kind"]
     library = ctypes.CDLL(task["path"])
 
@@ -131,7 +130,6 @@ def _clang(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unbundled(data: bytes) -> bytes:
-    """Return the device part of a bundle that AMD's tools may write."""
     if not data.startswith(_BUNDLE):
         return data
     at = len(_BUNDLE) + 8

@@ -34,7 +34,6 @@ def _words(text: str) -> frozenset[str]:
 
 
 HEADER = "retuned_device.h"
-"""The only header of a device source."""
 MATH = _words(
     """fabsf sqrtf expf exp2f expm1f logf log2f log10f log1pf floorf ceilf truncf rintf roundf fmaxf
     fminf fmaf fmodf powf tanhf sinhf coshf sinf cosf tanf asinf acosf atanf atan2f erff erfcf
@@ -281,6 +280,5 @@ def _is_function(tokens: Sequence[str], index: int) -> bool:
 
 
 def _in_assertion(tokens: Sequence[str], index: int) -> bool:
-    """Whether a text is the message of a static_assert."""
     before = tokens[max(0, index - 64) : index]
     return tokens[index + 1 : index + 2] == [")"] and "static_assert" in before

@@ -99,7 +99,6 @@ def _entry_head(tokens: Sequence[str], index: int) -> Iterator[tuple[str, int]]:
 
 
 def _closing(tokens: Sequence[str], opening: int) -> int:
-    """Return the position of the parenthesis that closes the one at `opening`."""
     depth = 0
     for at in range(opening, len(tokens)):
         depth += (tokens[at] == "(") - (tokens[at] == ")")

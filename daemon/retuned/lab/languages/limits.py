@@ -13,5 +13,4 @@ class CompileLimits:
     """Killed after this; far above the processor time, because other load may have the cores."""
     cpu_s: int = 25
     memory_bytes: int = 3 * 2**30
-    """Address space."""
     file_bytes: int = 32 * 2**20

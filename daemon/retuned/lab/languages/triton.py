@@ -27,7 +27,6 @@ from retuned.lab.languages.triton_contract import check_contract, launch_of
 from retuned.runtime.triton.plan import Plan
 
 FALLBACK_ARCH = "gfx942"
-"""Architecture without a GPU."""
 LIMITS = CompileLimits(wall_s=300.0, cpu_s=80, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
 """Bounds of one compilation; the vendor's assembler runs under the same."""
 _PROGRAM = Path(__file__).with_name("triton_build.py")
@@ -35,7 +34,6 @@ _ROOT = Path(__file__).resolve().parents[3]
 _SPECIALISATIONS = 4
 """Maximum of lengths that one candidate is compiled for here; the child compiles others."""
 _FORMAT = 3
-"""Version of the files stored beside a compiled source."""
 _ANY_LENGTH = 128
 """Placeholder of a variable axis without a known shape."""
 
@@ -49,7 +47,6 @@ class TritonBuilt:
     sha256: str
     arch: str
     figures: tuple[Mapping[str, Any], ...]
-    """Lengths and numbers, per compiled specialisation."""
     reports: tuple[AuditReport, ...]
 
     @property
@@ -164,7 +161,6 @@ def task_of(
     lengths: Sequence[Sequence[int]],
     arch: str,
 ) -> dict[str, Any]:
-    """Return the task of the compiler's process: a variant at lengths of all its axes."""
     launch = launch_of(solution, definition)
     return {
         **launch,

@@ -42,7 +42,6 @@ def report_of(
 
 
 def figures_of(compiled: Mapping[str, Any], report: AuditReport) -> dict[str, Any]:
-    """Return the stored numbers of a compiled specialisation, as plain JSON."""
     return {
         "lengths": compiled["lengths"],
         "entry": compiled["entry"],

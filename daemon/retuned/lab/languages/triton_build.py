@@ -25,7 +25,6 @@ _POINTERS = {
     "float8_e4m3fn": "*fp8e4nv", "float8_e4m3fnuz": "*fp8e4b8",
 }  # fmt: skip
 _OBJECT_MAX = 16 << 20
-"""Largest binary that is returned."""
 _ALIGNED = [["tt.divisibility", 16]]
 _CALLS = re.compile(r"^\s*\.extern\s+\.func[^;]*?(\w+)\s*\(|\b(vprintf|__assertfail)\b", re.M)
 _HOST_CALLS = re.compile(r"__ockl_hostcall\w*|__ockl_printf\w*|__assert_fail")

@@ -184,7 +184,6 @@ def compile_entries(task: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _steps(task: Mapping[str, Any]) -> list[tuple[dict[str, Any], Any]]:
-    """Compile every step at all lengths, as a server does for an operator's slot."""
     from retuned.runtime.triton.launch import TritonSteps
 
     steps = TritonSteps(
@@ -209,7 +208,6 @@ def _steps(task: Mapping[str, Any]) -> list[tuple[dict[str, Any], Any]]:
 
 
 def _served(task: Mapping[str, Any]) -> list[tuple[dict[str, Any], Any]]:
-    """Compile a variant of a server's own kernel, as the server does."""
     import torch
 
     from retuned.runtime.intercept.compiled import compiled_source

@@ -81,7 +81,6 @@ class ChatBudget:
     """Bounds of one conversation."""
 
     max_tokens: int
-    """Prompt and completion together."""
     max_usd: float
     """Of this conversation, dollars."""
     max_usd_per_day: float = float("inf")
@@ -95,9 +94,7 @@ class Ledger(Protocol):
         """Check and reserve money atomically; return the entry, empty if refused, and the rest."""
         ...
 
-    def settle(self, name: str, usd: float) -> None:
-        """Replace the reservation by the actual cost."""
-        ...
+    def settle(self, name: str, usd: float) -> None: ...
 
 
 class RemainingBudget:
@@ -166,7 +163,6 @@ def _spent(usd: float, left: float, most: float, what: str) -> BudgetSpent:
 
 
 def bound_of(request: ChatRequest) -> Usage:
-    """Return the maximum of tokens of a question and its answer."""
     read = sum(len(m.content.encode()) + _MESSAGE_TOKENS for m in request.messages)
     return Usage(prompt_tokens=read + _MESSAGE_TOKENS, completion_tokens=request.max_tokens)
 
@@ -195,7 +191,6 @@ log = logging.getLogger(__name__)
 
 LEDGER = "spending.ledger"
 DAY_S = 86_400.0
-"""Older entries do not count."""
 _FOLD_BYTES = 256 * 2**10
 _MAX_BYTES = 16 * 2**20
 _LOCK = ".lock"

@@ -25,13 +25,11 @@ from retuned.ports import ChatAnswer, ChatMessage, ChatRequest, Clock
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_CHARS = 1_000_000
-"""Longer answers are refused."""
 _TRIES = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _SHORTEST_S = 1.0
 """With less time than this, no question is sent and paid."""
 _ROOM_BYTES = 4 * 2**20
-"""Space for an answer in a transcript."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +116,6 @@ class PaidChatModel:
         self._left_s = left_s
 
     def ask(self, request: ChatRequest) -> ChatAnswer:
-        """Return the model's answer; see `ChatModel.ask`."""
         clean = dataclasses.replace(
             request,
             messages=tuple(
@@ -147,7 +144,6 @@ class PaidChatModel:
         return tuple(self._transcript.exchanges)
 
     def close(self) -> None:
-        """Release the conversation for other processes."""
         self._transcript.close()
 
     def _try(self, request: ChatRequest) -> ChatAnswer:

@@ -22,7 +22,6 @@ from retuned.lab.llm.client import WireAnswer, WireFailed
 from retuned.ports import ChatRequest
 
 MAX_BODY_BYTES = 8 * 2**20
-"""Largest response body."""
 _CONNECT_S = 15.0
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _WORKED_ON = frozenset({408, 500, 502, 504})
@@ -40,7 +39,6 @@ class Endpoint:
     key: str = ""
     """Bearer token; empty sends none. It is never stored or logged."""
     temperature: float | None = None
-    """Sampling temperature; None is not sent."""
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """The endpoint's field name of the answer's maximum length."""
     timeout_s: float = 180.0

@@ -82,7 +82,6 @@ def open_evolution(
 
 
 def open_chat(config: EvolveConfig, occasion: GeneratorInput, *, clock: Clock) -> PaidChatModel:
-    """Return the model with the plan's transcript and budget, and the day's ledger."""
     key = key_of(config)
     wire = HttpWire(
         Endpoint(
@@ -147,7 +146,6 @@ def key_of(config: EvolveConfig) -> str:
 
 
 def machine_names() -> list[str]:
-    """Return identifying names of this machine and its user."""
     names = [socket.gethostname(), socket.gethostname().partition(".")[0]]
     with contextlib.suppress(KeyError, OSError):  # a container's user without a name
         names.append(getpass.getuser())

@@ -26,7 +26,6 @@ from retuned.ports import ChatAnswer, ChatMessage, ChatRequest
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 64 * 2**20
-"""Largest transcript."""
 _MAX_LINE_BYTES = 16 * 2**20
 _RETRY_S = 60.0
 
@@ -81,7 +80,6 @@ class Transcript:
         self._mend()
 
     def close(self) -> None:
-        """Release the file for other processes."""
         self._release()  # a second time it does nothing
 
     def room(self, wanted_bytes: int) -> None:
@@ -142,7 +140,6 @@ class Transcript:
     def failed(
         self, digest: Digest, *, attempt: int, at: datetime, code: str, usage: Usage, usd: float
     ) -> None:
-        """Record a failed try and its possible cost."""
         self._append(
             {
                 "event": "failed",

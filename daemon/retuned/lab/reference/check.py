@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from retuned.lab.reference.words import ARRAY, BUILTINS, LINALG, MATH, NUMPY
 
 MAX_CHARS = 64 << 10
-"""Longest reference."""
 _MOST_PARTS = 20_000
 _WORDS = {"numpy": NUMPY, "math": MATH}
 _PLAIN = (
@@ -49,11 +48,8 @@ class Checked:
     modules: dict[str, str]
     """Name in the text to module: ``numpy`` or ``math``."""
     parameters: tuple[str, ...]
-    """Names that ``run`` takes, in order."""
     optional: frozenset[str]
-    """Parameters with a default."""
     any_keyword: bool
-    """Whether ``run`` takes further names."""
 
 
 def check_reference(text: str) -> Checked:
@@ -93,7 +89,6 @@ def check_reference(text: str) -> Checked:
 
 
 def builtins() -> dict[str, object]:
-    """Return the Python functions that a reference may call."""
     return {name: getattr(python, name) for name in BUILTINS}
 
 

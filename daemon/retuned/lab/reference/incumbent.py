@@ -25,7 +25,6 @@ from retuned.lab.subject import Array
 from retuned.lab.toolchain import toolchain_for
 
 JUDGED_BY_INCUMBENT = "judged-by-incumbent"
-"""Tag of definitions whose oracle is the incumbent."""
 _CALL_S = 120.0
 _MOST_BYTES = 8 * 2**30
 
@@ -65,7 +64,6 @@ class IncumbentOracle:
         return {name: widened(array) for name, array in answer.items()}
 
     def close(self) -> None:
-        """End the child; the next call starts another."""
         self._stack.close()
         self._runner, self._bytes = None, 0
 

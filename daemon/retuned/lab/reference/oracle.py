@@ -41,10 +41,8 @@ UNCONFINED = "reference-unconfined"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceLimits:
     start_s: float = 120.0
-    """Time to become ready; a loaded machine starts slowly."""
     call_s: float = 60.0
     cpu_s: int = 1800
-    """Processor time of the child's whole life."""
     memory_bytes: int = 16 * 2**30
     """Memory beyond its use when ready."""
 
@@ -91,7 +89,6 @@ class Oracle:
                 raise self._failed(error) from error
 
     def close(self) -> None:
-        """End the child; the next call starts another."""
         with self._lock:
             self._stop()
 
@@ -234,7 +231,6 @@ class _Process:
 
 
 def _confinement(answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the child's active confinement."""
     if "unconfined" in answer:
         raise _Unconfined(_NOTHING_HOLDS)
     if "failed" in answer:
@@ -267,7 +263,6 @@ def _check_answer(answer: Mapping[str, Any], expected: Mapping[str, tuple[int, .
 
 
 def _wide(array: Array) -> Array:
-    """Convert floats to float64 and leave other types."""
     if array.dtype.kind in "iub":
         return np.ascontiguousarray(array)
     return np.ascontiguousarray(array, dtype=np.float64)
@@ -279,5 +274,4 @@ def _failure(text: str) -> str:
 
 
 def _safe(text: object) -> str:
-    """Sanitize untrusted text."""
     return "".join(letter if " " <= letter <= "~" else "?" for letter in str(text))[:400]
