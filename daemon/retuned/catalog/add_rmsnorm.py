@@ -30,7 +30,7 @@ def _make(lengths: dict[str, int], rng: np.random.Generator, family: str) -> dic
     if family in inputs.PLANTED:
         inputs.planted(rng, (x, residual)[int(rng.integers(2))], inputs.PLANTED[family])
     elif family == "zeros-rows":
-        # Only where both are zero does epsilon stand alone.
+        # Only where both are zero, epsilon alone decides.
         residual[~x.any(axis=1)] = 0.0
     return {"x": x, "residual": residual, "weight": gains(rng, lengths["H"])}
 

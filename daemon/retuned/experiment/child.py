@@ -88,7 +88,7 @@ class LabProcess:
         try:
             yield from self._converse(child, json.dumps(task))
         except HarnessError as error:
-            if self._stopped:  # it died because it was told to
+            if self._stopped:  # it was stopped on request
                 raise _stopped() from error
             raise
         finally:

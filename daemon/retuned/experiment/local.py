@@ -227,7 +227,7 @@ class LocalLab:
             seen = {plan.incumbent, *known, *(note.solution.digest for note in notes)}
             search_until = deadline - _FINAL_SHARE * plan.budget.max_seconds
             self._search_until = search_until
-            if len(seen) == 1:  # nothing of an earlier run is left to go on from
+            if len(seen) == 1:  # no state of an earlier run remains
                 TurnFolder(self._root / TURNS / notebook_name(plan.id)).clear()
             for solution in self._proposals(plan, session, seen, until=search_until):
                 if self._stop.is_set():

@@ -446,7 +446,7 @@ def run(settings: TellingSettings, out: BinaryIO) -> int:
 
 
 def main() -> int:
-    # Nothing may be lost between two looks, and no handler runs in the middle of a line.
+    # A signal must not be lost between two polls, and no handler runs in the middle of a line.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         return run(telling_settings(os.environ), sys.stdout.buffer)

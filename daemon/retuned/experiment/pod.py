@@ -78,7 +78,7 @@ class Preemption:
     def _wait(self, reader: int) -> None:
         while signal.SIGTERM not in os.read(reader, 64):
             pass
-        # The lock is kept: nothing new begins after this.
+        # The lock stays held: no new action starts after this.
         self._lock.acquire(timeout=_PUBLISHING_S)
         if self._over:
             self._lock.release()
@@ -138,7 +138,7 @@ def _carried_out(
     task: _TaskT, settings: PodSettings, *, means: PodResources[_TaskT], ending: Preemption
 ) -> int:
     watched = means.devices() if settings.role in _MEASURING else None
-    begin = _stood(watched)  # before this pod is on them itself
+    begin = _stood(watched)  # before this pod uses them
     here = means.environment(task, settings.role)
     with tempfile.TemporaryDirectory(prefix="lab-", dir=task.root) as folder:
         asked = for_pod(task, role=settings.role, root=Path(folder), here=here)

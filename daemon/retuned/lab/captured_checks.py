@@ -22,7 +22,7 @@ def leave_out_unanswered(bay: LabResources) -> int:
     bad = {cell for cell in bay.cells if is_captured(cell.family) and not _answered(bay, cell)}
     for cell in bad:
         log.warning(
-            "captured inputs at %s are left out: the incumbent or the oracle fails", dict(cell.axes)
+            "captured inputs skipped, the incumbent or the oracle fails: axes=%s", dict(cell.axes)
         )
     bay.cells = tuple(cell for cell in bay.cells if cell not in bad)
     return len(bad)
@@ -36,6 +36,6 @@ def _answered(bay: LabResources, cell: CaseKey) -> bool:
         with bay.runner(bay.incumbent) as runner:
             runner.run(inputs, cell.axes, timeout_s=bay.timeout_s)
     except (CandidateError, HarnessError, ArithmeticError, LookupError, ValueError) as error:
-        log.info("captured inputs at %s: %s", dict(cell.axes), error)
+        log.info("captured inputs failed: axes=%s: %s", dict(cell.axes), error)
         return False
     return True

@@ -72,7 +72,7 @@ class WithCaptured:
             return self._subject.inputs(axes, seed=seed, family=family)
         captured = self._captured.get((tuple(axes.items()), family))
         if captured is None:
-            raise ValueError(f"nothing captured of {dict(axes)}")
+            raise ValueError(f"no captured inputs at {dict(axes)}")
         ordinary = self._subject.families[0]
         made = make_inputs(self._subject, axes, seed=seed, family=ordinary)
         return {**made, **captured.tensors}
@@ -96,11 +96,11 @@ def with_captured(subject: KernelUnderTest, folder: Path) -> KernelUnderTest:
     try:
         found = read_captured(folder, subject.definition)
     except UnreadableInput as error:
-        log.error("an experiment goes on without captured inputs: %s", error)
+        log.error("captured inputs are not used: %s", error)
         return subject
     if not found:
         return subject
-    log.info("%d samples of captured inputs", len(found))
+    log.info("captured inputs loaded: samples=%d", len(found))
     return WithCaptured(subject, found)
 
 

@@ -36,5 +36,5 @@ def sweep(root: Path, *, running: Collection[str] = ()) -> int:
         else:
             path.unlink(missing_ok=True)
     if left or notes:
-        log.info("removed %d leftovers of earlier experiments", len(left) + len(notes))
+        log.info("files of earlier experiments removed: count=%d", len(left) + len(notes))
     return len(left) + len(notes)

@@ -204,7 +204,7 @@ def _group(
     return GroupTiming(
         members=members,
         speedup=_cautious(weighted.anytime_interval(confidence, units=units), chosen, confidence),
-        # A part picked after the fact had as many chances as there are parts.
+        # A part selected after the measurement had as many chances as there are parts.
         p_value=adjusted_p if whole else min(1.0, family * own_p),
     )
 

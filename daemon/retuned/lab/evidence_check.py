@@ -131,7 +131,7 @@ def _differences(said: Timing, again: Timing) -> Iterator[str]:
     counts = ("blocks", "pairs", "processes")
     for name in counts:
         if getattr(said, name) != getattr(again, name):
-            yield f"{name}: it says {getattr(said, name)}, there are {getattr(again, name)}"
+            yield f"{name}: the document has {getattr(said, name)}, computed {getattr(again, name)}"
     if not _same(said.noise_floor_ratio, again.noise_floor_ratio):
         yield f"noise floor: {said.noise_floor_ratio:.4f}, computed {again.noise_floor_ratio:.4f}"
     if len(said.shapes) != len(again.shapes) or len(said.groups) != len(again.groups):
@@ -200,7 +200,7 @@ def wrong_with(
     verdict = finding.verdict
     wrong = wrong_with_plan(document, plan)
     if (document.verdict.status, document.verdict.reason) != (verdict.status, verdict.reason):
-        wrong = f"it says {document.verdict.reason}, the lab said {verdict.reason}"
+        wrong = f"the document has {document.verdict.reason}, the lab reported {verdict.reason}"
     wrong = wrong or wrong_with_raw(document)
     if wrong is not None:
         return Doubt(fault=EvidenceFault.CONTRADICTED, detail=wrong)
@@ -208,5 +208,5 @@ def wrong_with(
     doubt = doubt_of(document, claim_of(plan, finding, environment=place))
     if doubt is None or verdict.status is Status.PROMOTE:
         return doubt
-    # a rejection promotes nothing, so only what it is about and its own sense must hold
+    # a rejection promotes nothing: only its subject and its consistency are checked
     return contradiction_in(document) if doubt.fault is EvidenceFault.CONTRADICTED else doubt

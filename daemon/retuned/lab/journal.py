@@ -106,7 +106,7 @@ class Notebook:
             try:
                 yield Note.model_validate_json(path.read_bytes())
             except (OSError, ValidationError) as error:
-                log.warning("a note of an interrupted experiment is unreadable: %s", error)
+                log.warning("unreadable note of an interrupted experiment skipped: %s", error)
 
     def finals(self) -> dict[Digest, FinalNote]:
         """Return the finalists of this run and of interrupted ones, by digest.

@@ -84,7 +84,7 @@ def _holds(each: Earlier, plan: ExperimentPlan, definition: Digest) -> bool:
     found, verdict = each.finding, each.finding.verdict
     if verdict.status is not Status.REJECT or verdict.reason in _PASSING:
         return False
-    if verdict.gate == "G0":  # that was about where it came from, not about what it does
+    if verdict.gate == "G0":  # a refusal of its origin, not of its behaviour
         return False
     if found.solution.definition != plan.definition or found.definition != definition:
         return False

@@ -169,7 +169,7 @@ class Session:
     def recall(self, solution: Solution, before: Finding) -> None:
         """Adopt rejections of an earlier experiment, so that generators learn of them."""
         log.info(
-            "candidate %s: rejected before (%s), not measured again",
+            "candidate rejected by an earlier experiment: variant=%s reason=%s",
             solution.name,
             before.verdict.reason,
         )
@@ -273,8 +273,10 @@ class Session:
             except HarnessError as error:
                 if all(each.final is None for each in finalists):
                     raise
-                # what was measured before stands; what broke now says nothing about anybody
-                log.error("%s is not re-measured: %s", contender.solution.name, error)
+                # earlier measurements stay valid; this failure is not evidence about a candidate
+                log.error(
+                    "finalist not re-measured: variant=%s: %s", contender.solution.name, error
+                )
                 detail = f"the lab failed: {error}"[:500]
                 failed = Check(gate="G6", reason=Reason.HARNESS_FAILED, detail=detail)
                 contender.checks.append(failed)
@@ -283,7 +285,7 @@ class Session:
     def _judge_finalists(self, finalists: Sequence[Contender], family: Family) -> Iterator[Finding]:
         measured = [(c, c.final) for c in finalists if c.final is not None]
         adjusted = family.adjusted([p_value(final, self._settings) for _, final in measured])
-        # Who was chosen and not measured had no chance to be lucky.
+        # A chosen finalist without a measurement had no chance of a false win.
         size = family.size(len(measured))
         for (contender, _), p in zip(measured, adjusted, strict=True):
             yield self.finding(contender, adjusted_p=p, finalists=size)

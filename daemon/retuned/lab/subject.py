@@ -81,7 +81,7 @@ def make_inputs(
         if array.dtype != numpy_dtype(spec) or array.shape != shape_of(spec, lengths):
             raise UsageError(
                 f"{definition.name}: input '{name}' is {array.dtype}{array.shape}, the definition "
-                f"says {spec.dtype}{shape_of(spec, lengths)}"
+                f"requires {spec.dtype}{shape_of(spec, lengths)}"
             )
         result[name] = array
     return result

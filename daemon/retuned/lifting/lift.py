@@ -138,7 +138,7 @@ def _parts(group: Group) -> tuple[Group, ...]:
     """Return the parts to examine separately; empty if there is only one."""
     try:
         parts = group.parts()
-    except NotLifted:  # options that no variant may have: the first reason stands
+    except NotLifted:  # options that a variant must not have: report the first reason
         return ()
     return parts[:MOST_POINTS] if len(parts) > 1 else ()
 

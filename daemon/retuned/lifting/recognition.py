@@ -339,7 +339,7 @@ def _passed(found: Assignment, numbers: Mapping[str, str]) -> str:
             parts.append(numbers[role])
         elif symbol in found.lengths:
             parts.append(str(int(factor or 1) * found.lengths[symbol]))
-        else:  # of an output that is not there another is passed, and nothing is written to it
+        else:  # in place of an absent output another is passed; it is not written
             name = found.tensors.get(role, first)
             parts.append(f"{name}{plus}{more.format(**found.lengths)}")
     return ", ".join([*parts, "BLOCK"])

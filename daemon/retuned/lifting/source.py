@@ -155,7 +155,7 @@ class _Reader:
             if isinstance(node, ast.Import):
                 known, alias = module_of(each.name), each.asname or each.name
                 if known is None or (each.asname is None and "." in each.name):
-                    continue  # what is not known is refused where it is used
+                    continue  # unknown names are refused where they are used
                 self._modules[alias] = known
                 continue
             alias = each.asname or each.name

@@ -119,7 +119,7 @@ def lookup_of(definition: str) -> dict[str, Any]:
     """
     found = catalog.get(definition).definition
     if found.op_type != "fused_moe_bf16":
-        raise UsageError(f"{definition} is configured by no file that is known here")
+        raise UsageError(f"{definition} is not configured by a known file")
     lengths = found.lengths({"M": 1})
     return {
         "E": lengths["E"],

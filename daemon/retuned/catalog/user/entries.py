@@ -117,7 +117,9 @@ def _valid(
     def valid(params: Params, _definition: Definition) -> bool:
         try:
             return bool(expression({**constants, **params}))
-        except BadExpression:  # such as a division by a choice that is zero: no point to build
+        except (
+            BadExpression
+        ):  # such as a division by a choice that is zero: a point that cannot be built
             return False
 
     return valid

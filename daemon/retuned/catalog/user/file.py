@@ -130,7 +130,7 @@ class VariantField(Record):
     @model_validator(mode="after")
     def _one_place_for_source(self) -> VariantField:
         if bool(self.files) == (self.source is not None):
-            raise ValueError("say either `files` (beside this file) or `source` (the text itself)")
+            raise ValueError("set either `files` (beside this file) or `source` (the text itself)")
         return self
 
 
@@ -169,7 +169,7 @@ class DefinitionFile(Record):
     @model_validator(mode="after")
     def _one_place_for_reference(self) -> DefinitionFile:
         if (self.reference is None) == (self.reference_file is None):
-            raise ValueError("say either `reference` (the text) or `reference_file` (its file)")
+            raise ValueError("set either `reference` (the text) or `reference_file` (its file)")
         return self
 
 

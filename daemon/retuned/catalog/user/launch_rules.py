@@ -47,7 +47,7 @@ def launch_data_of(own: OwnDefinition, solution: Solution) -> dict[str, Any]:
     grid = [_over_launch(origin, rule, numbers) for rule in solution.grid]
     if live:
         return {"intercept": block, "grid": grid}
-    # nothing of a launch may be what this source was not validated with
+    # a launch must not differ from the validated one
     block |= {"ints": dict(origin.ints), "numels": dict(origin.numels)}
     return {"intercept": block, "grid": grid, "entry": serves}
 

@@ -41,7 +41,7 @@ def add(
         if own.traces.op in operators:
             raise UsageError(
                 f"definition '{own.name}': the catalog recognises '{own.traces.op}'; choose "
-                "another op_type, or say under `traces: {op: ...}` how a trace shows yours"
+                "another op_type, or set `traces: {op: ...}` to the operator in your traces"
             )
         other = fresh.get(own.name) or _KNOWN.get(own.name)
         if other is not None and other != own and not _renewed(other, own):

@@ -198,7 +198,9 @@ def _inputs(own: OwnDefinition) -> Iterator[Fault]:
         if family not in FAMILIES:
             yield Fault("families", f"no family '{family[:40]}'; there are {', '.join(FAMILIES)}")
     if own.families[0] != "randn":
-        yield Fault("families", "the first is 'randn': the numbers as this file says, for timing")
+        yield Fault(
+            "families", "the first is 'randn': the numbers as this file defines them, for timing"
+        )
 
 
 def _values(own: OwnDefinition, name: str) -> Iterator[Fault]:

@@ -39,7 +39,7 @@ def occupancy(
     waves = max(1, -(-threads // limits.lanes))
     fitting = {
         "waves": limits.waves // waves,
-        # Waves of a single one need no barrier, of which a unit of AMD's has one a block.
+        # Blocks of one wave need no barrier; a unit of AMD's has one barrier per block.
         "blocks": limits.waves if limits.is_amd and waves == 1 else limits.blocks,
         "registers": _by_registers(facts.registers, limits, waves),
         "shared": _by_shared(shared_bytes, limits),

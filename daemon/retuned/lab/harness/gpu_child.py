@@ -186,9 +186,9 @@ def main() -> None:
     if settings is None:
         return
     sandbox.enter(parent=settings["parent"], cores=settings["cores"])
-    # Before the device's runtime starts threads: each gives up for itself and what it starts.
+    # Before the device's runtime starts threads: rights are dropped per thread.
     files = sandbox.deny_files(_within_reach(settings))
-    # Compiled code is kept per candidate: no candidate can leave something for another to find.
+    # Compiled code is stored per candidate: a candidate cannot leave files for another.
     os.environ["TRITON_CACHE_DIR"] = settings["cache"]
     tempfile.tempdir = os.environ["TMPDIR"] = settings["temp"]
     runner = _Runner(settings)
@@ -218,7 +218,7 @@ def _within_reach(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - landlock.A
 
     own = [settings["cache"], settings["temp"]]
     for folder in own:
-        os.makedirs(folder, exist_ok=True)  # a rule is for what is there
+        os.makedirs(folder, exist_ok=True)  # a rule needs an existing path
     return landlock.for_device(
         imports=[settings["root"], sys.prefix, sys.base_prefix, *filter(os.path.isabs, sys.path)],
         read=sorted({os.path.dirname(library["path"]) for library in settings["libraries"]}),
@@ -255,7 +255,7 @@ def serve(
                 return
             middle = os.fork()
             if middle == 0:
-                # The parent adopts who loses this process: it is the nearest subreaper.
+                # The parent adopts orphans of this process: it is the nearest subreaper.
                 if os.fork() == 0:
                     _become(descriptors, requests, parent, program)
                 os._exit(0)

@@ -69,7 +69,7 @@ def isolation() -> Isolation:
         )
         answer = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
-        pass  # what cannot be asked is not counted on
+        pass  # a feature that cannot be tested counts as missing
     return Isolation(
         system_calls=answer.get("system_calls") is True,
         network=answer.get("network") is True,

@@ -82,7 +82,7 @@ def for_device(*, imports: Iterable[str], read: Iterable[str], own: Iterable[str
 
 
 def _toolchains() -> list[str]:
-    import shutil  # it brings decompressors, which most children never need
+    import shutil  # its import loads decompressors, which most children never need
 
     named = [os.environ.get(name, "") for name in _TOOL_VARIABLES]
     found = [shutil.which(name) for name in filter(None, (*named, *_TOOLS))]

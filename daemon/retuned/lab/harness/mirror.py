@@ -76,7 +76,7 @@ class MirroredKernel:
         binding = kernel.binding
         if binding.scratch_at is not None:
             # A server gives fresh memory; here it is one more tensor between red zones, poisoned
-            # before every launch, so that nothing can be kept in it.
+            # before every launch, so that it cannot hold state.
             tensors = (*binding.tensors, (binding.scratch_at, len(self._specs)))
             kernel.binding = replace(binding, scratch_at=None, tensors=tensors)
 

@@ -195,7 +195,7 @@ class ForkServer:
         except (OSError, ValueError, HarnessError) as error:  # nothing: its end was closed
             os.close(to_child[1])
             os.close(from_child[0])
-            self.close()  # the next child begins with a new one
+            self.close()  # the next child starts a new one
             raise HarnessError(f"the process that forks children is gone: {error}") from error
         finally:
             os.close(to_child[0])

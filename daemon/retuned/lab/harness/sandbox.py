@@ -187,7 +187,7 @@ def filter_system_calls(steps: Sequence[Step], *, machine: str) -> bool:
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
     program = Program(len(steps), ctypes.addressof(body))
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # without it the kernel takes none
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # without it the kernel refuses filters
     word = ctypes.c_long
     done = libc.syscall(
         word(_SECCOMP[machine]), word(_SET_MODE_FILTER), word(_ALL_THREADS), ctypes.byref(program)

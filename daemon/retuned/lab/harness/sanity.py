@@ -38,7 +38,7 @@ def telling_shape(
     small = dict.fromkeys(subject.definition.variable_axes, _LENGTH)
     try:
         make_inputs(subject, small, seed=0, family=subject.families[0])
-    except (UsageError, ValueError):  # lengths that do not go together here
+    except (UsageError, ValueError):  # lengths that do not fit together
         by_size = sorted(shapes, key=lambda shape: math.prod(shape.values()))
         wide = [shape for shape in by_size if min(shape.values()) >= _LENGTH]
         return (wide or by_size[-1:])[0]
@@ -64,7 +64,7 @@ def require_meaning(subject: KernelUnderTest, axes: Mapping[str, int], *, seed: 
     answer = subject.reference(one, axes)
     if all(_constant(array) for array in answer.values()):
         raise _meaningless(f"{name}: every output is one number over and over; see its reference")
-    # What is updated in place may stay as it was, if another output tells of the launch.
+    # What is updated in place may stay as it was, if another output shows the launch.
     kept = {out for out, n in subject.definition.updated.items() if _same(one[n], answer[out])}
     told = [array for out, array in answer.items() if out not in kept]
     if not told:
@@ -74,7 +74,7 @@ def require_meaning(subject: KernelUnderTest, axes: Mapping[str, int], *, seed: 
         raise _meaningless(f"{name}: input '{copied[0]}' comes out unchanged; nothing is computed")
     for changed, array in two.items():
         if _same(array, one[changed]):
-            continue  # made without chance: tables, lengths
+            continue  # made without random numbers: tables, lengths
         other = _answer(subject, {**one, changed: array}, axes)
         if other is not None and all(_same(other[out], answer[out]) for out in answer):
             raise _meaningless(f"{name}: no output depends on input '{changed}'")

@@ -53,7 +53,7 @@ DENIED: dict[str, Numbers] = {
     "open_by_handle_at": (304, 265), "quotactl": (179, 60), "quotactl_fd": (443, 443),
     "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89), "mknod": (133, None),
     "mknodat": (259, 33), "fanotify_init": (300, 262),
-    # The kernel's innards.
+    # Kernel internals.
     "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106),
     "kexec_load": (246, 104), "kexec_file_load": (320, 294), "bpf": (321, 280),
     "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),

@@ -178,7 +178,7 @@ class Duel:
         times = self._run(block.calls)
         own = [t for call, t in zip(block.calls, times, strict=True) if call.which == INCUMBENT]
         one_us = max(min(own) / 1e3, 0.05)
-        # What is updated in place is put back between calls: within one, every launch has its own.
+        # In-place outputs are restored between calls: within one, every launch has its own.
         most = len(sets) if self._subject.definition.updated else 64
         repeat = max(1, min(most, round(_CALL_US / one_us)))
         count, self._pairs = len(sets), []

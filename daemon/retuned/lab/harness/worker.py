@@ -91,7 +91,7 @@ class Worker:
         self._pending = b""
         self._mirrored = program.mirrored
         self._prepared: set[tuple[int, ...]] = set()
-        # What a killed child leaves lying about goes with its folder; should this process be killed
+        # Files of a killed child go with its folder; should this process be killed
         # too, it is stored beside the compiled variants and not in a shared folder.
         self._temp = (
             tempfile.TemporaryDirectory(prefix=".child-", dir=libraries[0].path.resolve().parent)

@@ -145,7 +145,7 @@ def _compile(solution: Solution, folder: Path, limits: CompileLimits) -> Path:
         (folder / source.path).write_text(source.content, encoding="utf-8")
     main = solution.sources[0].path
     defines = [f"-D{name}={value}" for name, value in sorted(solution.params.items())]
-    # What was checked is what is compiled: macros are expanded once.
+    # The checked text is the compiled text: macros are expanded once.
     _run([*_FLAGS, *defines, "-E", "-o", "expanded.ii", main], folder, limits)
     own = frozenset(source.path for source in solution.sources)
     own |= {f"./{name}" for name in own}

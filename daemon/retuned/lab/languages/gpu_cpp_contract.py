@@ -168,7 +168,7 @@ def _checked_directive(line: str, *, where: str) -> list[str]:
         raise ContractViolated(f"{where}: a macro may not make tokens")
     for token in tokens:
         if token in _FORBIDDEN or token in _DECLARING or token.startswith(('"', "'")):
-            raise ContractViolated(f"{where}: '{token[:40]}' may not stand in a directive")
+            raise ContractViolated(f"{where}: '{token[:40]}' is not allowed in a directive")
         if _is_reserved(token):
             raise ContractViolated(f"{where}: name '{token[:60]}' is reserved")
     if word in ("define", "undef") and tokens and tokens[0] in header_names():
@@ -193,9 +193,9 @@ def _check_token(tokens: list[str], index: int, token: str, *, entry: str) -> No
     if token == "__global__" and tokens[max(0, index - 2) : index] != ["extern", '"C"']:
         raise ContractViolated("only the entry is __global__")
     if token == "static":
-        raise ContractViolated("static is not allowed: a kernel keeps nothing")
+        raise ContractViolated("static is not allowed: a kernel must not keep state")
     if token == "__device__" and not _is_function(tokens, index):
-        raise ContractViolated("__device__ is only for functions: a kernel keeps nothing")
+        raise ContractViolated("__device__ is only for functions: a kernel must not keep state")
     if token == "__shared__" and tokens[index + 1 : index + 2] == ["static"]:
         raise ContractViolated("'__shared__ static' is not allowed")
     if _is_reserved(token):

@@ -25,7 +25,7 @@ def report_of(
     if compiled["odd"]:
         raise BinaryAuditFailed(f"the compiled kernel {'; '.join(compiled['odd'])}"[:400])
     try:
-        # Triton's shared memory is all asked for by its launcher; the object reserves none.
+        # Triton's launcher requests all shared memory; the object reserves none.
         reports = audit_object(
             base64.b64decode(compiled["object"], validate=True),
             arch=arch,

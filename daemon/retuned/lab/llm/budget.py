@@ -285,7 +285,7 @@ class DayLedger:
                 name, at, usd = json.loads(row)
                 entry = float(at), float(usd)
             except (ValueError, TypeError, OverflowError, RecursionError):
-                log.warning("a line of the ledger %s is torn", self._path.name)
+                log.warning("torn line skipped: ledger=%s", self._path.name)
                 continue
             if isinstance(name, str) and all(map(math.isfinite, entry)) and entry[1] >= 0.0:
                 entries[name] = entry

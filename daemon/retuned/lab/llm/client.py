@@ -131,7 +131,7 @@ class PaidChatModel:
                 return self._try(clean)
             except WireFailed as error:
                 pause_s = _pause(error, digest, number)
-                log.info("the model gave no answer [%s], try %d", error.code, number + 1)
+                log.info("no answer from the model: code=%s try=%d", error.code, number + 1)
                 if not error.again:
                     raise self._refusal(error) from error
                 longest_s = min(_LONGEST_PAUSE_S, self._left_s())

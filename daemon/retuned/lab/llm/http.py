@@ -44,7 +44,7 @@ class Endpoint:
     timeout_s: float = 180.0
     """Maximum wait for one answer, from the first byte sent to the last one read."""
 
-    def __repr__(self) -> str:  # the key must not get into a log by way of a record
+    def __repr__(self) -> str:  # the key must not reach a log through a repr
         return f"Endpoint(model={self.model!r}, key={'set' if self.key else 'none'})"
 
 

@@ -181,7 +181,7 @@ class Transcript:
             if line["event"] == "answered":
                 self._keep(_answer(line, usage, usd))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            log.warning("a line of the transcript %s makes no sense: %s", self._path.name, error)
+            log.warning("invalid line skipped: transcript=%s: %s", self._path.name, error)
 
     def _mend(self) -> None:
         """End a line torn by a kill, so that the next line is separate."""
@@ -200,7 +200,7 @@ def spent_since(folder: Path, since: datetime) -> float:
         for line in _lines(path):
             try:
                 if datetime.fromisoformat(str(line["at"])) >= since:
-                    # what was set aside is replaced by what it came to
+                    # the reservation is replaced by the actual cost
                     tries[str(line["request"]), str(line["attempt"])] = float(line["usd"])
             except (KeyError, TypeError, ValueError):
                 continue
@@ -217,7 +217,7 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
             try:
                 line = json.loads(data)
             except (ValueError, RecursionError):
-                log.warning("a line of the transcript %s is torn", path.name)
+                log.warning("torn line skipped: transcript=%s", path.name)
                 continue
             if isinstance(line, dict):
                 yield line

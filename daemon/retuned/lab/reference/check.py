@@ -124,7 +124,7 @@ class _Check:
                 return
             raise ReferenceRefused(node.lineno, "imports other than by `import numpy as np`")
         for name in node.names:
-            if name.name == "numpy.typing":  # only annotations use it, and those are taken out
+            if name.name == "numpy.typing":  # only annotations use it, and those are removed
                 continue
             if name.name not in _WORDS:
                 problem = f"imports '{name.name[:40]}'; a reference has numpy and math"

@@ -35,10 +35,10 @@ def main() -> None:
     own = {**builtins(), "__import__": _loaded}
     modules = checked.modules.items()
     names: dict[str, Any] = {name: np if module == "numpy" else math for name, module in modules}
-    names |= {"__builtins__": own, "__name__": "reference"}  # last: no module takes their place
-    warnings.simplefilter("ignore")  # showing one would open files, which is forbidden soon
+    names |= {"__builtins__": own, "__name__": "reference"}  # last: modules cannot override them
+    warnings.simplefilter("ignore")  # printing a warning would open files, which is forbidden soon
     np.seterr(all="ignore")
-    numpy.linalg.norm(np.ones((8, 8)) @ np.ones((8, 8)))  # what is set up on first use is, now
+    numpy.linalg.norm(np.ones((8, 8)) @ np.ones((8, 8)))  # NumPy's lazy parts
     walls = sandbox.confine(memory_bytes=settings["memory_bytes"], cpu_s=settings["cpu_s"])
     if not walls and not settings["unconfined"]:  # before anything of the text is executed
         _write({"unconfined": True})
