@@ -42,16 +42,12 @@ class Space:
     params: Mapping[str, tuple[int | str, ...]]
     """Choices of each parameter, ordered so that neighbours behave alike."""
     starts: Callable[[Mapping[str, int]], tuple[Params, ...]]
-    """Points worth trying first at these variable axes, best guess first."""
     rank: Callable[[Mapping[str, int]], int]
-    """Rank among the structures of a definition at these axes; 0 is tried first."""
     valid: Callable[[Params, Definition], bool] = lambda _params, _definition: True
-    """Relations between parameters, and between them and the constant axes."""
     layouts: Callable[[Params], dict[str, str]] = lambda _params: {}
     scratch_bytes: Callable[[Params, Definition], int] = lambda _params, _definition: 0
     language: Language = Language.CPU_CPP
     grid: tuple[str, ...] = ()
-    """Launch grid of a GPU kernel, as expressions over axes and parameters."""
     steps: tuple[Step, ...] = ()
     """Launches, if there are several; `grid` is empty then."""
     scratch: tuple[Scratch, ...] = ()
@@ -75,9 +71,7 @@ class Cost:
     flops: float
     """Floating-point operations; a multiply and an add are two."""
     read_bytes: float
-    """Inputs, each once."""
     write_bytes: float
-    """Outputs, each once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +85,6 @@ class KernelEntry:
     incumbent: Solution
     """Variant tuned for chat traffic: one to four tokens a step."""
     make: Callable[[dict[str, int], np.random.Generator, str], dict[str, Array]] = field(repr=False)
-    """Makes the inputs of a family for the lengths of all axes."""
     compute: Reference = field(repr=False)
     cost: Callable[[dict[str, int]], Cost] = field(repr=False)
     launching: Callable[[Solution], Mapping[str, Any]] = field(default=lambda _: {}, repr=False)
@@ -100,7 +93,6 @@ class KernelEntry:
     """Returns the confinement of an untrusted reference that ran; None if it is ours."""
 
     def launch_data(self, solution: Solution) -> Mapping[str, Any]:
-        """Return fields of the artifact's manifest, empty unless the kernel was lifted."""
         return self.launching(solution)
 
     def reference_confined_by(self) -> tuple[str, ...] | None:

@@ -26,12 +26,9 @@ class Family:
     """Name of a definition, with constant axes in braces, for example ``rmsnorm_h{H}``."""
     description: str
     shapes: tuple[tuple[str, ...], ...]
-    """Axis names of each input, as a trace shows them."""
     dtypes: tuple[str, ...]
     build: Callable[[str, dict[str, int]], KernelEntry]
-    """Make the entry in the first of `languages`, given its name and constant axes."""
     languages: tuple[Language, ...] = (Language.CPU_CPP, Language.TRITON)
-    """Languages of its kernels; `get` uses the first as its default."""
     settle: Callable[[dict[str, int]], dict[str, int] | None] = lambda lengths: lengths
     """Convert lengths of a trace to lengths of the definition's axes; None if they do not fit."""
 

@@ -16,7 +16,6 @@ _TYPES: Mapping[DType, tuple[str, int]] = {
     DType.FLOAT16: ("fp16", 2),
 }
 _WIDEST = 16
-"""Bytes that a thread moves at once."""
 _LOOSEST = 4
 """Largest ratio of a block's capacity to the row that it holds."""
 
@@ -55,7 +54,6 @@ def softmax(definition: Definition) -> tuple[tuple[Space, ...], Params]:
 def _looping(
     definition: Definition, entry: str, axis: str, *, rank: int = 1
 ) -> tuple[Space, Params]:
-    """Return the space of a source that reads its row in steps, and a modest point of it."""
     kind, size = _element(definition)
     length = definition.axes[axis]
     width = length.value if isinstance(length, AxisConst) else 4096

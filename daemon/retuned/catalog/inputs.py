@@ -19,7 +19,6 @@ from retuned.lab.number_formats import NUMPY, limits_of
 Floats = npt.NDArray[np.float32]
 
 PLANTED = {"planted-nan": np.nan, "planted-pos-inf": np.inf, "planted-neg-inf": -np.inf}
-"""Value of one element of one activation."""
 COMMON = ("randn", "randn-small", "randn-large", "outlier", "zeros-rows", *PLANTED)
 
 
@@ -52,7 +51,6 @@ def activations(rng: np.random.Generator, shape: tuple[int, ...], family: str) -
 
 
 def planted(rng: np.random.Generator, values: Floats, what: float) -> Floats:
-    """Replace one element; an empty array stays empty."""
     if values.size:
         values.reshape(-1)[rng.integers(values.size)] = what
     return values

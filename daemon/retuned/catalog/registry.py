@@ -139,7 +139,6 @@ def own_definitions() -> tuple[OwnDefinition, ...]:
 
 
 def own_definition(name: str) -> OwnDefinition | None:
-    """Return a user's own definition; None if it is the catalog's or unknown."""
     return users.find(name)
 
 
@@ -175,7 +174,6 @@ def get(definition_name: str, *, language: Language | None = None) -> KernelEntr
 
 
 def _nearest(name: str) -> str:
-    """Return a similar name as a hint; empty if there is none."""
     known = {family.template: re.sub(r"\{\w+\}", "", family.template) for family in _FAMILIES}
     known |= {own.name: re.sub(r"\d", "", own.name) for own in users.every()}
     bare = re.sub(r"\d", "", name)
@@ -249,7 +247,6 @@ def _plain(dtypes: tuple[str, ...]) -> tuple[str, ...]:
 def _unify(
     shapes: tuple[tuple[str, ...], ...], dims: tuple[tuple[int, ...], ...]
 ) -> dict[str, int] | None:
-    """Lengths by axis name; None if ranks or repeated axes disagree."""
     if len(shapes) != len(dims):
         return None
     lengths: dict[str, int] = {}

@@ -40,7 +40,6 @@ from retuned.errors import UsageError
 MOST_CHOSEN = 32
 """Maximum of experts per token; lists of the chosen have this length in the sources."""
 MOST_EXPERTS = 4096
-"""Maximum of experts: a row is held whole."""
 _FAMILIES = ("randn", "flat", "peaked", "mean-1000", "outlier", "zeros-rows", "ties", "masked")
 _PADDING = 64
 """Length of a row's copy, a multiple of the widest block of any variant."""
@@ -109,7 +108,6 @@ def _apart(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _mask(rng: np.random.Generator, logits: npt.NDArray[np.float64], chosen: int) -> None:
-    """Mask experts, different ones in each row, and leave just enough."""
     experts = logits.shape[1]
     for row in logits:
         count = int(rng.integers(0, experts - chosen + 1))
@@ -118,8 +116,6 @@ def _mask(rng: np.random.Generator, logits: npt.NDArray[np.float64], chosen: int
 
 @cache
 def _compute(chosen: int) -> Reference:
-    """Return the reference for this many chosen experts; the same one on every call."""
-
     def compute(logits: inputs.Floats) -> dict[str, Array]:
         return dict(reference.run(logits, chosen))
 

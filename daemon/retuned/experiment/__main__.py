@@ -74,7 +74,6 @@ class Task(LabTask):
     """The task of the program."""
 
     definitions: tuple[OwnDefinition, ...] = ()
-    """Users' own definitions, by content: their files may be elsewhere."""
 
 
 def read_task(text: str, *, where: str) -> Task:
@@ -300,7 +299,6 @@ def _generating_lab(task: Task) -> GeneratingLab:
 
 
 def _compiling_lab(task: Task) -> CompilingLab:
-    """Return the lab that compiles the first candidates of this task's search."""
     incumbent, earlier = _incumbent(task), [record.restore() for record in task.earlier]
     cores = len(task.cores) or os.cpu_count() or 1
 

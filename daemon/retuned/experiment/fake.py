@@ -22,7 +22,6 @@ class FakeBench:
     script: Mapping[str, Sequence[Finding]]
     root: Path
     failure: HarnessError | None = None
-    """Raised instead of the finding after the first."""
     runs: list[ExperimentPlan] = field(default_factory=list)
     asked: Sequence[Turn] = ()
     stopped: bool = False
@@ -38,7 +37,6 @@ class FakeBench:
                 yield finding
 
     def build(self, solution: Solution) -> Path:
-        """Make the artifact's folder with a manifest and no code."""
         target = self.root / "artifacts" / solution.digest.removeprefix("sha256:")
         target.mkdir(parents=True, exist_ok=True)
         nothing = hashlib.sha256(b"").hexdigest()

@@ -67,7 +67,6 @@ class Precompiler:
         self._arch = arch
 
     def remember(self, definition: str, workloads: Iterable[Workload]) -> None:
-        """Store the shapes of a plan; the latest plan of a definition counts."""
         path = self._path(definition)
         shapes = [dict(each.axes) for each in workloads][:MAX_SHAPES]
         partial = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}.partial")
@@ -81,7 +80,6 @@ class Precompiler:
             partial.unlink(missing_ok=True)
 
     def shapes_of(self, definition: Definition) -> list[dict[str, int]]:
-        """Return the shapes of the definition's latest plan; empty if unknown."""
         try:
             with self._path(definition.name).open("rb") as file:
                 body = json.loads(file.read(_MAX_BYTES))
@@ -149,13 +147,11 @@ def _is_shape(row: object, axes: set[str]) -> bool:
 
 TURNS = "turns"
 _BATCH = 4
-"""Candidates requested at a time, so that generators learn from findings."""
 _LONGEST_REST_S = 10.0
 """Longest wait for a resting generator if no other has candidates."""
 _MAX_EVIDENCE_BYTES = 64 << 20
 """Longest document that is read; longer ones are ignored."""
 _FINAL_SHARE = 0.4
-"""Share of the time budget reserved for finalists."""
 
 
 class LocalLab:

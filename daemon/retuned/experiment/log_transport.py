@@ -59,10 +59,8 @@ class Sender:
     """Origin of the results."""
 
     experiment: str
-    """Uid of the KernelExperiment."""
     job: str
     pod: str
-    """Uid of the pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,6 @@ class Bundle:
     """Received results."""
 
     files: Mapping[str, bytes]
-    """By path, such as ``evidence/<digest>.json``."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Omitted for size, by kind: ``evidence`` of losers, and their ``findings``."""
 
@@ -205,7 +202,6 @@ def _header(text: bytes, sender: Sender) -> Mapping[str, Any]:
 
 
 def _joined(parts: Sequence[bytes], head: Mapping[str, Any]) -> bytes:
-    """Return the whole: every part once, in order, with the announced size and digest."""
     size = _size(head.get("packed_bytes"))
     if size > MAX_PACKED_BYTES:
         raise _no("too-large", f"{size} compressed bytes, at most {MAX_PACKED_BYTES} are read")
@@ -379,7 +375,6 @@ def _chosen(folder: Path) -> tuple[list[Packed], dict[str, int]]:
 
 
 def _divided(text: bytes) -> tuple[list[bytes], list[bytes], bytes]:
-    """Return the lines about winners, those about others, and the last line."""
     *found, end = text.splitlines(keepends=True) or [b""]
     won: list[bytes] = []
     lost: list[bytes] = []

@@ -66,7 +66,6 @@ class DeviceStates(Record):
     """States of the accelerators during a pod's measurement; empty if unknown."""
 
     begin: Gpus = ()
-    """Before the measurement; processes on them are foreign."""
     end: Gpus = ()
 
     @property
@@ -125,7 +124,6 @@ class LabTask(Record):
     solutions: tuple[Solution, ...] = ()
     earlier: tuple[EarlierRecord, ...] = ()
     priors: Priors | None = None
-    """Priors of the operator's kernels; they only order candidates."""
     evolve: EvolveConfig | None = None
     unconfined_references: bool = False
     """Whether users' references run where neither seccomp nor Landlock confines them."""
@@ -136,7 +134,6 @@ class LabTask(Record):
     written: tuple[Solution, ...] = ()
     """Variants that a model wrote in another pod; untrusted like any candidate."""
     refused: tuple[FindingRecord, ...] = ()
-    """Variants that a compile pod refused: a search need not try them."""
 
 
 def finding_line(finding: Finding) -> dict[str, Any]:
@@ -150,7 +147,6 @@ def done_line(stood: DeviceStates | None = None) -> dict[str, Any]:
 
 
 def stood_of(line: bytes) -> DeviceStates:
-    """Return the device states in a last line; empty if they are missing or invalid."""
     try:
         message = json.loads(line)
         return DeviceStates.model_validate(message.get("gpus", {}))

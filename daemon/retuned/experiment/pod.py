@@ -99,12 +99,10 @@ class PodResources(Generic[_TaskT]):
     """Resources that the program gives a pod."""
 
     read: Callable[[str, str], _TaskT]
-    """Reads a task's text from a path; raises `UnreadableInput`."""
     environment: Callable[[_TaskT, PodRole], Digest]
     open: Callable[[_TaskT, PodRole], Bench]
     say: Callable[[Mapping[str, Any]], None]
     devices: Callable[[], Devices | None] = find_devices
-    """Returns the reader of accelerator states; None if there is none."""
 
 
 def run_pod(words: Sequence[str], settings: PodSettings, *, means: PodResources[_TaskT]) -> int:

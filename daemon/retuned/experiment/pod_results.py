@@ -140,7 +140,6 @@ def _put_evidence(folder: Path, found: Finding, *, bench: Bench, left: int) -> i
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Write a file atomically and durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{_PARTIAL}{path.name}")
     with partial.open("wb") as file:

@@ -34,9 +34,7 @@ class PodRole(StrEnum):
     GENERATE = "generate"
     """Generates variants; only this role reaches the model, and it compiles and runs nothing."""
     COMPILE = "compile"
-    """Compiles a search's first candidates, without the accelerator."""
     SEARCH = "search"
-    """Tries variants; its numbers are not trusted."""
     VERIFY = "verify"
 
 
@@ -47,7 +45,6 @@ class PodSettings:
     role: PodRole
     results: Path
     message: Path | None = None
-    """File of the termination message; None without one."""
 
 
 def pod_settings(environment: Mapping[str, str]) -> PodSettings | None:

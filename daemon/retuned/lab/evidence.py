@@ -233,7 +233,6 @@ class Contender:
     solution: Solution
     freeze: Freeze
     variant: Variant | None
-    """Compiled; None if it did not reach that gate."""
     checks: list[Check]
     spent_s: float = 0.0
     search: Timed | None = None
@@ -241,7 +240,6 @@ class Contender:
     interval: Interval | None = None
     final: Timed | None = None
     chosen: bool = False
-    """Whether it was among the best of the search: re-measured if time allows."""
 
     @property
     def failed(self) -> bool:
@@ -287,7 +285,6 @@ def write_document(
 
 
 def keep(root: Path, document: EvidenceDocument) -> Digest:
-    """Store a document under the digest of its bytes, beside the artifacts."""
     data = document.model_dump_json().encode()
     digest = hashlib.sha256(data).hexdigest()
     folder = root / "evidence"
@@ -299,7 +296,6 @@ def keep(root: Path, document: EvidenceDocument) -> Digest:
 
 
 def raw_of(timed: Timed | None, workloads: Sequence[Workload]) -> RawTiming | None:
-    """Return every pair of a timing in stored form; None without a timing."""
     if timed is None or not timed.samples:
         return None
     axes = [dict(workloads[index].axes) for index in timed.shapes]
@@ -312,7 +308,6 @@ def raw_of(timed: Timed | None, workloads: Sequence[Workload]) -> RawTiming | No
 def ended_of(
     timed: Timed, workloads: Sequence[Workload], *, p_value: float, seconds: float
 ) -> Ended:
-    """Return a re-measurement in the form stored until it is judged."""
     return Ended(
         p_value=p_value,
         checks=timed.checks,

@@ -78,7 +78,6 @@ class Examiner:
         self._bay = bay
 
     def admit(self, solution: Solution) -> tuple[Variant | None, tuple[Check, ...]]:
-        """Gates G1 and G2: contract, compile, audit."""
         return admitted(lambda: self._compiled(solution))
 
     def correct(self, variant: Variant, *, book: CaseBook | None = None) -> tuple[Check, ...]:
@@ -109,7 +108,6 @@ class Examiner:
         return tuple(checks)
 
     def _with_captured(self, check: Check) -> Check:
-        """Add digests and statistics of the captured inputs used, without their numbers."""
         subject = self._bay.subject
         if not isinstance(subject, WithCaptured):
             return check
@@ -181,7 +179,6 @@ class Examiner:
         before: Timed,
         process: int,
     ) -> Timed:
-        """Time all shapes in one more process, and add the result."""
         bay, checks = self._bay, list(before.checks)
         try:
             with bay.duel([bay.incumbent, variant, bay.clone()]) as duel:

@@ -24,7 +24,6 @@ from retuned.stages.verdict import Reason
 
 _EPS32 = float(np.finfo(np.float32).eps)
 _NEAR_HALF = 1e-3
-"""Integers rounded from a real number this near to a half may go either way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

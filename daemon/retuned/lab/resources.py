@@ -38,7 +38,6 @@ class LabSettings:
     hopeless_ratio: float = 1 / 3
     """A candidate this slow on the costliest shape is not timed further."""
     final_s: float = 5.0
-    """Time to measure one finalist until the first look."""
     final_blocks: int = 12
     """Blocks per shape at the first look; a further process adds its part of them."""
     final_units: int = 2
@@ -109,7 +108,6 @@ class LabResources:
             raise
 
     def _require_agreement(self) -> None:
-        """Run incumbent and reference on the smallest workload and compare them."""
         ordinary = [cell for cell in self.cells if cell.family == self.subject.families[0]]
         if ordinary:
             cell = min(ordinary, key=lambda each: math.prod(each.axes.values()))
@@ -252,8 +250,6 @@ class LabResources:
         self._slowest_us = max(self._slowest_us, one_us)
 
     def by_cost(self) -> list[int]:
-        """Return shapes by falling share of the work, estimated from their sizes."""
-
         def work(index: int) -> float:
             workload = self.workloads[index]
             size = 1.0

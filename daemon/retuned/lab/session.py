@@ -176,7 +176,6 @@ class Session:
         self.history.append(replace(before, solution=solution, seconds=0.0))
 
     def examine(self, solution: Solution) -> Contender:
-        """Run gates G0 to G5 on a candidate, cheapest first."""
         begin = time.monotonic()
         freeze, frozen = self._freeze(solution)
         contender = Contender(solution=solution, freeze=freeze, variant=None, checks=[frozen])
@@ -257,7 +256,6 @@ class Session:
         family: Family,
         deadline: float,
     ) -> None:
-        """Measure finalists, the best first, while time remains and the lab works."""
         size = family.size(len(finalists))
         for number, contender in enumerate(finalists):
             note = notes.get(contender.solution.digest)
@@ -296,7 +294,6 @@ class Session:
     def finding(
         self, contender: Contender, *, adjusted_p: float = 1.0, finalists: int = 1
     ) -> Finding:
-        """Judge a contender, and store the evidence under its digest."""
         evidence = self._weighing.evidence(contender, adjusted_p=adjusted_p, finalists=finalists)
         answer = judge(evidence, self._settings)
         document = write_document(
@@ -322,7 +319,6 @@ class Session:
         return self._found(contender, verdict)
 
     def _freeze(self, solution: Solution) -> tuple[Freeze, Check]:
-        """Gate G0: record the candidate and its origin before any other gate."""
         asked = freeze_of(solution, plan=self._plan.id, frozen_at=datetime.now(UTC))
         stands = self._notebook.freeze(asked)
         if stands.trust is not asked.trust:
@@ -355,7 +351,6 @@ class Session:
         self._take_up(contender, ended)
 
     def _take_up(self, contender: Contender, ended: Ended) -> None:
-        """Continue with a re-measurement that has ended, now or before an interruption."""
         contender.final = timed_from(ended)
         contender.checks += ended.checks
         contender.spent_s += ended.seconds

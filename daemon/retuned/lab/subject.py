@@ -88,7 +88,6 @@ def make_inputs(
 
 
 def coarse_inputs(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the inputs rounded to the next lower precision class."""
     return {
         name: coarsened(array) if is_float(array.dtype) else array for name, array in inputs.items()
     }

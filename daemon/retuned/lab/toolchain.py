@@ -141,7 +141,6 @@ def gpu_pace(found: gpu.Gpu | None) -> Pace:
 
 
 def floor_on(found: gpu.Gpu | None, definition: Definition, axes: Mapping[str, int]) -> float:
-    """Return a time that no launch on this GPU can beat; 0 without a GPU."""
     if found is None:
         return 0.0
     return gpu_floor_us(definition, axes, arch=found.arch, cache=found.cache_bytes)

@@ -39,7 +39,6 @@ UNKNOWN: Final = _Unknown()
 class Value:
     tags: frozenset[Tag] = frozenset()
     known: Plain | _Unknown = UNKNOWN
-    """The value, if Triton knows it at compile time."""
 
     def named(self, kind: str) -> frozenset[str]:
         return frozenset(name for which, name in self.tags if which == kind)
@@ -105,7 +104,6 @@ class Flow:
     places: set[str] = field(default_factory=set)
     """Pointers whose numbers become indices or counts: an address, the end of a loop."""
     moved: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Constexprs multiplied by the program id of a dimension."""
     plain: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     placed: set[int] = field(default_factory=set)
     pairs: set[tuple[str, str]] = field(default_factory=set)
@@ -115,7 +113,6 @@ class Flow:
     """Constexprs that are loop steps, or that divide a number rounding up."""
     dots: bool = False
     loops: bool = False
-    """Whether it has a loop that is not unrolled."""
 
 
 def flow_of(source: Source, *, pointers: frozenset[str], constants: Mapping[str, Plain]) -> Flow:
@@ -383,7 +380,6 @@ def _addresses(values: list[Value]) -> frozenset[tuple[str, str]]:
 
 
 def _filled(given: dict[str, Value], function: ast.FunctionDef) -> dict[str, Value]:
-    """Leave parameters with a default to the callee; others are unknown."""
     names = [each.arg for each in function.args.args]
     without = names[: len(names) - len(function.args.defaults)]
     return {**dict.fromkeys(without, NOTHING), **{k: v for k, v in given.items() if k in names}}

@@ -321,7 +321,6 @@ def _arguments(
     dtypes: Mapping[str, DType],
     tiles: Sequence[str],
 ) -> dict[str, str]:
-    """Return the entry's argument for each parameter of the live kernel."""
     divisible = {axis: all(row[axis] % 16 == 0 for row in point.rows) for axis in axes.lengths}
     passed = roles.passed
     found: dict[str, str] = {}
@@ -392,13 +391,11 @@ def _definition(
 
 
 def _families(roles: Roles, dtypes: Mapping[str, DType]) -> tuple[str, ...]:
-    """Return the input families; integers alone have one."""
     real = any(not is_whole(dtypes[name]) for name in roles.inputs)
     return ORDINARY_FAMILIES if real else ORDINARY_FAMILIES[:1]
 
 
 def _with_constants(rule: str, constants: Mapping[str, int], tiles: Sequence[str]) -> str:
-    """Replace constexprs outside the space by their number."""
     for name, value in constants.items():
         if name not in tiles:
             rule = re.sub(rf"\b{re.escape(name)}\b", str(value), rule)

@@ -30,7 +30,6 @@ class Factor:
 
     axes: tuple[str, ...]
     tile: str | int | None = None
-    """A constexpr, or a number."""
 
     def at(self, row: Row) -> int:
         length = prod(row[axis] for axis in self.axes)
@@ -50,7 +49,6 @@ class Rule:
     factors: tuple[Factor, ...]
 
     def at(self, row: Row) -> int:
-        """Return the number of programs for these axes and constexprs."""
         return self.times * prod(factor.at(row) for factor in self.factors)
 
     @property
@@ -59,14 +57,12 @@ class Rule:
 
     @property
     def pairs(self) -> frozenset[tuple[str, str]]:
-        """(axis, constexpr) of its divisions."""
         return frozenset(
             (axis, f.tile) for f in self.factors if isinstance(f.tile, str) for axis in f.axes
         )
 
     @property
     def weight(self) -> tuple[int, int, str]:
-        """Sort key: simpler rules come first."""
         size = sum(len(factor.axes) + (factor.tile is not None) for factor in self.factors)
         return size, self.times, str(self)
 

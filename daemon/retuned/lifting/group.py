@@ -21,7 +21,6 @@ _HARMLESS = {
 
 
 _LEAST_PART = 0.01
-"""Least share of a kernel's launches for which a choice of constexprs gets a definition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

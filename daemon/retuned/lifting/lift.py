@@ -31,7 +31,6 @@ MOST_POINTS = 8
 _SETTLED_BY_PARTS = frozenset(
     (MORE, "shape-unknown", "strides-not-contiguous", "int-unexplained", "grid-unknown")
 )
-"""Reasons that launches with other constexprs may have caused."""
 _LOOKED_UP = re.compile(r"\[\s*[\"'](\w{1,100})[\"']\s*\]")
 
 Bounds = Mapping[str, tuple[int, int | str]]
@@ -45,7 +44,6 @@ class Lifted:
     own: OwnDefinition
     """Definition, space, incumbent and binding of launches."""
     workloads: tuple[Workload, ...]
-    """Live shapes; weights are launch counts."""
     grids: tuple[tuple[int, int, int], ...]
 
 
@@ -135,7 +133,6 @@ def _by_parts(
 
 
 def _parts(group: Group) -> tuple[Group, ...]:
-    """Return the parts to examine separately; empty if there is only one."""
     try:
         parts = group.parts()
     except NotLifted:  # options that a variant must not have: report the first reason
@@ -234,7 +231,6 @@ def _rows(
 
 
 def _source(first: Observation) -> Source:
-    """Parse the source; unresolved names are refused where they are used."""
     if first.source is None:
         told = ", ".join(first.unresolved[:4]) or "none was found"
         raise NotLifted("source-missing", detail=told)

@@ -43,7 +43,6 @@ class Pattern:
     reference: str
     """The computation as text of a reference: ``{role}`` for names and numbers."""
     returns: Mapping[str, str]
-    """Output role -> expression of the reference."""
     source: str
     arguments: tuple[str, ...]
     """Arguments of every function except BLOCK: roles, symbols, or expressions over them."""
@@ -51,7 +50,6 @@ class Pattern:
     """Symbol of a row's length, which BLOCK divides."""
     shapes: tuple[Shape, ...]
     alike: tuple[str, ...] = ()
-    """Interchangeable inputs; only one order is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +59,7 @@ class _Activation:
     name: str
     of: Callable[[Wide, Numbers], Wide]
     text: tuple[str, ...]
-    """The activation of ``gate`` as lines of a reference that end in ``activated``."""
     numbers: tuple[str, ...] = ()
-    """Real arguments; an absent one is 1."""
 
 
 def _silu(gate: Wide, numbers: Numbers) -> Wide:

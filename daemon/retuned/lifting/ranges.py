@@ -136,7 +136,6 @@ def _bound_axis(expression: str, axes: Axes) -> str:
 
 
 def _least(expression: str, axes: Axes, point: Point) -> int:
-    """Return an axis' last index at its shortest: within bounds at every shape."""
     name, less = _bound_axis(expression, axes), expression.partition("-")[2]
     if name not in axes.lengths or not (less.strip() or "0").isdecimal():
         raise NotLifted(

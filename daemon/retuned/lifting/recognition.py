@@ -64,11 +64,8 @@ class Assignment:
 
     pattern: Pattern
     tensors: Mapping[str, str]
-    """Role -> tensor of the definition."""
     numbers: Mapping[str, str]
-    """Role -> real argument of the live kernel."""
     lengths: Mapping[str, int]
-    """Symbol -> length, of constant axes."""
     variable: str
 
     def values(self, floats: Mapping[str, float]) -> dict[str, float]:
@@ -162,7 +159,6 @@ def _held(values: Wide, kept: _Format) -> Wide:
 
 
 def _numbers(pattern: Pattern, floats: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Yield every assignment of roles to real arguments; all must have a role."""
     needed = {role for role, default in pattern.numbers.items() if default is None}
     for roles in permutations(pattern.numbers, len(floats)):
         if needed <= set(roles):
@@ -198,7 +194,6 @@ def _lengths(
     variable: str,
     constants: Mapping[str, int],
 ) -> dict[str, int] | None:
-    """Return the lengths of a pattern's symbols if the tensors' shapes and types fit."""
     specs: dict[str, TensorSpec] = {**own.definition.inputs, **own.definition.outputs}
     first = specs[tensors[next(iter(pattern.inputs))]].dtype
     if specs[tensors[next(iter(pattern.outputs))]].dtype is not first:
@@ -286,7 +281,6 @@ def _reference(found: Assignment, floats: Mapping[str, float]) -> str:
 
 
 def _variant(found: Assignment, shape: Shape, floats: Mapping[str, float]) -> OwnVariant | None:
-    """Return one structure; None if a row is too long for it."""
     length = found.lengths[found.pattern.row]
     width = max(_LEAST_BLOCK, next_pow2(length))
     if shape.whole and width > _WHOLE:

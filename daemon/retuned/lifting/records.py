@@ -89,10 +89,8 @@ class Param(_Seen):
     name: Identifier
     kind: Literal["pointer", "int", "float", "constexpr", "other"]
     dtype: Annotated[str, Field(max_length=40)] | None = None
-    """Element type of a pointer, as Triton or PyTorch spells it."""
     value: Value = None
     numel: Annotated[int, Field(ge=0, le=MOST_ELEMENTS)] | None = None
-    """Elements of a pointer's tensor."""
     aligned16: bool | None = None
     """Whether a pointer's address is a multiple of 16 bytes."""
 
@@ -114,7 +112,6 @@ class Param(_Seen):
 
     @property
     def element(self) -> DType | None:
-        """Element type; None if the lab does not support it."""
         text = (self.dtype or "").removeprefix("*").removeprefix("k").removeprefix("torch.")
         text = text.removeprefix("*")
         if text in _DTYPES:
@@ -128,7 +125,6 @@ class Observation(_Seen):
     kernel: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,512}$")]
     """``module:qualname``; untrusted text."""
     source_digest: Digest
-    """Digest of the live function's source, as the runtime computes it."""
     source: Annotated[str, Field(max_length=MAX_SOURCE_CHARS)] | None
     """Text of the function and its dependencies; None if the runtime found none."""
     unresolved: tuple[Annotated[str, Field(max_length=400)], ...] = Field(

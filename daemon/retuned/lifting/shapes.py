@@ -38,13 +38,10 @@ class Axes:
     """Axes of a kernel, and the values they explain."""
 
     lengths: Mapping[str, tuple[int, ...]]
-    """Length of each axis, per launch."""
     sources: Mapping[str, str]
     """Source of each axis in a launch: ``param:NAME``, ``grid:0`` or ``const``."""
     ints: Mapping[str, tuple[str | int, ...]]
-    """Every integer argument as a product of axes and numbers."""
     shapes: Mapping[str, tuple[str, ...]]
-    """Axes of every pointer's tensor."""
     fixed: frozenset[str] = field(default_factory=frozenset)
     """Constexprs that lengths depend on, and that are therefore outside the space."""
 
@@ -135,7 +132,6 @@ class _Explained:
         )
 
     def _take(self, name: str) -> None:
-        """Classify a number as an axis, an alias of one, or a plain number."""
         column = self._ints[name]
         if column[0] < 0:
             self._names[name] = (column[0],)
@@ -292,7 +288,6 @@ class _Explained:
                 raise NotLifted("strides-not-contiguous", detail=detail)
 
     def _settle(self) -> None:
-        """Keep axes that numbers are made of; unused constant numbers stay plain."""
         for name, factors in self._names.items():
             loose = [f for f in factors if isinstance(f, str) and f not in self._used]
             if not loose:

@@ -43,7 +43,6 @@ class Source:
 
     @property
     def parameters(self) -> dict[str, bool]:
-        """Names of the kernel's parameters in order, and whether each is a constexpr."""
         found = self.functions[self.entry].args.args
         return {argument.arg: argument.annotation is not None for argument in found}
 
@@ -175,7 +174,6 @@ class _Reader:
         return self.word(*self._aliases[name])
 
     def word(self, module: str, name: str) -> ast.expr:
-        """Return ``tl.name``, or ``libdevice.name`` for one of a device library."""
         found = function_of(module, name)
         if name in FORBIDDEN:
             raise NotLifted(FORBIDDEN[name], detail=f"the source uses '{name}'")

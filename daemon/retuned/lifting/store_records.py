@@ -21,7 +21,6 @@ from retuned.stages.profile import ProfileSettings, Signature, SignatureStat, bu
 _GROWING = frozenset({"count", "device_time"})
 """Fields of an observation that hold only counts and durations."""
 _WARPS = (32, 64)
-"""Threads of a warp, on NVIDIA's and on AMD's devices."""
 _USUAL_WARPS = 4
 
 
@@ -30,7 +29,6 @@ class LiftedRecord(Record):
 
     own: OwnDefinition
     workloads: tuple[Workload, ...] = Field(max_length=4096)
-    """Live shapes; weights are launch counts."""
     grids: tuple[tuple[int, int, int], ...] = Field(max_length=4096)
 
     @classmethod

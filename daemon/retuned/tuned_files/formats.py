@@ -27,7 +27,6 @@ MOST_RUNS = 2048
 
 Value = Annotated[int, Field(strict=True, ge=-(2**31), le=2**31)] | bool | str
 Row = dict[Annotated[str, Field(max_length=64)], Value]
-"""Launch parameters as the file spells them."""
 
 
 class PickedRun(Record):
@@ -46,7 +45,6 @@ class Look(Record):
     digest: Digest | None
     """Of the file in use; None without one, if the server uses its defaults."""
     runs: tuple[PickedRun, ...] = Field(min_length=1, max_length=MOST_RUNS)
-    """Steps, from size 1 without a gap to `MAX_M`."""
     reload: Literal["now", "at-restart"] = "now"
     rule: Annotated[str, Field(max_length=64)] = ""
     """AITER's padding of batch sizes; empty for others."""
@@ -71,7 +69,6 @@ class TunedFileStep(Record):
     """One step of a file, as a kernel for experiments."""
 
     definition: Name
-    """Kernel of the catalog that represents the server's in the lab."""
     format: Format
     lookup: dict[str, Any] = Field(max_length=16)
     path: str = Field(max_length=4096)

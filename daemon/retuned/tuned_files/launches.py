@@ -66,7 +66,6 @@ class Launch:
 
     definition: str
     tokens: int
-    """Batch size that selects the file's row, or its bucket's upper edge."""
     lookup: dict[str, Any] = field(hash=False)
     formats: tuple[Format, ...] = ("moe-vllm", "moe-sglang")
 

@@ -181,7 +181,6 @@ FP8 = products("gemm_fp8", depths=(128, 64), x_bytes=1, w_bytes=1)
 
 
 def few_rows(tiles: Space, definition: Definition) -> Params:
-    """Return the usual point for decoding: 16 rows, deep blocks, no grouping."""
     points: Iterator[Params] = (
         {
             "BLOCK_M": 16,

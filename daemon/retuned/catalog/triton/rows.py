@@ -24,7 +24,6 @@ def _held(params: Params, _definition: Definition) -> bool:
 
 
 def normalised(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces of rmsnorm and similar ones, and the incumbent's point in the first."""
     op_type, width = definition.op_type, max(_LEAST, next_pow2(constant(definition, "H")))
     least = min(256, width)
     blocks = space(
@@ -70,7 +69,6 @@ def _rows_held(params: Params, _definition: Definition) -> bool:
 
 
 def gated(definition: Definition) -> tuple[tuple[Space, ...], Params]:
-    """Return the spaces of silu_mul and similar ones, and the incumbent's point in the first."""
     width = next_pow2(constant(definition, "I"))
     flat = space(
         "flat",

@@ -310,7 +310,6 @@ def _beside(path: Path, name: str, *, place: str) -> str:
 
 
 def _problems(found: Iterator[Fault], written: DefinitionFile) -> Iterator[Problem]:
-    """Replace the record's field names by the file's."""
     reference = "reference" if written.reference is not None else "reference_file"
     for fault in found:
         place = fault.place
@@ -322,7 +321,6 @@ def _problems(found: Iterator[Fault], written: DefinitionFile) -> Iterator[Probl
 
 
 def _placed(problems: tuple[Problem, ...], tree: Tree) -> tuple[Problem, ...]:
-    """Give each problem the line of its field, or of the enclosing field."""
     lines = {".".join(map(str, place)): line for place, line in tree.lines.items()}
     placed = []
     for problem in problems:

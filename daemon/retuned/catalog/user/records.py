@@ -84,18 +84,15 @@ class OwnVariant(Record):
     language: Language
     entry: Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,127}$")]
     sources: tuple[SourceFile, ...] = Field(min_length=1, max_length=16)
-    """Device code; the first is compiled, the others are its headers."""
     params: dict[Name, tuple[int | str, ...]] = Field(default_factory=dict, max_length=16)
     incumbent: Params | None = None
     """The point in production; exactly one variant of each language has it."""
     starts: tuple[Params, ...] = Field(default=(), max_length=16)
     valid: Text = ""
-    """Relation between parameters and constant axes; empty means every point."""
     grid: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=3)
     layouts: dict[
         Name, Annotated[str, Field(pattern=r"^(as-is|transposed|panels-[0-9]{1,4})$")]
     ] = Field(default_factory=dict)
-    """Layout that weights are repacked to before the first launch."""
     scratch_bytes: Text = "0"
     trust: TrustClass = TrustClass.PARAMETERS
     """Trust class of the author: a source fitted to a live kernel is a generator's."""
@@ -128,14 +125,11 @@ class LiftedFrom(Record):
     axes: dict[Name, str]
     """Source of each variable axis in a launch: ``param:NAME`` or ``grid:0``."""
     ints: dict[str, Text] = Field(default_factory=dict)
-    """Every integer argument, as an expression over all axes."""
     numels: dict[str, Text] = Field(default_factory=dict)
-    """Elements of every pointer's tensor, as an expression over all axes."""
     floats: dict[str, float] = Field(default_factory=dict)
     constants: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
     options: dict[str, int] = Field(default_factory=dict)
     grid: tuple[Text, ...] = Field(min_length=1, max_length=3)
-    """The live launch's rule, over axes and constexprs."""
     dtypes: dict[str, str] = Field(default_factory=dict)
     notes: tuple[Text, ...] = Field(default=(), max_length=32)
     """Differences between the parsed and the running code, for people."""
@@ -147,11 +141,8 @@ class OwnDefinition(Record):
     definition: Definition
     made: dict[Name, InputRecipe]
     families: tuple[str, ...] = Field(min_length=1)
-    """Families of inputs; the first is the ordinary one."""
     where: Text = ""
-    """Allowed lengths, over all axes; empty means all."""
     flops: Text = "0"
-    """Floating-point operations of one launch, over all axes."""
     traces: OwnTraces
     variants: tuple[OwnVariant, ...] = Field(min_length=1, max_length=32)
     lifted: LiftedFrom | None = None

@@ -113,7 +113,6 @@ class Fault:
     """One problem."""
 
     place: str
-    """Dotted path in the record."""
     message: str
 
 
@@ -204,7 +203,6 @@ def _inputs(own: OwnDefinition) -> Iterator[Fault]:
 
 
 def _values(own: OwnDefinition, name: str) -> Iterator[Fault]:
-    """Check bounds that are expressions: a server would refuse every variant because of them."""
     rule = own.definition.inputs[name].values
     for bound in () if rule is None else (rule.low, rule.high):
         if isinstance(bound, str):

@@ -37,26 +37,12 @@ def audit_object(
     limits: AuditLimits | None = None,
     where: str = "the compiled object",
 ) -> tuple[AuditReport, ...]:
-    """Audit an object for an AMD or NVIDIA GPU; one report per kernel.
+    """Audit an object (HSACO or cubin) for an AMD or NVIDIA GPU; one report per kernel.
 
-    Parameters
-    ----------
-    data
-        A code object (HSACO) or a cubin.
-    arch
-        Required architecture; None accepts the header's.
-    entry
-        The only kernel it must have; None accepts all.
-    threads
-        Per block; None uses the maximum that the kernel was compiled for.
-    dynamic_shared_bytes
-        Shared memory that the launch adds.
-    shared_limit_bytes
-        Maximum per block that the device reported.
-    limits
-        A policy's.
-    where
-        Name of the file, for messages.
+    `arch` is the required architecture; None accepts the header's. `entry` is the only kernel it
+    must have; None accepts all. `threads` per block of None uses the maximum that the kernel was
+    compiled for. `dynamic_shared_bytes` is the launch's shared memory, `shared_limit_bytes` the
+    device's maximum per block. `where` names the file in messages.
 
     Raises
     ------

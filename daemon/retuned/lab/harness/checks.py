@@ -90,7 +90,6 @@ def _keeps_state(runner: Runner, case: Case, *, timeout_s: float) -> str:
 
 
 def _moved(array: Array) -> Array:
-    """Return permuted contents; integers may be indices and stay in place."""
     return np.roll(array, 1) if is_float(array.dtype) else array
 
 
@@ -194,7 +193,6 @@ def _failed(gate: str, reason: Reason, detail: str, *, error_ratio: float | None
 
 
 def _secret_fill() -> int:
-    """Draw a fill that a candidate cannot distinguish from real data."""
     return secrets.choice([n for n in range(1, 255) if n not in (POISON_ONES, POISON_MIXED)])
 
 

@@ -31,12 +31,9 @@ _WAIT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """Isolation features available on this machine."""
-
     system_calls: bool
     """Whether seccomp filters system calls: a test call was refused."""
     network: bool
-    """Whether a child gets a separate, empty network namespace."""
     files: int
     """Landlock version with which a child gives up file access; 0 without Landlock."""
     bubblewrap: bool

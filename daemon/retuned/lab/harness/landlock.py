@@ -49,7 +49,6 @@ class Allowed(NamedTuple):
     programs: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
-    """Readable and writable, with ioctl."""
     account: tuple[str, ...] = ()
     """Readable and writable, no creation: the process's own entries in the kernel's file system."""
     own: tuple[str, ...] = ()
@@ -93,7 +92,6 @@ def _toolchains() -> list[str]:
 
 
 def _around(tool: str) -> str:
-    """Return the folder of a tool with its libraries: ``...`` for ``.../bin/ld``."""
     folder = os.path.dirname(tool)
     above = os.path.dirname(folder)
     return folder if _holds_people(above) else above
@@ -146,7 +144,6 @@ def _rights(allowed: Allowed) -> tuple[tuple[int, tuple[str, ...]], ...]:
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> bool:
-    """Add one rule; a missing path needs none."""
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -40,16 +40,9 @@ def refusal(error: Refused) -> dict[str, Any]:
 class MirroredKernel:
     """One variant, run by the production launcher; tensors and scratch are in the mirror.
 
-    Parameters
-    ----------
-    source
-        Text of the file.
-    entry
-        Function to launch.
-    launch
-        ``params``, ``grid``, ``axes`` (names), ``scratch_bytes`` and ``tensors``: name, element
-        type and ``{"shape": axes, "repacked": bool}`` of each input, then output; ``steps`` and
-        named ``scratch`` where there are any.
+    `launch` has ``params``, ``grid``, ``axes`` (names), ``scratch_bytes`` and ``tensors``: name,
+    element type and ``{"shape": axes, "repacked": bool}`` of each input, then output. It has
+    ``steps`` and named ``scratch`` if there are any.
 
     Raises
     ------
@@ -132,17 +125,10 @@ LANGUAGE = "gpu_cpp"
 class MirroredObject:
     """One variant, run by the production launcher; tensors and scratch are in the mirror.
 
-    Parameters
-    ----------
-    image
-        A cubin or an AMD code object.
-    entry
-        Kernel in it.
-    launch
-        ``params``, ``grid``, ``axes`` (names), ``scratch_bytes`` and ``tensors``: name, bytes of an
-        element and axes of each input, then output.
-    driver
-        Path of a driver that simulates a device in host memory; None uses the device's driver.
+    `image` is a cubin or an AMD code object. `launch` has ``params``, ``grid``, ``axes`` (names),
+    ``scratch_bytes`` and ``tensors``: name, bytes of an element and axes of each input, then
+    output. `driver` is the path of a driver that simulates a device in host memory; None uses the
+    device's driver.
 
     Raises
     ------

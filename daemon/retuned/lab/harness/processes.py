@@ -156,16 +156,8 @@ class ForkServer:
     """Forks children of one warmed interpreter, started on first use.
 
     This process reaps the children: it is their subreaper, and the forking process exits
-    immediately.
-
-    Parameters
-    ----------
-    script
-        Program; with the argument ``serve`` and a socket's number it imports, then forks.
-    paths
-        Import paths of the packages it may need.
-    environment
-        Variables in addition to those that every child has.
+    immediately. With the argument ``serve`` and a socket's number, `script` imports modules from
+    `paths`, then forks.
     """
 
     def __init__(

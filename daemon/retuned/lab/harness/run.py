@@ -80,7 +80,6 @@ class Runner:
 
     @property
     def has_scratch(self) -> bool:
-        """Whether launches get memory that is neither input nor output."""
         return bool(self._variant.workspaces or self._variant.scratch_bytes)
 
     @property
@@ -163,7 +162,6 @@ class Runner:
         return placed
 
     def _scratch_zone(self) -> int:
-        """Return the width of its red zones; pieces that are tensors get those of tensors."""
         return SCRATCH_ZONE_BYTES if self._variant.workspaces else PAGE
 
     def _check(

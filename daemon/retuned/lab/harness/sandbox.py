@@ -196,7 +196,6 @@ def filter_system_calls(steps: Sequence[Step], *, machine: str) -> bool:
 
 
 def _drop_privileges(libc: ctypes.CDLL) -> None:
-    """Forbid debugging, privilege gain by exec, and all capabilities."""
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header = ctypes.create_string_buffer(struct.pack("<Ii", _CAPABILITY_VERSION, 0), 8)

@@ -20,9 +20,7 @@ _LENGTH = 5
 _LEAST_ELEMENTS = 8
 """With fewer numbers, equality may be chance."""
 DISAGREES = "incumbent-disagrees"
-"""Code if incumbent and reference compute different things."""
 MEANINGLESS = "definition-proves-nothing"
-"""Code if any kernel would be correct."""
 _ROUGHLY = 0.25
 """Largest error of an incumbent (`_distance`). The coarsest formats in use stay below a tenth."""
 

@@ -50,16 +50,9 @@ class Block:
 class Scheduler:
     """Draws blocks; the random numbers stay in the parent.
 
-    Parameters
-    ----------
-    sets
-        Number of sets of buffers; odd, so that ABBA does not tie sides to sets.
-    mutable
-        Inputs whose elements may change places, with their number of elements.
-    repeat
-        Launches per call.
-    seed
-        Secret.
+    `sets` must be odd, so that ABBA does not tie sides to sets of buffers. `mutable` maps inputs
+    whose elements may be exchanged to their number of elements. `repeat` is launches per call;
+    `seed` is secret.
     """
 
     def __init__(

@@ -141,14 +141,8 @@ def computing_program(machine: str) -> list[Step]:
 def device_program(machine: str, *, own: int, programs: bool) -> list[Step]:
     """Build the filter of a device's process: denied calls fail, the rest is allowed.
 
-    Parameters
-    ----------
-    machine
-        One of `ARCHITECTURES`.
-    own
-        Its process id: it may not send signals or set limits to other processes.
-    programs
-        Whether it may start programs, as a compiler does that calls the vendor's assembler.
+    The process `own` may not send signals or set limits to other processes. `programs` allows
+    starting programs, as a compiler does that calls the vendor's assembler.
     """
     denied = ERRNO | _EPERM
     steps = _beginning_by_one_number(machine)
@@ -170,16 +164,9 @@ def device_program(machine: str, *, own: int, programs: bool) -> list[Step]:
 def interpreting_program(machine: str, *, compiles: bool, on_device: bool) -> list[Step]:
     """Build the filter of untrusted Python code: denied calls fail, the rest is allowed.
 
-    It is installed in addition to `device_program`, whose rules it does not repeat.
-
-    Parameters
-    ----------
-    machine
-        One of `ARCHITECTURES`.
-    compiles
-        Whether compilers are started and files written; then only Landlock guards the files.
-    on_device
-        Whether a device's files are opened for writing when it is used.
+    It is installed in addition to `device_program`, whose rules it does not repeat. With
+    `compiles`, compilers may start and files be written; then only Landlock guards files.
+    `on_device` allows opening a device's files for writing.
     """
     denied = ERRNO | _EPERM
     steps = _beginning_by_one_number(machine)
@@ -223,7 +210,6 @@ def _on(name: str, machine: str, *body: Step) -> list[Step]:
 
 
 def _one_of(values: Iterable[int]) -> list[Step]:
-    """Allow if the first argument, a 32-bit number, is one of these, else continue."""
     steps = [_load(0)]
     for value in values:
         steps += [(EQUAL, 0, 1, value), *_answer(ALLOW)]
@@ -235,7 +221,6 @@ def _absent(load: Step, denied: int) -> list[Step]:
 
 
 def _load(argument: int, *, upper: bool = False) -> Step:
-    """Load half of an argument; both machines store the lower half first."""
     return (LOAD, 0, 0, 16 + 8 * argument + (4 if upper else 0))
 
 

@@ -112,7 +112,6 @@ _CALL_US = 20.0
 """Shorter launches are timed several at a time: a clock reading costs 0.1 us."""
 _BURST_US = 60_000.0
 _FRESH_UNITS = 12
-"""ABBA units in which no content repeats within a call."""
 _BEFORE, _EACH, _ONLY = "before", "each", "only"
 """When a child puts back what is updated in place: before a call; before each launch, timed with
 it; the same without the launches, so that its part of the time is known."""
@@ -323,14 +322,12 @@ class Duel:
         return found
 
     def _mirror(self, calls: Sequence[TimedCall]) -> None:
-        """Apply to the parent's copy the changes that the child received."""
         for call in calls:
             for swap in call.swaps:
                 flat = self.placed.model[swap.set][swap.tensor].reshape(-1)
                 flat[[swap.left, swap.right]] = flat[[swap.right, swap.left]]
 
     def _newest(self) -> int | None:
-        """Return the set that the candidate wrote last and that did not change since."""
         spoiled: set[int] = set()
         count = len(self.placed.inputs)
         for call in reversed(self._last.calls):

@@ -27,7 +27,6 @@ class Variant:
     library: Path
     entry: str
     layouts: Mapping[str, str]
-    """Layout per constant input; unnamed inputs keep theirs."""
     scratch_bytes: int
     parts: int
     workspaces: tuple[Workspace, ...] = ()
@@ -35,7 +34,6 @@ class Variant:
     launch: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     audit: tuple[Mapping[str, Any], ...] = ()
-    """Audit reports of its binaries as JSON; empty without binaries."""
 
     def scratch_sizes(self, lengths: Mapping[str, int]) -> list[int]:
         """Return the bytes of each piece of scratch at these axis lengths: per part, or named.

@@ -40,10 +40,8 @@ class Library:
     """Shared object or source that passed the audit."""
     entry: str
     tensors: int
-    """Number of inputs plus outputs."""
     axes: int
     parts: int = 1
-    """Shares of a launch, each on a separate thread."""
     launch: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -165,7 +163,6 @@ class Worker:
         return answer, Elapsed(wall_ns=wall_ns, busy_ns=min(wall_ns, busy_after - busy_before))
 
     def push(self, used_bytes: int) -> None:
-        """Copy the used part of the shared memory to the child's device."""
         if self._mirrored:
             self.command({"op": "push", "bytes": used_bytes}, timeout_s=_COPY_S)
 

@@ -86,7 +86,6 @@ def compiler_for(arch: str) -> Compiler:
 
 @cache
 def find_nvrtc() -> Path | None:
-    """Return the newest libnvrtc: from PyTorch's wheels, else from the CUDA toolkit."""
     folders = [
         folder
         for path in sys.path
@@ -99,7 +98,6 @@ def find_nvrtc() -> Path | None:
 
 @cache
 def find_hiprtc() -> Path | None:
-    """Return the newest libhiprtc: PyTorch's own, else ROCm's."""
     folders = [Path(path) / "torch/lib" for path in sys.path if path]
     rocm = os.environ.get("ROCM_PATH") or _ROCM
     return _newest(_HIPRTC, folders) or _newest(_HIPRTC, _library_folders(rocm))
@@ -107,7 +105,6 @@ def find_hiprtc() -> Path | None:
 
 @cache
 def find_clang() -> str | None:
-    """Return a clang for AMD's GPUs: ROCm's, else the system's newest."""
     rocm = os.environ.get("ROCM_PATH") or _ROCM
     where = os.pathsep.join([f"{rocm}/llvm/bin", os.environ.get("PATH", os.defpath)])
     return next(filter(None, (shutil.which(name, path=where) for name in _CLANGS)), None)

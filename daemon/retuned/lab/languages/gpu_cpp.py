@@ -36,7 +36,6 @@ class GpuCppBuilt:
     """A source that passed contract and audit."""
 
     path: Path
-    """The object, named by its content key in the cache folder."""
     sha256: str
     arch: str
     report: AuditReport
@@ -137,7 +136,6 @@ def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
 
 
 def default_arch() -> str:
-    """Return this machine's architecture, or one that can be compiled for without a GPU."""
     gpu = find_gpu()
     if gpu is not None:
         return gpu.arch

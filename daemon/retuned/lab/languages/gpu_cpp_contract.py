@@ -64,7 +64,6 @@ _CALLING = _words(
     __launch_bounds__ __align__ catch noexcept void float double int unsigned bool char short long
     index_t i8 u8 i32 bf16 fp16 fp8_e4m3fn fp8_e4m3fnuz __syncthreads"""
 )
-"""Words that may precede a parenthesis without being a function."""
 _NOT_A_TYPE = _words("return else case do sizeof")
 _PARAM_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 _PARAM_VALUE = re.compile(r"-?[0-9]{1,9}|[a-zA-Z][a-zA-Z0-9_]{0,31}")
@@ -230,7 +229,6 @@ def _check_file_scope(tokens: Sequence[str]) -> None:
 
 
 def _declared(tokens: Sequence[str]) -> set[str]:
-    """Return names after a word and before a parenthesis or a value."""
     found = set()
     for before, name, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
         is_name = name[0].isalpha() or name[0] == "_"

@@ -20,7 +20,6 @@ _TYPES: Mapping[DType, tuple[str, ...]] = {
     DType.UINT8: ("u8", "unsigned char"),
     DType.BOOL: ("bool",),
 }
-"""Spellings of an element type in the entry's parameters, the usual one first."""
 _AXIS_TYPES = ("index_t", "long long")
 
 
@@ -82,7 +81,6 @@ def _fits(words: list[str], types: tuple[str, ...], *, pointer: bool, constant: 
 
 
 def is_entry(tokens: Sequence[str], index: int, entry: str) -> bool:
-    """Whether the tokens here are ``extern "C" __global__ void ENTRY(``."""
     head = [token for token, _ in _entry_head(tokens, index)]
     return head[:4] == ["extern", '"C"', "__global__", "void"] and head[4:6] == [entry, "("]
 

@@ -28,7 +28,6 @@ from retuned.runtime.triton.plan import Plan
 
 FALLBACK_ARCH = "gfx942"
 LIMITS = CompileLimits(wall_s=300.0, cpu_s=80, memory_bytes=8 * 2**30, file_bytes=64 * 2**20)
-"""Bounds of one compilation; the vendor's assembler runs under the same."""
 _PROGRAM = Path(__file__).with_name("triton_build.py")
 _ROOT = Path(__file__).resolve().parents[3]
 _SPECIALISATIONS = 4
@@ -43,7 +42,6 @@ class TritonBuilt:
     """A source that passed contract and audit."""
 
     path: Path
-    """The source, named by its content key in the cache folder."""
     sha256: str
     arch: str
     figures: tuple[Mapping[str, Any], ...]

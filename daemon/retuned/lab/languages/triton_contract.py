@@ -89,7 +89,6 @@ def launch_of(solution: Solution, definition: Definition) -> dict[str, Any]:
 
 
 def steps_of(solution: Solution) -> dict[str, Any]:
-    """Return steps and scratch as plain JSON; empty without them."""
     body = solution.model_dump(mode="json", include={"steps", "scratch"})
     return {name: value for name, value in body.items() if value}
 

@@ -164,12 +164,10 @@ def _entry(made: Mapping[str, Any], arch: str) -> PrecompiledEntry:
 
 
 _PATHS = "extern_libs"
-"""Field of Triton's metadata that names files of this machine; launchers do not read it."""
 _KINDS = ("cubin", "hsaco")
 
 
 def compile_entries(task: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compile every step of a variant at all lengths of a task; return keys, codes and numbers."""
     import triton
     from triton.backends.compiler import GPUTarget
 

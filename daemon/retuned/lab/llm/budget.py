@@ -27,7 +27,6 @@ from retuned.files import make_private
 from retuned.ports import ChatRequest, Clock
 
 _MESSAGE_TOKENS = 16
-"""Tokens of a message in addition to its text: role marks."""
 _LEAST_BYTES_PER_TOKEN = 20.0
 """A report of fewer tokens than one per so many bytes is implausible."""
 
@@ -145,7 +144,6 @@ class RemainingBudget:
                 raise _spent(usd, left_usd, budget.max_usd_per_day, "24 hours")
 
     def pay(self, usage: Usage) -> float:
-        """Count the cost of a try, and return its price in dollars."""
         usd = self.prices.usd(usage)
         self.spent = self.spent + usage
         self.spent_usd += usd
@@ -265,7 +263,6 @@ class DayLedger:
             raise HarnessError(f"the ledger of the model's money: {error.strerror}") from error
 
     def _begin(self, now: datetime) -> None:
-        """Create the file; the cost of earlier conversations becomes one entry."""
         spent = self._before(now - timedelta(seconds=DAY_S))
         self._fold({"before": (now.timestamp(), spent)} if spent > 0.0 else {})
 
@@ -304,7 +301,6 @@ class DayLedger:
             os.close(file)
 
     def _fold(self, entries: dict[str, tuple[float, float]]) -> None:
-        """Rewrite the file with one line per entry, atomically."""
         partial = self._path.with_name(f".{self._path.name}.partial")
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()

@@ -228,7 +228,6 @@ class ScriptedWire:
     """Returns answers from a list in order, repeating the last; it raises failures in the list."""
 
     script: Sequence[WireAnswer | WireFailed | str]
-    """The list; a text is an answer without reported usage."""
     model: str = "scripted"
     asked: list[ChatRequest] = field(default_factory=list)
 

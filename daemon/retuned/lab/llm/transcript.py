@@ -99,7 +99,6 @@ class Transcript:
     def asked(
         self, request: ChatRequest, *, at: datetime, model: str, bound: Usage, usd: float
     ) -> int:
-        """Record a try before it is made; return its number among those of this question."""
         digest = request.digest
         attempt = self._attempts.get(digest, 0)
         line: dict[str, Any] = {
@@ -165,7 +164,6 @@ class Transcript:
             self.exchanges.append((request, answer))
 
     def _take(self, line: Mapping[str, Any]) -> None:
-        """Load one event; an invalid one is skipped."""
         try:
             key = str(line["request"]), int(line["attempt"])
             usd = max(0.0, float(line["usd"]))
@@ -191,7 +189,6 @@ class Transcript:
 
 
 def spent_since(folder: Path, since: datetime) -> float:
-    """Return the cost in dollars of all conversations of a folder since a time."""
     total = 0.0
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         if path.stat().st_mtime < since.timestamp():

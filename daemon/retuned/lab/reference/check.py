@@ -44,7 +44,6 @@ class Checked:
     """A reference that may run."""
 
     tree: ast.Module
-    """Without imports and annotations."""
     modules: dict[str, str]
     """Name in the text to module: ``numpy`` or ``math``."""
     parameters: tuple[str, ...]
@@ -170,7 +169,6 @@ class _Check:
             raise ReferenceRefused(node.lineno, f"uses '.{name[:40]}', which is not on the list")
 
     def _dotted(self, node: ast.expr) -> str:
-        """Return ``numpy.x`` for an attribute of the module itself, else an empty text."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             module = self.modules.get(node.value.id, "")
             return f"{module}.{node.attr}" if module else ""
@@ -178,7 +176,6 @@ class _Check:
 
 
 def _strip(node: ast.AST) -> None:
-    """Remove annotations, which a formula does not need."""
     if isinstance(node, ast.FunctionDef):
         node.returns = None
     elif isinstance(node, ast.arg):
@@ -188,7 +185,6 @@ def _strip(node: ast.AST) -> None:
 
 
 def _name(node: ast.AST) -> tuple[str, bool]:
-    """Return the name in a node, and whether the node binds it."""
     if isinstance(node, ast.Name):
         return node.id, not isinstance(node.ctx, ast.Load)
     if isinstance(node, ast.arg):
