@@ -1,8 +1,7 @@
 """paged_attention_bf16: one new position per sequence over a paged cache; Triton only.
 
 The cache has the layout of servers with flash attention: page, position in the page, head, channel.
-Splitting one long sequence among programs would need a second launch to combine the parts, which a
-single-launch contract cannot declare.
+Splitting one long sequence among programs needs a second launch to combine the parts.
 """
 
 from __future__ import annotations

@@ -182,7 +182,10 @@ def occasion_of(
 def _evolution(
     config: EvolveConfig | None, written: Sequence[Solution] | None
 ) -> Mapping[str, Make]:
-    """Return the evolution generator's factory, or one of written variants, or None."""
+    """Return the evolution generator's factory, or one of written variants, by name.
+
+    The mapping is empty without a configuration. `written` takes precedence.
+    """
     if written is not None:
         return {EVOLVE: lambda _occasion: FixedGenerator(written)}
     if config is None:
@@ -245,7 +248,10 @@ def run(
 
 
 def _here(task: Task, role: PodRole) -> Digest:
-    """Return this machine's environment for a task's language; empty if the role only generates."""
+    """Return this machine's environment for a task's language.
+
+    A role that only generates has no such environment and returns the plan's.
+    """
     incumbent = _incumbent(task)
     if role is PodRole.GENERATE:
         return task.plan.environment

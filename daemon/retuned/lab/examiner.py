@@ -35,9 +35,9 @@ _FRESH, _LAUNCHES = 3, 3
 """What a race decides may be fixed for a process: processes, and launches in each."""
 
 _CLOCKS_EVERY = 4
-"""Probability of a clock comparison in processes after the first look.
+"""After the first look, one process in this many compares clocks, on average.
 
-Before it, every process compares clocks. The draw is secret, and the comparison comes last.
+Before it, every process does. The draw is secret, and the comparison comes last.
 """
 
 Pairs = list[list[tuple[int, float, float]]]

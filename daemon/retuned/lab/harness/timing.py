@@ -267,7 +267,11 @@ class Duel:
         return Check(gate=gate, detail=seen + (gaps if self._late else ""))
 
     def _long_runs_of(self, which: int, repeat: int) -> list[tuple[float, Elapsed]]:
-        """Return both clocks' times of a long run; a second run measures the overhead."""
+        """Return both clocks' times of a long run.
+
+        If outputs are updated in place, a second run only restores them, so that its time can be
+        subtracted.
+        """
         call = TimedCall(which=which, first=0, repeat=repeat, poison=POISON_MIXED, swaps=())
         updates = bool(self._subject.definition.updated)
         ways = (_EACH, _ONLY) if updates else (_BEFORE,)
