@@ -31,7 +31,7 @@ MAX_MESSAGE_BYTES = 4096
 MAX_RESULT_BYTES = 48 << 20
 """Of one pod: the folder is an emptyDir of 64 MiB, and a pod that fills it is evicted."""
 WRONG_RESULT, COMPILE_ERROR, BREACH, PREEMPTED = 64, 65, 66, 143
-"""Exit codes; the last is what a shell says of a program that was told to end."""
+"""Exit codes; the last is a shell's code for a program that got SIGTERM."""
 _PARTIAL = ".partial-"
 _LONGEST_DETAIL = 1024
 _CODES: Mapping[Reason, int] = {

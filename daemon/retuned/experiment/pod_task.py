@@ -23,7 +23,7 @@ from retuned.stages.verdict import Status
 
 MAX_TASK_BYTES = 1 << 20
 ROLE, RESULTS, MESSAGE = "RETUNED_ROLE", "RETUNED_RESULTS_DIR", "RETUNED_MESSAGE_PATH"
-"""Names of the variables."""
+"""Names of environment variables."""
 COMPILE_GATES = ("G1", "G2")
 """Gates whose refusals are valid from a pod without the accelerator."""
 

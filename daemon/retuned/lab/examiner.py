@@ -32,7 +32,7 @@ from retuned.lab.subject import Array
 from retuned.stages.verdict import Check, Reason
 
 _FRESH, _LAUNCHES = 3, 3
-"""What a race decides may be fixed for a process: processes, and launches in each."""
+"""A race may resolve the same way for a whole process: processes, and launches in each."""
 
 _CLOCKS_EVERY = 4
 """After the first look, one process in this many compares clocks, on average.

@@ -83,7 +83,7 @@ class LabResources:
         self.subject = subject
         self.toolchain = toolchain or toolchain_for(incumbent.language)
         self.production = incumbent
-        """What it is compared with, as it was given."""
+        """The given incumbent, which candidates are compared with."""
         self.workloads = tuple(workloads)
         self.settings = settings or LabSettings()
         self.cells = _possible(subject, workloads)

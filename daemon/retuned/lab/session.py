@@ -160,7 +160,7 @@ class Session:
         self._definition = definition_digest(bay.subject.definition)
         self.history: list[Finding] = []
         self.judged: set[Digest] = set()
-        """Finalists whose verdict was out before this run."""
+        """Finalists with a verdict from before this run."""
 
     def know(self, known: Collection[Finding]) -> None:
         self.history.extend(known)

@@ -153,7 +153,7 @@ class _Follower:
         self._answers: dict[tuple[object, ...], Value] = {}
         self._depth = 0
         self.spent = 0
-        """Parts that were looked at."""
+        """Count of visited nodes."""
 
     def call(self, name: str, given: Mapping[str, Value]) -> Value:
         key = (name, tuple(sorted(given.items(), key=lambda item: item[0])))

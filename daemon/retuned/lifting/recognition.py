@@ -218,7 +218,7 @@ def _lengths(
 
 
 ENTRY, SERVES = "fitted", "fitted_to_a_launch"
-"""What the lab launches, and what a server does."""
+"""Entries that the lab and a server launch."""
 RECOGNISED = "recognised"
 """Tag of a definition with a recognised kernel; the pattern's name is another tag."""
 _BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192)

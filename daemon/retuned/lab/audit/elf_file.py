@@ -17,13 +17,9 @@ from retuned.files import read_plain
 
 MAX_BYTES = 64 * 2**20
 EM_CUDA, EM_AMDGPU = 190, 224
-"""Machines."""
 SHT_SYMTAB, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 2, 7, 8, 11
-"""Kinds of sections."""
 SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR = 1, 2, 4
-"""Flags of sections."""
 STT_OBJECT, STT_FUNC = 1, 2
-"""Kinds of symbols."""
 _MAX_SECTIONS = 8192
 _MAX_SYMBOLS = 200_000
 _MAX_NAME = 4096
@@ -32,7 +28,7 @@ _MAX_PARTS = 1_000_000
 _MAX_NAMES_BYTES = 64 * 2**20
 """Maximum of all names together; they may share bytes in the file."""
 _PASSES, _SPARE_BYTES = 16, 1 << 20
-"""How often, in all, the bytes of a file may be read; honest readers need some three passes."""
+"""Limit of reads of a file's bytes, in passes; valid files need about three."""
 _PT_NOTE = 4
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")

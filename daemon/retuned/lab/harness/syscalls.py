@@ -13,9 +13,9 @@ Step = tuple[int, int, int, int]
 """Operation, jump where true, jump where false, operand."""
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-"""What a program answers."""
+"""Results of a filter program."""
 LOAD, EQUAL, SET, RETURN = 0x20, 0x15, 0x45, 0x06
-"""Operations: read a word of the call; is it equal; has it one of these bits; answer."""
+"""Operations: load a word of the call, compare, test bits, return."""
 ARCHITECTURES: Mapping[str, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """Supported machines as `platform.machine` names them, with the kernel's code."""
 _COLUMN = {"x86_64": 0, "aarch64": 1}

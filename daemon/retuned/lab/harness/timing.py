@@ -113,8 +113,10 @@ _CALL_US = 20.0
 _BURST_US = 60_000.0
 _FRESH_UNITS = 12
 _BEFORE, _EACH, _ONLY = "before", "each", "only"
-"""When a child puts back what is updated in place: before a call; before each launch, timed with
-it; the same without the launches, so that its part of the time is known."""
+"""When a child restores in-place outputs.
+
+Before a call; before each launch, timed with it; or without launches, to measure the restore alone.
+"""
 _LONG_RUN_RATIO = 2.5
 """Largest ratio of a long run to the time that its paired launches predict, unless the other side's
 ratio is as large. The child reports the paired times, so code in it may have forged them.

@@ -63,13 +63,11 @@ class Transcript:
                 f"another process writes to the transcript {path.name}", delay_s=_RETRY_S
             ) from error
         self.spent = Usage()
-        """Tokens so far; tries that were not concluded count with their bound."""
+        """Tokens so far; unfinished tries count with their bound."""
         self.spent_usd = 0.0
-        """Money so far."""
         self.answers: dict[Digest, ChatAnswer] = {}
         """Answers by the digest of their question."""
         self.exchanges: list[tuple[ChatRequest, ChatAnswer]] = []
-        """Questions with their answers, oldest first."""
         self._requests: dict[Digest, ChatRequest] = {}
         self._open: dict[tuple[str, int], tuple[Usage, float]] = {}
         self._attempts: dict[Digest, int] = {}

@@ -42,7 +42,7 @@ class IncumbentOracle:
         self._folders = ExitStack()
         self._variant: Variant | None = None
         self.confined_by: tuple[str, ...] | None = None
-        """What confined the child; None before the first started."""
+        """The child's confinement; None before the first child."""
         weakref.finalize(self, _end, self._stack, self._folders)
 
     def compute(self, /, **inputs: Array) -> dict[str, Array]:

@@ -67,7 +67,7 @@ class Oracle:
         self._lock = threading.Lock()
         self._child: _Process | None = None
         self.confined_by: tuple[str, ...] | None = None
-        """What confined the child, by the kernel's own account; None before the first started."""
+        """The child's confinement as the kernel reports it; None before the first child."""
 
     def compute(self, /, **inputs: Array) -> dict[str, Array]:
         """Return every output in float64.
