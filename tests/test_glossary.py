@@ -34,8 +34,6 @@ ALLOWED_MODULES = {
 ALLOWED_CLASSES = {
     "retuned/channels/records.py Standing",
     "retuned/dataset/wording.py Told",
-    "retuned/lab/generators/evolve/package.py ModelAsked",
-    "retuned/lab/generators/evolve/package.py ProgramAsked",
 }
 """The same for classes."""
 

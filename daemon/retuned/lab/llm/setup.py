@@ -8,14 +8,12 @@ import os
 import socket
 from pathlib import Path
 
-from retuned.adapters.backend_process import BackendProcess
 from retuned.clock import SystemClock
 from retuned.contract import Environment
 from retuned.errors import MissingDependency
 from retuned.lab.generators.evolve import (
     EvolveConfig,
     EvolveGenerator,
-    ForeignGenerator,
     Task,
     brief_of,
     read_hint,
@@ -33,10 +31,6 @@ from retuned.ports import Clock, Generator
 
 _EVERYWHERE = frozenset({"root", "user", "admin", "ubuntu", "nobody", "localhost"})
 """Names that do not identify a machine and occur in many comments."""
-
-
-BACKENDS = ".backends"
-"""Folder beside the transcripts, with a private folder for each package that runs."""
 
 
 def open_evolution(
@@ -69,16 +63,7 @@ def open_evolution(
         seed=occasion.seed,
         hint=hint,
     )
-    if config.backend == "own":
-        return EvolveGenerator(chat, task=task)
-    package = BackendProcess(
-        config.backend,
-        Path(config.backend_python),
-        folder=Path(config.transcripts) / BACKENDS / notebook_name(occasion.plan.id),
-        left_s=occasion.left_s,
-        temperature=config.temperature,
-    )
-    return ForeignGenerator(package, chat, task=task)
+    return EvolveGenerator(chat, task=task)
 
 
 def open_chat(config: EvolveConfig, occasion: GeneratorInput, *, clock: Clock) -> PaidChatModel:
