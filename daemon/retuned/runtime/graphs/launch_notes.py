@@ -91,7 +91,6 @@ class CaptureGate:
 
     @property
     def captures(self) -> int:
-        """Captures under way."""
         return len(self._captures)
 
     def begin(self, graph: object) -> None:
@@ -277,7 +276,6 @@ class NotedTensor:
         return self.address
 
     def numel(self) -> int:
-        """Elements."""
         return math.prod(self.shape)
 
     def size(self, dim: int | None = None) -> Any:  # noqa: ANN401 - as a tensor's

@@ -36,7 +36,6 @@ class Argument:
     """Whether a pointer is 16-byte aligned."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON data."""
         return {
             "name": self.name,
             "kind": self.kind,

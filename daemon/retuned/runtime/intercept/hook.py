@@ -120,7 +120,6 @@ class Interceptor:
 
     @property
     def on(self) -> bool:
-        """Whether anything is intercepted."""
         return bool(self._stock)
 
     # --- kernels ----------------------------------------------------------------------------------

@@ -201,7 +201,6 @@ class Override:
         return len(lines) == self._registered
 
     def destroy(self) -> None:
-        """Give the operator back; again does nothing."""
         with _LOCK:
             if self._library is not None:
                 _RETIRED.append(self._held)

@@ -111,7 +111,6 @@ class BoundOperator:
         }
 
     def destroy(self) -> None:
-        """Give the operator back."""
         self.override.destroy()
 
     # --- the hot path -----------------------------------------------------------------------------
@@ -363,7 +362,6 @@ class Operators:
         return [*(bound.state() for bound in list(self._bound.values())), *refused]
 
     def close(self) -> None:
-        """Give all operators back."""
         with self._lock:
             for bound in self._bound.values():
                 bound.destroy()
