@@ -36,7 +36,7 @@ class Site:
     node: int
     """Handle."""
     name: str
-    """Of the kernel, as compiled; a stranger's text."""
+    """Of the kernel, as compiled; untrusted text."""
     function: int
     """Handle of what was captured: of a module's function or of a library's kernel."""
     grid: Size

@@ -216,7 +216,7 @@ class Recorder:
             self._unplaced.clear()
 
     def where(self, stream: tuple[int, int]) -> tuple[Captured | None, str]:
-        """Return where the capture of a stream stands, or why nobody knows."""
+        """Return where the capture of a stream stands, or why it is unknown."""
         try:
             return self._calls_of(stream[0]).capturing(stream[1]), ""
         except Refused as error:
