@@ -30,7 +30,7 @@ from retuned.lab.subject import make_inputs
 from retuned.stages.verdict import Reason
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/known-flaws.md", "docs/writing-a-candidate.md")
+PAGES = ("docs/known-flaws.md", "docs/writing-a-candidate.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -67,6 +67,28 @@ def test_every_place_of_the_walks_exists() -> None:
             root, module = ROOT / "operators" / "retuned_operator", module.removeprefix("OP/")
         text = (root / f"{module}.py").read_text(encoding="utf-8")
         assert re.search(rf"^ *(?:def|class) {name}\b", text, re.MULTILINE), f"{module}.{name}"
+
+
+PROSE = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_between_the_pages_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), target
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors_of(there), target
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 def test_the_list_of_exit_codes_is_that_of_the_errors() -> None:
